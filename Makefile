@@ -1,0 +1,35 @@
+# make demo: compile a real training script to a proven schedule. make test: lint, types and tests.
+# Each sets up its own virtual environment from nothing but Python 3.11.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint types nightly clean
+
+demo: $(READY)
+	$(BIN)/checkflow demo
+
+test: lint types
+	$(BIN)/python -m pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+nightly: $(READY)
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "checkflow needs Python 3.11 or later"'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

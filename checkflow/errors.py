@@ -1,0 +1,51 @@
+"""The errors a user can meet, and the exit code of each.
+
+CheckflowError
+├── InputError            2   a file, an argument or a field is wrong
+│   ├── ModelFileError    2   the model file or its factory
+│   ├── TraceError        2   the iteration cannot be traced
+│   └── FormatError       2   a graph, schedule or profile that cannot be read
+├── SolverError           2   a solver that was asked for cannot run
+└── VerificationError     1   a schedule breaks a promise it makes
+
+Each message is one line: the file or argument, what is wrong, what to do. "Infeasible" is an answer, not an error:
+see plan.Infeasible (exit code 1).
+"""
+
+from __future__ import annotations
+
+EXIT_DONE = 0
+EXIT_NO = 1
+EXIT_BAD_INPUT = 2
+
+
+class CheckflowError(Exception):
+    """Base of every error that checkflow raises on purpose."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class InputError(CheckflowError):
+    """A file, an argument or a field is wrong."""
+
+
+class ModelFileError(InputError):
+    """The model file or its factory is wrong."""
+
+
+class TraceError(InputError):
+    """The iteration cannot be traced."""
+
+
+class FormatError(InputError):
+    """A graph, schedule or profile that cannot be read."""
+
+
+class SolverError(CheckflowError):
+    """A solver that was asked for cannot run."""
+
+
+class VerificationError(CheckflowError):
+    """A schedule breaks a promise it makes."""
+
+    exit_code = EXIT_NO

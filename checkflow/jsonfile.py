@@ -1,0 +1,115 @@
+"""JSON files that a person can read in a diff, written atomically and read strictly.
+
+A document is an object; a list in it is written one row to a line. The digest is over the canonical form, so that
+white space and key order do not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from checkflow.errors import FormatError, InputError
+
+type_of = TypeVar("type_of")
+
+
+def digest_of(document: object) -> str:
+    """SHA-256 of a JSON value's canonical form, as "sha256:<hex>"."""
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def render(document: Mapping[str, object]) -> str:
+    """The document as text: a key to a line, lists of rows one row to a line."""
+    return "{\n" + ",\n".join(f' "{key}": {_value(value)}' for key, value in document.items()) + "\n}\n"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], (dict, list)):
+        return "[\n" + ",\n".join(f"  {json.dumps(row, allow_nan=False)}" for row in value) + "\n ]"
+    return json.dumps(value, allow_nan=False)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises InputError where it cannot be written."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another output") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(temporary).chmod(0o666 & ~mask)
+        Path(temporary).replace(path)
+    except OSError as error:
+        _discard(temporary)
+        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another output") from None
+    except BaseException:
+        _discard(temporary)
+        raise
+
+
+def _discard(temporary: str) -> None:
+    with contextlib.suppress(OSError):
+        Path(temporary).unlink()
+
+
+def read_text(path: Path) -> str:
+    """The file's text. Raises InputError where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    except UnicodeDecodeError:
+        raise FormatError(f"{path}: is not UTF-8 text; give a JSON or YAML file that checkflow wrote") from None
+
+
+def parse_json(path: Path, format_name: str, version: int) -> dict[str, object]:
+    """The JSON object in a file that names its format and version. Raises FormatError unless both are as expected."""
+    try:
+        document = json.loads(read_text(path), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        raise FormatError(f"{path}: is not JSON or is cut short ({reason}); write it again") from None
+    if not isinstance(document, dict) or document.get("format") != format_name:
+        raise FormatError(f"{path}: is not a {format_name} file; its field 'format' has to say {format_name!r}")
+    if document.get("version") != version or isinstance(document.get("version"), bool):
+        raise FormatError(
+            f"{path}: version {document.get('version')!r} is not supported, only {version}; make it again with this "
+            "checkflow"
+        )
+    return document
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
+def validate(adapter: TypeAdapter[type_of], value: object, source: str) -> type_of:
+    """The value as the adapter's type. Raises FormatError that names the first wrong field."""
+    try:
+        return adapter.validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise FormatError(f"{source}: field {where}: {first['msg'][:1].lower()}{first['msg'][1:]}; correct it") from None

@@ -1,0 +1,202 @@
+"""What is planned: the Problem, and its two possible answers, a Plan or Infeasible. The model is docs/model.md.
+
+Steps and positions of a checkpoint are *unrolled*: the checkpoint saves the state as it is at position 0, the end of
+iteration 0; step t of iteration i is step t + (i - 1)·T. So steps 1..T belong to the next iteration, and the last
+steps of iteration 0 are ..., -1, 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from itertools import accumulate
+
+from checkflow.errors import InputError
+from checkflow.graph import Graph
+
+PPM = 1_000_000
+
+
+class Formulation(StrEnum):
+    PAPER = "paper"  # Eqs 1-12 with all of C, P, S, alpha
+    COMPACT = "compact"  # the same optimum from counts of equal chunks
+    DIRECT = "direct"  # beyond the paper: live tensors may be offloaded, windows are cyclic
+
+
+class Transfers(StrEnum):
+    PACKED = "packed"  # Eq 9: a transfer happens within one step
+    STREAMING = "streaming"  # a FIFO link: a transfer may run across steps
+
+
+class ProvenBy(StrEnum):
+    BOUND = "bound"  # the plan meets a lower bound found by arithmetic
+    MILP = "milp"  # a solver's dual bound
+    EXHAUSTIVE = "exhaustive"  # every plan was tried
+
+
+class Reason(StrEnum):
+    """Why no plan exists, in the order in which they are tried."""
+
+    DEADLINE = "deadline"  # a tensor is overwritten before any snapshot of it is allowed
+    BANDWIDTH = "bandwidth"  # the bytes do not fit the link, however they are split
+    CHUNK = "chunk"  # they would fit, but not in pieces of this size
+    MEMORY = "memory"  # every plan needs more than the limit
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """A state tensor that the iteration writes."""
+
+    tensor: int  # index into Graph.tensors
+    name: str
+    size_bytes: int
+    first_write: int  # u(e), 1..T
+    last_write: int  # 1..T, at or after u(e)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Where can the checkpoint's bytes go? All integers; slack is already taken off times and bandwidth."""
+
+    time_ns: tuple[int, ...]  # of steps 1..T
+    resident_bytes: tuple[int, ...]  # of training alone, at steps 1..T
+    state: tuple[StateTensor, ...]
+    bandwidth_bytes_per_s: int
+    interval: int = 1  # iterations from one checkpoint to the next, k
+    chunk_bytes: int | None = None  # largest chunk; None: as large as the formulation likes
+    granule_bytes: int = 512  # splits fall on multiples of this (CUDA's allocator rounds to it)
+    memory_limit_bytes: int | None = None  # M
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidth_bytes_per_s", "interval", "granule_bytes", "chunk_bytes", "memory_limit_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name}: {value} is not positive; give a whole number of at least 1")
+
+    @property
+    def steps(self) -> int:
+        return len(self.time_ns)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        return sum(tensor.size_bytes for tensor in self.state)
+
+    @cached_property
+    def training_peak_bytes(self) -> int:
+        return max(self.resident_bytes, default=0)
+
+    @cached_property
+    def iteration_time_ns(self) -> int:
+        return sum(self.time_ns)
+
+    @cached_property
+    def _elapsed_ns(self) -> tuple[int, ...]:
+        return (0, *accumulate(self.time_ns))
+
+    def clock(self, position: int) -> int:
+        """Link clock at an unrolled position, in ticks of 1e-9 byte: B·t. One byte takes 1e9 ticks. Exact."""
+        iteration, within = divmod(position, self.steps)
+        return self.bandwidth_bytes_per_s * (iteration * self.iteration_time_ns + self._elapsed_ns[within])
+
+    def window(self, tensor: StateTensor) -> tuple[int, int]:
+        """(release, deadline): the unrolled positions between which the live tensor holds the checkpoint's value."""
+        return tensor.last_write - self.steps, tensor.first_write - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Planning unit of a tensor: size_bytes of it from offset_bytes on."""
+
+    state: int  # index into Problem.state
+    offset_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One chunk's way to the host. docs/model.md says what `snapshot` means in each formulation."""
+
+    chunk: Chunk
+    snapshot: int | None  # None: direct, the live tensor is read
+    start: int  # step during which its first byte moves
+    finish: int  # step during which its last byte moves
+
+
+@dataclass(frozen=True, slots=True)
+class SolverRun:
+    """Which solver answered, and why that one."""
+
+    name: str  # "highs", "gurobi", "cbc", "exhaustive" or "none"
+    why: str
+    wall_s: float = 0.0
+    variables: int = 0
+    constraints: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Transfers in link order, with the certificate: peak, bound and what proved the bound."""
+
+    formulation: Formulation
+    transfers_kind: Transfers
+    transfers: tuple[Transfer, ...]
+    peak_bytes: int
+    lower_bound_bytes: int
+    proven_by: ProvenBy
+    solver: SolverRun
+    constructive_peak_bytes: int | None = None  # of the plan found without a solver, where there was one
+
+    @property
+    def gap(self) -> float:
+        """(peak - bound) / bound, a fraction; 0.0 is proven optimal."""
+        return (self.peak_bytes - self.lower_bound_bytes) / self.lower_bound_bytes if self.peak_bytes else 0.0
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return sum(t.chunk.size_bytes for t in self.transfers if t.snapshot is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """No plan exists; what would make one."""
+
+    reason: Reason
+    detail: str  # one line for a person, names the tensor or the figures
+    needed_bandwidth_bytes_per_s: int | None  # least that this formulation needs at this interval; None: none helps
+    smallest_interval: int | None  # at this bandwidth; None: none helps
+    snapshot_bytes_at_that_interval: int | None
+
+
+def problem_of(
+    graph: Graph,
+    *,
+    bandwidth_bytes_per_s: int,
+    interval: int = 1,
+    chunk_bytes: int | None = None,
+    granule_bytes: int = 512,
+    memory_limit_bytes: int | None = None,
+    slack_ppm: int = 0,
+) -> Problem:
+    """The planning problem of a graph. Slack σ derates both sides: floor((1 - σ)·τ) and floor((1 - σ)·B)."""
+    if not 0 <= slack_ppm < PPM:
+        raise InputError(f"slack: {slack_ppm / PPM} is not in [0, 1); 0.1 tolerates 10% drift")
+    return Problem(
+        time_ns=tuple(op.time_ns * (PPM - slack_ppm) // PPM for op in graph.ops),
+        resident_bytes=graph.resident_bytes,
+        state=tuple(
+            StateTensor(i, graph.tensors[i].name, graph.tensors[i].size_bytes, graph.writes[i][0], graph.writes[i][-1])
+            for i in graph.written_state
+        ),
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s * (PPM - slack_ppm) // PPM,
+        interval=interval,
+        chunk_bytes=chunk_bytes,
+        granule_bytes=granule_bytes,
+        memory_limit_bytes=memory_limit_bytes,
+    )
+
+
+def unrolled(problem: Problem) -> Problem:
+    """The problem over all k iterations between two checkpoints, as one of interval 1 (for the paper's windows)."""
+    k = problem.interval
+    return replace(problem, time_ns=problem.time_ns * k, resident_bytes=problem.resident_bytes * k, interval=1)

@@ -1,0 +1,61 @@
+"""Sizes, rates and times as people write them, to and from integers. GB is 1e9, GiB is 2^30."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from checkflow.errors import InputError
+
+_SCALES = {"": 1} | {
+    prefix + infix: base**power
+    for power, prefix in enumerate("kMGTP", start=1)
+    for infix, base in (("", 1000), ("i", 1024))
+}
+_QUANTITY = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(?P<scale>(?:[kKMGTP]i?)?)B?(?P<per>/s)?\s*")
+
+
+def parse_bytes(text: str, what: str = "size") -> int:
+    """"4MiB" -> 4194304. Raises InputError unless it is a positive size; a bare number is bytes."""
+    return _parse(text, what, rate=False)
+
+
+def parse_rate(text: str, what: str = "bandwidth") -> int:
+    """"63GB/s" -> 63000000000 (bytes per second). Raises InputError unless it is a positive rate."""
+    return _parse(text, what, rate=True)
+
+
+def _parse(text: str, what: str, *, rate: bool) -> int:
+    example = "63GB/s" if rate else "16MiB"
+    match = _QUANTITY.fullmatch(text)
+    if match is None or (match["per"] and not rate):
+        raise InputError(f"{what}: {text!r} is not a {'rate' if rate else 'size'}; write it like {example}")
+    scale = match["scale"].replace("K", "k")
+    value = int(Fraction(match["number"]) * _SCALES[scale])
+    if value <= 0:
+        raise InputError(f"{what}: {text!r} is not positive; write it like {example}")
+    return value
+
+
+def format_bytes(size_bytes: int) -> str:
+    """1536 -> "1.50 KiB"."""
+    return _format(size_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def format_rate(bytes_per_s: int) -> str:
+    """63000000000 -> "63.0 GB/s"."""
+    return _format(bytes_per_s, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
+
+
+def format_ns(time_ns: int) -> str:
+    """7800000 -> "7.80 ms"."""
+    return _format(time_ns, 1000, ("ns", "us", "ms", "s"))
+
+
+def _format(value: int, base: int, suffixes: tuple[str, ...]) -> str:
+    power, scaled = 0, float(value)
+    while abs(scaled) >= base and power < len(suffixes) - 1:
+        power, scaled = power + 1, scaled / base
+    if power == 0:
+        return f"{value} {suffixes[0]}"
+    return f"{scaled:.{max(0, 3 - len(str(int(abs(scaled)))))}f} {suffixes[power]}"

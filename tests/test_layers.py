@@ -1,0 +1,76 @@
+"""Imports point one way: from the pipeline's end to its beginning."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "checkflow"
+
+# What each part of the package may import from it. A package's own modules may import each other.
+ALLOWED: dict[str, set[str]] = {
+    "__init__": {"training"},
+    "errors": set(),
+    "training": set(),
+    "units": {"errors"},
+    "graph": {"errors"},
+    "jsonfile": {"errors"},
+    "graphfile": {"errors", "graph", "jsonfile"},
+    "hardware": {"errors", "units", "graph", "jsonfile"},
+    "plan": {"errors", "graph"},
+    "trace": {"errors", "units", "graph", "training"},
+    "solve": {"errors", "plan"},
+    "schedule": {"errors", "jsonfile"},
+    "verify": {"errors", "graph", "plan", "schedule"},
+    "lower": {"errors", "graph", "plan", "schedule"},
+    "models": {"training"},
+    "compiler": {"errors", "units", "graph", "plan", "solve", "schedule", "lower", "verify"},
+    "report": {"errors", "units", "graph", "plan", "schedule", "compiler"},
+    "sources": {"errors", "training", "models"},
+    "cli": {
+        "errors", "units", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify", "compiler",
+        "report", "sources", "training", "solve",
+    },
+}  # fmt: skip
+
+
+def part_of(module: str) -> str:
+    """The layer that a dotted module name below checkflow belongs to."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imports_of(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.split(".")[0] == "checkflow"}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_towards_the_beginning_of_the_pipeline(path: Path) -> None:
+    """A module imports only its own part and those that ALLOWED names for it."""
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    wrong = {name for name in imports_of(path) if part_of(name) not in ALLOWED[part] | {part}}
+    if part != "__init__":
+        wrong -= {"checkflow.Training"}
+    assert not wrong
+
+
+def test_verify_never_reaches_the_solver() -> None:
+    """Nothing that verify imports, however indirectly, is part of solve."""
+    reached, todo = set(), ["verify"]
+    while todo:
+        part = todo.pop()
+        if part not in reached:
+            reached.add(part)
+            todo += ALLOWED[part]
+    assert "solve" not in reached
