@@ -73,6 +73,8 @@ class Problem:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}: {value} is not positive; give a whole number of at least 1")
+        if self.chunk_bytes is not None and self.chunk_bytes < self.granule_bytes:
+            raise InputError(f"chunk: {self.chunk_bytes} bytes is too small; the smallest is {self.granule_bytes}")
 
     @property
     def steps(self) -> int:

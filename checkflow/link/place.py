@@ -1,0 +1,136 @@
+"""Direct offload on a FIFO link: each byte leaves from the live tensor if it can, and from a snapshot if it must.
+
+The order is that of the fluid bound. Chunks are cut at the byte where their deadline falls, and then, only where memory
+would exceed the bound, where a cell begins; each round of cuts removes every excess that a cut can remove, and a
+cell's beginning is cut at most once, so the rounds end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from checkflow.link.fluid import Piece, earliest_deadline_first, lower_bound_bytes
+from checkflow.link.grid import TICKS_PER_BYTE, Grid
+from checkflow.link.queue import Request, queue
+from checkflow.plan import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A chunk on the link, and the ordinals at which its snapshot is created and released (None: direct)."""
+
+    chunk: Chunk
+    begin_ticks: int
+    end_ticks: int
+    created: int | None
+    released: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    placed: tuple[Placed, ...]  # in link order
+    peak_bytes: int
+    lower_bound_bytes: int
+
+
+def place(grid: Grid) -> Placement:
+    """The plan of least peak on this grid, up to the granule. The state has to fit the link (fluid.link_carries)."""
+    pieces = earliest_deadline_first(grid)
+    bound = lower_bound_bytes(grid, pieces)
+    passages = queue(grid, _requests(grid, pieces))
+    deadlines = [grid.window(tensor)[1] for tensor in grid.problem.state]
+    placed = [
+        part
+        for passage in passages
+        for part in _cut(grid, passage.request.chunk, passage.begin_ticks, deadlines[passage.request.chunk.state], ())
+    ]
+    while True:
+        memory = grid.memory_bytes(snapshots_of(placed))
+        crowded = [cell for cell, held_bytes in enumerate(memory) if held_bytes > bound]
+        if not crowded:
+            break
+        finer = _relieve(grid, placed, deadlines, set(crowded))
+        if len(finer) == len(placed):
+            break
+        placed = finer
+    return Placement(tuple(placed), max(memory, default=0), bound)
+
+
+def snapshots_of(placed: list[Placed]) -> Iterator[tuple[int, int, int]]:
+    """(ordinal created, ordinal released, bytes) of each snapshot."""
+    return (
+        (part.created, part.released, part.chunk.size_bytes)
+        for part in placed
+        if part.created is not None and part.released is not None
+    )
+
+
+def _requests(grid: Grid, pieces: list[Piece]) -> list[Request]:
+    """The fluid pieces as chunks: cut on the granule, and at chunk_bytes where that is set."""
+    problem = grid.problem
+    granule = problem.granule_bytes
+    limit = problem.chunk_bytes and _down(problem.chunk_bytes, granule)
+    requests = []
+    for rank, piece in enumerate(pieces):
+        tensor = problem.state[piece.state]
+        # Rounded up, so that what interrupts a tensor has been released when the chunk before it ends.
+        low, high = (
+            min(_up(-(-ticks // TICKS_PER_BYTE), granule), tensor.size_bytes)
+            for ticks in (piece.low_ticks, piece.high_ticks)
+        )
+        release, deadline = grid.window(tensor)
+        for offset in range(low, high, limit or tensor.size_bytes):
+            chunk = Chunk(piece.state, offset, min(limit or high, high - offset))
+            requests.append(Request(chunk, release, (deadline, rank)))
+    return requests
+
+
+def _cut(grid: Grid, chunk: Chunk, begin: int, deadline: int, cells: tuple[int, ...]) -> list[Placed]:
+    """A chunk on the link from `begin`, cut at its deadline and where the given cells begin."""
+    granule = grid.problem.granule_bytes
+    end = begin + chunk.size_bytes * TICKS_PER_BYTE
+    due = grid.clock(deadline)
+    marks = [grid.clock(cell) for cell in cells]
+    cuts = {_down((mark - begin) // TICKS_PER_BYTE, granule) for mark in marks if begin < mark < end}
+    if begin < due < end:
+        sent = (due - begin) // TICKS_PER_BYTE
+        cuts.add(_down(sent, granule))
+        if marks:
+            cuts.add(_down(sent, granule) + granule)  # so that only one granule has to be snapshot before the deadline
+    edges = [0, *sorted(cut for cut in cuts if 0 < cut < chunk.size_bytes), chunk.size_bytes]
+    return [
+        _placed(grid, Chunk(chunk.state, chunk.offset_bytes + low, high - low), begin + low * TICKS_PER_BYTE, deadline)
+        for low, high in pairwise(edges)
+    ]
+
+
+def _placed(grid: Grid, chunk: Chunk, begin: int, deadline: int) -> Placed:
+    end = begin + chunk.size_bytes * TICKS_PER_BYTE
+    if end <= grid.clock(deadline):
+        return Placed(chunk, begin, end, None, None)
+    return Placed(chunk, begin, end, min(deadline, grid.by_clock(begin)), grid.from_clock(end))
+
+
+def _relieve(grid: Grid, placed: list[Placed], deadlines: list[int], crowded: set[int]) -> list[Placed]:
+    """Cut the snapshots that are held in crowded cells where those cells begin."""
+    finer: list[Placed] = []
+    period = grid.period_cells
+    for part in placed:
+        cells: tuple[int, ...] = ()
+        if part.created is not None and part.released is not None:
+            cells = tuple(cell for cell in range(part.created, part.released) if cell % period in crowded)
+        if cells:
+            finer += _cut(grid, part.chunk, part.begin_ticks, deadlines[part.chunk.state], cells)
+        else:
+            finer.append(part)
+    return finer
+
+
+def _down(size_bytes: int, granule_bytes: int) -> int:
+    return size_bytes - size_bytes % granule_bytes
+
+
+def _up(size_bytes: int, granule_bytes: int) -> int:
+    return _down(size_bytes + granule_bytes - 1, granule_bytes)
