@@ -2,14 +2,270 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Literal
 
 import networkx as nx
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from checkflow.errors import FormatError
 from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
 from checkflow.jsonfile import digest_of, parse_json, render, validate, write_text
 
-FORMAT, VERSION = "checkflow-graph", 1
+FORMAT: Literal["checkflow-graph"] = "checkflow-graph"
+VERSION: Literal[1] = 1
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ViewRow(_Model):
+    """One name of a state storage."""
+
+    name: str
+    dtype: str
+    shape: tuple[Count, ...]
+
+
+class TensorRow(_Model):
+    """One storage; its index is its place among the rows, from 0."""
+
+    name: str
+    role: Role = Role.ACTIVATION
+    bytes: Count
+    born: Count = 0
+    freed: Count
+    views: tuple[ViewRow, ...] = ()
+
+
+class OpRow(_Model):
+    """One operator; its step is its place among the rows, from 1."""
+
+    op: str
+    reads: tuple[Count, ...] = ()
+    writes: tuple[Count, ...] = ()
+    flops: Count = 0
+    traffic_bytes: Count = 0
+    dtype: str = "float32"
+    time_ns: Count = 0
+
+
+class AnchorRow(_Model):
+    """One place where a hook runs."""
+
+    kind: AnchorKind
+    subject: str = ""
+    occurrence: Annotated[int, Field(ge=1)] = 1
+    position: Count
+
+
+class GraphDocument(_Model):
+    """A graph file."""
+
+    format: Literal["checkflow-graph"] = FORMAT
+    version: Literal[1] = VERSION
+    digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+    model: str
+    arguments: tuple[tuple[str, str], ...]
+    device: str
+    traced_on: str
+    host_state_bytes: Count
+    tensors: tuple[TensorRow, ...]
+    ops: Annotated[tuple[OpRow, ...], Field(min_length=1)]
+    anchors: Annotated[tuple[AnchorRow, ...], Field(min_length=1)]
+
+
+_READER = TypeAdapter(GraphDocument)
+
+
+def graph_document(graph: Graph) -> dict[str, object]:
+    """The graph as the JSON object that is written, its digest included. Rows leave out default values."""
+    content = _content(graph)
+    head = {"format": FORMAT, "version": VERSION, "digest": digest_of(content)}
+    return head | content
+
+
+def graph_fingerprint(graph: Graph) -> str:
+    """Digest of the whole graph, timings included: the `digest` of its file."""
+    return digest_of(_content(graph))
+
+
+def state_fingerprint(graph: Graph) -> str:
+    """Digest of the state's names, dtypes and shapes: the same for another batch size, device or schedule."""
+    return digest_of(
+        sorted(
+            sorted([view.name, view.dtype, list(view.shape)] for view in tensor.views)
+            for tensor in graph.tensors
+            if tensor.role.is_state
+        )
+    )
+
+
+def write_graph(path: Path, graph: Graph) -> None:
+    """Write the graph, whole or not at all. Raises InputError where it cannot be written."""
+    write_text(path, render(graph_document(graph)))
+
+
+def read_graph(path: Path) -> Graph:
+    """The graph in a file. Raises FormatError, one line, where it is not one or contradicts itself."""
+    document = validate(_READER, parse_json(path, FORMAT, VERSION), str(path))
+    graph = _graph(document)
+    for complaint in _complaints(graph):
+        raise FormatError(f"{path}: {complaint}; trace the model again")
+    if document.digest != graph_fingerprint(graph):
+        raise FormatError(
+            f"{path}: field digest: is not the digest of this content, the file was changed or damaged; trace the "
+            "model again"
+        )
+    return graph
+
+
+def json_schema() -> dict[str, object]:
+    """The JSON Schema of a graph file, as graphs/graph.schema.json holds it."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _READER.json_schema()
+
+
+def _content(graph: Graph) -> dict[str, object]:
+    return {
+        "model": graph.model,
+        "arguments": [list(pair) for pair in graph.arguments],
+        "device": graph.device,
+        "traced_on": graph.traced_on,
+        "host_state_bytes": graph.host_state_bytes,
+        "tensors": [_row(_tensor_row(tensor)) for tensor in graph.tensors],
+        "ops": [_row(_op_row(op)) for op in graph.ops],
+        "anchors": [_row(_anchor_row(anchor)) for anchor in graph.anchors],
+    }
+
+
+def _row(row: _Model) -> dict[str, object]:
+    return row.model_dump(mode="json", exclude_defaults=True)
+
+
+def _tensor_row(tensor: Tensor) -> TensorRow:
+    return TensorRow(
+        name=tensor.name,
+        role=tensor.role,
+        bytes=tensor.size_bytes,
+        born=tensor.born,
+        freed=tensor.freed,
+        views=tuple(ViewRow(name=view.name, dtype=view.dtype, shape=view.shape) for view in tensor.views),
+    )
+
+
+def _op_row(op: Op) -> OpRow:
+    return OpRow(
+        op=op.name,
+        reads=op.reads,
+        writes=op.writes,
+        flops=op.flops,
+        traffic_bytes=op.traffic_bytes,
+        dtype=op.dtype,
+        time_ns=op.time_ns,
+    )
+
+
+def _anchor_row(anchor: Anchor) -> AnchorRow:
+    return AnchorRow(kind=anchor.kind, subject=anchor.subject, occurrence=anchor.occurrence, position=anchor.position)
+
+
+def _graph(document: GraphDocument) -> Graph:
+    return Graph(
+        model=document.model,
+        arguments=document.arguments,
+        device=document.device,
+        traced_on=document.traced_on,
+        ops=tuple(
+            Op(row.op, row.reads, row.writes, row.flops, row.traffic_bytes, row.dtype, row.time_ns)
+            for row in document.ops
+        ),
+        tensors=tuple(
+            Tensor(
+                row.name,
+                row.role,
+                row.bytes,
+                row.born,
+                row.freed,
+                tuple(View(view.name, view.dtype, view.shape) for view in row.views),
+            )
+            for row in document.tensors
+        ),
+        anchors=tuple(Anchor(row.kind, row.subject, row.occurrence, row.position) for row in document.anchors),
+        host_state_bytes=document.host_state_bytes,
+    )
+
+
+def _complaints(graph: Graph) -> Iterator[str]:
+    """What contradicts itself in a graph whose fields have the right types, most telling first."""
+    yield from _wrong_tensors(graph)
+    yield from _wrong_ops(graph)
+    yield from _wrong_anchors(graph)
+
+
+def _wrong_tensors(graph: Graph) -> Iterator[str]:
+    names: set[str] = set()
+    for index, tensor in enumerate(graph.tensors):
+        where = f"field tensors.{index} ({tensor.name!r})"
+        if not tensor.born <= tensor.freed <= graph.steps:
+            yield f"{where}: lives from {tensor.born} to {tensor.freed}, not within steps 0..{graph.steps} in order"
+        if tensor.role.is_state and (tensor.born, tensor.freed) != (0, graph.steps):
+            yield f"{where}: is state, which lives from 0 to {graph.steps}, not from {tensor.born} to {tensor.freed}"
+        if tensor.role.is_state != bool(tensor.views):
+            yield f"{where}: has {len(tensor.views)} views; state has at least one, nothing else has any"
+        for view in tensor.views:
+            if view.name in names:
+                yield f"{where}: the name {view.name!r} stands for two storages"
+            names.add(view.name)
+
+
+def _wrong_ops(graph: Graph) -> Iterator[str]:
+    for step, op in enumerate(graph.ops, start=1):
+        where = f"field ops.{step - 1} (step {step}, {op.name!r})"
+        for index in (*op.reads, *op.writes):
+            if index >= len(graph.tensors):
+                yield f"{where}: tensor {index} is not one of the {len(graph.tensors)} tensors"
+                return
+        for index in op.reads:
+            if step <= graph.tensors[index].born:
+                yield f"{where}: {_out_of_order(graph, index)}"
+        for index in (*op.reads, *op.writes):
+            tensor = graph.tensors[index]
+            if not tensor.born <= step <= tensor.freed:
+                yield (
+                    f"{where}: uses tensor {index} ({tensor.name!r}), which is there only from step {tensor.born} to "
+                    f"{tensor.freed}"
+                )
+
+
+def _out_of_order(graph: Graph, index: int) -> str:
+    """Why a step cannot read a tensor that itself or a later step creates: a cycle, or only the order of the rows."""
+    dag: nx.DiGraph[int] = nx.DiGraph()
+    for user, op in enumerate(graph.ops, start=1):
+        dag.add_edges_from((graph.tensors[read].born, user) for read in op.reads if graph.tensors[read].born > 0)
+    try:
+        cycle = [source for source, _ in nx.find_cycle(dag)]
+    except nx.NetworkXNoCycle:
+        tensor = graph.tensors[index]
+        return f"is out of order: it reads tensor {index} ({tensor.name!r}), which step {tensor.born} creates"
+    return f"the graph has a cycle: steps {' -> '.join(str(found) for found in (*cycle, cycle[0]))}"
+
+
+def _wrong_anchors(graph: Graph) -> Iterator[str]:
+    last = -1
+    fired: dict[tuple[AnchorKind, str], int] = {}
+    for number, anchor in enumerate(graph.anchors):
+        where = f"field anchors.{number} ({anchor.kind} {anchor.subject!r})"
+        if not last < anchor.position <= graph.steps:
+            yield f"{where}: position {anchor.position} does not ascend from {last} within 0..{graph.steps}"
+        if anchor.occurrence <= fired.get((anchor.kind, anchor.subject), 0):
+            yield f"{where}: occurrence {anchor.occurrence} comes after a later one"
+        if (anchor.kind is AnchorKind.ITERATION_END) != (number == len(graph.anchors) - 1):
+            yield f"{where}: the last anchor, and no other, is iteration_end"
+        last = anchor.position
+        fired[anchor.kind, anchor.subject] = anchor.occurrence
+    if last != graph.steps:
+        yield f"field anchors: the last one stands at position {last}, not at the iteration's end, {graph.steps}"

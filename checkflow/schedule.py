@@ -1,0 +1,180 @@
+"""The schedule: what compilation hands to the runtime. Strict, versioned JSON, described in schedules/FORMAT.md.
+
+Steps and positions in `plan` are unrolled as in docs/model.md; a place in `actions` is (iteration, anchor), the
+anchor-th of `anchors`, counted from 1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
+
+from checkflow.errors import FormatError
+from checkflow.jsonfile import digest_of, parse_json, render, validate, write_text
+
+FORMAT: Literal["checkflow-schedule"] = "checkflow-schedule"
+VERSION: Literal[1] = 1
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Place = tuple[Count, Positive]  # (iteration, anchor from 1); the checkpoint is taken at the end of iteration 0
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+def _one_of(*words: str) -> StringConstraints:
+    return StringConstraints(pattern=f"^({'|'.join(words)})$")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class ViewRow(_Model):
+    """One name under which user code knows (part of) a state storage."""
+
+    name: str
+    dtype: str
+    shape: tuple[Count, ...]
+
+
+class StateRow(_Model):
+    """One state storage. `id` is its index in the graph's tensors; what is not `written` is copied once."""
+
+    id: Count
+    bytes: Count
+    written: bool
+    views: tuple[ViewRow, ...]
+
+
+class AnchorRow(_Model):
+    """One place in an iteration where a hook runs, with the position (0..T) at which it fires."""
+
+    kind: Annotated[str, _one_of("forward_pre", "forward", "gradient", "optimizer_pre", "optimizer", "iteration_end")]
+    subject: str
+    occurrence: Positive
+    position: Count
+
+
+class PlanRow(_Model):
+    """One planned transfer: `bytes` of a state tensor from `offset` on. Without `snapshot` the live tensor is read."""
+
+    tensor: Count
+    offset: Count
+    bytes: Positive
+    snapshot: int | None = None
+    start: int
+    finish: int
+
+
+class ActionRow(_Model):
+    """One transfer as executed: the anchors that create its snapshot, issue its offload and release the snapshot."""
+
+    tensor: Count
+    offset: Count
+    bytes: Positive
+    snapshot: Place | None = None
+    offload: Place
+    release: Place | None = None
+
+
+class Certificate(_Model):
+    """What the plan claims to need, and why no plan needs less than the bound. `verify` recomputes it."""
+
+    training_peak_bytes: Count
+    peak_bytes: Count
+    executed_peak_bytes: Count
+    lower_bound_bytes: Count
+    gap: Annotated[float, Field(ge=0)]  # (peak - bound) / bound; 0.0 is proven optimal
+    proven_by: Annotated[str, _one_of("bound", "milp", "exhaustive")]
+    solver: str
+    solver_why: str
+    snapshot_bytes: Count
+    executed_snapshot_bytes: Count
+    constructive_peak_bytes: Count | None
+
+
+class Schedule(_Model):
+    """A proven plan and the actions that carry it out. `sealed` gives it its digest."""
+
+    format: Literal["checkflow-schedule"] = FORMAT
+    version: Literal[1] = VERSION
+    digest: Digest | Literal[""] = ""
+    graph_fingerprint: Digest
+    state_fingerprint: Digest
+    model: str
+    arguments: tuple[tuple[str, str], ...]
+    device: str
+    traced_on: str
+    formulation: Annotated[str, _one_of("paper", "compact", "direct")]
+    transfers: Annotated[str, _one_of("packed", "streaming")]
+    interval: Positive
+    bandwidth_bytes_per_s: Positive  # of the link, before slack is taken off
+    slack_ppm: Annotated[int, Field(ge=0, lt=1_000_000)]
+    chunk_bytes: Positive | None
+    granule_bytes: Positive
+    memory_limit_bytes: Positive | None
+    steps: Positive  # T, operators in an iteration
+    iteration_time_ns: Count  # of the graph, before slack
+    state_bytes: Count  # state that the iteration writes
+    static_state_bytes: Count  # state that it does not write, copied once
+    certificate: Certificate
+    state: tuple[StateRow, ...]
+    anchors: tuple[AnchorRow, ...]
+    plan: tuple[PlanRow, ...]  # in link order
+    actions: tuple[ActionRow, ...]  # in the order in which offloads are issued
+
+    def position(self, place: Place) -> int:
+        """The unrolled position of a place in `actions`."""
+        iteration, anchor = place
+        return (iteration - 1) * self.steps + self.anchors[anchor - 1].position
+
+
+_READER = TypeAdapter(Schedule)
+
+
+def schedule_document(schedule: Schedule) -> dict[str, object]:
+    """The schedule as the JSON object that is written. Rows leave out what they do not have (snapshot, release)."""
+    document: dict[str, object] = schedule.model_dump(mode="json", exclude={"state", "anchors", "plan", "actions"})
+    for name, rows in (
+        ("state", schedule.state),
+        ("anchors", schedule.anchors),
+        ("plan", schedule.plan),
+        ("actions", schedule.actions),
+    ):
+        document[name] = [row.model_dump(mode="json", exclude_none=True) for row in rows]
+    return document
+
+
+def schedule_digest(schedule: Schedule) -> str:
+    """Digest of everything in the schedule but its own field `digest`."""
+    document = schedule_document(schedule)
+    del document["digest"]
+    return digest_of(document)
+
+
+def sealed(schedule: Schedule) -> Schedule:
+    """The same schedule with the digest of its content."""
+    return schedule.model_copy(update={"digest": schedule_digest(schedule)})
+
+
+def write_schedule(path: Path, schedule: Schedule) -> None:
+    """Write the sealed schedule, whole or not at all. Raises InputError where it cannot be written."""
+    write_text(path, render(schedule_document(sealed(schedule))))
+
+
+def read_schedule(path: Path) -> Schedule:
+    """The schedule in a file. Raises FormatError, one line, where it is not one, or its digest is of other content."""
+    schedule = validate(_READER, parse_json(path, FORMAT, VERSION), str(path))
+    if schedule.digest != schedule_digest(schedule):
+        raise FormatError(
+            f"{path}: field digest: is not the digest of this content, the file was changed or damaged; "
+            "compile it again"
+        )
+    return schedule
+
+
+def json_schema() -> dict[str, object]:
+    """The JSON Schema of a schedule file, as schedules/schedule.schema.json holds it."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _READER.json_schema()
