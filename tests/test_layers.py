@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "schedule": {"errors", "jsonfile"},
     "verify": {"errors", "graph", "graphfile", "plan", "schedule"},
     "lower": {"errors", "graph", "graphfile", "plan", "link", "schedule"},
-    "models": {"training"},
+    "models": {"errors", "training"},
     "compiler": {"errors", "units", "graph", "plan", "solve", "schedule", "lower", "verify"},
     "report": {"errors", "units", "graph", "plan", "schedule", "compiler"},
     "sources": {"errors", "training", "models"},
