@@ -7,7 +7,7 @@ cell's beginning is cut at most once, so the rounds end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -58,7 +58,7 @@ def place(grid: Grid) -> Placement:
     return Placement(tuple(placed), max(memory, default=0), bound)
 
 
-def snapshots_of(placed: list[Placed]) -> Iterator[tuple[int, int, int]]:
+def snapshots_of(placed: Iterable[Placed]) -> Iterator[tuple[int, int, int]]:
     """(ordinal created, ordinal released, bytes) of each snapshot."""
     return (
         (part.created, part.released, part.chunk.size_bytes)

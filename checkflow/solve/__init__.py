@@ -1,0 +1,48 @@
+"""Looks for plans: solve() is the one way in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from checkflow.errors import InputError
+from checkflow.plan import Formulation, Infeasible, Plan, Problem, Transfers
+from checkflow.solve.link import plan_streaming
+from checkflow.solve.splitter import plan_packed
+
+
+def transfers_for(formulation: Formulation, asked: Transfers | None) -> Transfers:
+    """The transfers a formulation works with. Raises InputError for the paper's model with streaming."""
+    if formulation is Formulation.DIRECT:
+        return asked or Transfers.STREAMING
+    if asked is Transfers.STREAMING:
+        raise InputError(
+            f"--transfers streaming: the {formulation} formulation is packed (Eq 9); leave it out, or use "
+            "--formulation direct"
+        )
+    return Transfers.PACKED
+
+
+def solve(
+    problem: Problem,
+    formulation: Formulation = Formulation.DIRECT,
+    transfers: Transfers = Transfers.STREAMING,
+    *,
+    solver: str = "auto",
+    time_limit_s: float = 300.0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Plan | Infeasible:
+    """The plan of least peak memory, or why there is none.
+
+    Args:
+        problem: what to place, see docs/model.md.
+        formulation, transfers: the model; transfers_for says which go together.
+        solver: "auto", "gurobi", "highs" or "cbc"; used only where arithmetic does not prove the optimum.
+        time_limit_s: for the solver in seconds; when it runs out the best plan is returned with its gap.
+        progress: told what goes on, in a few words.
+
+    Raises:
+        SolverError: the solver that was asked for cannot run.
+    """
+    if transfers is Transfers.STREAMING:
+        return plan_streaming(problem)
+    return plan_packed(problem, formulation, solver=solver, time_limit_s=time_limit_s, progress=progress)

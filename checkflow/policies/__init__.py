@@ -1,0 +1,1 @@
+"""What other tools would do with the same problem, one file each."""

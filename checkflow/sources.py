@@ -1,0 +1,147 @@
+"""The MODEL argument: a file with a training factory (`model.py`, `model.py:factory`) or a bundled name (`bert`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from checkflow import models
+from checkflow.errors import InputError, ModelFileError
+from checkflow.training import Training
+
+DEFAULT_FACTORY = "training"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A factory, and the name and arguments by which a report speaks of it."""
+
+    name: str
+    arguments: tuple[tuple[str, str], ...]
+    factory: Callable[[], Training]
+
+
+def load(model: str, settings: Mapping[str, str]) -> Source:
+    """The factory that MODEL names, with its arguments bound.
+
+    Args:
+        model: a path, a path with ":factory", or a bundled name.
+        settings: factory arguments as text ({"batch_size": "32"}), converted by the factory's annotations.
+
+    Raises:
+        ModelFileError: the file or its factory is wrong.
+        InputError: an argument that the factory does not take, or a value of the wrong type.
+    """
+    name, make = _find(model)
+    arguments = _bind(name, make, settings)
+
+    def factory() -> Training:
+        made = make(**arguments)
+        if not isinstance(made, Training):
+            raise ModelFileError(
+                f"{name}: its factory returned {type(made).__name__}; return checkflow.Training(model, optimizer, "
+                "iteration)"
+            )
+        return made
+
+    return Source(name, tuple(sorted(settings.items())), factory)
+
+
+def _find(model: str) -> tuple[str, Callable[..., object]]:
+    if model in models.NAMES:
+        return model, models.factory(model)
+    text, _, attribute = model.rpartition(":") if not Path(model).exists() and ":" in model else (model, "", "")
+    path, attribute = Path(text), attribute or DEFAULT_FACTORY
+    if not path.is_file():
+        raise ModelFileError(
+            f"{text}: no such file, and no bundled model of that name; the bundled ones are {', '.join(models.NAMES)}"
+        )
+    namespace = _run_file(path)
+    if attribute not in namespace:
+        raise ModelFileError(f"{path}: has no function {attribute!r}; define {attribute}() -> checkflow.Training")
+    made = namespace[attribute]
+    if not callable(made):
+        raise ModelFileError(f"{path}: {attribute!r} is not a function; define {attribute}() -> checkflow.Training")
+    return f"{path.name}:{attribute}" if attribute != DEFAULT_FACTORY else path.name, made
+
+
+def _run_file(path: Path) -> dict[str, object]:
+    spec = importlib.util.spec_from_loader(f"checkflow_model_{path.stem}", loader=None, origin=str(path))
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(path)
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    sys.modules[spec.name] = module  # dataclasses and pickles look their module up by name
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    except SyntaxError as error:
+        raise ModelFileError(f"{path}:{error.lineno}: syntax error: {error.msg}; correct the file") from None
+    except ValueError as error:  # null bytes
+        raise ModelFileError(f"{path}: is not Python source ({error}); give a model file") from None
+    except (Exception, SystemExit) as error:
+        raise ModelFileError(f"{where(error, path)}: importing it raised {brief(error)}; correct the file") from None
+    finally:
+        sys.path.remove(folder)
+    return vars(module)
+
+
+def where(error: BaseException, path: Path) -> str:
+    """file:line of the deepest frame of an exception that lies in the model file."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f"{path}:{lines[-1]}" if lines else str(path)
+
+
+def brief(error: BaseException) -> str:
+    """An exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+def _bind(name: str, make: Callable[..., object], settings: Mapping[str, str]) -> dict[str, object]:
+    parameters = inspect.signature(make, eval_str=True).parameters
+    bound: dict[str, object] = {}
+    for key, text in settings.items():
+        parameter = parameters.get(key)
+        if parameter is None:
+            known = ", ".join(parameters) or "no arguments"
+            raise InputError(f"--set {key}: {name} has no argument {key!r}; it takes {known}")
+        bound[key] = _convert(key, text, parameter)
+    missing = [
+        key
+        for key, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY, parameter.POSITIONAL_ONLY)
+        and key not in bound
+    ]
+    if missing:
+        raise InputError(f"{name}: its argument {missing[0]!r} has no default; give --set {missing[0]}=VALUE")
+    return bound
+
+
+def _convert(key: str, text: str, parameter: inspect.Parameter) -> object:
+    wanted = parameter.annotation
+    if wanted is parameter.empty:
+        wanted = type(parameter.default) if parameter.default not in (parameter.empty, None) else None
+    if wanted is str:
+        return text
+    try:
+        value: object = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if wanted in (int, float, bool) and type(value) is not wanted:
+        raise InputError(
+            f"--set {key}: {text!r} is not of type {wanted.__name__}; give one, like {parameter.default!r}"
+        )
+    if key == "batch_size" and isinstance(value, int) and value < 1:
+        raise InputError(f"--set {key}: {text!r} is not positive; give a batch of at least 1")
+    return value
