@@ -1,0 +1,10 @@
+"""Replays a plan or a schedule against the model it claims (docs/model.md), independently of whatever found it.
+
+Everything is recomputed here in exact integers: coverage, link times, peaks and the bound. Link times are in ticks of
+1e-9 byte (`Problem.clock`); steps and positions are unrolled around the checkpoint.
+"""
+
+from checkflow.verify.plan import VerifiedPlan, verify_plan
+from checkflow.verify.schedule import Verified, verify
+
+__all__ = ["Verified", "VerifiedPlan", "verify", "verify_plan"]

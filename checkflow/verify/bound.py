@@ -1,0 +1,62 @@
+"""The lower bound that arithmetic gives, from docs/model.md: the earliest deadline has the link."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from checkflow.plan import Plan, Problem, ProvenBy, Transfers
+from checkflow.verify.failure import fail
+from checkflow.verify.link import TICKS_PER_BYTE, late_bytes, period_of
+
+
+def check_bound(plan: Plan, problem: Problem, training_peak_bytes: int) -> None:
+    """Raises VerificationError for a bound that cannot be one, or that arithmetic is said to give and does not.
+
+    For packed transfers the bound below is one too, and so is the training peak alone: either may be claimed.
+    """
+    claimed = plan.lower_bound_bytes
+    if not training_peak_bytes <= claimed <= plan.peak_bytes:
+        fail(
+            f"lower_bound_bytes: {claimed} is not between the training peak, {training_peak_bytes}, and the plan's "
+            f"peak, {plan.peak_bytes}"
+        )
+    if plan.constructive_peak_bytes is not None and plan.constructive_peak_bytes < claimed:
+        fail(f"constructive_peak_bytes: {plan.constructive_peak_bytes} is below the lower bound, {claimed}")
+    if plan.proven_by is ProvenBy.BOUND:
+        bound_bytes = max(training_peak_bytes, fluid_bound(problem))
+        if claimed > bound_bytes or (claimed < bound_bytes and plan.transfers_kind is Transfers.STREAMING):
+            fail(f"lower_bound_bytes: {claimed} is said to follow from arithmetic, which gives {bound_bytes}")
+
+
+def fluid_bound(problem: Problem) -> int:
+    """Largest of resident + ⌈left⌉ over the steps, in bytes. The state has to fit what the link carries in a period.
+
+    Checkpoints have disjoint, ordered sets of deadlines, so the previous checkpoint's bytes go before this one's; they
+    are gone by position 0 at the latest, when this one's are all released. From there on each class {deadline <= p}
+    only shrinks, and all there is to find is the tick at which it is empty.
+    """
+    latest_first = sorted(((*problem.window(state), state.size_bytes) for state in problem.state), reverse=True)
+    idle = problem.clock(-problem.steps)  # before anything is released
+    opened = _emptied(problem, latest_first, problem.steps, idle) - period_of(problem)
+    deadlines = sorted({deadline for _, deadline, _ in latest_first})
+    emptied = [_emptied(problem, latest_first, deadline, opened) for deadline in deadlines]
+    bound_bytes = 0
+    for step in range(1, min(problem.interval, 2) * problem.steps + 1):  # later iterations repeat, with fewer left
+        classes = bisect_left(deadlines, step)
+        left_bytes = max(late_bytes(emptied[classes - 1], problem.clock(step - 1)), 0) if classes else 0
+        bound_bytes = max(bound_bytes, problem.resident_bytes[(step - 1) % problem.steps] + left_bytes)
+    return bound_bytes
+
+
+def _emptied(problem: Problem, latest_first: Sequence[tuple[int, int, int]], deadline: int, opened: int) -> int:
+    """Tick at which the link, open from a tick on, has sent all of a checkpoint that is due by a deadline.
+
+    The largest, over the releases a, of clock(a) + what is released from a on. Rows are (release, deadline, bytes).
+    """
+    emptied, released = opened, 0
+    for release, due, size_bytes in latest_first:
+        if due <= deadline:
+            released += size_bytes * TICKS_PER_BYTE
+            emptied = max(emptied, max(problem.clock(release), opened) + released)
+    return emptied

@@ -1,0 +1,79 @@
+"""A schedule's actions against the rules "As executed" of docs/model.md: hooks run only at anchors."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+from checkflow.plan import Chunk, Problem
+from checkflow.schedule import ActionRow, Place, Schedule
+from checkflow.verify.coverage import check_coverage
+from checkflow.verify.failure import fail, row
+from checkflow.verify.link import fifo, late_bytes
+from checkflow.verify.memory import Hold
+from checkflow.verify.plan import check_created
+
+
+def executed_holds(schedule: Schedule, chunks: Sequence[Chunk], problem: Problem) -> list[Hold]:
+    """The snapshots' memory when each action (its chunk beside it) is carried out. Raises VerificationError."""
+    actions, positions = schedule.actions, [anchor.position for anchor in schedule.anchors]
+    check_coverage(problem, chunks, "actions")
+    wheres = [row(problem, "actions", number, chunk) for number, chunk in enumerate(chunks)]
+    for where, action in zip(wheres, actions, strict=True):
+        for name, place in (("snapshot", action.snapshot), ("offload", action.offload), ("release", action.release)):
+            if place is not None and place[1] > len(positions):
+                fail(f"{where}: {name} at anchor {place[1]}, but the last is {len(positions)}")
+    _check_order(actions, wheres, schedule.interval)
+    issued = [schedule.position(action.offload) for action in actions]
+    link = fifo(problem, "actions", issued, [action.bytes for action in actions])
+    holds = []
+    for where, action, chunk, position, (_, end) in zip(wheres, actions, chunks, issued, link, strict=True):
+        window = problem.window(problem.state[chunk.state])
+        release, deadline = (
+            first_from(window[0], positions, problem.steps),
+            last_to(window[1], positions, problem.steps),
+        )
+        if action.snapshot is None and action.release is None:
+            if position < release:
+                fail(f"{where}: a direct offload at position {position} is before its tensor's release, {release}")
+            if end > problem.clock(deadline):
+                late = late_bytes(end, problem.clock(deadline))
+                fail(f"{where}: a direct offload with {late} bytes still to move at its deadline, position {deadline}")
+        elif action.snapshot is None or action.release is None:
+            fail(f"{where}: a snapshot and its release stand together or not at all")
+        else:
+            created, freed = schedule.position(action.snapshot), schedule.position(action.release)
+            check_created(where, created, release, deadline)
+            if action.offload < action.snapshot:
+                fail(f"{where}: offload at {action.offload} comes before its snapshot at {action.snapshot}")
+            if problem.clock(freed) < end:
+                late = late_bytes(end, problem.clock(freed))
+                fail(f"{where}: released at position {freed} with {late} bytes still to move")
+            holds.append(Hold(created + 1, freed, action.bytes))
+    return holds
+
+
+def _check_order(actions: Sequence[ActionRow], wheres: Sequence[str], interval: int) -> None:
+    """Offloads are issued in list order, and all of one checkpoint before all of the next."""
+    for where, action, previous in zip(wheres[1:], actions[1:], actions, strict=False):
+        if action.offload < previous.offload:
+            fail(f"{where}: offload at {action.offload} comes before the previous row's at {previous.offload}")
+    if actions:
+        following: Place = (actions[0].offload[0] + interval, actions[0].offload[1])
+        if actions[-1].offload > following:
+            fail(
+                f"{wheres[-1]}: offload at {actions[-1].offload} comes after the next checkpoint's first at {following}"
+            )
+
+
+def first_from(position: int, positions: Sequence[int], steps: int) -> int:
+    """The first anchor position at or after an unrolled position, r'. An anchor stands at each iteration's end."""
+    iteration, within = divmod(position, steps)
+    return iteration * steps + (positions[bisect_left(positions, within)] if within else 0)
+
+
+def last_to(position: int, positions: Sequence[int], steps: int) -> int:
+    """The last anchor position at or before an unrolled position, d'. An anchor stands at each iteration's end."""
+    iteration, within = divmod(position, steps)
+    before = bisect_right(positions, within)
+    return iteration * steps + (positions[before - 1] if before else 0)

@@ -1,0 +1,59 @@
+"""The link: a FIFO queue that repeats every k iterations, in ticks of 1e-9 byte."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from checkflow.plan import Problem
+from checkflow.verify.failure import fail
+
+TICKS_PER_BYTE = 10**9
+
+
+def period_of(problem: Problem) -> int:
+    """Ticks from one checkpoint to the next."""
+    return problem.clock(problem.interval * problem.steps)
+
+
+def late_bytes(end: int, limit: int) -> int:
+    """Bytes still to move at a limit, rounded up."""
+    return -((limit - end) // TICKS_PER_BYTE)
+
+
+def fifo(problem: Problem, table: str, ready: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """(begin, end) of each transfer in the steady state, from the positions at which they may begin and their bytes.
+
+    From an idle link one pass ends at E. If the work fits the period, a second pass that begins with the previous
+    checkpoint's end, E - period, ends at E again: the state is steady. Raises VerificationError if it does not fit.
+    """
+    period, total_bytes = period_of(problem), sum(sizes)
+    if total_bytes * TICKS_PER_BYTE > period:
+        fail(
+            f"{table}: {total_bytes} bytes do not fit the {period // TICKS_PER_BYTE} that the link carries in a period"
+        )
+    opens = [problem.clock(position) for position in ready]
+    end = _served(opens, sizes, min(opens, default=0))[-1][1] - period if opens else 0
+    return _served(opens, sizes, end)
+
+
+def _served(opens: Sequence[int], sizes: Sequence[int], end: int) -> list[tuple[int, int]]:
+    times = []
+    for opened, size_bytes in zip(opens, sizes, strict=True):
+        begin = max(end, opened)
+        end = begin + size_bytes * TICKS_PER_BYTE
+        times.append((begin, end))
+    return times
+
+
+class Steps:
+    """Which step a tick falls into."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._steps = problem.steps
+        self._ends = [problem.clock(step) for step in range(1, problem.steps + 1)]
+
+    def after(self, tick: int) -> int:
+        """The least unrolled step whose end is after the tick."""
+        iteration, within = divmod(tick, self._ends[-1])
+        return iteration * self._steps + bisect_right(self._ends, within) + 1
