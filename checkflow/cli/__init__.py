@@ -1,0 +1,72 @@
+"""The command line. One file a command; nobody imports it.
+
+Exit codes: 0 done, 1 infeasible or a failed verification, 2 bad input, 130 interrupted. Bad input gets one line on
+standard error. CHECKFLOW_DEBUG=1 shows the traceback of an internal error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from checkflow.errors import EXIT_BAD_INPUT, CheckflowError
+
+EXIT_INTERRUPTED = 130
+EXIT_INTERNAL = 70  # sysexits' EX_SOFTWARE
+
+
+class _Commands(click.Group):
+    """Commands found by their file's name and imported when they run, so that --help does not wait for torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command = importlib.import_module(f"checkflow.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="checkflow")
+def _root() -> None:
+    """Checkpoint PyTorch training every iteration: compile a training script to a proven schedule."""
+
+
+def main() -> None:
+    """Entry point of the `checkflow` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        return int(_root.main(arguments, prog_name="checkflow", standalone_mode=False) or 0)
+    except CheckflowError as error:
+        return _complain(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return EXIT_BAD_INPUT
+    except click.ClickException as error:
+        return _complain(error.format_message(), EXIT_BAD_INPUT)
+    except (KeyboardInterrupt, click.Abort):
+        return _complain("interrupted; nothing was left half-written", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; keep the exit quiet
+        return 0
+    except Exception as error:  # the last resort: a bug must not end in a traceback
+        if os.environ.get("CHECKFLOW_DEBUG"):
+            raise
+        text = f"{type(error).__name__}: {error}"
+        return _complain(f"internal error, please report it ({text}); CHECKFLOW_DEBUG=1 shows more", EXIT_INTERNAL)
+
+
+def _complain(message: str, code: int) -> int:
+    click.echo("checkflow: " + " ".join(message.split()), err=True)
+    return code

@@ -1,0 +1,97 @@
+"""Options that several commands share, and how their text becomes values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+
+from checkflow.errors import InputError
+from checkflow.units import parse_bytes, parse_rate
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+class Size(click.ParamType[int]):
+    """16MiB"""
+
+    name = "SIZE"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002
+        return value if isinstance(value, int) else parse_bytes(str(value), _name(param))
+
+
+class Rate(click.ParamType[int]):
+    """63GB/s"""
+
+    name = "RATE"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002
+        return value if isinstance(value, int) else parse_rate(str(value), _name(param))
+
+
+def _name(param: click.Parameter | None) -> str:
+    return param.opts[-1] if param is not None else "value"
+
+
+def model_options(command: Command) -> Command:
+    """MODEL and what its factory is given."""
+    command = click.option("--batch-size", metavar="N", help="Short for --set batch_size=N.")(command)
+    command = click.option(
+        "--set", "settings", multiple=True, metavar="NAME=VALUE", help="An argument of the training factory."
+    )(command)
+    return click.argument("model")(command)
+
+
+def trace_options(command: Command) -> Command:
+    """How the iteration is traced and timed."""
+    command = click.option(
+        "--real", is_flag=True, help="Trace with real tensors (where data decide what runs, this happens by itself)."
+    )(command)
+    return click.option(
+        "--device",
+        default="rtx3090",
+        show_default=True,
+        metavar="NAME|FILE|measure",
+        help="Profile whose times the operators get (a bundled name, or a YAML file that `checkflow profile` wrote), "
+        "or measure: time them on this machine.",
+    )(command)
+
+
+def json_option(command: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to stderr.")(
+        command
+    )
+
+
+def settings_of(settings: tuple[str, ...], batch_size: str | None) -> dict[str, str]:
+    """Factory arguments from --set and --batch-size. Raises InputError unless each is NAME=VALUE, once."""
+    pairs = [("batch_size", batch_size)] if batch_size is not None else []
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise InputError(f"--set {text}: is not NAME=VALUE; write it like --set batch_size=32")
+        pairs.append((name, value))
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InputError(f"--set {name}: given twice; give it once")
+        found[name] = value
+    return found
+
+
+def slack_ppm(value: float) -> int:
+    """A fraction in [0, 1) in millionths. Raises InputError otherwise."""
+    if not 0 <= value < 1:
+        raise InputError(f"--slack {value}: is not in [0, 1); 0.1 tolerates 10% drift")
+    return round(value * 1_000_000)
+
+
+def interval_of(text: str) -> int | None:
+    """ "auto" -> None, "2" -> 2. Raises InputError otherwise."""
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"--interval {text}: is neither a positive whole number nor auto")
+    return int(text)

@@ -1,0 +1,116 @@
+"""checkflow compile: a training script to a proven schedule."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from checkflow.cli import _console
+from checkflow.cli._options import (
+    Rate,
+    Size,
+    interval_of,
+    json_option,
+    model_options,
+    settings_of,
+    slack_ppm,
+    trace_options,
+)
+from checkflow.cli._traced import traced
+from checkflow.compiler import Options, Refused, compile_graph, explain
+from checkflow.errors import EXIT_DONE, EXIT_NO
+from checkflow.plan import Formulation, Transfers
+from checkflow.report import figure, perfetto, summary, terminal
+from checkflow.schedule import write_schedule
+from checkflow.solve import transfers_for
+from checkflow.solve.program import SOLVERS
+
+
+@click.command()
+@model_options
+@trace_options
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Schedule to write  [default: MODEL.schedule.json]"
+)
+@click.option("--bandwidth", type=Rate(), help="Of the link to the host  [default: the device's]")
+@click.option("--memory-limit", type=Size(), help="Largest peak that is allowed.")
+@click.option("--relax-memory", is_flag=True, help="Raise the memory limit by 5% until a plan keeps to it.")
+@click.option("--chunk", type=Size(), help="Largest chunk  [default: as large as the plan allows]")
+@click.option("--interval", default="1", show_default=True, metavar="N|auto", help="Iterations between checkpoints.")
+@click.option("--slack", type=float, default=0.0, show_default=True, help="Drift of times and bandwidth to tolerate.")
+@click.option("--formulation", type=click.Choice([f.value for f in Formulation]), default="direct", show_default=True)
+@click.option(
+    "--transfers", type=click.Choice([t.value for t in Transfers]), help="[default: streaming for direct, else packed]"
+)
+@click.option("--solver", type=click.Choice(SOLVERS), default="auto", show_default=True)
+@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True,
+              help="Seconds for the solver.")  # fmt: skip
+@click.option("--report", type=click.Path(path_type=Path), help="Timeline as a standalone .html or a .png.")
+@click.option("--trace-out", type=click.Path(path_type=Path), help="Timeline for Chrome's tracing or Perfetto (JSON).")
+@json_option
+def command(
+    model: str,
+    settings: tuple[str, ...],
+    batch_size: str | None,
+    device: str,
+    real: bool,
+    output: Path | None,
+    bandwidth: int | None,
+    memory_limit: int | None,
+    relax_memory: bool,
+    chunk: int | None,
+    interval: str,
+    slack: float,
+    formulation: str,
+    transfers: str | None,
+    solver: str,
+    time_limit: float,
+    report: Path | None,
+    trace_out: Path | None,
+    as_json: bool,
+) -> int:
+    """Trace MODEL's training iteration and plan when each byte of its state is checkpointed.
+
+    MODEL is a file that defines training() -> checkflow.Training (model.py, or model.py:factory), the name of a bundled
+    network, or a graph that `checkflow trace` wrote.
+    """
+    kind = transfers_for(Formulation(formulation), Transfers(transfers) if transfers else None)
+    output = output or Path(f"{Path(model.replace(':', '-')).stem}.schedule.json")
+    for path, suffixes in ((report, figure.SUFFIXES), (trace_out, (".json",))):
+        if path is not None:
+            figure.check_output(path, suffixes)
+    with _console.progress() as progress:
+        timed = traced(model, settings_of(settings, batch_size), device, real=real, progress=progress)
+        options = Options(
+            bandwidth_bytes_per_s=bandwidth or timed.link_bytes_per_s,
+            interval=interval_of(interval),
+            chunk_bytes=chunk,
+            memory_limit_bytes=memory_limit,
+            relax_memory=relax_memory,
+            slack_ppm=slack_ppm(slack),
+            formulation=Formulation(formulation),
+            transfers=kind,
+            solver=solver,
+            time_limit_s=time_limit,
+        )
+        result = compile_graph(timed.graph, options, progress)
+        if not isinstance(result, Refused):
+            progress("writing")
+            write_schedule(output, result.schedule)
+            if report is not None:
+                figure.write(report, result)
+            if trace_out is not None:
+                perfetto.write(trace_out, result)
+    if isinstance(result, Refused):
+        if as_json:
+            click.echo(json.dumps(summary.of_refused(result, options, timed.trace_s)))
+        click.echo(f"checkflow: {timed.graph.model}: {explain(result)}", err=True)
+        return EXIT_NO
+    if as_json:
+        click.echo(json.dumps(summary.of_compiled(result, timed.trace_s, str(output))))
+    else:
+        terminal.show(_console.out, result, notes=timed.notes, memory_bytes=timed.memory_bytes, trace_s=timed.trace_s)
+        _console.out.print(f"\nschedule: {output}", soft_wrap=True)
+    return EXIT_DONE

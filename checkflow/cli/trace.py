@@ -1,0 +1,65 @@
+"""checkflow trace: a training script to a graph file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from checkflow.cli import _console
+from checkflow.cli._options import json_option, model_options, settings_of, trace_options
+from checkflow.cli._traced import traced
+from checkflow.errors import EXIT_DONE
+from checkflow.graphfile import write_graph
+from checkflow.units import format_bytes, format_ns
+
+
+@click.command()
+@model_options
+@trace_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Graph to write  [default: MODEL.graph.json]")
+@json_option
+def command(
+    model: str,
+    settings: tuple[str, ...],
+    batch_size: str | None,
+    device: str,
+    real: bool,
+    output: Path | None,
+    as_json: bool,
+) -> int:
+    """Trace MODEL's training iteration: operators, storages, lifetimes, times and anchors, as a graph file."""
+    output = output or Path(f"{Path(model.replace(':', '-')).stem}.graph.json")
+    with _console.progress() as progress:
+        timed = traced(model, settings_of(settings, batch_size), device, real=real, progress=progress)
+        progress("writing")
+        write_graph(output, timed.graph)
+    graph = timed.graph
+    if as_json:
+        figures = {
+            "model": graph.model,
+            "device": graph.device,
+            "steps": graph.steps,
+            "tensors": len(graph.tensors),
+            "anchors": len(graph.anchors),
+            "iteration_time_ns": graph.iteration_time_ns,
+            "training_peak_bytes": graph.training_peak_bytes,
+            "liveness_peak_bytes": max(graph.liveness_bytes, default=0),
+            "trace_s": timed.trace_s,
+            "graph": str(output),
+        }
+        click.echo(json.dumps(figures))
+        return EXIT_DONE
+    for note in timed.notes:
+        _console.out.print(f"note: {note}", soft_wrap=True, markup=False)
+    _console.out.print(
+        f"{graph.model}: {graph.steps} operators, {len(graph.tensors)} storages, {len(graph.anchors)} anchors; "
+        f"iteration {format_ns(graph.iteration_time_ns)} on {graph.device}; "
+        f"peak {format_bytes(graph.training_peak_bytes)} "
+        f"({format_bytes(max(graph.liveness_bytes, default=0))} if freed after the last use); traced in "
+        f"{timed.trace_s:.1f} s\n\ngraph: {output}",
+        soft_wrap=True,
+        markup=False,
+    )
+    return EXIT_DONE

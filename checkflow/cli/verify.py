@@ -1,0 +1,38 @@
+"""checkflow verify: replay a schedule against its graph, without the solver."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+
+from checkflow.cli import _console
+from checkflow.cli._options import json_option
+from checkflow.errors import EXIT_DONE
+from checkflow.graphfile import read_graph
+from checkflow.schedule import read_schedule
+from checkflow.units import format_bytes
+from checkflow.verify import verify
+
+
+@click.command()
+@click.argument("schedule", type=click.Path(path_type=Path))
+@click.argument("graph", type=click.Path(path_type=Path))
+@json_option
+def command(schedule: Path, graph: Path, as_json: bool) -> int:
+    """Check that SCHEDULE keeps every promise it makes about GRAPH (from `checkflow trace`), to the byte."""
+    verified = verify(read_schedule(schedule), read_graph(graph))
+    if as_json:
+        click.echo(json.dumps({"verified": True} | dataclasses.asdict(verified)))
+        return EXIT_DONE
+    bound = "recomputed" if verified.bound_checked else "as the solver claims it"
+    _console.out.print(
+        f"{schedule}: verified; peak {format_bytes(verified.peak_bytes)} as planned and "
+        f"{format_bytes(verified.executed_peak_bytes)} as executed, training alone "
+        f"{format_bytes(verified.training_peak_bytes)}; lower bound {bound}",
+        soft_wrap=True,
+        markup=False,
+    )
+    return EXIT_DONE

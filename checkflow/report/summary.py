@@ -1,0 +1,70 @@
+"""A compilation's figures as one flat object, for --json and for tables."""
+
+from __future__ import annotations
+
+from checkflow.compiler import Compiled, Options, Refused, explain
+from checkflow.graph import Graph
+from checkflow.plan import Problem
+from checkflow.policies.checkfreq import checkfreq_peak_bytes
+
+Figures = dict[str, str | int | float | bool | None]
+
+
+def of_compiled(compiled: Compiled, trace_s: float, path: str) -> Figures:
+    """The figures of a plan. Bytes, bytes a second, nanoseconds and seconds, as the names say; gap is a fraction."""
+    certificate = compiled.schedule.certificate
+    return _common(compiled.graph, compiled.problem, compiled.schedule.bandwidth_bytes_per_s, feasible=True) | {
+        "chunks": len(compiled.plan.transfers),
+        "peak_bytes": certificate.peak_bytes,
+        "executed_peak_bytes": certificate.executed_peak_bytes,
+        "lower_bound_bytes": certificate.lower_bound_bytes,
+        "snapshot_bytes": certificate.snapshot_bytes,
+        "executed_snapshot_bytes": certificate.executed_snapshot_bytes,
+        "constructive_peak_bytes": certificate.constructive_peak_bytes,
+        "gap": certificate.gap,
+        "proven_by": certificate.proven_by,
+        "memory_limit_bytes": compiled.problem.memory_limit_bytes,
+        "checkfreq_peak_bytes": checkfreq_peak_bytes(compiled.graph, compiled.problem),
+        "formulation": compiled.schedule.formulation,
+        "transfers": compiled.schedule.transfers,
+        "solver": certificate.solver,
+        "solver_why": certificate.solver_why,
+        "solver_s": compiled.plan.solver.wall_s,
+        "slack": compiled.schedule.slack_ppm / 1e6,
+        "trace_s": trace_s,
+        "plan_s": compiled.plan_s,
+        "schedule": path,
+    }
+
+
+def of_refused(refused: Refused, options: Options, trace_s: float) -> Figures:
+    """Why there is no plan, and what would make one."""
+    answer = refused.answer
+    return _common(refused.graph, refused.problem, options.bandwidth_bytes_per_s, feasible=False) | {
+        "reason": answer.reason.value,
+        "needed_bandwidth_bytes_per_s": answer.needed_bandwidth_bytes_per_s,
+        "smallest_interval": answer.smallest_interval,
+        "snapshot_bytes_at_that_interval": answer.snapshot_bytes_at_that_interval,
+        "message": explain(refused),
+        "formulation": options.formulation.value,
+        "transfers": options.transfers.value,
+        "slack": options.slack_ppm / 1e6,
+        "trace_s": trace_s,
+        "plan_s": refused.plan_s,
+        "schedule": None,
+    }
+
+
+def _common(graph: Graph, problem: Problem, bandwidth_bytes_per_s: int, *, feasible: bool) -> Figures:
+    return {
+        "feasible": feasible,
+        "model": graph.model,
+        "device": graph.device,
+        "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+        "interval": problem.interval,
+        "steps": graph.steps,
+        "state_tensors": len(problem.state),
+        "state_bytes": problem.state_bytes,
+        "iteration_time_ns": graph.iteration_time_ns,
+        "training_peak_bytes": problem.training_peak_bytes,
+    }

@@ -1,0 +1,147 @@
+"""A compilation at a glance, in the terminal: a table of figures, and memory over time with the link's use under it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from checkflow.compiler import Compiled
+from checkflow.policies.checkfreq import checkfreq_peak_bytes
+from checkflow.report.timeline import Timeline, timeline_of
+from checkflow.units import format_bytes, format_ns, format_rate
+
+BARS = " ▁▂▃▄▅▆▇█"
+ROWS = 8
+
+
+def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
+    """The summary a person reads, as (name, value)."""
+    problem, certificate, schedule = compiled.problem, compiled.schedule.certificate, compiled.schedule
+    capacity = problem.clock(problem.steps) * problem.interval / 1e9
+    checkfreq = checkfreq_peak_bytes(compiled.graph, problem)
+    arguments = " ".join(f"{name}={value}" for name, value in compiled.graph.arguments)
+    every = "every iteration" if problem.interval == 1 else f"every {problem.interval} iterations"
+    rows = [
+        ("model", f"{compiled.graph.model} {arguments}".strip()),
+        (
+            "iteration",
+            f"{format_ns(compiled.graph.iteration_time_ns)}, {problem.steps} operators, on {schedule.device}",
+        ),
+        ("state", f"{format_bytes(problem.state_bytes)} in {len(problem.state)} tensors, checkpointed {every}"),
+        ("link", f"{format_rate(schedule.bandwidth_bytes_per_s)}, {problem.state_bytes / capacity:.0%} used"),
+        ("training peak", format_bytes(certificate.training_peak_bytes)),
+        ("peak with the plan", _against(certificate.peak_bytes, certificate.training_peak_bytes)),
+        ("peak as executed", _against(certificate.executed_peak_bytes, certificate.training_peak_bytes)),
+        ("CheckFreq's peak", _against(checkfreq, certificate.training_peak_bytes)),
+        ("snapshots", f"{format_bytes(certificate.executed_snapshot_bytes)} as executed; the rest leaves directly"),
+        ("certificate", _certificate(compiled)),
+        ("solver", f"{certificate.solver}: {certificate.solver_why}"),
+    ]
+    if schedule.static_state_bytes:
+        rows.insert(3, ("unchanging state", f"{format_bytes(schedule.static_state_bytes)}, copied once"))
+    if schedule.slack_ppm:
+        rows.append(("slack", f"times and bandwidth may drift by {schedule.slack_ppm / 1e4:g}%"))
+    return rows
+
+
+def _against(peak_bytes: int, training_bytes: int) -> str:
+    extra = peak_bytes - training_bytes
+    return f"{format_bytes(peak_bytes)} " + (f"(+{format_bytes(extra)})" if extra else "(no added byte)")
+
+
+def _certificate(compiled: Compiled) -> str:
+    plan = compiled.plan
+    bound = format_bytes(plan.lower_bound_bytes)
+    if plan.gap == 0:
+        return f"optimal: the peak equals the lower bound, by {plan.proven_by}"
+    return f"within {plan.gap:.2e} of the lower bound {bound}, by {plan.proven_by}"
+
+
+def show(
+    console: Console, compiled: Compiled, *, notes: tuple[str, ...], memory_bytes: int | None, trace_s: float
+) -> None:
+    """Print the summary and the timeline."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows_of(compiled):
+        table.add_row(name, Text(value))
+    table.add_row("took", f"trace {trace_s:.2f} s, plan {compiled.plan_s:.3f} s")
+    for note in notes:
+        table.add_row("note", Text(note))
+    if memory_bytes is not None and compiled.schedule.certificate.executed_peak_bytes > memory_bytes:
+        table.add_row("warning", Text(f"the peak is above the device's {format_bytes(memory_bytes)}", style="red"))
+    console.print(table)
+    console.print()
+    for line in chart(timeline_of(compiled), max(40, min(console.width, 120) - 12)):
+        console.print(line, no_wrap=True, overflow="crop")
+
+
+def chart(timeline: Timeline, width: int) -> list[Text]:
+    """Memory (training, and snapshots on top) and link use over one period, `width` columns wide."""
+    columns = _columns(timeline, width)
+    top = max(timeline.memory_bytes)
+    lines = [Text(" " * 11 + _phase_line(timeline, width), style="dim")]
+    for row in range(ROWS, 0, -1):
+        label = format_bytes(top * row // ROWS) if row in (ROWS, ROWS // 2) else ""
+        line = Text(f"{label:>10} ")
+        for training, total, _ in columns:
+            line.append(*_cell(training / top * ROWS - row + 1, total / top * ROWS - row + 1))
+        lines.append(line)
+    link = Text(f"{'link':>10} ")
+    for _, _, use in columns:
+        link.append(BARS[round(use * (len(BARS) - 1))], style="green")
+    lines.append(link)
+    right = format_ns(timeline.period_ns)
+    lines.append(Text(" " * 11 + "0" + right.rjust(width - 1), style="dim"))
+    lines.append(
+        Text(f"{'':>11}█ training  ", style="blue").append("█ snapshots  ", "red").append("█ link busy", "green")
+    )
+    return lines
+
+
+def _cell(training: float, total: float) -> tuple[str, str]:
+    """The character of one cell whose filling, in cells from its bottom, is given."""
+    if training >= 1:
+        return BARS[-1], "blue"
+    if total > training and total > 0:
+        return BARS[max(1, round(min(total, 1.0) * 8))], "red"
+    return BARS[max(0, round(training * 8))], "blue"
+
+
+def _columns(timeline: Timeline, width: int) -> list[tuple[int, int, float]]:
+    """(most training bytes, most bytes, link use) in each of `width` equal parts of the period."""
+    period, edges = timeline.period_ns, timeline.edges_ns
+    busy = [0.0] * width
+    for span in timeline.spans:
+        begin = span.begin_ns % period
+        end = begin + span.end_ns - span.begin_ns
+        first, last = int(begin * width / period), int(end * width / period)
+        for column in range(first, last + 1):
+            low, high = column * period / width, (column + 1) * period / width
+            busy[column % width] += max(0.0, min(end, high) - max(begin, low))
+    columns = []
+    for column in range(width):
+        first = bisect_right(edges, column * period // width) - 1
+        last = max(first + 1, min(bisect_left(edges, (column + 1) * period // width), len(timeline.memory_bytes)))
+        columns.append(
+            (
+                max(timeline.training_bytes[first:last]),
+                max(timeline.memory_bytes[first:last]),
+                min(1.0, busy[column] * width / period),
+            )
+        )
+    return columns
+
+
+def _phase_line(timeline: Timeline, width: int) -> str:
+    line = [" "] * width
+    for name, at_ns in timeline.phases:
+        start = min(at_ns * width // timeline.period_ns, width - 1)
+        for offset, character in enumerate("╷" + name):
+            if start + offset < width:
+                line[start + offset] = character
+    return "".join(line)

@@ -1,0 +1,100 @@
+"""What happens when, over one period of a compiled schedule: the data that every picture of it shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from checkflow.compiler import Compiled
+from checkflow.graph import AnchorKind, Graph
+from checkflow.link.grid import TICKS_PER_BYTE
+from checkflow.schedule import ActionRow
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One transfer as executed: when it occupies the link, and from when to when its snapshot exists."""
+
+    name: str
+    size_bytes: int
+    begin_ns: float
+    end_ns: float
+    held_ns: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Times from position 0. A checkpoint's transfers may begin before it, and end after the period (they repeat)."""
+
+    edges_ns: tuple[int, ...]  # of the period's steps, one more than there are steps
+    training_bytes: tuple[int, ...]  # in each step
+    memory_bytes: tuple[int, ...]  # in each step, with the snapshots
+    spans: tuple[Span, ...]
+    phases: tuple[tuple[str, int], ...]  # name and beginning in ns, of the first iteration
+
+    @property
+    def period_ns(self) -> int:
+        return self.edges_ns[-1]
+
+
+def timeline_of(compiled: Compiled) -> Timeline:
+    """The timeline of a schedule as executed, at the derated times it was planned with."""
+    problem, schedule, graph = compiled.problem, compiled.schedule, compiled.graph
+    steps = problem.steps * problem.interval
+    edges = (0, *accumulate(problem.time_ns * problem.interval))
+    extra = [0] * steps
+    for row in schedule.actions:
+        if row.snapshot is not None and row.release is not None:
+            for step in range(schedule.position(row.snapshot), schedule.position(row.release)):
+                extra[step % steps] += row.bytes
+    training = problem.resident_bytes * problem.interval
+    return Timeline(
+        edges_ns=edges,
+        training_bytes=training,
+        memory_bytes=tuple(a + b for a, b in zip(training, extra, strict=True)),
+        spans=_spans(compiled),
+        phases=_phases(graph, edges),
+    )
+
+
+def _spans(compiled: Compiled) -> tuple[Span, ...]:
+    problem, schedule = compiled.problem, compiled.schedule
+    bandwidth = problem.bandwidth_bytes_per_s
+    period = problem.clock(problem.steps) * problem.interval
+    names = {row.id: row.views[0].name for row in schedule.state}
+
+    def play(free: int | None) -> list[tuple[ActionRow, int, int]]:
+        played = []
+        for row in schedule.actions:
+            issued = problem.clock(schedule.position(row.offload))
+            begin = issued if free is None else max(free, issued)
+            free = begin + row.bytes * TICKS_PER_BYTE
+            played.append((row, begin, free))
+        return played
+
+    played = play(None)
+    if played and played[-1][2] - period > played[0][1]:
+        played = play(played[-1][2] - period)
+
+    def held(row: ActionRow) -> tuple[float, float] | None:
+        if row.snapshot is None or row.release is None:
+            return None
+        created, released = (problem.clock(schedule.position(place)) for place in (row.snapshot, row.release))
+        return created / bandwidth, released / bandwidth
+
+    return tuple(
+        Span(names[row.tensor], row.bytes, begin / bandwidth, end / bandwidth, held(row)) for row, begin, end in played
+    )
+
+
+def _phases(graph: Graph, edges: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
+    """Where forward, backward and update begin, as far as the anchors tell."""
+    phases = [("forward", 0)]
+    gradients = [a.position for a in graph.anchors if a.kind is AnchorKind.GRADIENT]
+    updates = [a.position for a in graph.anchors if a.kind is AnchorKind.OPTIMIZER_PRE]
+    forwards = [a.position for a in graph.anchors if a.kind is AnchorKind.FORWARD]
+    if gradients:
+        phases.append(("backward", edges[max((p for p in forwards if p <= gradients[0]), default=gradients[0])]))
+    if updates and (not gradients or updates[0] >= gradients[-1]):
+        phases.append(("update", edges[updates[0]]))
+    return tuple(phases)
