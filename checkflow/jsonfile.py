@@ -111,5 +111,6 @@ def validate(adapter: TypeAdapter[type_of], value: object, source: str) -> type_
         return adapter.validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise FormatError(f"{source}: field {where}: {first['msg'][:1].lower()}{first['msg'][1:]}; correct it") from None
+        where = " ".join(".".join(str(part) for part in first["loc"]).split()) or "the document"
+        reason = first["msg"][:1].lower() + first["msg"][1:]
+        raise FormatError(f"{source}: field {where}: {reason}; correct it") from None

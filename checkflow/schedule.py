@@ -6,6 +6,7 @@ anchor-th of `anchors`, counted from 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -165,14 +166,40 @@ def write_schedule(path: Path, schedule: Schedule) -> None:
 
 
 def read_schedule(path: Path) -> Schedule:
-    """The schedule in a file. Raises FormatError, one line, where it is not one, or its digest is of other content."""
+    """The schedule in a file. Raises FormatError, one line, where it is not one or its digest is of other content.
+
+    Whoever reads it may follow its rows to its state and its anchors; whether the plan is sound is for `verify` to say.
+    """
     schedule = validate(_READER, parse_json(path, FORMAT, VERSION), str(path))
+    for complaint in _dangling(schedule):
+        raise FormatError(f"{path}: {complaint}; compile it again")
     if schedule.digest != schedule_digest(schedule):
         raise FormatError(
             f"{path}: field digest: is not the digest of this content, the file was changed or damaged; "
             "compile it again"
         )
     return schedule
+
+
+def _dangling(schedule: Schedule) -> Iterator[str]:
+    """Rows that refer to what the schedule does not have."""
+    positions = [anchor.position for anchor in schedule.anchors]
+    if positions != sorted(positions) or positions[-1:] != [schedule.steps]:
+        yield f"field anchors: positions have to ascend to the iteration's end, {schedule.steps}"
+    size_of = {row.id: row.bytes for row in schedule.state if row.written}
+    tables: dict[str, tuple[PlanRow | ActionRow, ...]] = {"plan": schedule.plan, "actions": schedule.actions}
+    for table, rows in tables.items():
+        for number, row in enumerate(rows):
+            if row.tensor not in size_of:
+                yield f"field {table}.{number}.tensor: {row.tensor} is not the id of written state"
+            elif row.offset + row.bytes > size_of[row.tensor]:
+                yield f"field {table}.{number}: ends at byte {row.offset + row.bytes} of {size_of[row.tensor]}"
+    for number, action in enumerate(schedule.actions):
+        if (action.snapshot is None) != (action.release is None):
+            yield f"field actions.{number}: snapshot and release stand together or not at all"
+        for place in (action.snapshot, action.offload, action.release):
+            if place is not None and place[1] > len(positions):
+                yield f"field actions.{number}: anchor {place[1]} is not one of the {len(positions)}"
 
 
 def json_schema() -> dict[str, object]:
