@@ -27,9 +27,10 @@ ALLOWED: dict[str, set[str]] = {
     "verify": {"errors", "graph", "graphfile", "plan", "schedule"},
     "lower": {"errors", "graph", "graphfile", "plan", "link", "schedule"},
     "models": {"errors", "training"},
+    "execution": {"graph", "plan", "link", "schedule"},
     "policies": {"errors", "graph", "plan", "link"},
     "compiler": {"errors", "units", "graph", "plan", "solve", "schedule", "lower", "verify"},
-    "report": {"errors", "units", "graph", "plan", "link", "policies", "schedule", "jsonfile", "compiler"},
+    "report": {"errors", "units", "graph", "plan", "link", "policies", "schedule", "jsonfile", "compiler", "execution"},
     "sources": {"errors", "training", "models"},
     "cli": {
         "errors", "units", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify", "compiler",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from checkflow.compiler import Compiled, Options, Refused, explain
+from checkflow.execution import tolerated_drift_ppm
 from checkflow.graph import Graph
 from checkflow.plan import Problem
 from checkflow.policies.checkfreq import checkfreq_peak_bytes
@@ -31,6 +32,7 @@ def of_compiled(compiled: Compiled, trace_s: float, path: str) -> Figures:
         "solver_why": certificate.solver_why,
         "solver_s": compiled.plan.solver.wall_s,
         "slack": compiled.schedule.slack_ppm / 1e6,
+        "tolerated_drift": tolerated_drift_ppm(compiled.schedule, compiled.graph) / 1e6,
         "trace_s": trace_s,
         "plan_s": compiled.plan_s,
         "schedule": path,

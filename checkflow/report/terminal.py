@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from checkflow.compiler import Compiled
+from checkflow.execution import tolerated_drift_ppm
 from checkflow.policies.checkfreq import checkfreq_peak_bytes
 from checkflow.report.timeline import Timeline, timeline_of
 from checkflow.units import format_bytes, format_ns, format_rate
@@ -43,7 +44,9 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
     if schedule.static_state_bytes:
         rows.insert(3, ("unchanging state", f"{format_bytes(schedule.static_state_bytes)}, copied once"))
     if schedule.slack_ppm:
-        rows.append(("slack", f"times and bandwidth may drift by {schedule.slack_ppm / 1e4:g}%"))
+        rows.append(("slack", f"planned with times and bandwidth {schedule.slack_ppm / 1e4:g}% short"))
+    drift = tolerated_drift_ppm(schedule, compiled.graph)
+    rows.append(("drift", f"the link may be {drift / 1e4:.1f}% slower, or operators faster, before anything waits"))
     return rows
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from checkflow.compiler import Compiled
+from checkflow.execution import play
 from checkflow.graph import AnchorKind, Graph
-from checkflow.link.grid import TICKS_PER_BYTE
 from checkflow.schedule import ActionRow
 
 
@@ -60,21 +60,7 @@ def timeline_of(compiled: Compiled) -> Timeline:
 def _spans(compiled: Compiled) -> tuple[Span, ...]:
     problem, schedule = compiled.problem, compiled.schedule
     bandwidth = problem.bandwidth_bytes_per_s
-    period = problem.clock(problem.steps) * problem.interval
     names = {row.id: row.views[0].name for row in schedule.state}
-
-    def play(free: int | None) -> list[tuple[ActionRow, int, int]]:
-        played = []
-        for row in schedule.actions:
-            issued = problem.clock(schedule.position(row.offload))
-            begin = issued if free is None else max(free, issued)
-            free = begin + row.bytes * TICKS_PER_BYTE
-            played.append((row, begin, free))
-        return played
-
-    played = play(None)
-    if played and played[-1][2] - period > played[0][1]:
-        played = play(played[-1][2] - period)
 
     def held(row: ActionRow) -> tuple[float, float] | None:
         if row.snapshot is None or row.release is None:
@@ -83,7 +69,14 @@ def _spans(compiled: Compiled) -> tuple[Span, ...]:
         return created / bandwidth, released / bandwidth
 
     return tuple(
-        Span(names[row.tensor], row.bytes, begin / bandwidth, end / bandwidth, held(row)) for row, begin, end in played
+        Span(
+            names[item.row.tensor],
+            item.row.bytes,
+            item.begin_ticks / bandwidth,
+            item.end_ticks / bandwidth,
+            held(item.row),
+        )
+        for item in play(schedule, problem)
     )
 
 
