@@ -1,0 +1,92 @@
+"""A recording as a Graph, and the promises a Graph makes, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from checkflow.errors import TraceError
+from checkflow.graph import Anchor, Graph, Op, Role, Tensor, View
+from checkflow.trace.names import State
+from checkflow.trace.recorder import Recorded
+from checkflow.trace.storages import Ledger, Storage
+
+
+def assemble(
+    *,
+    model: str,
+    arguments: tuple[tuple[str, str], ...],
+    states: Sequence[tuple[State, Storage]],
+    operators: Sequence[Recorded],
+    anchors: tuple[Anchor, ...],
+    ledger: Ledger,
+) -> Graph:
+    """The Graph of a recorded iteration of len(operators) steps. Raises TraceError where no parameter is written."""
+    steps = len(operators)
+    views: dict[Storage, list[View]] = {}
+    for state, storage in states:
+        shape, dtype = tuple(state.tensor.shape), str(state.tensor.dtype).removeprefix("torch.")
+        views.setdefault(storage, []).append(View(state.name, dtype, shape))
+    host_state_bytes = sum(storage.size_bytes for storage in views if ledger.is_host(storage))
+    kept = [s for s in _in_graph(views, operators, ledger) if not ledger.is_host(s) and s.size_bytes]
+    index = {storage: position for position, storage in enumerate(kept)}
+    graph = Graph(
+        model=model,
+        arguments=arguments,
+        device="",
+        traced_on="cuda" if ledger.on_cuda else "cpu",
+        ops=tuple(
+            Op(
+                name=op.name,
+                reads=tuple(index[s] for s in op.reads if s in index),
+                writes=tuple(index[s] for s in op.writes if s in index),
+                flops=op.flops,
+                traffic_bytes=op.traffic_bytes,
+                dtype=op.dtype,
+                time_ns=0,
+            )
+            for op in operators
+        ),
+        tensors=tuple(_tensor(s, tuple(views.get(s, ())), number, steps) for s, number in index.items()),
+        anchors=anchors,
+        host_state_bytes=host_state_bytes,
+    )
+    if not any(graph.tensors[i].role is Role.PARAMETER for i in graph.writes):
+        raise TraceError(f"{model}: the iteration writes no parameter; let it call optimizer.step() after backward()")
+    check_graph(graph)
+    return graph
+
+
+def _in_graph(views: Iterable[Storage], operators: Sequence[Recorded], ledger: Ledger) -> Iterable[Storage]:
+    """State, what operators use, gradients, and what the iteration frees; in order of birth, state first.
+
+    Tensors that exist before, and that the iteration neither uses nor frees, are not its concern.
+    """
+    used = dict.fromkeys(s for op in operators for s in (*op.reads, *op.writes))
+    gradients = [s for s in ledger.alive.values() if s.role is Role.GRADIENT]
+    others = dict.fromkeys((*ledger.freed, *gradients, *used))
+    return dict.fromkeys((*views, *sorted(others, key=lambda storage: storage.born)))
+
+
+def _tensor(storage: Storage, views: tuple[View, ...], number: int, steps: int) -> Tensor:
+    role = storage.role or (Role.ACTIVATION if storage.born else Role.INPUT)
+    freed = steps if storage.freed is None else max(storage.freed, storage.last_use, storage.born)
+    name = views[0].name if views else storage.name or f"%unused_{number}"
+    return Tensor(name, role, storage.size_bytes, storage.born, steps if role.is_state else freed, views)
+
+
+def check_graph(graph: Graph) -> None:
+    """Raises AssertionError, a bug of this package, unless the graph keeps the promises of checkflow.graph."""
+    names = [tensor.name for tensor in graph.tensors]
+    assert len(set(names)) == len(names), "two tensors have one name"
+    for tensor in graph.tensors:
+        assert 0 <= tensor.born <= graph.steps and tensor.freed <= graph.steps, f"{tensor.name} lives outside"
+        assert tensor.size_bytes > 0 and tensor.role.is_state == bool(tensor.views), tensor.name
+        assert not tensor.role.is_state or (tensor.born, tensor.freed) == (0, graph.steps), tensor.name
+    for step, op in enumerate(graph.ops, start=1):
+        for i in (*op.reads, *op.writes):
+            tensor = graph.tensors[i]
+            assert max(tensor.born, 1) <= step <= tensor.freed, f"step {step} uses {tensor.name} while it is not there"
+    for i, tensor in enumerate(graph.tensors):
+        assert not tensor.born or i in graph.ops[tensor.born - 1].writes, f"{tensor.name} is born of nothing"
+    positions = [anchor.position for anchor in graph.anchors]
+    assert positions == sorted(set(positions)) and positions[-1] == graph.steps, "anchors are out of order"

@@ -1,0 +1,122 @@
+"""Hooks for one iteration: where anchors fire, and which storages become gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from checkflow.graph import Anchor, AnchorKind, Role
+from checkflow.trace.names import parameters_of, prefixes
+from checkflow.trace.storages import Ledger
+from checkflow.training import Training
+
+# At one position the first of these stays, then the outermost subject.
+_PREFERENCE = (
+    AnchorKind.ITERATION_END,
+    AnchorKind.OPTIMIZER_PRE,
+    AnchorKind.OPTIMIZER,
+    AnchorKind.GRADIENT,
+    AnchorKind.FORWARD_PRE,
+    AnchorKind.FORWARD,
+)
+
+
+class Firings:
+    """The anchors that fire while an iteration runs."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._counts: Counter[tuple[AnchorKind, str]] = Counter()
+        self.all: list[Anchor] = []
+
+    def fire(self, kind: AnchorKind, subject: str) -> None:
+        self._counts[kind, subject] += 1
+        self.all.append(Anchor(kind, subject, self._counts[kind, subject], self._ledger.step))
+
+    def kept(self) -> tuple[Anchor, ...]:
+        """One for each position, in order of position."""
+        best: dict[int, Anchor] = {}
+        for anchor in self.all:
+            if anchor.position not in best or _rank(anchor) < _rank(best[anchor.position]):
+                best[anchor.position] = anchor
+        return tuple(best[position] for position in sorted(best))
+
+
+def _rank(anchor: Anchor) -> tuple[int, int]:
+    depth = anchor.subject.count(".") + anchor.subject.count("/")
+    return _PREFERENCE.index(anchor.kind), depth
+
+
+@contextmanager
+def hooked(training: Training, firings: Firings, ledger: Ledger) -> Iterator[None]:
+    """Hooks on all modules, parameters and optimizers of a training, for as long as this is active."""
+    handles: list[torch.utils.hooks.RemovableHandle] = []
+    seen: set[torch.nn.Module] = set()
+    try:
+        for prefix, model in zip(prefixes("model", len(training.models)), training.models, strict=True):
+            for path, module in model.named_modules():
+                if module not in seen:
+                    seen.add(module)
+                    handles += _on_module(module, f"{prefix}/{path}" if path else prefix, firings)
+        for name, parameter in parameters_of(training):
+            if parameter.requires_grad:
+                handles += _on_parameter(parameter, name, firings, ledger)
+        for prefix, optimizer in zip(prefixes("optimizer", len(training.optimizers)), training.optimizers, strict=True):
+            handles += _on_optimizer(optimizer, prefix, firings, ledger)
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def mark_gradient(parameter: torch.Tensor, ledger: Ledger) -> None:
+    """The storage of a parameter's gradient, if it has one, is a gradient."""
+    if parameter.grad is not None:
+        storage = ledger.see(parameter.grad)
+        storage.role = storage.role or Role.GRADIENT
+        storage.scalar = False
+
+
+def _on_module(module: torch.nn.Module, subject: str, firings: Firings) -> list[torch.utils.hooks.RemovableHandle]:
+    def before(_module: torch.nn.Module, _args: object) -> None:
+        firings.fire(AnchorKind.FORWARD_PRE, subject)
+
+    def after(_module: torch.nn.Module, _args: object, _result: object) -> None:
+        firings.fire(AnchorKind.FORWARD, subject)
+
+    return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+
+
+def _on_parameter(
+    parameter: torch.nn.Parameter, name: str, firings: Firings, ledger: Ledger
+) -> list[torch.utils.hooks.RemovableHandle]:
+    """A tensor hook is the anchor: post-accumulate hooks of the user, which may update, run before a later one."""
+
+    def ready(_gradient: torch.Tensor) -> None:
+        firings.fire(AnchorKind.GRADIENT, name)
+
+    def accumulated(updated: torch.Tensor) -> None:
+        mark_gradient(updated, ledger)
+
+    return [
+        parameter.register_hook(ready),  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(accumulated),  # type: ignore[no-untyped-call]
+    ]
+
+
+def _on_optimizer(
+    optimizer: torch.optim.Optimizer, subject: str, firings: Firings, ledger: Ledger
+) -> list[torch.utils.hooks.RemovableHandle]:
+    def before(stepping: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        for group in stepping.param_groups:
+            for parameter in group["params"]:
+                mark_gradient(parameter, ledger)
+        firings.fire(AnchorKind.OPTIMIZER_PRE, subject)
+
+    def after(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        firings.fire(AnchorKind.OPTIMIZER, subject)
+
+    return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]

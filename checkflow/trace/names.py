@@ -1,0 +1,123 @@
+"""Names of state: parameters and buffers as in state_dict, optimizer state as <parameter>.<slot>.
+
+A non-persistent buffer is no state: a resume builds it again. A parameter that an optimizer updates has to belong to
+one of the models; otherwise no checkpoint of the models would hold it, so that is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from checkflow.errors import ModelFileError, TraceError
+from checkflow.graph import Role
+from checkflow.training import Training
+
+_DISTRIBUTED = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DTensor", "DataParallel"}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One name of a state tensor."""
+
+    name: str
+    role: Role
+    tensor: torch.Tensor
+    host: bool  # on the host, whatever the device: never crosses the link
+
+
+def prefixes(kind: str, count: int) -> tuple[str, ...]:
+    """("model",) for one, ("model.0", "model.1") for two."""
+    return (kind,) if count == 1 else tuple(f"{kind}.{i}" for i in range(count))
+
+
+def check_training(value: object, model: str) -> Training:
+    """The factory's result. Raises ModelFileError unless it is a Training of plain modules and optimizers."""
+    if not isinstance(value, Training):
+        raise ModelFileError(
+            f"{model}: the factory returned {type(value).__name__}; "
+            "return checkflow.Training(model, optimizer, iteration)"
+        )
+    for module in value.models:
+        if not isinstance(module, torch.nn.Module):
+            raise ModelFileError(f"{model}: model is {type(module).__name__}; give an nn.Module or a list of them")
+        parts = [*module.modules(), *module.parameters()]
+        named = {base.__name__ for part in parts for base in type(part).__mro__} & _DISTRIBUTED
+        if named:
+            raise TraceError(f"{model}: {min(named)} is not supported yet; trace the plain module of one process")
+    for optimizer in value.optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ModelFileError(
+                f"{model}: optimizer is {type(optimizer).__name__}; give a torch.optim.Optimizer or a list of them"
+            )
+    if not value.models or not value.optimizers:
+        raise ModelFileError(f"{model}: the factory returned no {'optimizer' if value.models else 'model'}; give one")
+    if not callable(value.iteration):
+        kind = type(value.iteration).__name__
+        raise ModelFileError(f"{model}: iteration is {kind}; give a function without arguments")
+    return value
+
+
+def parameters_of(training: Training) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """("model/features.0.weight", parameter) for each parameter once, under its first name."""
+    seen: set[int] = set()
+    for prefix, module in zip(prefixes("model", len(training.models)), training.models, strict=True):
+        for name, parameter in module.named_parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"{prefix}/{name}", parameter
+
+
+def state_of(training: Training, model: str) -> tuple[State, ...]:
+    """Every name of every state tensor. Raises TraceError for an optimizer's parameter that belongs to no model."""
+    found: list[State] = []
+    for prefix, module in zip(prefixes("model", len(training.models)), training.models, strict=True):
+        for path, part in module.named_modules(remove_duplicate=False):
+            for role, tensors, skip in (
+                (Role.PARAMETER, part._parameters, set[str]()),
+                (Role.BUFFER, part._buffers, part._non_persistent_buffers_set),
+            ):
+                found += [
+                    State(f"{prefix}/{path}.{name}" if path else f"{prefix}/{name}", role, tensor, host=False)
+                    for name, tensor in tensors.items()
+                    if tensor is not None and name not in skip
+                ]
+    return (*found, *_optimizer_state(training, model))
+
+
+def _optimizer_state(training: Training, model: str) -> Iterator[State]:
+    names = {id(parameter): name.split("/", 1)[1] for name, parameter in parameters_of(training)}
+    for prefix, optimizer in zip(prefixes("optimizer", len(training.optimizers)), training.optimizers, strict=True):
+        for index, group in enumerate(optimizer.param_groups):
+            on_device = bool(group.get("capturable") or group.get("fused"))
+            for key, value in group.items():
+                if isinstance(value, torch.Tensor):
+                    name = f"{prefix}/param_groups.{index}.{key}"
+                    yield State(name, Role.OPTIMIZER, value, _is_host_scalar(value, on_device))
+            for position, parameter in enumerate(group["params"]):
+                if id(parameter) not in names:
+                    raise TraceError(
+                        f"{model}: {prefix} updates parameter {position} of group {index}, shape "
+                        f"{tuple(parameter.shape)}, which belongs to no model; list its module in Training.model"
+                    )
+                for slot, tensor in _slots(optimizer.state.get(parameter, {})):
+                    name = f"{prefix}/{names[id(parameter)]}.{slot}"
+                    yield State(name, Role.OPTIMIZER, tensor, _is_host_scalar(tensor, on_device))
+
+
+def _is_host_scalar(tensor: torch.Tensor, on_device: bool) -> bool:
+    """Adam's step and its like: on the CPU on any machine, unless the optimizer is capturable or fused."""
+    return tensor.device.type == "cpu" and tensor.dim() == 0 and not on_device
+
+
+def _slots(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _slots(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)):
+        for key, item in enumerate(value):
+            yield from _slots(item, f"{path}.{key}" if path else str(key))

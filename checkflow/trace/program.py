@@ -1,0 +1,214 @@
+"""The torch.fx program of one iteration, built while it runs.
+
+Values are tensors and generators. Placeholders are what existed before; node.meta["source"] is the name by which a
+replay finds them. The output node lists the gradients that are left, named in node.meta["gradients"].
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from torch.fx.node import Argument
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
+
+from checkflow.trace.storages import Ledger, Storage, is_fake
+from checkflow.trace.writes import tensors_in
+
+UNREACHABLE = ""  # source of an input that no name leads to
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    node: torch.fx.Node
+    identity: int  # of the storage it had
+
+
+class Program:
+    """Maps tensors to fx nodes by object identity, which autograd preserves."""
+
+    def __init__(self, ledger: Ledger, sources: Mapping[str, torch.Tensor | torch.Generator]) -> None:
+        self.graph = torch.fx.Graph()
+        self._ledger = ledger
+        self._values: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._bases: dict[Storage, torch.fx.Node] = {}
+        self._constants: dict[str, torch.Tensor] = {}
+        self._sources: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._generators: dict[torch.Generator, str] = {}
+        self._seeded: dict[torch.Generator, tuple[torch.fx.Node, torch.Tensor]] = {}
+        self._last_placeholder: torch.fx.Node | None = None
+        for name, value in reversed(list(sources.items())):
+            if isinstance(value, torch.Tensor):
+                self._sources[value] = name
+            else:
+                self._generators[value] = name
+
+    def call(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+    ) -> torch.fx.Node:
+        """Record a call that is about to run."""
+        if func._schema.name == "aten::lift_fresh" and not self.knows(args[0]):  # each iteration has a fresh one
+            return self.graph.call_function(torch.ops.aten.clone.default, (self._argument(args[0]),))
+        return self.graph.call_function(
+            func,
+            tuple(self._argument(value) for value in args),
+            {name: self._argument(value) for name, value in kwargs.items()},
+        )
+
+    def generated(self, generator: object) -> None:
+        """A recorded call has drawn from this generator."""
+        if isinstance(generator, torch.Generator) and generator in self._seeded:
+            self._seeded[generator] = (self._seeded[generator][0], generator.get_state())
+
+    @contextmanager
+    def recording_random_state(self) -> Iterator[None]:
+        """While active, reading and setting the default generators' state is recorded too (checkpointing does)."""
+        with ExitStack() as stack:
+            for module, name in _RANDOM_STATE:
+                original = getattr(module, name)
+                stack.enter_context(mock.patch.object(module, name, self._recorded(original)))
+            yield
+
+    def _recorded(self, original: Callable[..., object]) -> Callable[..., object]:
+        def record(*args: object) -> object:
+            node = self.graph.call_function(original, tuple(self._argument(value) for value in args))
+            result = original(*args)
+            self.results(node, result)
+            return result
+
+        return record
+
+    def knows(self, value: object) -> bool:
+        return isinstance(value, torch.Tensor) and value in self._values
+
+    def results(self, node: torch.fx.Node, result: object) -> None:
+        """Bind what a recorded call returned."""
+        if isinstance(result, torch.Tensor):
+            self.bind(result, node)
+        elif isinstance(result, (list, tuple)):
+            for index, item in enumerate(result):
+                if isinstance(item, torch.Tensor) or (isinstance(item, (list, tuple)) and any(tensors_in(item))):
+                    self.results(self.graph.call_function(operator.getitem, (node, index)), item)
+
+    def bind(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
+        storage = self._ledger.see(tensor)
+        self._values[tensor] = _Value(node, storage.identity)
+        if storage not in self._bases:
+            self._bases[storage] = node
+            storage.name = storage.name or f"%{node.name}"
+
+    def finish(self, gradients: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
+        """The program, once the iteration has run."""
+        output = self.graph.output(tuple(self.node_of(gradient) for gradient in gradients.values()))
+        output.meta["gradients"] = tuple(gradients)
+        return torch.fx.GraphModule(self._constants, self.graph, class_name="Iteration")
+
+    def node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
+        """The node whose value is this tensor; a new placeholder or constant for one that was never seen."""
+        value = self._values.get(tensor)  # type: ignore[no-untyped-call]
+        storage = self._ledger.see(tensor)
+        if value is not None and value.identity == storage.identity:
+            node: torch.fx.Node = value.node
+            return node
+        base = self._bases.get(storage)
+        if base is not None:
+            return self._view(tensor, base)
+        node = self._input(tensor)
+        self.bind(tensor, node)
+        return node
+
+    def _view(self, tensor: torch.Tensor, base: torch.fx.Node) -> torch.fx.Node:
+        """A view that no operator made, of a storage that is known."""
+        node = self.graph.call_function(
+            torch.ops.aten.as_strided.default,
+            (base, list(tensor.shape), list(tensor.stride()), int(tensor.storage_offset())),
+        )
+        self.bind(tensor, node)
+        return node
+
+    def _input(self, tensor: torch.Tensor) -> torch.fx.Node:
+        source: str = self._sources.get(tensor, UNREACHABLE)  # type: ignore[no-untyped-call]
+        if source == UNREACHABLE and not is_fake(tensor):
+            return self._constant(tensor)
+        return self._placeholder(source)
+
+    def _placeholder(self, source: str) -> torch.fx.Node:
+        name = re.sub(r"\W+", "_", source.removeprefix("iteration.")).strip("_") or "unreachable"
+        with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
+            if self._last_placeholder is not None:
+                with self.graph.inserting_after(self._last_placeholder):
+                    node = self.graph.placeholder(name)
+            else:
+                node = self.graph.placeholder(name)
+        node.meta["source"] = source
+        self._last_placeholder = node
+        return node
+
+    def _constant(self, tensor: torch.Tensor) -> torch.fx.Node:
+        name = f"_constant{len(self._constants)}"
+        with _disable_current_modes():
+            self._constants[name] = tensor.detach().clone()
+        # Constants stand where they are used; the graph's owner is made last, so fx cannot look them up yet.
+        return self.graph.create_node("get_attr", name)
+
+    def _argument(self, value: object) -> Argument:
+        if isinstance(value, torch.Tensor):
+            return value.item() if self._is_number(value) else self.node_of(value)
+        if isinstance(value, (list, tuple)):
+            return [self._argument(item) for item in value]
+        if isinstance(value, torch.Generator):
+            return self._generator(value)
+        return value  # type: ignore[return-value]
+
+    def _is_number(self, tensor: torch.Tensor) -> bool:
+        """A Python number that C++ wrapped: it takes part in type promotion as a number, so it has to stay one."""
+        if is_fake(tensor) or tensor.dim() or tensor.device.type != "cpu" or tensor in self._values:
+            return False
+        narrow = {torch.float64: torch.float32, torch.int64: torch.int32}.get(tensor.dtype)
+        if narrow is None:
+            return False
+        with _disable_current_modes():
+            return torch.result_type(torch.zeros((), dtype=narrow), tensor) == narrow
+
+    def _generator(self, generator: torch.Generator) -> torch.fx.Node:
+        """A generator's node. Its state is set anew where code between operators changed it."""
+        state = generator.get_state()
+        known = self._seeded.get(generator)
+        if known is None:
+            source = self._generators.get(generator, UNREACHABLE)
+            node = (
+                self._placeholder(source)
+                if source
+                else self.graph.call_function(_new_generator, (self._constant(state),))
+            )
+        else:
+            node, before = known
+            if not torch.equal(before, state):
+                node = self.graph.call_function(_reseed, (node, self._constant(state)))
+        self._seeded[generator] = (node, state)
+        return node
+
+
+def _new_generator(state: torch.Tensor) -> torch.Generator:
+    return _reseed(torch.Generator(), state)
+
+
+def _reseed(generator: torch.Generator, state: torch.Tensor) -> torch.Generator:
+    generator.set_state(state)
+    return generator
+
+
+_RANDOM_STATE = tuple(
+    (module, name)
+    for module in (torch, torch.random, torch.cuda)
+    for name in ("get_rng_state", "set_rng_state", "manual_seed")
+)

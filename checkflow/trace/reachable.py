@@ -1,0 +1,105 @@
+"""Tensors and generators that an iteration can reach, named by the way: "iteration.x", "iteration.scaler._scale".
+
+A replay finds a program's inputs in another Training of the same factory by these names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import types
+from collections.abc import Iterator
+
+import torch
+
+from checkflow.trace.names import parameters_of, state_of
+from checkflow.training import Training
+
+_MANY = 4096  # longer containers are data sets of Python objects, not inputs
+_LEAVES = (str, bytes, int, float, complex, type, types.ModuleType, torch.dtype, torch.device, torch.Size)
+
+Reached = torch.Tensor | torch.Generator
+
+
+def sources_of(training: Training, model: str) -> dict[str, Reached]:
+    """All that a program may take as input, by name: state, gradients, and what else is reachable."""
+    found: dict[str, Reached] = {state.name: state.tensor for state in state_of(training, model)}
+    for name, parameter in parameters_of(training):
+        if parameter.grad is not None:
+            found[f"{name}.grad"] = parameter.grad
+    return found | reachable(training)
+
+
+def reachable(training: Training) -> dict[str, Reached]:
+    """Name -> tensor or generator; each object once, under the first name that a depth-first walk meets."""
+    module = getattr(inspect.unwrap(training.iteration), "__globals__", None)
+    found: dict[str, Reached] = {}
+    seen: set[int] = set()
+    keep: list[object] = []  # ids stay unique while what they name is alive
+    todo: list[tuple[str, object]] = [
+        ("optimizer", training.optimizers),
+        ("model", training.models),
+        ("iteration", training.iteration),
+    ]
+    while todo:
+        path, value = todo.pop()
+        if value is None or isinstance(value, _LEAVES) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        keep.append(value)
+        if isinstance(value, (torch.Tensor, torch.Generator)):
+            found[path] = value
+            if isinstance(value, torch.Tensor) and value.is_leaf and value.grad is not None:
+                todo.append((f"{path}.grad", value.grad))
+        else:
+            todo += reversed([(f"{path}.{key}", item) for key, item in _children(value, module)])
+    return found
+
+
+def _children(value: object, module: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        if len(value) <= _MANY:
+            for index, (key, item) in enumerate(list(value.items())):
+                yield (str(key) if isinstance(key, (str, int)) else str(index)), item
+    elif isinstance(value, (list, tuple)):
+        if len(value) <= _MANY:
+            yield from ((str(index), item) for index, item in enumerate(value))
+    elif isinstance(value, functools.partial):
+        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+    elif isinstance(value, types.MethodType):
+        yield from (("self", value.__self__), ("func", value.__func__))
+    elif isinstance(value, types.FunctionType):
+        yield from _variables(value, with_globals=value.__globals__ is module)
+    elif isinstance(value, types.GeneratorType):
+        if value.gi_frame is not None:
+            yield from dict(value.gi_frame.f_locals).items()
+    else:
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            yield from list(attributes.items())
+        for base in type(value).__mro__:
+            slots = base.__dict__.get("__slots__", ())
+            for slot in (slots,) if isinstance(slots, str) else slots:
+                if hasattr(value, slot):
+                    yield slot, getattr(value, slot)
+
+
+def _variables(function: types.FunctionType, *, with_globals: bool) -> Iterator[tuple[str, object]]:
+    """A function's closure and defaults, and the globals it names where it stands in the iteration's own module."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a variable that is not set yet
+            yield name, cell.cell_contents
+    yield from ((f"default{i}", item) for i, item in enumerate(function.__defaults__ or ()))
+    yield from (function.__kwdefaults__ or {}).items()
+    if with_globals:
+        for name in _names(function.__code__):
+            if name in function.__globals__:
+                yield name, function.__globals__[name]
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)

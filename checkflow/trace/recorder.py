@@ -1,0 +1,125 @@
+"""The dispatch mode that sees every operator of a trace: it runs it, keeps the ledger, and records when asked to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from checkflow.trace.costs import dtype_of, flops_of, traffic_of
+from checkflow.trace.execution import execute
+from checkflow.trace.program import Program
+from checkflow.trace.storages import Ledger, Storage, is_scalar
+from checkflow.trace.writes import named_arguments, tensors_in, traits, written
+
+QUIET = ("prim", "profiler")  # queries and marks, not operators
+# They return no tensor and still do work: the host waits for a value.
+_READ_BY_HOST = frozenset(("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::allclose"))
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One operator that does work; storages instead of indices."""
+
+    name: str
+    reads: tuple[Storage, ...]
+    writes: tuple[Storage, ...]
+    flops: int
+    traffic_bytes: int
+    dtype: str
+
+
+@dataclass
+class Recording:
+    """What one iteration did, as it happens."""
+
+    program: Program
+    operators: list[Recorded] = field(default_factory=list)
+    calls: list[tuple[torch._ops.OpOverload, bool]] = field(default_factory=list)  # all, and whether each is a step
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Above fake tensors, if there are any. Sets `recording` to record; the ledger is kept at all times."""
+
+    def __init__(self, ledger: Ledger, fake: FakeTensorMode | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ledger = ledger
+        self.fake = fake
+        self.recording: Recording | None = None
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        if func.namespace in QUIET:
+            return func(*args, **kwargs)
+        if torch.is_inference_mode_enabled() and func._can_decompose():  # autograd does this elsewhere
+            with self:
+                return func.decompose(*args, **kwargs)
+        given = [(name, list(tensors_in(value))) for name, value in named_arguments(func, args, kwargs)]
+        changed = written(func, args, kwargs)
+        tensors = [tensor for _, group in given for tensor in group]
+        targets = [tensor for name, group in given if name in changed for tensor in group]
+        storages = [self.ledger.see(tensor) for tensor in tensors]
+        recording = self.recording
+        node = recording.program.call(func, args, kwargs) if recording is not None else None
+
+        result = execute(func, args, kwargs, tensors, targets, self.ledger, self.fake)
+
+        fresh = self._fresh(result)
+        on_host = all(self.ledger.is_host(storage) for storage in storages)
+        on_host = on_host and all(is_scalar(t) or (self.ledger.on_cuda and t.device.type == "cpu") for t in fresh)
+        if torch.Tag.nondeterministic_seeded in func.tags and not self.ledger.on_cuda:
+            on_host = False
+        lifted = func._schema.name == "aten::lift_fresh"
+        works = not on_host and not lifted and self._works(func, targets, fresh)
+        if recording is not None and works:
+            self.ledger.step += 1
+        for tensor in fresh:
+            self.ledger.add(tensor, scalar=on_host, born=self.ledger.step if recording is not None and works else 0)
+        if not on_host:
+            for tensor in targets:
+                self.ledger.see(tensor).scalar = False
+        if recording is not None and node is not None:
+            recording.program.results(node, result)
+            recording.program.generated(kwargs.get("generator"))
+            recording.calls.append((func, works))
+            if works:
+                unread = traits(func).unread
+                reads = [s for name, group in given if name not in unread for s in map(self.ledger.see, group)]
+                writes = [self.ledger.see(t) for t in (*targets, *fresh)]
+                for storage in (*reads, *writes):
+                    storage.last_use = self.ledger.step
+                recording.operators.append(
+                    Recorded(
+                        name=str(func),
+                        reads=tuple(dict.fromkeys(reads)),
+                        writes=tuple(dict.fromkeys(writes)),
+                        flops=flops_of(func, args, kwargs, result),
+                        traffic_bytes=traffic_of(func, args, kwargs, changed, fresh),
+                        dtype=dtype_of(func, args, kwargs, result),
+                    )
+                )
+        return result
+
+    def _fresh(self, result: object) -> list[torch.Tensor]:
+        """The first tensor of each storage in a result that was never seen before."""
+        found: dict[int, torch.Tensor] = {}
+        for tensor in tensors_in(result):
+            identity = tensor.untyped_storage()._cdata
+            if identity not in self.ledger.alive:
+                found.setdefault(identity, tensor)
+        return list(found.values())
+
+    @staticmethod
+    def _works(func: torch._ops.OpOverload, targets: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]) -> bool:
+        if any(tensor.numel() for tensor in targets) or any(t.untyped_storage().nbytes() for t in fresh):
+            return True
+        return func._schema.name in _READ_BY_HOST

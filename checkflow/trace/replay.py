@@ -1,0 +1,36 @@
+"""Run a traced program on the real tensors of a training."""
+
+from __future__ import annotations
+
+import torch
+
+from checkflow.errors import TraceError
+from checkflow.trace.names import parameters_of
+from checkflow.trace.reachable import sources_of
+from checkflow.trace.tracing import Traced
+from checkflow.training import Training
+
+
+def replay(traced: Traced, training: Training) -> None:
+    """Change a training's tensors in place as its next eager iteration would.
+
+    The training comes from the factory that was traced and has run one iteration; random numbers come from the default
+    generators as they are. Raises TraceError where it lacks an input of the program.
+    """
+    model = traced.graph.model
+    sources = sources_of(training, model)
+    inputs = []
+    for node in traced.program.graph.find_nodes(op="placeholder"):
+        source = node.meta["source"]
+        if source not in sources:
+            raise TraceError(
+                f"{model}: input %{node.name} {f'({source}) ' if source else ''}of the program cannot be found in this "
+                "training; let the iteration reach it by a variable, or pass the training that was traced"
+            )
+        inputs.append(sources[source])
+    with torch.no_grad():
+        left = torch.fx.Interpreter(traced.program).run(*inputs)
+    output = traced.program.graph.output_node()
+    gradients = dict(zip(output.meta["gradients"], left, strict=True))
+    for name, parameter in parameters_of(training):
+        parameter.grad = gradients.get(name)

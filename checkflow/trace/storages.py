@@ -1,0 +1,85 @@
+"""Every storage that operators meet, with its birth and its death as eager PyTorch frees it.
+
+A storage dies when its last tensor does, wherever that was held; a weak reference to the storage object sees it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from checkflow.graph import Role
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """What is known of one storage. `identity` is unique among those alive."""
+
+    identity: int
+    size_bytes: int
+    on_cpu: bool
+    scalar: bool  # made from host scalars alone: Adam's step, a constant, or computed from such
+    name: str = ""
+    role: Role | None = None
+    born: int = 0  # step that allocated it; 0: before the iteration, or no operator did
+    freed: int | None = None  # last step during which it was resident; None: still alive
+    last_use: int = 0
+    stale: bool = False  # a real scalar that a fake operator wrote: its value is unknown
+
+
+class Ledger:
+    """The storages alive, and `step`, the operators that have run in the iteration (the clock of births and deaths)."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.on_cuda = False  # the model is: then all CPU tensors are the host's
+        self.alive: dict[int, Storage] = {}
+        self.freed: list[Storage] = []  # those born before the iteration, and freed by it
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def is_host(self, storage: Storage) -> bool:
+        return storage.on_cpu if self.on_cuda else storage.scalar
+
+    def find(self, tensor: torch.Tensor) -> Storage | None:
+        """The tensor's storage, if it was seen before."""
+        return self.alive.get(tensor.untyped_storage()._cdata)
+
+    def see(self, tensor: torch.Tensor) -> Storage:
+        """The tensor's storage. One that was never seen existed before, or is a constant that no operator made."""
+        storage = self.find(tensor)
+        return storage if storage is not None else self.add(tensor, scalar=is_scalar(tensor) and not is_fake(tensor))
+
+    def add(self, tensor: torch.Tensor, *, scalar: bool, born: int = 0) -> Storage:
+        """A new storage, watched until it dies."""
+        untyped = tensor.untyped_storage()
+        identity = untyped._cdata
+        storage = Storage(identity, untyped.nbytes(), tensor.device.type == "cpu", scalar, born=born)
+        self.alive[identity] = storage
+
+        def dead(_: object) -> None:
+            storage.freed = self.step
+            if not storage.born:
+                self.freed.append(storage)
+            del self.alive[identity], self._references[identity]
+
+        self._references[identity] = weakref.ref(untyped, dead)
+        return storage
+
+    def start(self) -> None:
+        """The recorded iteration begins: all that is alive existed before it."""
+        self.step = 0
+        self.freed.clear()
+        for storage in self.alive.values():
+            storage.born = storage.last_use = 0
+
+
+def is_scalar(tensor: torch.Tensor) -> bool:
+    """One element, on the CPU."""
+    return tensor.numel() == 1 and tensor.device.type == "cpu"
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, FakeTensor)

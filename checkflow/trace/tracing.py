@@ -1,0 +1,221 @@
+"""From a training factory to its graph and program: build, run one iteration, record the next."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from checkflow.errors import CheckflowError, InputError, ModelFileError, TraceError
+from checkflow.graph import AnchorKind, Graph
+from checkflow.trace.assemble import assemble
+from checkflow.trace.execution import DataDependent, raised_at
+from checkflow.trace.hooks import Firings, hooked, mark_gradient
+from checkflow.trace.measure import measured
+from checkflow.trace.memory import check_memory, needed_bytes
+from checkflow.trace.names import State, check_training, parameters_of, state_of
+from checkflow.trace.program import Program
+from checkflow.trace.reachable import sources_of
+from checkflow.trace.recorder import Recorder, Recording
+from checkflow.trace.storages import Ledger, Storage
+from checkflow.training import Training
+
+_NO_CUDA = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A traced iteration: its graph, and its program, which `replay` runs on real tensors."""
+
+    graph: Graph
+    program: torch.fx.GraphModule
+    real: bool  # traced on real tensors, not on fake ones
+    notes: tuple[str, ...]  # for a person: what was assumed, and why
+
+
+def _silent(_message: str) -> None:
+    """No progress wanted."""
+
+
+def trace_training(
+    factory: Callable[[], Training],
+    *,
+    model: str,
+    arguments: tuple[tuple[str, str], ...] = (),
+    real: bool = False,
+    cuda_defaults: bool = True,
+    measure: bool = False,
+    progress: Callable[[str], None] = _silent,
+) -> Traced:
+    """Build a training, run one iteration unrecorded and record the next, all on fake tensors where that is possible.
+
+    `model` and `arguments` go into the graph as they are; `real` asks for real tensors at once. On a CPU,
+    `cuda_defaults` lets optimizers that leave the choice open use their foreach form, as they would on CUDA; `measure`
+    runs and times them on this device, as they are. Raises ModelFileError where the factory is wrong, TraceError where
+    the iteration cannot be traced.
+    """
+    attempt = _Attempt(factory, model, arguments, cuda_defaults and not measure, measure, progress)
+    notes: tuple[str, ...] = ()
+    if not (real or measure):
+        try:
+            return attempt.run(FakeTensorMode(allow_non_fake_inputs=True), notes)
+        except DataDependent as error:
+            notes = (f"{error.operator} at {error.where} needs values: traced on real tensors",)
+        except _CodeRaised as error:
+            notes = (f"fake tensors failed at {error.where} ({error.what}): traced on real tensors",)
+        check_memory(attempt.needed_bytes, model, notes[0])
+        progress("again, on real tensors")
+    try:
+        return attempt.run(None, notes)
+    except _CodeRaised as error:
+        raise error.of_user(model) from error.__cause__
+
+
+class _CodeRaised(Exception):
+    """The user's factory or iteration raised."""
+
+    def __init__(self, stage: str, error: BaseException) -> None:
+        super().__init__(stage)
+        self.stage = stage
+        self.where = raised_at(error.__traceback__)
+        self.what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+    def of_user(self, model: str) -> InputError:
+        text = f"{model}: the {self.stage} raised {self.what} at {self.where}; correct it there"
+        return ModelFileError(text) if self.stage == "factory" else TraceError(text)
+
+
+@contextmanager
+def _users_code(stage: str) -> Iterator[None]:
+    try:
+        yield
+    except CheckflowError:
+        raise
+    except (Exception, SystemExit) as error:
+        if any(text in str(error) for text in _NO_CUDA):
+            raise ModelFileError(
+                f"{raised_at(error.__traceback__)}: asks for CUDA, which this machine does not have; choose the device "
+                "with torch.cuda.is_available(), or compile on the machine that trains"
+            ) from None
+        raise _CodeRaised(stage, error) from error
+
+
+@dataclass
+class _Attempt:
+    """One way to trace; `needed_bytes` is what is known so far of the memory that real tensors take."""
+
+    factory: Callable[[], Training]
+    model: str
+    arguments: tuple[tuple[str, str], ...]
+    cuda_defaults: bool
+    measure: bool
+    progress: Callable[[str], None]
+    needed_bytes: int = 0
+
+    def run(self, fake: FakeTensorMode | None, notes: tuple[str, ...]) -> Traced:
+        ledger = Ledger()
+        recorder = Recorder(ledger, fake)
+        with torch.random.fork_rng(), fake or nullcontext(), recorder:
+            self.progress("building the model")
+            with _users_code("factory"):
+                training = check_training(self.factory(), self.model)
+            self.needed_bytes = needed_bytes(state_of(training, self.model))
+            ledger.on_cuda = any(p.device.type == "cuda" for _, p in parameters_of(training))
+            if not ledger.on_cuda:
+                notes += _cpu_notes(training, self.cuda_defaults)
+            self.progress("iteration 1 of 2")
+            with _users_code("iteration"):
+                training.iteration()
+            self.needed_bytes = needed_bytes(state_of(training, self.model))
+            self.progress("iteration 2 of 2, recording")
+            graph, recording, program = _record(training, recorder, self.model, self.arguments)
+        if self.measure:
+            self.progress("measuring operators")
+            with _users_code("iteration"):
+                times_ns = measured(training.iteration, recording.calls, on_cuda=ledger.on_cuda, model=self.model)
+            graph = graph.retimed("measured", times_ns)
+        return Traced(graph, program, real=fake is None, notes=notes)
+
+
+def _cpu_notes(training: Training, cuda_defaults: bool) -> tuple[str, ...]:
+    """What a trace on the CPU means; sets what CUDA would choose where the optimizer leaves it open."""
+    notes = ["traced on the CPU: other attention, dropout and batch norm operators than CUDA's may stand in the graph"]
+    changed = []
+    for optimizer in training.optimizers if cuda_defaults else ():
+        for group in optimizer.param_groups:
+            chosen = group.get("differentiable") or group.get("fused") is not None
+            lr_on_device = isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")
+            if "foreach" in group and group["foreach"] is None and not chosen and not lr_on_device:
+                group["foreach"] = True
+                changed.append(type(optimizer).__name__)
+    if changed:
+        notes.append(f"{', '.join(dict.fromkeys(changed))}: foreach=True assumed, the default on CUDA")
+    return tuple(notes)
+
+
+def _record(
+    training: Training, recorder: Recorder, model: str, arguments: tuple[tuple[str, str], ...]
+) -> tuple[Graph, Recording, torch.fx.GraphModule]:
+    """Run one iteration under an active recorder: its graph, what was recorded, and its program."""
+    ledger = recorder.ledger
+    gc.collect()
+    ledger.start()
+    states = _bound_states(training, ledger, model)
+    for _, parameter in parameters_of(training):
+        mark_gradient(parameter, ledger)
+    recording = Recording(Program(ledger, sources_of(training, model)))
+    firings = Firings(ledger)
+    collecting = gc.isenabled()
+    gc.disable()  # cycles die when the collector happens to run: keep that out of the lifetimes
+    try:
+        with hooked(training, firings, ledger), recording.program.recording_random_state(), _users_code("iteration"):
+            recorder.recording = recording
+            training.iteration()
+    finally:
+        recorder.recording = None
+        if collecting:
+            gc.enable()
+    firings.fire(AnchorKind.ITERATION_END, "")
+    for _, parameter in parameters_of(training):
+        mark_gradient(parameter, ledger)
+    _check_same_storages(states, state_of(training, model), ledger, model)
+    graph = assemble(
+        model=model,
+        arguments=arguments,
+        states=states,
+        operators=recording.operators,
+        anchors=firings.kept(),
+        ledger=ledger,
+    )
+    left = {name: p.grad for name, p in parameters_of(training) if p.grad is not None}
+    return graph, recording, recording.program.finish(left)
+
+
+def _bound_states(training: Training, ledger: Ledger, model: str) -> list[tuple[State, Storage]]:
+    """Every state name with its storage, which is marked as such."""
+    bound: list[tuple[State, Storage]] = []
+    for state in state_of(training, model):
+        storage = ledger.see(state.tensor)
+        if storage.role is None or not storage.role.is_state:
+            storage.role, storage.scalar = state.role, state.host
+        bound.append((state, storage))
+    return bound
+
+
+def _check_same_storages(
+    before: list[tuple[State, Storage]], after: tuple[State, ...], ledger: Ledger, model: str
+) -> None:
+    """Raises TraceError where the iteration made or replaced state instead of updating it in place."""
+    known = {state.name: storage for state, storage in before}
+    now = {state.name: ledger.see(state.tensor) for state in after}
+    for name in dict.fromkeys((*known, *now)):
+        if known.get(name) is not now.get(name):
+            deed = "replaces" if name in known and name in now else "drops" if name in known else "creates"
+            raise TraceError(
+                f"{model}: the iteration {deed} {name}, whose storage has to stay the same; update it in place "
+                "(copy_, add_), and create state in the first iteration"
+            )
