@@ -1,0 +1,97 @@
+"""Every cell of the evaluation, planned: how long it takes, how far from the bound, and what it adds as executed.
+
+Beside it the paper's optimum (formulation compact, the same optimum as Eqs 1-12) and CheckFreq's whole-state snapshot.
+Interval 1 where it is feasible; where it is not, the reason, and the smallest interval that is.
+
+    python benchmarks/plans.py [--networks alexnet,bert] [--batches 1,32] [--optimizers sgd,adamw] [--no-paper]
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from cells import BANDWIDTH, arguments, cells, mib
+from rich.console import Console
+from rich.table import Table
+
+from checkflow.compiler import Compiled, Options, Refused, compile_graph
+from checkflow.plan import Formulation, Transfers
+from checkflow.policies.checkfreq import checkfreq_peak_bytes
+
+COLUMNS = (
+    "cell", "iter ms", "state MiB", "link use", "interval 1", "k", "trace s", "plan s", "gap", "proven by",
+    "training peak MiB", "+plan", "+executed", "+paper's optimum", "paper gap", "paper s", "+CheckFreq",
+    "saved of CheckFreq's peak",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--no-paper", action="store_true", help="leave the paper's optimum out")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each solve of the paper's optimum")
+    chosen = parser.parse_args()
+    table = Table(*COLUMNS, box=None)
+    plan_s, trace_s, gaps, saved, never_more = [], [], [], [], True
+    for cell in cells(chosen):
+        graph = cell.graph
+        first = compile_graph(graph, Options(BANDWIDTH))
+        result = first if isinstance(first, Compiled) else compile_graph(graph, Options(BANDWIDTH, interval=None))
+        assert isinstance(result, Compiled)
+        certificate, problem = result.schedule.certificate, result.problem
+        training = certificate.training_peak_bytes
+        checkfreq = checkfreq_peak_bytes(graph, problem)
+        paper = None if chosen.no_paper else _paper(result, chosen.limit)
+        plan_s.append(first.plan_s)
+        trace_s.append(cell.trace_s)
+        gaps.append(certificate.gap)
+        saved.append(1 - certificate.executed_peak_bytes / checkfreq)
+        if isinstance(paper, Compiled):
+            never_more &= certificate.peak_bytes <= paper.schedule.certificate.peak_bytes
+        table.add_row(
+            str(cell),
+            f"{graph.iteration_time_ns / 1e6:.2f}",
+            mib(problem.state_bytes),
+            f"{problem.state_bytes * 1e9 / (BANDWIDTH * problem.interval * graph.iteration_time_ns):.0%}",
+            "yes" if isinstance(first, Compiled) else f"no: {first.answer.reason}",
+            str(problem.interval),
+            f"{cell.trace_s:.2f}",
+            f"{first.plan_s:.3f}",
+            f"{certificate.gap:.1e}" if certificate.gap else "0",
+            certificate.proven_by,
+            mib(training),
+            mib(certificate.peak_bytes - training),
+            mib(certificate.executed_peak_bytes - training),
+            *_columns(paper, training),
+            mib(checkfreq - training),
+            f"{saved[-1]:.1%}",
+        )
+    Console(width=230).print(table)
+    print(f"trace: median {median(trace_s):.2f} s, longest {max(trace_s):.2f} s")
+    print(f"plan: median {median(plan_s):.3f} s, longest {max(plan_s):.3f} s; largest gap {max(gaps):.1e}")
+    print(f"saved of CheckFreq's peak, as executed: mean {sum(saved) / len(saved):.1%}, largest {max(saved):.1%}")
+    if not chosen.no_paper:
+        print(f"never needs more than the paper's optimum: {never_more}")
+
+
+def _paper(result: Compiled, limit_s: float) -> Compiled | Refused:
+    options = Options(
+        BANDWIDTH,
+        interval=result.problem.interval,
+        formulation=Formulation.COMPACT,
+        transfers=Transfers.PACKED,
+        time_limit_s=limit_s,
+    )
+    return compile_graph(result.graph, options)
+
+
+def _columns(paper: Compiled | Refused | None, training: int) -> tuple[str, str, str]:
+    if paper is None:
+        return "", "", ""
+    if isinstance(paper, Refused):
+        return f"none: {paper.answer.reason}", "", f"{paper.plan_s:.1f}"
+    certificate = paper.schedule.certificate
+    return mib(certificate.peak_bytes - training), f"{certificate.gap:.1e}", f"{paper.plan_s:.1f}"
+
+
+if __name__ == "__main__":
+    main()
