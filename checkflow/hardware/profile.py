@@ -1,0 +1,134 @@
+"""Device profiles: the figures of one device that decide how long its operators and its copies take.
+
+A profile is one YAML file. The bundled ones hold the figures of data sheets, unreduced, and beside them the fractions
+of those figures that real operators reach. The fractions are the same for every device and were fixed before any model
+was timed: 0.7 of the arithmetic peak (large matrix products reach 0.8 to 0.95, convolutions and small products less),
+0.8 of the memory bandwidth (large copies reach 0.85 to 0.9, small operators less) and 0.8 of the link (pinned copies on
+PCIe lose a fifth to packet headers and flow control). The launch latency, 5 us, is an assumption: about what one
+operator costs eager PyTorch when it has next to nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from checkflow.errors import FormatError, InputError
+from checkflow.jsonfile import read_text, validate, write_text
+
+_FOLDER = Path(__file__).parent
+NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class PeakFlops(_Strict):
+    """Floating-point operations a second by dtype, as PyTorch computes matrix products by default.
+
+    float32 without TF32; float16, bfloat16 and float64 on tensor cores where the device has them for that dtype. (For
+    convolutions PyTorch does allow TF32 by default; a profile does not tell these apart.)
+    """
+
+    float32: Positive
+    float16: Positive
+    bfloat16: Positive
+    float64: Positive
+
+    def of(self, dtype: str) -> int:
+        """The peak for a dtype's name; any other dtype counts as float32."""
+        match dtype:
+            case "float16":
+                return self.float16
+            case "bfloat16":
+                return self.bfloat16
+            case "float64" | "complex128":
+                return self.float64
+            case _:
+                return self.float32
+
+
+class Efficiency(_Strict):
+    """Fractions, in (0, 1], of the nominal figures that are reached."""
+
+    compute: Fraction
+    memory: Fraction
+    link: Fraction
+
+
+class Profile(_Strict):
+    """One device. Rates are nominal: what operators and copies get is the rate times its efficiency."""
+
+    name: Text
+    description: Text
+    peak_flops_per_s: PeakFlops
+    memory_bandwidth_bytes_per_s: Positive
+    memory_bytes: Positive
+    launch_latency_ns: Positive
+    link_bandwidth_bytes_per_s: Positive  # device to host, one direction
+    efficiency: Efficiency
+    source: Text
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """The profile of a bundled device (one of NAMES), or of a YAML file.
+
+    Raises:
+        InputError: no such device, or a file that cannot be read.
+        FormatError: not YAML, or a field that is missing, unknown, or not a positive number.
+    """
+    if name_or_path in NAMES:
+        return _read(_FOLDER / f"{name_or_path}.yaml")
+    path = Path(name_or_path)
+    if path.exists() or path.suffix in (".yaml", ".yml") or path.name != name_or_path:
+        return _read(path)
+    raise InputError(
+        f"device: {name_or_path!r} is not known; choose one of {', '.join(NAMES)}, or give the path of a YAML file"
+    )
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Write a profile as YAML, whole or not at all. Raises InputError where it cannot be written."""
+    header = (
+        "# A device profile of checkflow. Rates are nominal; what operators get is the rate times its efficiency.\n"
+    )
+    write_text(path, header + yaml.safe_dump(profile.model_dump(), sort_keys=False, allow_unicode=True))
+
+
+def _read(path: Path) -> Profile:
+    try:
+        # The loader is a SafeLoader: it makes plain values only.
+        document = yaml.load(read_text(path), Loader=_UniqueKeyLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: is not YAML ({_first_line(error)}); write it again") from None
+    try:
+        return validate(TypeAdapter(Profile), document, str(path))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FormatError(
+            f"{path}: holds a value that is no text or number ({_first_line(error)}); correct it"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """A SafeLoader that refuses a key that stands twice in one mapping."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        mapping: dict[Hashable, object] = super().construct_mapping(node, deep=deep)
+        if len(mapping) != len(node.value):
+            raise yaml.constructor.ConstructorError(None, None, "a key stands twice", node.start_mark)
+        return mapping
