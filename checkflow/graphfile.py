@@ -66,8 +66,8 @@ class AnchorRow(_Model):
 class GraphDocument(_Model):
     """A graph file."""
 
-    format: Literal["checkflow-graph"] = FORMAT
-    version: Literal[1] = VERSION
+    format: Literal["checkflow-graph"]
+    version: Literal[1]
     digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
     model: str
     arguments: tuple[tuple[str, str], ...]

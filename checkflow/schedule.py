@@ -204,4 +204,6 @@ def _dangling(schedule: Schedule) -> Iterator[str]:
 
 def json_schema() -> dict[str, object]:
     """The JSON Schema of a schedule file, as schedules/schedule.schema.json holds it."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _READER.json_schema()
+    schema = _READER.json_schema()
+    required = ["format", "version", "digest", *schema.pop("required")]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema | {"required": required}

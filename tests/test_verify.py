@@ -1,0 +1,258 @@
+"""The verifier on figures worked out on paper, and on everything that can be wrong with a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from handmade import ANCHORS, EASY, FROZEN, GRAPH, STATE, TIGHT, X
+from pydantic import BaseModel
+
+from checkflow.errors import VerificationError
+from checkflow.graphfile import graph_fingerprint
+from checkflow.schedule import ActionRow, PlanRow, Schedule, sealed
+from checkflow.verify import Verified, verify
+
+OTHER_DIGEST = "sha256:" + "0" * 64
+Change = Callable[[Schedule], Schedule]
+
+
+def header(**fields: object) -> Change:
+    """Other values in the header."""
+    return lambda schedule: schedule.model_copy(update=fields)
+
+
+def claim(**fields: object) -> Change:
+    """Other values in the certificate."""
+    return lambda s: s.model_copy(update={"certificate": s.certificate.model_copy(update=fields)})
+
+
+def rows(table: str, change: Callable[[list[BaseModel]], object]) -> Change:
+    """A table changed in place."""
+
+    def changed(schedule: Schedule) -> Schedule:
+        found = list(getattr(schedule, table))
+        change(found)
+        return schedule.model_copy(update={table: tuple(found)})
+
+    return changed
+
+
+def row(table: str, number: int, **fields: object) -> Change:
+    """Other values in one row."""
+
+    def change(found: list[BaseModel]) -> None:
+        found[number] = found[number].model_copy(update=fields)
+
+    return rows(table, change)
+
+
+def drop(table: str, number: int) -> Change:
+    return rows(table, lambda found: found.pop(number))
+
+
+def repeat(table: str, number: int) -> Change:
+    return rows(table, lambda found: found.append(found[number]))
+
+
+def swap(table: str, number: int) -> Change:
+    def change(found: list[BaseModel]) -> None:
+        found[number], found[number + 1] = found[number + 1], found[number]
+
+    return rows(table, change)
+
+
+def test_easy_schedule_needs_no_snapshot() -> None:
+    """At 10 GB/s the peak, planned and executed, is training's own."""
+    assert verify(EASY, GRAPH) == Verified(664, 664, 0, 664, 664, 0)
+
+
+def test_tight_schedule_needs_what_paper_says() -> None:
+    """At 4 GB/s and interval 2 the plan meets the fluid bound, 714, and needs 804 when moved to anchors."""
+    verified = verify(TIGHT, GRAPH)
+    assert verified == Verified(664, 714, 130, 714, 804, 210)
+    assert verified.bound_checked
+
+
+STILL_VALID: dict[str, Change] = {
+    "the same": header(),
+    "another interval that carries as much": header(interval=3),
+    "a memory limit that it keeps to": header(memory_limit_bytes=714),
+    "chunks as large as allowed": header(chunk_bytes=120),
+    "a snapshot made earlier where there is room": row("plan", 3, snapshot=1),
+    "a snapshot made before the iteration": row("plan", 1, snapshot=-1),
+    "a constructive plan as good": claim(constructive_peak_bytes=714),
+    "another solver": claim(solver="highs", solver_why="asked for"),
+    "a bound that only a solver vouches for": claim(proven_by="milp"),
+    "a lower one, with its gap": claim(proven_by="exhaustive", lower_bound_bytes=700, gap=14 / 700),
+    "an offload issued at the same position under another name": row("actions", 2, offload=(1, 1)),
+    "a snapshot released later where there is room": row("actions", 3, release=(2, 3)),
+}
+
+
+@pytest.mark.parametrize("change", STILL_VALID.values(), ids=STILL_VALID)
+def test_change_that_breaks_nothing_passes(change: Change) -> None:
+    """The verifier refuses broken promises only."""
+    verify(sealed(change(TIGHT)), GRAPH)
+
+
+BROKEN: dict[str, tuple[Change, str]] = {
+    "graph fingerprint": (header(graph_fingerprint=OTHER_DIGEST), "graph_fingerprint: the schedule was made for"),
+    "state fingerprint": (header(state_fingerprint=OTHER_DIGEST), "state_fingerprint: "),
+    "model": (header(model="other"), "model: the schedule has 'other', its graph 'handmade'"),
+    "arguments": (header(arguments=(("batch_size", "4"),)), "arguments: "),
+    "device": (header(device="other"), "device: "),
+    "traced on": (header(traced_on="cuda"), "traced_on: "),
+    "steps": (header(steps=5), "steps: the schedule has 5, its graph 4"),
+    "iteration time": (header(iteration_time_ns=41), "iteration_time_ns: "),
+    "state bytes": (header(state_bytes=364), "state_bytes: "),
+    "static state bytes": (header(static_state_bytes=0), "static_state_bytes: "),
+    "state row missing": (header(state=STATE[:3]), "state: the schedule has 3, its graph 4"),
+    "state row's size": (row("state", 0, bytes=99), "state row 0: "),
+    "state row's writes": (row("state", 0, written=False), "state row 0: "),
+    "state row's name": (row("state", 3, views=STATE[0].views), "state row 3: "),
+    "anchor missing": (header(anchors=ANCHORS[1:]), "anchors: the schedule has 2, its graph 3"),
+    "anchor moved": (row("anchors", 1, position=3), "anchors row 1: "),
+    "paper's formulation": (header(formulation="paper"), "transfers: formulation paper is always packed"),
+    "paper's formulation, packed": (header(formulation="paper", transfers="packed"), "plan row 0 .*Eq 2"),
+    "compact formulation, packed": (header(formulation="compact", transfers="packed"), "plan row 0 .*Eq 2"),
+    "packed transfers": (header(transfers="packed"), "plan row 0 .*not in one step"),
+    "interval too short": (header(interval=1), "plan: 300 bytes do not fit the 160 that the link carries"),
+    "bandwidth raised": (
+        header(bandwidth_bytes_per_s=5_000_000_000),
+        "plan row 3 .* on the link in steps 3..3, not 3..4",
+    ),
+    "bandwidth lowered": (header(bandwidth_bytes_per_s=3_800_000_000), "plan row 0 .* on the link in steps"),
+    "bandwidth nothing": (header(bandwidth_bytes_per_s=1, slack_ppm=1), "bandwidth_bytes_per_s: 0 is not positive"),
+    "slack": (header(slack_ppm=50_000), "plan: 300 bytes do not fit the 273"),
+    "largest chunk": (header(chunk_bytes=119), "plan row 0 .*120 bytes are more than the largest chunk, 119"),
+    "granule": (header(granule_bytes=20), "plan row 3 .*offset is not a multiple of the granule, 20"),
+    "memory limit": (header(memory_limit_bytes=713), "peak_bytes: 714 is over the memory limit, 713"),
+    "training peak": (claim(training_peak_bytes=663), "certificate.training_peak_bytes: 663 is claimed, 664 is found"),
+    "peak a byte low": (claim(peak_bytes=713, lower_bound_bytes=713), "peak_bytes: 713 is claimed, 714 is needed"),
+    "peak a byte high": (claim(peak_bytes=715), "peak_bytes: 715 is claimed, 714 is needed"),
+    "executed peak a byte low": (claim(executed_peak_bytes=803), "certificate.executed_peak_bytes: 803 is claimed"),
+    "executed peak a byte high": (claim(executed_peak_bytes=805), "certificate.executed_peak_bytes: 805 is claimed"),
+    "snapshot bytes": (claim(snapshot_bytes=129), "certificate.snapshot_bytes: 129 is claimed, 130 is found"),
+    "executed snapshot bytes": (claim(executed_snapshot_bytes=211), "certificate.executed_snapshot_bytes: 211"),
+    "gap": (claim(gap=1e-9), "certificate.gap: 1e-09 is claimed, 0.0 is found"),
+    "bound a byte low": (claim(lower_bound_bytes=713, gap=1 / 713), "arithmetic, which gives 714"),
+    "bound over the peak": (claim(lower_bound_bytes=715), "lower_bound_bytes: 715 is not between"),
+    "bound under the training peak": (claim(lower_bound_bytes=663, proven_by="milp"), "lower_bound_bytes: 663 is not"),
+    "gap of a solver's bound": (claim(lower_bound_bytes=700, proven_by="milp"), "certificate.gap: 0.0 is claimed"),
+    "constructive plan below the bound": (claim(constructive_peak_bytes=713), "constructive_peak_bytes: 713 is below"),
+    "no plan": (header(plan=()), "plan: model/a has 100 bytes, of which the rows cover 0"),
+    "unwritten state planned": (row("plan", 0, tensor=FROZEN), "plan row 0: tensor 3 is not state that"),
+    "activation planned": (row("plan", 0, tensor=X), "plan row 0: tensor 4 is not state that"),
+    "snapshot after the write": (row("plan", 3, snapshot=3), r"plan row 3 \(model/a, bytes 50..100\): .*window, 0..2"),
+    "snapshot before the release": (row("plan", 3, snapshot=-1), "plan row 3 .*outside its tensor's window, 0..2"),
+    "snapshot of b after its write": (row("plan", 1, snapshot=1), "plan row 1 .*window, -3..0"),
+    "snapshot earlier where there is no room": (row("plan", 4, snapshot=2), "peak_bytes: 714 is claimed, 764 is"),
+    "direct past the deadline": (row("plan", 3, snapshot=None), "plan row 3 .*50 bytes still to move at its deadline"),
+    "direct made a snapshot": (row("plan", 2, snapshot=0), "certificate.snapshot_bytes: 130 is claimed, 180 is found"),
+    "no actions": (header(actions=()), "actions: model/a has 100 bytes, of which the rows cover 0"),
+    "unwritten state in an action": (row("actions", 0, tensor=FROZEN), "actions row 0: tensor 3 is not state"),
+    "action larger than a chunk": (header(chunk_bytes=120, actions=EASY.actions), "actions row 0 .*largest chunk"),
+    "anchor that is not there": (row("actions", 4, release=(1, 4)), "actions row 4 .*anchor 4, but the last is 3"),
+    "snapshot at an anchor after the write": (row("actions", 3, snapshot=(1, 3)), "actions row 3 .*window, 0..2"),
+    "snapshot at an anchor before the release": (row("actions", 3, snapshot=(0, 2)), "actions row 3 .*window, 0..2"),
+    "snapshot at the anchor after the offload's": (row("actions", 1, snapshot=(1, 1)), "actions row 1 .*comes before"),
+    "offload before its snapshot": (row("actions", 3, offload=(0, 3)), "actions row 3 .*comes before its snapshot"),
+    "direct issued too early": (
+        row("actions", 0, offload=(0, 1)),
+        "actions row 0 .*is before its tensor's release, -2",
+    ),
+    "direct issued too late": (row("actions", 2, offload=(1, 2)), "actions row 2 .*10 bytes still to move"),
+    "direct in an action past the deadline": (
+        row("actions", 3, snapshot=None, release=None),
+        "actions row 3 .*90 bytes still to move at its deadline, position 2",
+    ),
+    "released before the transfer's end": (
+        row("actions", 3, release=(2, 1)),
+        "actions row 3 .*released at position 4 with 10 bytes still to move",
+    ),
+    "released at the same anchor": (row("actions", 1, release=(0, 3)), "actions row 1 .*with 70 bytes still to move"),
+    "never released": (row("actions", 1, release=None), "actions row 1 .*stand together"),
+    "released without a snapshot": (row("actions", 1, snapshot=None), "actions row 1 .*stand together"),
+    "released later where there is no room": (
+        row("actions", 1, release=(2, 1)),
+        "certificate.executed_peak_bytes: 804 is claimed, 874 is found",
+    ),
+    "last offload after the next checkpoint's first": (
+        row("actions", 4, offload=(2, 3), release=(3, 3)),
+        "actions row 4 .*comes after the next checkpoint's first",
+    ),
+    "plan and actions of another bandwidth": (
+        header(plan=EASY.plan, actions=EASY.actions, certificate=EASY.certificate),
+        "plan row 0",
+    ),
+}
+for number in range(5):
+    found: dict[str, PlanRow | ActionRow] = {"plan": TIGHT.plan[number], "actions": TIGHT.actions[number]}
+    for table, one in found.items():
+        where = f"{table} row {number}"
+        BROKEN |= {
+            f"{where} dropped": (drop(table, number), f"{table}.*cover"),
+            f"{where} twice": (repeat(table, number), f"{table} row .*covered twice"),
+            f"{where} a byte short": (row(table, number, bytes=one.bytes - 1), f"{table}.*cover"),
+            f"{where} a byte long": (row(table, number, bytes=one.bytes + 1), f"{table}.*cover"),
+            f"{where} shifted": (row(table, number, offset=one.offset + 10), f"{table}.*cover"),
+            f"{where} shifted by half a granule": (row(table, number, offset=one.offset + 5), f"{where} .*granule"),
+        }
+    for field, by in (("start", -1), ("start", 1), ("finish", -1), ("finish", 1)):
+        moved = getattr(TIGHT.plan[number], field) + by
+        BROKEN[f"plan row {number} {field} {by:+d}"] = (
+            row("plan", number, **{field: moved}),
+            f"plan row {number} .*on the link in steps",
+        )
+for number in range(4):
+    BROKEN[f"plan rows {number} and {number + 1} swapped"] = (swap("plan", number), "plan row")
+for number in (0, 2):
+    BROKEN[f"actions rows {number} and {number + 1} swapped"] = (swap("actions", number), "actions row")
+
+
+@pytest.mark.parametrize(("change", "message"), BROKEN.values(), ids=BROKEN)
+def test_broken_promise_is_refused(change: Change, message: str) -> None:
+    """Each rule, header field and claim, broken by a little under a digest that is right, is named in one line."""
+    with pytest.raises(VerificationError, match=message) as raised:
+        verify(sealed(change(TIGHT)), GRAPH)
+    assert "\n" not in str(raised.value)
+
+
+def test_swapped_actions_of_different_tensors_are_judged_by_what_they_do() -> None:
+    """Offloads issued at one anchor may change places: a at 0..10 and b at 10..80; c at 80..130 and a at 130..220."""
+    verify(sealed(swap("actions", 1)(TIGHT)), GRAPH)
+    earlier = row("actions", 4, release=(2, 1))  # at 160
+    with pytest.raises(VerificationError, match=r"actions row 4 .*released at position 4 with 60 bytes still to move"):
+        verify(sealed(earlier(TIGHT)), GRAPH)
+    verify(sealed(swap("actions", 3)(earlier(TIGHT))), GRAPH)
+
+
+def test_schedule_changed_after_sealing_is_refused() -> None:
+    """The digest covers every field."""
+    with pytest.raises(VerificationError, match="digest"):
+        verify(TIGHT.model_copy(update={"model": "other"}), GRAPH)
+
+
+def test_schedule_of_another_graph_is_refused() -> None:
+    """A nanosecond more in one operator makes another graph."""
+    with pytest.raises(VerificationError, match="graph_fingerprint"):
+        verify(TIGHT, GRAPH.retimed("paper", [10, 10, 10, 11]))
+
+
+def test_slack_is_taken_off_times_and_bandwidth() -> None:
+    """A schedule of the derated link passes on the unslowed graph only with its slack in the header."""
+    graph = GRAPH.retimed("paper", [20, 20, 20, 20])
+    schedule = sealed(
+        EASY.model_copy(
+            update={
+                "graph_fingerprint": graph_fingerprint(graph),
+                "bandwidth_bytes_per_s": 20_000_000_000,
+                "slack_ppm": 500_000,
+                "iteration_time_ns": 80,
+            }
+        )
+    )
+    verify(schedule, graph)
+    with pytest.raises(VerificationError, match="plan row"):
+        verify(sealed(schedule.model_copy(update={"slack_ppm": 400_000})), graph)
