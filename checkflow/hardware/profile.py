@@ -1,11 +1,10 @@
 """Device profiles: the figures of one device that decide how long its operators and its copies take.
 
 A profile is one YAML file. The bundled ones hold the figures of data sheets, unreduced, and beside them the fractions
-of those figures that real operators reach. The fractions are the same for every device and were fixed before any model
-was timed: 0.7 of the arithmetic peak (large matrix products reach 0.8 to 0.95, convolutions and small products less),
-0.8 of the memory bandwidth (large copies reach 0.85 to 0.9, small operators less) and 0.8 of the link (pinned copies on
-PCIe lose a fifth to packet headers and flow control). The launch latency, 5 us, is an assumption: about what one
-operator costs eager PyTorch when it has next to nothing to do.
+of those figures that operators are taken to reach: 0.7 of the arithmetic peak, 0.8 of the memory bandwidth and 0.8 of
+the link. These are round assumptions, the same for every device, made before any model was timed and never adjusted to
+one. So is the launch latency, 5 us: what an operator costs eager PyTorch when it has next to nothing to do. Where the
+device is at hand, measure.measure_profile replaces the assumptions by measurements.
 """
 
 from __future__ import annotations
