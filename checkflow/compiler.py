@@ -12,7 +12,7 @@ from checkflow.lower import lower
 from checkflow.plan import PPM, Formulation, Infeasible, Plan, Problem, Reason, Transfers, problem_of
 from checkflow.schedule import Schedule
 from checkflow.solve import solve
-from checkflow.units import format_bytes, format_rate
+from checkflow.units import format_bytes
 from checkflow.verify import verify
 
 RELAXATION_STEP_PERCENT = 5
@@ -124,7 +124,7 @@ def explain(refused: Refused) -> str:
     answer = refused.answer
     ways = []
     if answer.needed_bandwidth_bytes_per_s is not None:
-        ways.append(f"--bandwidth {format_rate(answer.needed_bandwidth_bytes_per_s)}")
+        ways.append(f"--bandwidth {-(-answer.needed_bandwidth_bytes_per_s // 10**8) / 10:g}GB/s")
     if answer.smallest_interval is not None:
         cost = answer.snapshot_bytes_at_that_interval
         price = f" (snapshots {format_bytes(cost)})" if cost is not None else ""

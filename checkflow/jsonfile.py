@@ -30,7 +30,7 @@ def digest_of(document: object) -> str:
 
 def render(document: Mapping[str, object]) -> str:
     """The document as text: a key to a line, lists of rows one row to a line."""
-    return "{\n" + ",\n".join(f' "{key}": {_value(value)}' for key, value in document.items()) + "\n}\n"
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {_value(value)}" for key, value in document.items()) + "\n}\n"
 
 
 def _value(value: object) -> str:
@@ -40,14 +40,19 @@ def _value(value: object) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all. Raises InputError where it cannot be written."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file whole or not at all. Raises InputError where it cannot be written."""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror}); choose another output") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         mask = os.umask(0)

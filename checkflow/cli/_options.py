@@ -51,11 +51,9 @@ def trace_options(command: Command) -> Command:
     )(command)
     return click.option(
         "--device",
-        default="rtx3090",
-        show_default=True,
         metavar="NAME|FILE|measure",
         help="Profile whose times the operators get (a bundled name, or a YAML file that `checkflow profile` wrote), "
-        "or measure: time them on this machine.",
+        "or measure: time them on this machine.  [default: rtx3090, or the times that a graph has]",
     )(command)
 
 

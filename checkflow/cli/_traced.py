@@ -13,50 +13,67 @@ from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
 
 MEASURE = "measure"
+DEFAULT_DEVICE = "rtx3090"
 
 
 @dataclass(frozen=True)
 class TimedGraph:
     graph: Graph
-    link_bytes_per_s: int  # of the device, where --bandwidth does not say otherwise
-    memory_bytes: int | None  # of the device, None where it is not known
+    profile: hardware.Profile | None  # None: the graph was measured elsewhere
     notes: tuple[str, ...]
     trace_s: float
 
+    def bandwidth_bytes_per_s(self, asked: int | None) -> int:
+        """Of the link: as asked, or the device's. Raises InputError where neither is known."""
+        if asked is not None:
+            return asked
+        if self.profile is None:
+            raise InputError(f"--bandwidth: the link of {self.graph.device!r} is not known; give it, like 63GB/s")
+        return hardware.link_bytes_per_s(self.profile)
+
+    def copy_ns(self, size_bytes: int) -> int | None:
+        """What copies within the device's memory take: each byte is read and written."""
+        if self.profile is None:
+            return None
+        return round(2e9 * size_bytes / (self.profile.memory_bandwidth_bytes_per_s * self.profile.efficiency.memory))
+
 
 def traced(
-    model: str, settings: dict[str, str], device: str, *, real: bool, progress: Callable[[str], None]
+    model: str, settings: dict[str, str], device: str | None, *, real: bool, progress: Callable[[str], None]
 ) -> TimedGraph:
     """Trace MODEL (or read its graph) and give its operators their times on a device."""
     started = time.perf_counter()
-    profile = None if device == MEASURE else hardware.load_profile(device)
-    notes: tuple[str, ...] = ()
     if model.endswith(".json"):
         if settings or device == MEASURE or real:
             raise InputError(
                 f"{model}: is a traced graph; --set, --batch-size, --real and --device measure need a model"
             )
-        graph = read_graph(Path(model))
-    else:
-        source = sources.load(model, settings)
-        result = trace.trace_training(
-            source.factory,
-            model=source.name,
-            arguments=source.arguments,
-            real=real,
-            measure=device == MEASURE,
-            progress=progress,
-        )
-        graph, notes = result.graph, result.notes
+        return _as_read(read_graph(Path(model)), device, started)
+    profile = None if device == MEASURE else hardware.load_profile(device or DEFAULT_DEVICE)
+    source = sources.load(model, settings)
+    result = trace.trace_training(
+        source.factory,
+        model=source.name,
+        arguments=source.arguments,
+        real=real,
+        measure=device == MEASURE,
+        progress=progress,
+    )
+    graph = result.graph
     if profile is None:
         progress("measuring the link")
-        profile = hardware.measure_profile("here", graph.traced_on, progress=progress)
+        profile = hardware.measure_profile("measured", graph.traced_on, progress=progress)
     else:
         graph = hardware.retime(graph, profile)
-    return TimedGraph(
-        graph,
-        hardware.link_bytes_per_s(profile),
-        profile.memory_bytes,
-        notes,
-        time.perf_counter() - started,
-    )
+    return TimedGraph(graph, profile, result.notes, time.perf_counter() - started)
+
+
+def _as_read(graph: Graph, device: str | None, started: float) -> TimedGraph:
+    """A graph with its own times, or with those of the device that is asked for."""
+    profile = None
+    if device is not None:
+        profile = hardware.load_profile(device)
+        graph = hardware.retime(graph, profile)
+    elif graph.device in hardware.NAMES:
+        profile = hardware.load_profile(graph.device)
+    return TimedGraph(graph, profile, (), time.perf_counter() - started)

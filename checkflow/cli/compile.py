@@ -25,7 +25,7 @@ from checkflow.plan import Formulation, Transfers
 from checkflow.report import figure, perfetto, summary, terminal
 from checkflow.schedule import write_schedule
 from checkflow.solve import transfers_for
-from checkflow.solve.program import SOLVERS
+from checkflow.solve.program import solvers
 
 
 @click.command()
@@ -44,7 +44,7 @@ from checkflow.solve.program import SOLVERS
 @click.option(
     "--transfers", type=click.Choice([t.value for t in Transfers]), help="[default: streaming for direct, else packed]"
 )
-@click.option("--solver", type=click.Choice(SOLVERS), default="auto", show_default=True)
+@click.option("--solver", type=click.Choice(("auto", *solvers())), default="auto", show_default=True)
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True,
               help="Seconds for the solver.")  # fmt: skip
 @click.option("--report", type=click.Path(path_type=Path), help="Timeline as a standalone .html or a .png.")
@@ -54,7 +54,7 @@ def command(
     model: str,
     settings: tuple[str, ...],
     batch_size: str | None,
-    device: str,
+    device: str | None,
     real: bool,
     output: Path | None,
     bandwidth: int | None,
@@ -84,7 +84,7 @@ def command(
     with _console.progress() as progress:
         timed = traced(model, settings_of(settings, batch_size), device, real=real, progress=progress)
         options = Options(
-            bandwidth_bytes_per_s=bandwidth or timed.link_bytes_per_s,
+            bandwidth_bytes_per_s=timed.bandwidth_bytes_per_s(bandwidth),
             interval=interval_of(interval),
             chunk_bytes=chunk,
             memory_limit_bytes=memory_limit,
@@ -111,6 +111,13 @@ def command(
     if as_json:
         click.echo(json.dumps(summary.of_compiled(result, timed.trace_s, str(output))))
     else:
-        terminal.show(_console.out, result, notes=timed.notes, memory_bytes=timed.memory_bytes, trace_s=timed.trace_s)
+        terminal.show(
+            _console.out,
+            result,
+            notes=timed.notes,
+            memory_bytes=timed.profile.memory_bytes if timed.profile else None,
+            snapshot_ns=timed.copy_ns(result.schedule.certificate.executed_snapshot_bytes),
+            trace_s=timed.trace_s,
+        )
         _console.out.print(f"\nschedule: {output}", soft_wrap=True)
     return EXIT_DONE

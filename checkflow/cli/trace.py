@@ -24,7 +24,7 @@ def command(
     model: str,
     settings: tuple[str, ...],
     batch_size: str | None,
-    device: str,
+    device: str | None,
     real: bool,
     output: Path | None,
     as_json: bool,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import html
 import io
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkflow.compiler import Compiled
 from checkflow.errors import InputError
-from checkflow.jsonfile import write_text
+from checkflow.jsonfile import write_bytes, write_text
 from checkflow.report.terminal import rows_of
 from checkflow.report.timeline import Timeline, timeline_of
 
@@ -36,9 +35,9 @@ def write(path: Path, compiled: Compiled) -> None:
     check_output(path, SUFFIXES)
     figure = draw(compiled)
     if path.suffix == ".png":
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
-            figure.savefig(stream, format="png", dpi=150)
-        Path(stream.name).replace(path)
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=150)
+        write_bytes(path, png.getvalue())
         return
     svg = io.StringIO()
     figure.savefig(svg, format="svg")

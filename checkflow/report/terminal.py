@@ -15,6 +15,7 @@ from checkflow.report.timeline import Timeline, timeline_of
 from checkflow.units import format_bytes, format_ns, format_rate
 
 BARS = " ▁▂▃▄▅▆▇█"
+SNAPSHOTS = "▒"  # told from training without colours too
 ROWS = 8
 
 
@@ -64,14 +65,23 @@ def _certificate(compiled: Compiled) -> str:
 
 
 def show(
-    console: Console, compiled: Compiled, *, notes: tuple[str, ...], memory_bytes: int | None, trace_s: float
+    console: Console,
+    compiled: Compiled,
+    *,
+    notes: tuple[str, ...],
+    memory_bytes: int | None,
+    snapshot_ns: int | None,
+    trace_s: float,
 ) -> None:
-    """Print the summary and the timeline."""
+    """Print the summary and the timeline. `snapshot_ns`: what the snapshots' copies take on the compute stream."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows_of(compiled):
         table.add_row(name, Text(value))
+    if snapshot_ns:
+        share = snapshot_ns / (compiled.graph.iteration_time_ns * compiled.problem.interval)
+        table.add_row("snapshot copies", f"{format_ns(snapshot_ns)} on the compute stream, {share:.1%} of the time")
     table.add_row("took", f"trace {trace_s:.2f} s, plan {compiled.plan_s:.3f} s")
     for note in notes:
         table.add_row("note", Text(note))
@@ -101,7 +111,9 @@ def chart(timeline: Timeline, width: int) -> list[Text]:
     right = format_ns(timeline.period_ns)
     lines.append(Text(" " * 11 + "0" + right.rjust(width - 1), style="dim"))
     lines.append(
-        Text(f"{'':>11}█ training  ", style="blue").append("█ snapshots  ", "red").append("█ link busy", "green")
+        Text(f"{'':>11}█ training  ", style="blue")
+        .append(f"{SNAPSHOTS} snapshots  ", "red")
+        .append("█ link busy", "green")
     )
     return lines
 
@@ -111,7 +123,7 @@ def _cell(training: float, total: float) -> tuple[str, str]:
     if training >= 1:
         return BARS[-1], "blue"
     if total > training and total > 0:
-        return BARS[max(1, round(min(total, 1.0) * 8))], "red"
+        return SNAPSHOTS if total >= 1 else BARS[max(1, round(total * 8))], "red"
     return BARS[max(0, round(training * 8))], "blue"
 
 

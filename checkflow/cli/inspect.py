@@ -1,0 +1,96 @@
+"""checkflow inspect: what a schedule or a graph file says, for a person."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from checkflow.cli import _console
+from checkflow.errors import EXIT_DONE, FormatError
+from checkflow.graph import Graph
+from checkflow.graphfile import FORMAT as GRAPH_FORMAT
+from checkflow.graphfile import read_graph
+from checkflow.jsonfile import read_text
+from checkflow.schedule import FORMAT as SCHEDULE_FORMAT
+from checkflow.schedule import ActionRow, Schedule, read_schedule
+from checkflow.units import format_bytes, format_ns, format_rate
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--rows", type=click.IntRange(min=0), default=20, show_default=True, help="Rows to show; 0 shows all.")
+def command(file: Path, rows: int) -> int:
+    """Show FILE: a schedule's certificate and actions, or a graph's longest operators and largest storages."""
+    head = read_text(file)[:200]
+    if SCHEDULE_FORMAT in head:
+        _show_schedule(read_schedule(file), rows or None)
+    elif GRAPH_FORMAT in head:
+        _show_graph(read_graph(file), rows or None)
+    else:
+        raise FormatError(f"{file}: is neither a schedule nor a graph; give a file that checkflow wrote")
+    return EXIT_DONE
+
+
+def _show_schedule(schedule: Schedule, limit: int | None) -> None:
+    certificate = schedule.certificate
+    arguments = " ".join(f"{name}={value}" for name, value in schedule.arguments)
+    _console.out.print(
+        f"{schedule.model} {arguments} on {schedule.device}: {format_bytes(schedule.state_bytes)} of state every "
+        f"{schedule.interval} iteration(s) over {format_rate(schedule.bandwidth_bytes_per_s)}, {schedule.formulation}/"
+        f"{schedule.transfers}\npeak {format_bytes(certificate.peak_bytes)} planned, "
+        f"{format_bytes(certificate.executed_peak_bytes)} executed, {format_bytes(certificate.training_peak_bytes)} "
+        f"training alone; gap {certificate.gap:.1e} by {certificate.proven_by}\n",
+        soft_wrap=True,
+        markup=False,
+    )
+    table = Table("tensor", "bytes", "snapshot at", "offload at", "release at", box=None)
+    names = {row.id: row.views[0].name for row in schedule.state}
+    for row in schedule.actions[:limit]:
+        table.add_row(
+            f"{names[row.tensor]}[{row.offset}:{row.offset + row.bytes}]",
+            format_bytes(row.bytes),
+            *(_where(schedule, row, part) for part in ("snapshot", "offload", "release")),
+        )
+    _console.out.print(table, markup=False)
+    _more(len(schedule.actions), limit, "actions")
+
+
+def _where(schedule: Schedule, row: ActionRow, part: str) -> str:
+    place = {"snapshot": row.snapshot, "offload": row.offload, "release": row.release}[part]
+    if place is None:
+        return ""
+    iteration, number = place
+    anchor = schedule.anchors[number - 1]
+    return f"{iteration}: {anchor.kind} {anchor.subject}".strip()
+
+
+def _show_graph(graph: Graph, limit: int | None) -> None:
+    _console.out.print(
+        f"{graph.model}: {graph.steps} operators, {format_ns(graph.iteration_time_ns)} on {graph.device}, peak "
+        f"{format_bytes(graph.training_peak_bytes)}\n",
+        soft_wrap=True,
+        markup=False,
+    )
+    table = Table("step", "operator", "time", "reads", "writes", box=None)
+    longest = sorted(enumerate(graph.ops, start=1), key=lambda item: -item[1].time_ns)
+    for step, op in longest[:limit]:
+        table.add_row(
+            str(step),
+            op.name,
+            format_ns(op.time_ns),
+            *(", ".join(graph.tensors[index].name for index in indices[:3]) for indices in (op.reads, op.writes)),
+        )
+    _console.out.print(table, markup=False)
+    _more(graph.steps, limit, "operators")
+    table = Table("storage", "role", "bytes", "born", "freed", box=None)
+    for tensor in sorted(graph.tensors, key=lambda t: -t.size_bytes)[:limit]:
+        table.add_row(tensor.name, tensor.role, format_bytes(tensor.size_bytes), str(tensor.born), str(tensor.freed))
+    _console.out.print(table, markup=False)
+    _more(len(graph.tensors), limit, "storages")
+
+
+def _more(count: int, limit: int | None, what: str) -> None:
+    if limit is not None and count > limit:
+        _console.out.print(f"... and {count - limit} more {what}; --rows 0 shows all\n")

@@ -1,0 +1,249 @@
+"""Bad input gets one line that names the file or argument and the fix, and exit code 2; never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkflow.cli import run
+from checkflow.errors import EXIT_BAD_INPUT, EXIT_NO
+
+GOOD = """
+import checkflow, torch
+def training(batch_size: int = 2) -> checkflow.Training:
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def iteration():
+        model(torch.ones(batch_size, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return checkflow.Training(model, optimizer, iteration)
+"""
+
+PROFILE = """
+name: mine
+description: a profile
+peak_flops_per_s: {float32: 1000000000, float16: 1000000000, bfloat16: 1000000000, float64: 1000000000}
+memory_bandwidth_bytes_per_s: 1000000000
+memory_bytes: 1000000000
+launch_latency_ns: 1000
+link_bandwidth_bytes_per_s: 1000000000
+efficiency: {compute: 1.0, memory: 1.0, link: 1.0}
+source: made up
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a good model, profile, graph and schedule."""
+    monkeypatch.chdir(tmp_path)
+    Path("good.py").write_text(GOOD)
+    Path("mine.yaml").write_text(PROFILE)
+    return tmp_path
+
+
+Complaint = Callable[..., str]
+
+
+@pytest.fixture
+def complaint(capfd: pytest.CaptureFixture[str]) -> Complaint:
+    """Run a command line that has to fail with one line, and return that line."""
+
+    def check(*arguments: str, code: int = EXIT_BAD_INPUT) -> str:
+        capfd.readouterr()
+        assert run(list(arguments)) == code
+        captured = capfd.readouterr()
+        lines = [line for line in captured.err.splitlines() if not _is_progress(line)]
+        assert captured.out == ""
+        assert len(lines) == 1, captured.err
+        assert "Traceback" not in lines[0] and "internal error" not in lines[0]
+        return lines[0]
+
+    return check
+
+
+def _is_progress(line: str) -> bool:
+    return line.split(": ")[1:2] != [] and line.split(": ", 1)[1].startswith(
+        ("building", "iteration 1", "iteration 2", "planning", "moving", "verifying", "writing", "again", "measuring")
+    )
+
+
+MODELS = {
+    "missing": (None, "no such file"),
+    "empty": ("x = 1\n", "has no function 'training'"),
+    "syntax": ("def training(:\n", "syntax error"),
+    "raises": ("1 / 0\n", "ZeroDivisionError"),
+    "exits": ("raise SystemExit(3)\n", "SystemExit"),
+    "nulls": ("x = 1\0\n", "null bytes"),
+    "not_callable": ("training = 3\n", "is not a function"),
+    "factory_raises": ("def training():\n    raise KeyError('weights')\n", "KeyError"),
+    "returns_none": ("def training():\n    pass\n", "returned NoneType"),
+    "needs_argument": ("def training(depth: int):\n    pass\n", "give --set depth=VALUE"),
+    "no_update": (GOOD.replace("        optimizer.step()\n", ""), "writes no parameter"),
+    "iteration_raises": (GOOD.replace("optimizer.step()", "raise OSError('disk')"), "OSError"),
+    "cuda": (GOOD.replace("Linear(4, 4)", "Linear(4, 4, device='cuda')"), "CUDA"),
+    "not_a_model": (GOOD.replace("Training(model,", "Training(None,"), "model"),
+    "not_an_optimizer": (GOOD.replace("Training(model, optimizer,", "Training(model, 3,"), "optimizer"),
+    "not_an_iteration": (GOOD.replace("optimizer, iteration)", "optimizer, 3)"), "iteration"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_file_that_is_wrong(name: str, complaint: Complaint) -> None:
+    """Each kind of wrong model file is named, with what is wrong."""
+    text, expected = MODELS[name]
+    if text is not None:
+        Path(f"{name}.py").write_text(text)
+    line = complaint("compile", f"{name}.py")
+    assert name in line
+    assert expected.lower() in line.lower()
+    assert not list(Path().glob("*.json"))
+
+
+ARGUMENTS = {
+    "device": (["--device", "rtx9999"], "rtx9999"),
+    "bandwidth_word": (["--bandwidth", "fast"], "--bandwidth"),
+    "bandwidth_negative": (["--bandwidth", "-3GB/s"], "--bandwidth"),
+    "bandwidth_zero": (["--bandwidth", "0GB/s"], "--bandwidth"),
+    "bandwidth_nan": (["--bandwidth", "nan"], "--bandwidth"),
+    "bandwidth_unit": (["--bandwidth", "63 parsecs"], "--bandwidth"),
+    "memory_limit": (["--memory-limit", "8GB/s"], "--memory-limit"),
+    "chunk": (["--chunk", "0"], "--chunk"),
+    "chunk_tiny": (["--chunk", "3"], "chunk"),
+    "interval": (["--interval", "0"], "--interval"),
+    "interval_word": (["--interval", "often"], "--interval"),
+    "slack": (["--slack", "1"], "--slack"),
+    "slack_negative": (["--slack", "-0.1"], "--slack"),
+    "slack_nan": (["--slack", "nan"], "--slack"),
+    "formulation": (["--formulation", "magic"], "--formulation"),
+    "transfers": (["--formulation", "paper", "--transfers", "streaming"], "--transfers"),
+    "solver": (["--solver", "abacus"], "--solver"),
+    "time_limit": (["--time-limit", "0"], "--time-limit"),
+    "unknown_argument": (["--set", "width=3"], "width"),
+    "wrong_type": (["--batch-size", "many"], "batch_size"),
+    "batch_zero": (["--batch-size", "0"], "batch_size"),
+    "batch_float": (["--set", "batch_size=1.5"], "batch_size"),
+    "no_equals": (["--set", "batch_size"], "NAME=VALUE"),
+    "twice": (["--set", "batch_size=1", "--batch-size", "2"], "twice"),
+    "unwritable": (["-o", "/proc/nowhere/schedule.json"], "/proc/nowhere/schedule.json"),
+    "output_is_folder": (["-o", "."], "."),
+    "report_suffix": (["--report", "picture.bmp"], "picture.bmp"),
+    "report_unwritable": (["--report", "/proc/nowhere/report.html"], "/proc/nowhere/report.html"),
+    "trace_out_suffix": (["--trace-out", "trace.txt"], "trace.txt"),
+    "unknown_option": (["--colour"], "--colour"),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_argument_that_makes_no_sense(name: str, complaint: Complaint) -> None:
+    """Each kind of wrong argument is named."""
+    arguments, expected = ARGUMENTS[name]
+    assert expected in complaint("compile", "good.py", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("memory_bytes: 1000000000\n", ""), "memory_bytes"),
+        (("launch_latency_ns: 1000", "launch_latency_ns: -5"), "launch_latency_ns"),
+        (("name: mine", "name: [mine"), "mine.yaml"),
+        (("source: made up", "source: made up\ncolour: red"), "colour"),
+        (("link: 1.0", "link: 1.5"), "link"),
+    ],
+)
+def test_a_profile_that_is_wrong(change: tuple[str, str], expected: str, complaint: Complaint) -> None:
+    """A missing, negative or unknown field of a device profile is named."""
+    Path("mine.yaml").write_text(PROFILE.replace(*change))
+    line = complaint("compile", "good.py", "--device", "mine.yaml")
+    assert "mine.yaml" in line and expected in line
+
+
+def _made(kind: str) -> Path:
+    graph, schedule = Path("good.graph.json"), Path("good.schedule.json")
+    assert run(["trace", "good.py", "--device", "mine.yaml", "-o", str(graph)]) == 0
+    assert (
+        run(["compile", str(graph), "--bandwidth", "1GB/s", "--interval", "auto", "-o", str(schedule), "--json"]) == 0
+    )
+    return {"graph": graph, "schedule": schedule}[kind]
+
+
+def _broken(text: str, how: str) -> str:
+    document = json.loads(text)
+    match how:
+        case "truncated":
+            return text[: len(text) // 2]
+        case "not_json":
+            return "hello"
+        case "empty":
+            return ""
+        case "array":
+            return "[]"
+        case "version":
+            return json.dumps(document | {"version": 99})
+        case "unknown_field":
+            return json.dumps(document | {"colour": "red"})
+        case "missing_field":
+            del document["model"]
+        case "wrong_type":
+            document["model"] = 7
+        case "changed":
+            document["device"] = "other"
+    return json.dumps(document)
+
+
+BROKEN = (
+    "truncated",
+    "not_json",
+    "empty",
+    "array",
+    "version",
+    "unknown_field",
+    "missing_field",
+    "wrong_type",
+    "changed",
+)
+
+
+@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize("kind", ["graph", "schedule"])
+def test_a_graph_or_schedule_that_is_damaged(kind: str, how: str, complaint: Complaint) -> None:
+    """Truncated, not JSON, of a wrong version, with wrong fields or changed content: refused, file named."""
+    path = _made(kind)
+    path.write_text(_broken(path.read_text(), how))
+    line = complaint("verify", "good.schedule.json", "good.graph.json")
+    assert path.name in line
+
+
+def test_a_graph_with_a_cycle(complaint: Complaint) -> None:
+    """An operator that reads what only a later one makes is a cycle, and is named."""
+    path = _made("graph")
+    document = json.loads(path.read_text())
+    born = {number: row["born"] for number, row in enumerate(document["tensors"]) if row.get("born", 0) > 1}
+    number, step = next(iter(born.items()))
+    document["ops"][0]["reads"] = [number]
+    path.write_text(json.dumps(document))
+    line = complaint("verify", "good.schedule.json", "good.graph.json")
+    assert "cycle" in line, (line, step)
+
+
+def test_a_schedule_of_another_graph(complaint: Complaint) -> None:
+    """A schedule that was made for another graph fails verification, with exit code 1."""
+    _made("schedule")
+    assert run(["trace", "good.py", "--batch-size", "3", "--device", "mine.yaml", "-o", "other.json"]) == 0
+    assert "graph" in complaint("verify", "good.schedule.json", "other.json", code=EXIT_NO)
+
+
+def test_a_missing_command_and_an_unknown_one(complaint: Complaint) -> None:
+    """An unknown command is named."""
+    assert "juggle" in complaint("juggle")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_write_permission(complaint: Complaint) -> None:
+    """An output in a read-only folder is refused."""
+    Path("locked").mkdir(mode=0o555)
+    assert "locked" in complaint("compile", "good.py", "-o", "locked/schedule.json")

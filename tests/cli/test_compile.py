@@ -1,0 +1,127 @@
+"""checkflow compile from end to end: what it prints, writes and returns."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from checkflow.cli import run
+from checkflow.errors import EXIT_DONE, EXIT_NO
+from checkflow.schedule import read_schedule
+
+FEASIBLE = {
+    "feasible", "model", "device", "bandwidth_bytes_per_s", "interval", "steps", "state_tensors", "state_bytes",
+    "chunks", "iteration_time_ns", "training_peak_bytes", "peak_bytes", "executed_peak_bytes", "lower_bound_bytes",
+    "snapshot_bytes", "gap", "proven_by", "checkfreq_peak_bytes", "formulation", "transfers", "solver", "trace_s",
+    "plan_s", "schedule",
+}  # fmt: skip
+INFEASIBLE = {
+    "feasible", "reason", "needed_bandwidth_bytes_per_s", "smallest_interval", "snapshot_bytes_at_that_interval",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _json(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = EXIT_DONE) -> dict[str, object]:
+    capfd.readouterr()
+    assert run([*arguments, "--json"]) == code
+    printed = json.loads(capfd.readouterr().out)
+    assert isinstance(printed, dict)
+    return printed
+
+
+def test_compile_prints_its_figures_and_writes_a_schedule_that_verifies(capfd: pytest.CaptureFixture[str]) -> None:
+    """The JSON has every documented figure, agrees with the schedule, and the schedule verifies against its graph."""
+    assert run(["trace", "alexnet", "--batch-size", "32", "-o", "graph.json"]) == EXIT_DONE
+    figures = _json(capfd, "compile", "graph.json", "--bandwidth", "63GB/s", "-o", "s.json")
+    assert figures.keys() >= FEASIBLE
+    schedule = read_schedule(Path("s.json"))
+    assert figures["peak_bytes"] == schedule.certificate.peak_bytes == figures["training_peak_bytes"]
+    assert (figures["gap"], figures["proven_by"], figures["state_bytes"]) == (0.0, "bound", 61_100_840 * 4)
+    verified = _json(capfd, "verify", "s.json", "graph.json")
+    assert verified["peak_bytes"] == figures["peak_bytes"]
+
+
+def test_infeasible_says_why_and_what_would_do(capfd: pytest.CaptureFixture[str]) -> None:
+    """A link that is too slow gives exit code 1, the reason, and figures that then work."""
+    arguments = ("compile", "alexnet", "--batch-size", "1", "--set", "small=true")
+    figures = _json(capfd, *arguments, "--bandwidth", "1MB/s", code=EXIT_NO)
+    assert figures.keys() >= INFEASIBLE
+    assert figures["feasible"] is False and figures["reason"] == "bandwidth"
+    assert not list(Path().glob("*.json"))
+    with_bandwidth = _json(capfd, *arguments, "--bandwidth", str(figures["needed_bandwidth_bytes_per_s"]))
+    assert with_bandwidth["interval"] == 1
+    with_interval = _json(capfd, *arguments, "--bandwidth", "1MB/s", "--interval", "auto")
+    assert with_interval["interval"] == figures["smallest_interval"]
+    assert with_interval["snapshot_bytes"] == figures["snapshot_bytes_at_that_interval"]
+
+
+@pytest.mark.parametrize("formulation", ["paper", "compact", "direct"])
+def test_every_formulation_compiles_to_a_verified_schedule(formulation: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each formulation plans a small network; direct never needs more than the others, and they agree."""
+    figures = _json(
+        capfd, "compile", "transformer", "--set", "small=true", "--batch-size", "2", "--formulation", formulation
+    )
+    direct = _json(capfd, "compile", "transformer", "--set", "small=true", "--batch-size", "2", "-o", "direct.json")
+    assert direct["peak_bytes"] <= figures["peak_bytes"]  # type: ignore[operator]
+
+
+def test_memory_limit_and_its_relaxation(capfd: pytest.CaptureFixture[str]) -> None:
+    """A limit below the training peak is infeasible; relaxed, it grows until a plan keeps to it."""
+    arguments = ("compile", "alexnet", "--set", "small=true", "--batch-size", "2", "--memory-limit", "100kB")
+    assert _json(capfd, *arguments, code=EXIT_NO)["reason"] == "memory"
+    relaxed = _json(capfd, *arguments, "--relax-memory")
+    limit, peak = relaxed["memory_limit_bytes"], relaxed["peak_bytes"]
+    assert isinstance(limit, int) and isinstance(peak, int)
+    assert limit / 1.06 < peak <= limit
+
+
+def test_summary_and_pictures(capfd: pytest.CaptureFixture[str]) -> None:
+    """The summary names what a person looks for, and each picture is of its kind."""
+    pictures = ["--report", "r.html", "--trace-out", "t.json"]
+    assert run(["compile", "alexnet", "--set", "small=true", *pictures]) == EXIT_DONE
+    assert run(["compile", "alexnet", "--set", "small=true", "--report", "r.png"]) == EXIT_DONE
+    printed = capfd.readouterr().out
+    for word in ("iteration", "state", "link", "training peak", "peak with the plan", "CheckFreq", "certificate"):
+        assert word in printed
+    assert "<svg" in Path("r.html").read_text() and "http" not in Path("r.html").read_text().split("<svg")[0]
+    assert Path("r.png").read_bytes().startswith(b"\x89PNG")
+    events = json.loads(Path("t.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in events} >= {"M", "X", "C"}
+
+
+def test_measured_times(capfd: pytest.CaptureFixture[str]) -> None:
+    """--device measure runs the iteration on this machine and times its operators."""
+    figures = _json(capfd, "compile", "transformer", "--set", "small=true", "--device", "measure", "--interval", "auto")
+    assert figures["device"] == "measured"
+    time_ns = figures["iteration_time_ns"]
+    assert isinstance(time_ns, int) and time_ns > 0
+
+
+# A shell that starts a job in the background has it ignore SIGINT, and a test run inherits that.
+HEARS_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+
+
+def test_interrupt_leaves_no_file_behind(tmp_path: Path) -> None:
+    """Ctrl-C while it works ends it with one line, and nothing is left in the folder."""
+    code = f"{HEARS_CTRL_C}; from checkflow.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "compile", "bert", "-o", "s.json"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "iteration 1" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == 130
+    assert "interrupted" in rest and "Traceback" not in rest
+    assert list(tmp_path.iterdir()) == []

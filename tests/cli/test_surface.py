@@ -1,0 +1,47 @@
+"""The command line's surface, frozen: an option that goes or changes its name breaks users."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import click
+import pytest
+
+from checkflow.cli import run
+
+TRACED = {"model", "--batch-size", "--set", "--device", "--real", "-o", "--output", "--json"}
+OPTIONS = {
+    "compile": TRACED
+    | {
+        "--bandwidth", "--memory-limit", "--relax-memory", "--chunk", "--interval", "--slack", "--formulation",
+        "--transfers", "--solver", "--time-limit", "--report", "--trace-out",
+    },
+    "trace": TRACED,
+    "verify": {"schedule", "graph", "--json"},
+    "inspect": {"file", "--rows"},
+    "profile": {"-o", "--output", "--name", "--device"},
+    "demo": set(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_are_those_that_users_know(name: str) -> None:
+    """Each command has exactly the options that this list freezes."""
+    command = importlib.import_module(f"checkflow.cli.{name}").command
+    assert isinstance(command, click.Command)
+    assert {option for parameter in command.params for option in parameter.opts} == OPTIONS[name]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_help_names_every_option(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """--help works and names every option."""
+    assert run([name, "--help"]) == 0
+    text = capfd.readouterr().out
+    assert all(option in text for option in OPTIONS[name] if option.startswith("--"))
+
+
+def test_readme_names_every_command() -> None:
+    """Stale documentation fails: the README speaks of each command."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert all(f"checkflow {name}" in readme for name in OPTIONS)
