@@ -45,6 +45,8 @@ class Model:
 
     def bytes_of(self, objective: float) -> int:
         """A bound on the objective as a bound on the peak, rounded up but for the solver's tolerance."""
+        if objective == -math.inf:
+            return self.base_bytes
         return self.base_bytes + max(0, math.ceil(objective * self.unit_bytes - 1e-6 * max(1.0, abs(objective))))
 
 

@@ -108,7 +108,7 @@ def solvers() -> tuple[str, ...]:
     """The names of all solvers."""
     from checkflow.solve import backends
 
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(backends.__path__)))
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(backends.__path__) if module.name[0] != "_"))
 
 
 def choose(program: Program, solver: str = "auto") -> Choice:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import strategies as st
 
 from checkflow.plan import Chunk, Problem, StateTensor
 
 BYTE_PER_NS = 1_000_000_000
+WHOLE = st.just(BYTE_PER_NS)
+ONCE = st.just(1)
 
 
 @st.composite
@@ -16,8 +20,8 @@ def problems(
     max_steps: int = 5,
     max_tensors: int = 3,
     max_bytes: int = 4,
-    bandwidths: st.SearchStrategy[int] = st.just(BYTE_PER_NS),
-    intervals: st.SearchStrategy[int] = st.just(1),
+    bandwidths: st.SearchStrategy[int] = WHOLE,
+    intervals: st.SearchStrategy[int] = ONCE,
     earliest_write: int = 1,
 ) -> Problem:
     """A problem with sizes, times and resident bytes of a few units each, and no limit on memory."""
@@ -49,7 +53,7 @@ def chunkings(draw: st.DrawFn, problem: Problem, *, most: int = 5) -> tuple[Chun
         cuts = draw(st.sets(st.integers(1, tensor.size_bytes), max_size=spare)) - {tensor.size_bytes}
         spare -= len(cuts)
         edges = [0, *sorted(cuts), tensor.size_bytes]
-        chunks += [Chunk(index, low, high - low) for low, high in zip(edges, edges[1:], strict=False)]
+        chunks += [Chunk(index, low, high - low) for low, high in pairwise(edges)]
     return tuple(chunks)
 
 
