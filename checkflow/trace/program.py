@@ -1,7 +1,8 @@
 """The torch.fx program of one iteration, built while it runs.
 
 Values are tensors and generators. Placeholders are what existed before; node.meta["source"] is the name by which a
-replay finds them. The output node lists the gradients that are left, named in node.meta["gradients"].
+replay finds them. The output node lists the gradients that are left, named in node.meta["gradients"]. Calls that ran
+with gradients enabled have node.meta["grad_enabled"].
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ class Program:
         self._bases: dict[Storage, torch.fx.Node] = {}
         self._constants: dict[str, torch.Tensor] = {}
         self._sources: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._generators: dict[torch.Generator, str] = {}
-        self._seeded: dict[torch.Generator, tuple[torch.fx.Node, torch.Tensor]] = {}
+        self._generators: dict[int, str] = {}
+        self._seeded: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
         self._last_placeholder: torch.fx.Node | None = None
         for name, value in reversed(list(sources.items())):
             if isinstance(value, torch.Tensor):
                 self._sources[value] = name
             else:
-                self._generators[value] = name
+                self._generators[_key(value)] = name
 
     def call(
         self,
@@ -58,16 +59,18 @@ class Program:
         """Record a call that is about to run."""
         if func._schema.name == "aten::lift_fresh" and not self.knows(args[0]):  # each iteration has a fresh one
             return self.graph.call_function(torch.ops.aten.clone.default, (self._argument(args[0]),))
-        return self.graph.call_function(
+        node = self.graph.call_function(
             func,
             tuple(self._argument(value) for value in args),
             {name: self._argument(value) for name, value in kwargs.items()},
         )
+        node.meta["grad_enabled"] = torch.is_grad_enabled()  # some kernels ask
+        return node
 
     def generated(self, generator: object) -> None:
         """A recorded call has drawn from this generator."""
-        if isinstance(generator, torch.Generator) and generator in self._seeded:
-            self._seeded[generator] = (self._seeded[generator][0], generator.get_state())
+        if isinstance(generator, torch.Generator) and _key(generator) in self._seeded:
+            self._seeded[_key(generator)] = (self._seeded[_key(generator)][0], generator.get_state())
 
     @contextmanager
     def recording_random_state(self) -> Iterator[None]:
@@ -182,9 +185,9 @@ class Program:
     def _generator(self, generator: torch.Generator) -> torch.fx.Node:
         """A generator's node. Its state is set anew where code between operators changed it."""
         state = generator.get_state()
-        known = self._seeded.get(generator)
+        known = self._seeded.get(_key(generator))
         if known is None:
-            source = self._generators.get(generator, UNREACHABLE)
+            source = self._generators.get(_key(generator), UNREACHABLE)
             node = (
                 self._placeholder(source)
                 if source
@@ -192,10 +195,18 @@ class Program:
             )
         else:
             node, before = known
-            if not torch.equal(before, state):
+            with _disable_current_modes():
+                reseeded = not torch.equal(before, state)
+            if reseeded:
                 node = self.graph.call_function(_reseed, (node, self._constant(state)))
-        self._seeded[generator] = (node, state)
+        self._seeded[_key(generator)] = (node, state)
         return node
+
+
+def _key(generator: torch.Generator) -> int:
+    """Operators are handed other objects for the same generator."""
+    identity: int = generator._cdata  # type: ignore[attr-defined]
+    return identity
 
 
 def _new_generator(state: torch.Tensor) -> torch.Generator:

@@ -28,9 +28,15 @@ def replay(traced: Traced, training: Training) -> None:
                 "training; let the iteration reach it by a variable, or pass the training that was traced"
             )
         inputs.append(sources[source])
-    with torch.no_grad():
-        left = torch.fx.Interpreter(traced.program).run(*inputs)
+    with torch._C._AutoDispatchBelowAutograd():  # the program is what autograd called
+        left = _Replay(traced.program).run(*inputs)
     output = traced.program.graph.output_node()
     gradients = dict(zip(output.meta["gradients"], left, strict=True))
     for name, parameter in parameters_of(training):
         parameter.grad = gradients.get(name)
+
+
+class _Replay(torch.fx.Interpreter):
+    def run_node(self, n: torch.fx.Node) -> object:
+        with torch.set_grad_enabled(bool(n.meta.get("grad_enabled"))):
+            return super().run_node(n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from checkflow.errors import CheckflowError, InputError, ModelFileError, TraceEr
 from checkflow.graph import AnchorKind, Graph
 from checkflow.trace.assemble import assemble
 from checkflow.trace.execution import DataDependent, raised_at
+from checkflow.trace.fakes import fake_tensors
 from checkflow.trace.hooks import Firings, hooked, mark_gradient
 from checkflow.trace.measure import measured
 from checkflow.trace.memory import check_memory, needed_bytes
@@ -118,8 +119,15 @@ class _Attempt:
 
     def run(self, fake: FakeTensorMode | None, notes: tuple[str, ...]) -> Traced:
         ledger = Ledger()
+        try:
+            return self._run(fake, notes, ledger)
+        except (DataDependent, _CodeRaised):
+            self.needed_bytes = max(self.needed_bytes, sum(s.size_bytes for s in ledger.alive.values()))
+            raise
+
+    def _run(self, fake: FakeTensorMode | None, notes: tuple[str, ...], ledger: Ledger) -> Traced:
         recorder = Recorder(ledger, fake)
-        with torch.random.fork_rng(), fake or nullcontext(), recorder:
+        with torch.random.fork_rng(), fake_tensors(fake), recorder:
             self.progress("building the model")
             with _users_code("factory"):
                 training = check_training(self.factory(), self.model)

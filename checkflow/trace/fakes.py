@@ -1,0 +1,61 @@
+"""What common model code does to its tensors and torch's fake tensors refuse: deep copies, and conversions in place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+@contextmanager
+def fake_tensors(mode: FakeTensorMode | None) -> Iterator[None]:
+    """Activate a fake mode in which copy.deepcopy(module) and module.to(...) work; nothing where `mode` is None."""
+    if mode is None:
+        yield
+        return
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    with ExitStack() as stack:
+        logger.setLevel(logging.CRITICAL)  # an operator that fails is reported in one line, not logged
+        stack.callback(logger.setLevel, level)
+        stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _deepcopy))
+        stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _swap(torch.utils.swap_tensors)))
+        stack.enter_context(mode)
+        yield
+
+
+_original_deepcopy = torch.Tensor.__deepcopy__
+
+
+def _deepcopy(tensor: torch.Tensor, memo: dict[int, object]) -> torch.Tensor:
+    """A leaf's copy by clone(): the original reads the address of its data, and fake tensors have none."""
+    known = memo.get(id(tensor))
+    if isinstance(known, torch.Tensor):
+        return known
+    if not tensor.is_leaf:
+        return _original_deepcopy(tensor, memo)  # type: ignore[no-any-return, no-untyped-call]
+    copied = tensor.detach().clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        copied = torch.nn.Parameter(copied, tensor.requires_grad)
+    else:
+        copied.requires_grad_(tensor.requires_grad)
+    if tensor.grad is not None:
+        copied.grad = _deepcopy(tensor.grad, memo)
+    memo[id(tensor)] = copied
+    return copied
+
+
+def _swap(original: Callable[[torch.Tensor, torch.Tensor], object]) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    def swap_tensors(kept: torch.Tensor, converted: torch.Tensor) -> None:
+        """Module._apply drops `converted` next, so that taking over its data is enough."""
+        if not isinstance(kept, FakeTensor) or not isinstance(converted, FakeTensor):
+            original(kept, converted)
+            return
+        kept.data = converted
+        kept.fake_device = converted.fake_device
+
+    return swap_tensors
