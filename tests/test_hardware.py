@@ -176,7 +176,7 @@ def test_profiles_are_frozen() -> None:
 @pytest.mark.parametrize(
     ("operator", "expected_ns"),
     [
-        (op(0, 0), 7),  # launch latency
+        (op(0, 0), 0),  # an allocation launches nothing
         (op(5, 0), 10_000_000),  # 5 / (1000 * 0.5) s
         (op(0, 8), 100_000_000),  # 8 / (100 * 0.8) s
         (op(5, 8), 100_000_000),  # bound by memory
@@ -192,6 +192,12 @@ def test_profiles_are_frozen() -> None:
 def test_roofline(operator: Op, expected_ns: int) -> None:
     """The largest of the three terms, each worked out by hand."""
     assert hardware.operator_time_ns(operator, TOY) == expected_ns
+
+
+def test_no_kernel_is_shorter_than_its_launch() -> None:
+    """An operator that moves a byte takes the launch latency at least."""
+    slow = TOY.model_copy(update={"launch_latency_ns": 20_000_000})
+    assert hardware.operator_time_ns(op(0, 1), slow) == 20_000_000
 
 
 def test_times_are_rounded_up() -> None:
@@ -213,7 +219,7 @@ def test_retime_sets_every_operators_time() -> None:
     ops = (op(0, 0), op(5, 0), op(0, 8))
     graph = Graph("toy", (), "", "cpu", ops, (), ())
     timed = hardware.retime(graph, TOY)
-    assert [each.time_ns for each in timed.ops] == [7, 10_000_000, 100_000_000]
+    assert [each.time_ns for each in timed.ops] == [0, 10_000_000, 100_000_000]
     assert timed.device == "toy"
     assert timed.retimed("", [0, 0, 0]) == graph
 

@@ -7,7 +7,12 @@ from checkflow.hardware.profile import Profile
 
 
 def operator_time_ns(op: Op, profile: Profile) -> int:
-    """The longest of launch latency, arithmetic at the reached peak, and traffic at the reached bandwidth."""
+    """The longest of launch latency, arithmetic at the reached peak, and traffic at the reached bandwidth.
+
+    An operator that neither computes nor moves anything (an allocation) launches nothing and takes no time.
+    """
+    if op.flops == op.traffic_bytes == 0:
+        return 0
     flops_per_s = _reached(profile.peak_flops_per_s.of(op.dtype), profile.efficiency.compute)
     bytes_per_s = _reached(profile.memory_bandwidth_bytes_per_s, profile.efficiency.memory)
     return max(
