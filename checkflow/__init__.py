@@ -1,5 +1,19 @@
 """checkflow: checkpoint PyTorch training every iteration, at a memory cost that is proven before the run."""
 
-from checkflow.training import Training
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from checkflow.training import Training
 
 __all__ = ["Training"]
+
+
+def __getattr__(name: str) -> object:
+    """Import on first use: the saver process and `checkflow --help` do without torch."""
+    if name == "Training":
+        from checkflow.training import Training
+
+        return Training
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

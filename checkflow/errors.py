@@ -6,6 +6,11 @@ CheckflowError
 │   ├── TraceError        2   the iteration cannot be traced
 │   └── FormatError       2   a graph, schedule or profile that cannot be read
 ├── SolverError           2   a solver that was asked for cannot run
+├── StoreError            2   a store or its slots cannot be used, or a checkpoint could not be made durable
+│   ├── StoreBusyError    2   another process writes to the store
+│   └── CorruptStoreError 1   what was read does not verify
+├── DeviceError           2   copies to host memory cannot be made
+├── AuditError            1   state was written where no guard saw it
 └── VerificationError     1   a schedule breaks a promise it makes
 
 Each message is one line: the file or argument, what is wrong, what to do. "Infeasible" is an answer, not an error:
@@ -43,6 +48,30 @@ class FormatError(InputError):
 
 class SolverError(CheckflowError):
     """A solver that was asked for cannot run."""
+
+
+class StoreError(CheckflowError):
+    """A store or its slots cannot be used, or a checkpoint could not be made durable."""
+
+
+class StoreBusyError(StoreError):
+    """Another process writes to the store."""
+
+
+class CorruptStoreError(StoreError):
+    """What was read does not verify."""
+
+    exit_code = EXIT_NO
+
+
+class DeviceError(CheckflowError):
+    """Copies to host memory cannot be made."""
+
+
+class AuditError(CheckflowError):
+    """State was written where no guard saw it: a checkpoint could have been torn."""
+
+    exit_code = EXIT_NO
 
 
 class VerificationError(CheckflowError):

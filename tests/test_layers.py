@@ -32,9 +32,10 @@ ALLOWED: dict[str, set[str]] = {
     "compiler": {"errors", "units", "graph", "plan", "solve", "schedule", "lower", "verify"},
     "report": {"errors", "units", "graph", "plan", "link", "policies", "schedule", "jsonfile", "compiler", "execution"},
     "sources": {"errors", "training", "models"},
+    "store": {"errors", "units", "jsonfile"},
     "cli": {
         "errors", "units", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify", "compiler",
-        "report", "sources", "training", "solve",
+        "report", "sources", "training", "solve", "store",
     },
 }  # fmt: skip
 

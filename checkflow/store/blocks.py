@@ -1,0 +1,134 @@
+"""Reading a file's blocks from the device, each checked against its hash before anybody sees it.
+
+Blocks are read by a few threads, directly where the file system takes it (a read from the page cache would prove
+nothing about the disk), and hashed by the thread that read them while the others read on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import stat
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import xxhash
+
+from checkflow.errors import CorruptStoreError
+from checkflow.store.layout import padded
+from checkflow.store.manifest import BLOCK_BYTES, FileEntry
+
+THREADS = 3
+_MADV_HUGEPAGE = 14
+
+
+def buffer_of(size_bytes: int) -> memoryview:
+    """Fresh page-aligned memory, in huge pages where the kernel has them."""
+    memory = mmap.mmap(-1, max(1, padded(size_bytes)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(_MADV_HUGEPAGE)
+    return memoryview(memory)
+
+
+def open_file(directory: int, name: str, *, direct: bool = False) -> int:
+    """A descriptor of a regular file in an open directory, links not followed. Raises CorruptStoreError."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe must not hold us up
+    try:
+        fd = os.open(name, flags | (os.O_DIRECT if direct else 0), dir_fd=directory)
+    except FileNotFoundError:
+        raise CorruptStoreError(f"{name}: is missing") from None
+    except OSError as error:
+        if direct and error.errno == errno.EINVAL:
+            return open_file(directory, name)
+        if error.errno == errno.ELOOP:
+            raise CorruptStoreError(f"{name}: is a link, not a file") from None
+        raise CorruptStoreError(f"{name}: cannot be opened ({error.strerror})") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise CorruptStoreError(f"{name}: is no regular file")
+    return fd
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of a file: its number, and its bytes once they verified."""
+
+    entry: FileEntry
+    number: int
+
+    @property
+    def start_bytes(self) -> int:
+        return self.number * BLOCK_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        return min(BLOCK_BYTES, self.entry.size_bytes - self.start_bytes)
+
+
+def open_entry(directory: int, entry: FileEntry) -> int:
+    """A descriptor of a listed file that has the listed size. Raises CorruptStoreError."""
+    fd = open_file(directory, entry.name, direct=True)
+    size = os.fstat(fd).st_size
+    if size != entry.size_bytes:
+        os.close(fd)
+        raise CorruptStoreError(f"{entry.name}: has {size} bytes, not {entry.size_bytes}")
+    return fd
+
+
+def read_files(
+    directory: int,
+    entries: Iterable[FileEntry],
+    targets: Callable[[], Callable[[Block], memoryview] | None] = lambda: None,
+    progress: Callable[[], None] = lambda: None,
+) -> None:
+    """Read and verify files of an open directory.
+
+    `targets` is called once every file is known to have its size, and tells for each block the memory to read it to:
+    page-aligned, with room for the block padded to 4096. None only verifies. Raises CorruptStoreError that names the
+    first file, and the byte, that is not what was written.
+    """
+    with contextlib.ExitStack() as stack:
+        work: list[tuple[Block, int]] = []
+        for entry in entries:
+            fd = open_entry(directory, entry)
+            stack.callback(os.close, fd)
+            work += [(Block(entry, number), fd) for number in range(entry.block_count)]
+        target = targets()
+
+        def read(share: list[tuple[Block, int]]) -> None:
+            scratch = buffer_of(BLOCK_BYTES if target is None else 0)
+            for block, fd in share:
+                _read(fd, block, scratch if target is None else target(block))
+                progress()
+
+        threads = max(1, min(THREADS, len(work)))
+        with ThreadPoolExecutor(threads, "read") as pool:
+            for done in [pool.submit(read, work[thread::threads]) for thread in range(threads)]:
+                done.result()
+
+
+def _read(fd: int, block: Block, memory: memoryview) -> None:
+    name, size = block.entry.name, block.size_bytes
+    done = 0
+    while done < size:
+        try:
+            got = os.preadv(fd, [memory[done : padded(size)]], block.start_bytes + done)
+        except OSError as error:
+            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+            if error.errno == errno.EINVAL and flags & os.O_DIRECT:
+                fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+                continue
+            raise CorruptStoreError(
+                f"{name}: cannot be read at byte {block.start_bytes + done} ({error.strerror})"
+            ) from None
+        if got == 0:
+            raise CorruptStoreError(f"{name}: ends at byte {block.start_bytes + done}, not at {block.entry.size_bytes}")
+        done += got
+    if xxhash.xxh3_128_hexdigest(memory[:size]) != block.entry.block_hash(block.number):
+        raise CorruptStoreError(
+            f"{name}: bytes {block.start_bytes} to {block.start_bytes + size} are not what was written"
+        )

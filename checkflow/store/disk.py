@@ -1,0 +1,153 @@
+"""The only durable calls, and what each of them does not promise.
+
+`LocalDisk` is the operating system. Tests put another Disk in its place, to record or fail each operation in turn.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from checkflow.store.layout import ALIGN_BYTES, padded
+
+WRITE_BYTES = 16 * 2**20  # one write: large enough for full throughput, small enough to see that the disk moves
+
+
+class Disk(Protocol):
+    """Operations on directories and files; each raises OSError."""
+
+    def make_directory(self, path: Path) -> None:
+        """Not durable before the parent's sync_directory."""
+
+    def create(self, path: Path, *, direct: bool) -> int:
+        """A new file's descriptor; `direct` where the file system's open allows it. Never opens one that exists."""
+
+    def set_buffered(self, fd: int) -> None:
+        """Stop direct writes on a descriptor."""
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        """Bytes written, maybe fewer than given. Not durable before sync, and a failure may show only there."""
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        """Cut the file. Not durable before sync."""
+
+    def sync(self, fd: int) -> None:
+        """Data and size are on the device, as far as it tells the truth about its cache.
+
+        After a failure nothing is known of the data, and a second call may wrongly succeed: give up the whole file.
+        Does not make the file's name durable.
+        """
+
+    def close(self, fd: int) -> None:
+        """Promises nothing."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Atomic for who looks now; after a power cut either name may be there until sync_directory."""
+
+    def sync_directory(self, path: Path) -> None:
+        """The directory's names are on the device; not those of its parent or of directories in it."""
+
+    def unlink(self, path: Path) -> None:
+        """May be undone by a power cut before sync_directory."""
+
+    def remove_directory(self, path: Path) -> None:
+        """Of an empty directory. May be undone by a power cut before the parent's sync_directory."""
+
+
+class LocalDisk:
+    """Disk, by the operating system."""
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir()
+
+    def create(self, path: Path, *, direct: bool) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        if direct:
+            try:
+                return os.open(path, flags | os.O_DIRECT, 0o666)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                path.unlink(missing_ok=True)  # some kernels create the file before they refuse the flag
+        return os.open(path, flags, 0o666)
+
+    def set_buffered(self, fd: int) -> None:
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        return os.pwrite(fd, data, offset)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        os.ftruncate(fd, size_bytes)
+
+    def sync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.rename(target)
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def remove_directory(self, path: Path) -> None:
+        path.rmdir()
+
+
+def write_file(
+    disk: Disk, path: Path, pieces: Iterable[memoryview], size_bytes: int, progress: Callable[[], None]
+) -> None:
+    """Create a file of `size_bytes` from pieces and sync it. Its name is durable after sync_directory only.
+
+    Pieces begin at page-aligned addresses and, all but the last, are multiples of 4096 long; the last one is padded to
+    one, and the padding is cut off again before the sync. Raises OSError.
+    """
+    fd = disk.create(path, direct=True)
+    try:
+        direct, offset = True, 0
+        for piece in pieces:
+            done = 0
+            while done < len(piece):
+                try:
+                    wrote = disk.write(fd, piece[done : done + WRITE_BYTES], offset)
+                except OSError as error:
+                    if error.errno != errno.EINVAL or not direct:
+                        raise
+                    disk.set_buffered(fd)  # only the write tells whether the file system takes direct ones
+                    direct = False
+                    continue
+                if wrote == 0:
+                    raise OSError(errno.EIO, "a write wrote nothing", str(path))
+                if wrote % ALIGN_BYTES and direct:
+                    disk.set_buffered(fd)  # a write cut short left an offset that direct writes refuse
+                    direct = False
+                done, offset = done + wrote, offset + wrote
+                progress()
+        if offset != padded(size_bytes):
+            raise OSError(errno.EIO, f"{offset} bytes were given for a file of {size_bytes}", str(path))
+        if offset != size_bytes:
+            disk.truncate(fd, size_bytes)
+        disk.sync(fd)
+        progress()
+    finally:
+        disk.close(fd)
+
+
+def remove_tree(disk: Disk, path: Path) -> None:
+    """Remove a checkpoint's directory, which holds files only. Raises OSError."""
+    for entry in sorted(path.iterdir()):
+        disk.unlink(entry)
+    disk.remove_directory(path)

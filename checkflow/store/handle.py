@@ -1,0 +1,327 @@
+"""The trainer's handle on a store: slots to fill, a saver that persists them, and what became of it.
+
+    handle = StoreHandle.open(path, Layout.of(files))
+    slot = handle.acquire()                          # fill slot.view(file, tensor)
+    handle.stage(slot, iteration, record)            # a killed trainer no longer loses it
+    handle.poll()                                    # raises what went wrong in the background
+    handle.close()                                   # the newest staged checkpoint is durable
+
+One thread calls these. None but `acquire` under block, `drain` and `close` ever waits.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from checkflow.errors import StoreError
+from checkflow.store.config import SaverConfig
+from checkflow.store.layout import Layout
+from checkflow.store.lock import StoreLock
+from checkflow.store.messages import CLOSE, WAKE, Durable, Failed, Verified
+from checkflow.store.pace import Pace, PersistEvery
+from checkflow.store.process import SaverProcess
+from checkflow.store.retention import Retention
+from checkflow.store.saver import take_log
+from checkflow.store.shared import SharedMemory
+from checkflow.store.slots import Backpressure, Slot, Slots
+from checkflow.store.status import Status
+from checkflow.store.tally import Tally
+
+OnError = Literal["raise", "warn"]
+RECORD_ROOM_BYTES = 2**20
+CLOSE_S = 600.0
+MAX_DEATHS = 3  # of the saver, with nothing made durable in between
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
+
+
+class StoreHandle:
+    """See the module. Made by `open`; a context manager that closes."""
+
+    def __init__(
+        self, shared: SharedMemory, layout: Layout, lock: StoreLock, *, pace: Pace, backpressure: Backpressure,
+        on_error: OnError, notify: Callable[[str], None], hang_s: float,
+    ) -> None:  # fmt: skip
+        self.shared = shared
+        self._lock = lock
+        self._slots = Slots(shared, layout, backpressure)
+        self._pace = pace
+        self._backpressure = backpressure
+        self._on_error = on_error
+        self._notify = notify
+        self._hang_s = hang_s
+        self._tally = Tally()
+        self._errors: list[str] = []
+        self._failed_sequences: set[int] = set()
+        self._deaths = 0
+        self._seen_progress = (-1, time.monotonic())
+        self._hangs = False
+        self._saver: SaverProcess | None = SaverProcess(shared, lock)
+        self._closed = False
+        _open_handles.add(self)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        layout: Layout,
+        *,
+        lock: StoreLock | None = None,
+        slots: int = 3,
+        backpressure: Backpressure = "skip",
+        record_room_bytes: int = RECORD_ROOM_BYTES,
+        persist_every: PersistEvery = PersistEvery(),  # noqa: B008 (frozen)
+        retention: Retention = Retention(),  # noqa: B008 (frozen)
+        on_error: OnError = "raise",
+        notify: Callable[[str], None] = _warn,
+        hang_s: float = 120.0,
+        versions: Mapping[str, str] | None = None,
+    ) -> StoreHandle:
+        """Take the store (or take over `lock`), allocate the slots, start the saver.
+
+        `notify` is told what a person should know: a wait for the previous saver, its last errors, and, under
+        on_error="warn", errors. Raises StoreBusyError that names the other trainer, StoreError where memory, store or
+        process cannot be had, InputError for an argument.
+        """
+        path = path.resolve()
+        config = SaverConfig(path, layout.specs, retention, dict(versions or {})).dump()
+        lock = lock or StoreLock.acquire(path, notify)
+        try:
+            for line in take_log(path):
+                notify(f"{path}: the previous run's saver could not tell: {line}")
+            shared = SharedMemory.create(layout, slots=slots, record_room_bytes=record_room_bytes, config=config)
+        except BaseException:
+            lock.close()
+            raise
+        try:
+            return cls(
+                shared, layout, lock, pace=Pace(persist_every), backpressure=backpressure, on_error=on_error,
+                notify=notify, hang_s=hang_s,
+            )  # fmt: skip
+        except BaseException:
+            shared.close()
+            lock.close()
+            raise
+
+    def __enter__(self) -> StoreHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def address(self) -> int:
+        """The slots' mapping, to be registered as pinned memory; `shared.size_bytes` long."""
+        return self.shared.address
+
+    def acquire(self) -> Slot | None:
+        """A slot to fill; None (counted) where backpressure is `skip` and none is free.
+
+        Under `block` waits until the saver has persisted one. None there too if it cannot and on_error is "warn".
+        """
+        slot = self._slots.try_acquire()
+        if slot is None and self._backpressure == "block":
+            slot = self._wait_for_slot()
+        if slot is None:
+            self._tally.skipped += 1
+        return slot
+
+    def stage(self, slot: Slot, iteration: int, record: bytes) -> None:
+        """The slot holds a whole checkpoint of this many completed iterations; `record` is its commit record, JSON.
+
+        From here on it survives the trainer's death. Raises StoreError if the record is longer than its room.
+        """
+        due = self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
+        self._slots.stage(slot, iteration, record, due=due)
+        self._tally.stage(iteration)
+        if due:
+            self._tell(WAKE)
+
+    def abandon(self, slot: Slot) -> None:
+        """Give back a slot whose filling failed."""
+        self._slots.abandon(slot)
+
+    def persist_now(self, *, keep: bool = False) -> int | None:
+        """Have the newest staged checkpoint persisted soon, and retained for good if `keep`; None if there is none."""
+        sequence = self._slots.newest_sequence
+        if sequence is not None and (keep or self.shared.durable_sequence < sequence):
+            self._slots.ask(keep=keep)
+            self._tell(WAKE)
+        return sequence
+
+    def poll(self) -> None:
+        """Raise (or notify of) what went wrong in the background since; restart a saver that died. Never waits."""
+        self._tend()
+        self._deliver()
+
+    def drain(self, deadline_s: float) -> bool:
+        """Wait until the newest staged checkpoint is durable, and return whether it is; errors go by policy."""
+        done = self._drain(time.monotonic() + deadline_s)
+        self._deliver()
+        return done
+
+    def status(self) -> Status:
+        """Counters, as far as the saver has reported."""
+        return self._tally.status()
+
+    def close(self, deadline_s: float = CLOSE_S) -> None:
+        """Drain, end the saver, release the store. Slots must no longer be used, nor be registered as pinned."""
+        if self._closed:
+            return
+        deadline = time.monotonic() + deadline_s
+        try:
+            self._drain(deadline)
+            self._closed = True
+            if self._saver is not None:
+                self._end(self._saver, deadline)
+        finally:
+            self._closed = True
+            _open_handles.discard(self)
+            self._lock.close()
+            self.shared.close()
+        self._deliver()
+
+    def _end(self, saver: SaverProcess, deadline: float) -> None:
+        saver.tell(CLOSE)
+        while saver.ended() is None and time.monotonic() < deadline:
+            self._wait(saver, min(0.1, deadline - time.monotonic()))
+            self._listen(saver)
+        if not saver.wait(0):
+            saver.kill()
+            saver.wait(1.0)
+            self._fail("the saver did not end by the deadline and was killed; check the disk, or give a later deadline")
+        self._listen(saver)
+        saver.close()
+        self._saver = None
+
+    def _drain(self, deadline: float) -> bool:
+        sequence = self.persist_now()
+        while sequence is not None and self.shared.durable_sequence < sequence:
+            if sequence in self._failed_sequences or self._saver is None or self._hangs:
+                return False
+            if time.monotonic() >= deadline:
+                self._fail(
+                    f"the checkpoint of iteration {self._slots.staged_iteration} is not durable at the deadline; check "
+                    "the disk, or give a later deadline"
+                )
+                return False
+            self._wait(self._saver, min(0.1, deadline - time.monotonic()))
+            self._tend()
+        if self._saver is not None:
+            self._listen(self._saver)
+        return True
+
+    def _wait_for_slot(self) -> Slot | None:
+        started = time.monotonic_ns()
+        try:
+            while True:
+                slot = self._slots.try_acquire()
+                if slot is not None or self._saver is None or self._hangs:
+                    return slot
+                if not self._slots.pending and not self._slots.persisting:
+                    raise StoreError("slots: all are being filled; stage or abandon one before acquiring another")
+                self._wait(self._saver, 0.05)
+                self.poll()
+        finally:
+            self._tally.blocked_ns += time.monotonic_ns() - started
+
+    @staticmethod
+    def _wait(saver: SaverProcess, timeout_s: float) -> None:
+        poll = select.poll()
+        poll.register(saver.fd, select.POLLIN)
+        poll.poll(max(0.0, timeout_s) * 1000)
+
+    def _tend(self) -> None:
+        """Hear the saver, restart it if it died, see whether it hangs."""
+        if self._saver is None or self._closed:
+            return
+        self._listen(self._saver)
+        how = self._saver.ended()
+        if how is not None:
+            self._listen(self._saver)
+            self._saver.close()
+            self._restart(how)
+        self._watch()
+
+    def _listen(self, saver: SaverProcess) -> None:
+        for message in saver.messages():
+            if isinstance(message, Durable):
+                self._deaths = 0
+                self._tally.persist(message.iteration, message.size_bytes, message.write_ns)
+            elif isinstance(message, Verified):
+                self._tally.verify(message.iteration, message.verify_ns, message.pruned)
+            elif isinstance(message, Failed):
+                self._failed_sequences.add(message.sequence)
+                self._fail(message.message)
+
+    def _restart(self, how: str) -> None:
+        self._deaths += 1
+        if self._deaths > MAX_DEATHS:
+            self._saver = None
+            self._fail(
+                f"the saver process died {self._deaths} times in a row (last: {how}); nothing more is made durable; "
+                "check memory limits and the disk"
+            )
+            return
+        self._tally.restarts += 1
+        try:
+            self._saver = SaverProcess(self.shared, self._lock)
+        except StoreError as error:
+            self._saver = None
+            self._fail(str(error))
+
+    def _watch(self) -> None:
+        """A saver that has work and does not move hangs: told once, until it moves."""
+        now, progress = time.monotonic(), self.shared.progress
+        if progress != self._seen_progress[0] or not (self._slots.pending or self._slots.persisting):
+            self._seen_progress = (progress, now)
+            self._hangs = False
+        elif not self._hangs and now - self._seen_progress[1] > self._hang_s:
+            self._hangs = True
+            self._fail(f"the saver has not moved for {self._hang_s:g} s; the disk may hang: check it")
+
+    def _tell(self, word: bytes) -> None:
+        if self._saver is not None:
+            self._saver.tell(word)
+
+    def _fail(self, message: str) -> None:
+        self._tally.errors += 1
+        self._errors.append(message)
+
+    def _deliver(self) -> None:
+        if not self._errors:
+            return
+        errors, self._errors = self._errors, []
+        message = errors[0] + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "")
+        if self._on_error == "raise":
+            raise StoreError(message)
+        for error in errors:
+            self._notify(error)
+
+    def disown(self) -> None:
+        """In a forked child: let go of what would outlive the trainer there."""
+        self._closed = True
+        self._lock.disown()
+        self.shared.close()
+        if self._saver is not None:
+            self._saver.close()
+
+
+_open_handles: weakref.WeakSet[StoreHandle] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for handle in tuple(_open_handles):
+        handle.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)

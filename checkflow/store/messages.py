@@ -1,0 +1,81 @@
+"""What trainer and saver say to each other: one JSON object a packet, on a socket pair that keeps packets apart."""
+
+from __future__ import annotations
+
+import socket
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+WAKE, CLOSE = b"wake", b"close"  # the trainer's two words: look at the slots; exit once nothing is due
+MAX_PACKET_BYTES = 2**16
+MAX_TEXT = 4096
+_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Durable(BaseModel):
+    """A checkpoint's manifest is published and on disk."""
+
+    model_config = _STRICT
+
+    kind: Literal["durable"] = "durable"
+    sequence: int
+    iteration: int
+    serial: int
+    size_bytes: int
+    write_ns: int
+
+
+class Verified(BaseModel):
+    """A durable checkpoint's hashes were read back, and what retention no longer holds was removed."""
+
+    model_config = _STRICT
+
+    kind: Literal["verified"] = "verified"
+    sequence: int
+    iteration: int
+    verify_ns: int
+    pruned: int
+
+
+class Failed(BaseModel):
+    """The saver could not do something; the checkpoints that were durable before still are."""
+
+    model_config = _STRICT
+
+    kind: Literal["failed"] = "failed"
+    sequence: int
+    message: Annotated[str, Field(max_length=MAX_TEXT)]
+
+
+Message = Durable | Verified | Failed
+_MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
+
+
+def encode(message: Message) -> bytes:
+    return message.model_dump_json().encode()
+
+
+def receive(end: socket.socket) -> Message | None:
+    """The next message; None where there is none now. Raises EOFError once the other end is gone."""
+    try:
+        packet = end.recv(MAX_PACKET_BYTES, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except ConnectionResetError:
+        raise EOFError from None
+    if not packet:
+        raise EOFError
+    try:
+        return _MESSAGE.validate_json(packet)
+    except ValidationError:
+        return Failed(sequence=0, message=f"the saver sent what is no message: {packet[:80]!r}")
+
+
+def send(end: socket.socket, packet: bytes) -> bool:
+    """Whether the packet was taken; never waits."""
+    try:
+        end.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+        return False
+    return True

@@ -1,0 +1,58 @@
+"""How often a staged checkpoint becomes due to be persisted.
+
+Staging protects against a killed trainer and costs no disk; persisting protects against a lost machine, and wears the
+disk out. So by default it is done as often as costs nothing: at most a tenth of the time is spent on it, and never more
+often than every 30 seconds (1 GiB each 30 seconds is 3 TB a day). However slow the disk, it is done every 10 minutes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from checkflow.errors import InputError
+
+BUSY_FRACTION = 0.1
+LEAST_S, MOST_S = 30.0, 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PersistEvery:
+    """`iterations` or `seconds` from one persisted checkpoint to the next; neither: as often as costs nothing."""
+
+    iterations: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.iterations is not None and self.seconds is not None:
+            raise InputError("persist_every: iterations and seconds are both given; give one")
+        if self.iterations is not None and self.iterations < 1:
+            raise InputError(f"persist_every: {self.iterations} iterations is not positive; use 1 or more")
+        if self.seconds is not None and not self.seconds >= 0:
+            raise InputError(f"persist_every: {self.seconds} seconds is negative; use 0 or more")
+
+
+class Pace:
+    """Decides for each staged checkpoint, in order, whether it is due."""
+
+    def __init__(self, every: PersistEvery) -> None:
+        self._every = every
+        self._last_iteration: int | None = None
+        self._last_s: float | None = None
+
+    def due(self, iteration: int, now_s: float, last_persist_s: float) -> bool:
+        """`last_persist_s`: how long the last one took to be written and read back, 0 if unknown.
+
+        Every N iterations means at each multiple of N, or at the first staged iteration after it.
+        """
+        if self._every.iterations is not None:
+            before = iteration - 1 if self._last_iteration is None else self._last_iteration
+            due = iteration // self._every.iterations > before // self._every.iterations
+            self._last_iteration = iteration
+            return due
+        gap_s = self._every.seconds
+        if gap_s is None:
+            gap_s = min(max(LEAST_S, last_persist_s / BUSY_FRACTION), MOST_S)
+        if self._last_s is not None and now_s - self._last_s < gap_s:
+            return False
+        self._last_s = now_s
+        return True

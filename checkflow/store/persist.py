@@ -1,0 +1,140 @@
+"""One staged checkpoint all the way: written, durable, verified, and the old ones pruned."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from checkflow.errors import CorruptStoreError
+from checkflow.store.config import SaverConfig
+from checkflow.store.disk import Disk, remove_tree
+from checkflow.store.layout import Layout
+from checkflow.store.manifest import Manifest, directory_name
+from checkflow.store.messages import MAX_TEXT, Durable, Failed, Message, Verified
+from checkflow.store.reader import Checkpoint, list_checkpoints, verify
+from checkflow.store.retention import Retained, to_prune
+from checkflow.store.shared import SharedMemory
+from checkflow.store.take import Taken, give_back
+from checkflow.store.writer import INCOMPLETE, PRUNED, Staged, write_checkpoint
+
+_ADVICE = {
+    errno.ENOSPC: "free space, or retain fewer checkpoints",
+    errno.EDQUOT: "free space below the quota, or retain fewer checkpoints",
+    errno.EIO: "check the disk",
+    errno.EROFS: "mount the store writable",
+    errno.EACCES: "give this user the right to write to the store",
+    errno.ENOENT: "do not remove a store that is in use",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Persister:
+    """Persists slots to a store and reports what became of each."""
+
+    shared: SharedMemory
+    config: SaverConfig
+    disk: Disk
+    report: Callable[[Message], None]
+    layout: Layout = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layout", Layout.of(self.config.files))
+
+    def persist(self, taken: Taken) -> None:
+        """Make a taken checkpoint durable, give its slot back, read it back, prune. Errors are reported, not raised."""
+        manifest = self._write(taken)
+        if manifest is None:
+            return
+        started = time.monotonic_ns()
+        path = self.config.store / directory_name(manifest.serial, manifest.iteration)
+        try:
+            verify(Checkpoint(path, manifest), self.shared.advance)
+        except CorruptStoreError as error:
+            self._fail(taken, f"checkpoint {path.name} does not read back as it was written ({error}); check the disk")
+            return
+        verify_ns = time.monotonic_ns() - started
+        try:
+            pruned = self._prune(manifest.serial)
+        except OSError as error:
+            self._fail(taken, f"old checkpoints cannot be removed ({_reason(error)}); {_advice(error)}")
+            pruned = 0
+        self.report(
+            Verified(sequence=taken.sequence, iteration=taken.iteration, verify_ns=verify_ns, pruned=pruned),
+        )
+
+    def _write(self, taken: Taken) -> Manifest | None:
+        started = time.monotonic_ns()
+        if taken.record is None:
+            give_back(self.shared, taken, durable=False)
+            self._fail(taken, "a staged checkpoint's record in memory is not what was staged; its slot was overwritten")
+            return None
+        staged = Staged(self.shared.slot_bytes(taken.index), taken.iteration, taken.record, taken.keep)
+        try:
+            manifest = write_checkpoint(
+                self.disk, self.config.store, self.layout, staged, self.config.versions, self.shared.advance
+            )
+        except OSError as error:
+            with contextlib.suppress(OSError):  # the error itself is reported; the next saver tries again
+                self.remove_leftovers()
+            give_back(self.shared, taken, durable=False)
+            self._fail(
+                taken,
+                f"the checkpoint of iteration {taken.iteration} cannot be made durable ({_reason(error)}); "
+                f"{_advice(error)}",
+            )
+            return None
+        give_back(self.shared, taken, durable=True)
+        self.report(
+            Durable(
+                sequence=taken.sequence,
+                iteration=taken.iteration,
+                serial=manifest.serial,
+                size_bytes=manifest.size_bytes,
+                write_ns=time.monotonic_ns() - started,
+            )
+        )
+        return manifest
+
+    def _prune(self, verified_serial: int) -> int:
+        checkpoints = {found.path: found for found in list_checkpoints(self.config.store)}
+        known = {
+            (found.manifest.serial if isinstance(found, Checkpoint) else found.serial): path
+            for path, found in checkpoints.items()
+        }
+        retained = [
+            Retained(found.serial, found.iteration, found.manifest.keep)
+            if isinstance(found, Checkpoint)
+            else Retained(found.serial, found.iteration, keep=False, sound=False)
+            for found in checkpoints.values()
+        ]
+        serials = to_prune(retained, verified_serial, self.config.retention)
+        for serial in serials:
+            path = known[serial]
+            hidden = path.with_name(PRUNED + path.name)
+            self.disk.rename(path, hidden)  # so that a half-removed one is no checkpoint
+            self.disk.sync_directory(self.config.store)
+            remove_tree(self.disk, hidden)
+            self.shared.advance()
+        return len(serials)
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed or failed saver left half-written or half-removed. Raises OSError."""
+        for path in sorted(self.config.store.iterdir()):
+            if path.name.startswith((INCOMPLETE, PRUNED)):
+                remove_tree(self.disk, path)
+
+    def _fail(self, taken: Taken, message: str) -> None:
+        self.report(Failed(sequence=taken.sequence, message=f"{self.config.store}: {message}"[:MAX_TEXT]))
+
+
+def _reason(error: OSError) -> str:
+    where = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror}{where}"
+
+
+def _advice(error: OSError) -> str:
+    advice = _ADVICE.get(error.errno or 0, "check the store")
+    return f"{advice}; checkpoints that were durable before still are"

@@ -1,0 +1,249 @@
+"""Checkpoints on disk: list them, verify them, read them. No byte is handed out before its hash matched."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from checkflow.errors import CorruptStoreError, StoreError
+from checkflow.store.blocks import Block, buffer_of, open_file, read_files
+from checkflow.store.layout import padded
+from checkflow.store.manifest import (
+    MANIFEST,
+    RECORD,
+    Manifest,
+    directory_name,
+    max_manifest_bytes,
+    parse_directory_name,
+    parse_manifest,
+)
+
+MAX_ENTRIES = 10_000  # names in one checkpoint's directory
+result = TypeVar("result")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose manifest is sound; its files are not verified by that."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def serial(self) -> int:
+        return self.manifest.serial
+
+    @property
+    def iteration(self) -> int:
+        return self.manifest.iteration
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A checkpoint that is not what was written, and why in a few words."""
+
+    path: Path
+    serial: int
+    iteration: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path.name}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checkpoint's verified bytes: each safetensors file, and the commit record."""
+
+    checkpoint: Checkpoint
+    files: dict[str, memoryview]
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest checkpoint that verifies, None for an empty store, and why newer ones were skipped."""
+
+    checkpoint: Checkpoint | None
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedNewest:
+    """The newest checkpoint that verifies, read; None for an empty store, and why newer ones were skipped."""
+
+    loaded: Loaded | None
+    skipped: tuple[Skipped, ...]
+
+
+def list_checkpoints(store: Path) -> tuple[Checkpoint | Skipped, ...]:
+    """Every checkpoint of a store, newest first, manifests checked but not the files. Raises StoreError."""
+    examined = (_examine(store, name) for name in _names(store))
+    return tuple(found for found in examined if found.path.exists())  # a running trainer prunes
+
+
+def verify(checkpoint: Checkpoint, progress: Callable[[], None] = lambda: None) -> None:
+    """Read every byte of a checkpoint from the device. Raises CorruptStoreError that names the first wrong file."""
+    with _directory(checkpoint.path) as directory:
+        read_files(directory, checkpoint.manifest.files, progress=progress)
+
+
+def newest(store: Path, iteration: int | None = None) -> Newest:
+    """The newest checkpoint that verifies (of that iteration, if given).
+
+    Raises CorruptStoreError where there are checkpoints and none verifies, StoreError for a path that is no store or
+    an iteration that it does not have.
+    """
+    found, skipped = _first(store, iteration, _verified)
+    return Newest(found, skipped)
+
+
+def load_newest(store: Path, iteration: int | None = None, buffer: memoryview | None = None) -> LoadedNewest:
+    """As `newest`, and `load` in the same pass over the disk."""
+    found, skipped = _first(store, iteration, lambda checkpoint: load(checkpoint, buffer))
+    return LoadedNewest(found, skipped)
+
+
+def load(checkpoint: Checkpoint, buffer: memoryview | None = None) -> Loaded:
+    """Read a whole checkpoint, all or nothing, into fresh memory or one page-aligned buffer.
+
+    Each file begins at a multiple of 4096 of the buffer, in the manifest's order, as in a slot. Raises
+    CorruptStoreError, and StoreError for a buffer that is too small.
+    """
+    manifest = checkpoint.manifest
+    places: dict[str, int] = {}
+    end = 0
+    for file in manifest.files:
+        if file.name != RECORD:
+            places[file.name] = end
+            end += padded(file.size_bytes)
+    found: list[memoryview] = []
+
+    def targets() -> Callable[[Block], memoryview]:  # called before memory is taken on the manifest's word alone
+        if buffer is not None and len(buffer) < end:
+            raise StoreError(f"{checkpoint.path}: needs {end} bytes, the buffer has {len(buffer)}; give a larger one")
+        data = buffer if buffer is not None else buffer_of(end)
+        record = buffer_of(manifest.entry(RECORD).size_bytes)
+        found.extend((data, record))
+        return lambda block: (record if block.entry.name == RECORD else data[places[block.entry.name] :])[
+            block.start_bytes :
+        ]
+
+    with _directory(checkpoint.path) as directory:
+        read_files(directory, manifest.files, targets)
+    data, record = found
+    contents = {
+        file.name: data[places[file.name] :][: file.size_bytes] for file in manifest.files if file.name in places
+    }
+    return Loaded(checkpoint, contents, bytes(record[: manifest.entry(RECORD).size_bytes]))
+
+
+def read_file(checkpoint: Checkpoint, name: str) -> memoryview:
+    """One verified file. Raises CorruptStoreError."""
+    entry = checkpoint.manifest.entry(name)
+    found: list[memoryview] = []
+
+    def targets() -> Callable[[Block], memoryview]:
+        found.append(buffer_of(entry.size_bytes))
+        return lambda block: found[0][block.start_bytes :]
+
+    with _directory(checkpoint.path) as directory:
+        read_files(directory, [entry], targets)
+    return found[0][: entry.size_bytes]
+
+
+def _verified(checkpoint: Checkpoint) -> Checkpoint:
+    verify(checkpoint)
+    return checkpoint
+
+
+def _first(
+    store: Path, iteration: int | None, attempt: Callable[[Checkpoint], result]
+) -> tuple[result | None, tuple[Skipped, ...]]:
+    skipped: list[Skipped] = []
+    names = _names(store)
+    wanted = [name for name in names if iteration is None or _iteration(name) == iteration]
+    if names and not wanted:
+        has = ", ".join(sorted({str(_iteration(name)) for name in names}, key=int))
+        raise StoreError(f"{store}: has no checkpoint of iteration {iteration}; it has {has}")
+    for name in wanted:
+        examined = _examine(store, name)
+        if isinstance(examined, Skipped):
+            skipped.append(examined)
+            continue
+        try:
+            return attempt(examined), tuple(skipped)
+        except CorruptStoreError as error:
+            skipped.append(Skipped(examined.path, examined.serial, examined.iteration, str(error)))
+    if skipped:
+        reasons = "; ".join(map(str, skipped[:3])) + (f"; and {len(skipped) - 3} more" if len(skipped) > 3 else "")
+        raise CorruptStoreError(f"{store}: no checkpoint verifies ({reasons}); restore the store from a copy")
+    return None, ()
+
+
+def _names(store: Path) -> list[str]:
+    try:
+        found = [(parse_directory_name(name), name) for name in os.listdir(store)]  # noqa: PTH208 (only the names)
+    except OSError as error:
+        raise StoreError(f"{store}: is no store that can be read ({error.strerror}); check the path") from None
+    return [name for parsed, name in sorted(((p.serial, n) for p, n in found if p is not None), reverse=True)]
+
+
+def _iteration(name: str) -> int:
+    parsed = parse_directory_name(name)
+    assert parsed is not None
+    return parsed.iteration
+
+
+def _examine(store: Path, name: str) -> Checkpoint | Skipped:
+    path = store / name
+    try:
+        return Checkpoint(path, _read_manifest(path))
+    except CorruptStoreError as error:
+        parsed = parse_directory_name(name)
+        assert parsed is not None
+        return Skipped(path, parsed.serial, parsed.iteration, str(error))
+
+
+def _read_manifest(path: Path) -> Manifest:
+    with _directory(path) as directory:
+        data_bytes = files = 0
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                files += 1
+                if files > MAX_ENTRIES:
+                    raise CorruptStoreError(f"holds more than {MAX_ENTRIES} files")
+                information = entry.stat(follow_symlinks=False)
+                data_bytes += information.st_size if stat.S_ISREG(information.st_mode) else 0
+        fd = open_file(directory, MANIFEST)
+        with os.fdopen(fd, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > max_manifest_bytes(data_bytes - size, files):
+                raise CorruptStoreError(f"{MANIFEST}: its {size} bytes are more than its files can need")
+            data = stream.read(size)
+        try:
+            manifest = parse_manifest(data)
+        except CorruptStoreError as error:
+            raise CorruptStoreError(f"{MANIFEST}: {error}") from None
+    if directory_name(manifest.serial, manifest.iteration) != path.name:
+        raise CorruptStoreError(f"{MANIFEST}: belongs to {directory_name(manifest.serial, manifest.iteration)}")
+    return manifest
+
+
+@contextmanager
+def _directory(path: Path) -> Iterator[int]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise CorruptStoreError(f"is no directory that can be read ({error.strerror})") from None
+    try:
+        yield fd
+    except OSError as error:
+        raise CorruptStoreError(f"cannot be read ({error.strerror})") from None
+    finally:
+        os.close(fd)

@@ -1,0 +1,120 @@
+"""The saver's loop: persist what is due; when the trainer is gone, persist the newest staged checkpoint and end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from collections import deque
+from pathlib import Path
+
+from checkflow.store.config import SaverConfig
+from checkflow.store.disk import Disk
+from checkflow.store.messages import CLOSE, MAX_TEXT, Failed, Message, encode, send
+from checkflow.store.persist import Persister
+from checkflow.store.shared import SharedMemory
+from checkflow.store.take import recover, take_due, take_last
+
+LOG = "saver.log"  # errors that came too late for any trainer to hear; the next one tells them
+
+
+class Saver:
+    """Runs until the trainer closes or dies. `trainer` is a pidfd of it."""
+
+    def __init__(self, shared: SharedMemory, disk: Disk, end: socket.socket, trainer: int) -> None:
+        self._shared = shared
+        self._config = SaverConfig.parse(shared.config)
+        self._end = end
+        self._trainer = trainer
+        self._outbox: deque[Message] = deque()
+        self._closing = self._orphan = False
+        self._persister = Persister(shared, self._config, disk, self._report)
+
+    def run(self) -> None:
+        """Until the trainer is gone and all that can be durable is."""
+        recover(self._shared)
+        try:
+            self._persister.remove_leftovers()
+        except OSError as error:
+            self._report(Failed(sequence=0, message=f"{self._config.store}: leftovers cannot be removed ({error})"))
+        while self._next():
+            pass
+
+    def fail(self, message: str) -> None:
+        """Report the saver's own end."""
+        self._report(Failed(sequence=0, message=message[:MAX_TEXT]))
+        if self._orphan:
+            self._log()
+
+    def _next(self) -> bool:
+        """Do one thing; False at the end."""
+        self._listen(0)
+        taken = take_due(self._shared)
+        if taken is None and self._orphan:
+            taken = take_last(self._shared)
+        if taken is not None:
+            self._persister.persist(taken)
+            return True
+        if self._orphan:
+            self._log()
+            return False
+        if self._closing and not self._outbox:
+            return False
+        self._listen(None)
+        return True
+
+    def _listen(self, timeout_ms: int | None) -> None:
+        """Wait for the trainer's word or end."""
+        self._flush()
+        poll = select.poll()
+        poll.register(self._trainer, select.POLLIN)
+        poll.register(self._end, select.POLLIN | (select.POLLOUT if self._outbox else 0))
+        for fd, events in poll.poll(timeout_ms):
+            if fd == self._trainer:
+                self._orphan = True
+            elif events & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                self._hear()
+        self._flush()
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                packet = self._end.recv(64, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                packet = b""
+            if not packet:
+                self._orphan = True
+                return
+            self._closing = self._closing or packet == CLOSE
+
+    def _report(self, message: Message) -> None:
+        self._outbox.append(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox and not self._orphan and send(self._end, encode(self._outbox[0])):
+            self._outbox.popleft()
+
+    def _log(self) -> None:
+        failures = [message for message in self._outbox if isinstance(message, Failed)]
+        self._outbox.clear()
+        if failures:
+            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            with contextlib.suppress(OSError), (self._config.store / LOG).open("a") as log:
+                log.writelines(f"{when} saver {os.getpid()}: {failure.message}\n" for failure in failures)
+
+
+def take_log(store: Path) -> tuple[str, ...]:
+    """The errors that a former saver had nobody to tell, removed from the store by this."""
+    path = store / LOG
+    try:
+        with path.open("rb") as log:
+            lines = log.read(2**16).decode(errors="replace").splitlines()
+        path.unlink()
+    except OSError:
+        return ()
+    return tuple(lines)

@@ -1,0 +1,40 @@
+"""The saver process, started with exec by the trainer: no descriptor but four, its own session, no torch.
+
+    python -m checkflow.store.saver_main MEMORY SOCKET LOCK TRAINER
+
+Each argument is an inherited descriptor: the slots' memfd, the socket, the store's lock, the trainer's pidfd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+
+from checkflow.store.disk import LocalDisk
+from checkflow.store.saver import Saver
+from checkflow.store.shared import SharedMemory
+
+NICENESS = 10  # never in the training's way on a busy machine
+
+
+def main(arguments: list[str]) -> None:
+    """Run until the trainer is gone and the newest staged checkpoint is durable."""
+    memory, end, _lock, trainer = map(int, arguments)  # the lock is held by being open
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)  # a signal to the trainer's whole group must not cost its last state
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    os.chdir("/")
+    saver = Saver(SharedMemory.attach(memory), LocalDisk(), socket.socket(fileno=end), trainer)
+    try:
+        saver.run()
+    except Exception as error:
+        saver.fail(f"the saver ended on an internal error, please report it ({type(error).__name__}: {error})")
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,256 @@
+"""The memory that trainer and saver share: one memfd with a control page, the saver's configuration and the slots.
+
+A memfd has no name, so nothing is left behind when its last process ends. It is allocated in full at once: a missing
+page would be a SIGBUS in the middle of training. docs/store.md draws the bytes.
+
+Every change of state is a single aligned 8-byte store, so a process killed between two stores leaves a valid state.
+A reader's decision and its store are made under a POSIX record lock, which the kernel drops when its owner dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+import xxhash
+
+from checkflow.errors import StoreError
+from checkflow.store.layout import ALIGN_BYTES, Layout, padded
+from checkflow.store.memory import allowance
+from checkflow.units import format_bytes
+
+MAGIC = int.from_bytes(b"chkflow1", "little")
+MAX_SLOTS = 8
+CONTROL_BYTES = ALIGN_BYTES
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; not named by Python 3.11
+
+# Words of the control page
+_MAGIC, _SLOTS, _LAYOUT_BYTES, _RECORD_ROOM, _CONFIG_BYTES, _DURABLE, _PROGRESS = range(7)
+_FIRST_SLOT, _SLOT_WORDS = 64, 8
+_STATE, _ITERATION, _RECORD_BYTES, _RECORD_HASH = range(4)
+
+
+class State(IntEnum):
+    """What a slot's bytes are, and who may change them."""
+
+    FREE = 0  # nothing; the trainer may fill it
+    FILLING = 1  # being copied to, by the trainer
+    STAGED = 2  # a whole checkpoint
+    PERSISTING = 3  # a whole checkpoint that the saver reads
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A slot's state word: `sequence` counts staged checkpoints, `due` and `keep` ask the saver for something."""
+
+    state: State
+    sequence: int = 0
+    due: bool = False
+    keep: bool = False
+
+    def pack(self) -> int:
+        return self.sequence << 8 | self.keep << 5 | self.due << 4 | self.state
+
+    @classmethod
+    def unpack(cls, value: int) -> Word:
+        return cls(State(value & 0xF), value >> 8, bool(value >> 4 & 1), bool(value >> 5 & 1))
+
+
+class SharedMemory:
+    """The mapped buffer. Made by `create` in the trainer, opened by `attach` in the saver."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self.fd = fd
+        self.size_bytes = size_bytes
+        self._map = mmap.mmap(fd, size_bytes)
+        self._bytes = memoryview(self._map)
+        self._words = self._bytes[:CONTROL_BYTES].cast("Q")
+        self._mutex = threading.Lock()
+
+    @classmethod
+    def create(cls, layout: Layout, *, slots: int, record_room_bytes: int, config: bytes) -> SharedMemory:
+        """A new buffer with the files' headers in each slot. Raises StoreError where memory does not suffice."""
+        if not 2 <= slots <= MAX_SLOTS:
+            raise StoreError(f"slots: {slots} is not supported; use 2 to {MAX_SLOTS}")
+        room = padded(record_room_bytes)
+        size = CONTROL_BYTES + padded(len(config)) + slots * (layout.size_bytes + room)
+        _check_memory(size, slots, layout)
+        fd = os.memfd_create("checkflow-slots", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            os.close(fd)
+            raise StoreError(
+                f"slots: {_need(size, slots, layout)}, which the system refuses ({error.strerror})"
+            ) from None
+        shared = cls(fd, size)
+        with contextlib.suppress(OSError):  # older kernels: pages are mapped at the first copy instead
+            shared._map.madvise(_MADV_POPULATE_WRITE)
+        # A forked data-loader worker has no use for the slots, and copying their page table makes every fork slow.
+        shared._map.madvise(mmap.MADV_DONTFORK)
+        shared._bytes[CONTROL_BYTES : CONTROL_BYTES + len(config)] = config
+        for word, value in (
+            (_SLOTS, slots), (_LAYOUT_BYTES, layout.size_bytes), (_RECORD_ROOM, room),
+            (_CONFIG_BYTES, len(config)), (_MAGIC, MAGIC),
+        ):  # fmt: skip
+            shared._words[word] = value
+        for slot in range(slots):
+            data = shared.slot_bytes(slot)
+            for file in layout.files:
+                data[file.offset_bytes : file.offset_bytes + len(file.header)] = file.header
+        return shared
+
+    @classmethod
+    def attach(cls, fd: int) -> SharedMemory:
+        """The buffer of an inherited descriptor. Raises StoreError where it is not one of ours."""
+        shared = cls(fd, os.fstat(fd).st_size)
+        if shared._words[_MAGIC] != MAGIC:
+            raise StoreError("slots: the inherited memory is not checkflow's; start the saver from a trainer only")
+        return shared
+
+    def close(self) -> None:
+        """Let the memory go, at once or with the last view of a slot."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        self._words.release()
+        self._bytes.release()
+        with contextlib.suppress(BufferError):  # somebody still holds a view
+            self._map.close()
+
+    @property
+    def address(self) -> int:
+        """The mapping's first byte, for registering it as pinned memory."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    @property
+    def slots(self) -> int:
+        return self._words[_SLOTS]
+
+    @property
+    def record_room_bytes(self) -> int:
+        return self._words[_RECORD_ROOM]
+
+    @property
+    def config(self) -> bytes:
+        return bytes(self._bytes[CONTROL_BYTES : CONTROL_BYTES + self._words[_CONFIG_BYTES]])
+
+    def slot_offset(self, slot: int) -> int:
+        """A slot's first byte, counted from the buffer's."""
+        stride = self._words[_LAYOUT_BYTES] + self._words[_RECORD_ROOM]
+        return CONTROL_BYTES + padded(self._words[_CONFIG_BYTES]) + slot * stride
+
+    def slot_bytes(self, slot: int) -> memoryview:
+        """A slot's files, writable."""
+        start = self.slot_offset(slot)
+        return self._bytes[start : start + self._words[_LAYOUT_BYTES]]
+
+    # State. Whoever writes a word owns it: see docs/store.md, section "Slots".
+
+    def word(self, slot: int) -> Word:
+        return Word.unpack(self._words[_FIRST_SLOT + slot * _SLOT_WORDS + _STATE])
+
+    def set_word(self, slot: int, word: Word) -> None:
+        self._words[_FIRST_SLOT + slot * _SLOT_WORDS + _STATE] = word.pack()
+
+    def words(self) -> tuple[Word, ...]:
+        return tuple(self.word(slot) for slot in range(self.slots))
+
+    @property
+    def durable_sequence(self) -> int:
+        """The newest sequence that the saver made durable; 0 before the first. Written by the saver only."""
+        return self._words[_DURABLE]
+
+    @durable_sequence.setter
+    def durable_sequence(self, sequence: int) -> None:
+        self._words[_DURABLE] = sequence
+
+    @property
+    def progress(self) -> int:
+        """Counts the saver's finished pieces of work, so that a saver that hangs can be told from a slow one."""
+        return self._words[_PROGRESS]
+
+    def advance(self) -> None:
+        self._words[_PROGRESS] += 1
+
+    # The commit record, which lies behind the slot's files.
+
+    def put_record(self, slot: int, sequence: int, iteration: int, record: bytes) -> None:
+        """Write the record of a slot being filled. Raises StoreError if it is longer than its room."""
+        if len(record) > self.record_room_bytes:
+            room = format_bytes(self.record_room_bytes)
+            raise StoreError(
+                f"commit record: {format_bytes(len(record))} do not fit the slot's {room}; ask for more record room at "
+                "attach, or put less into the user's metadata"
+            )
+        start = self.slot_offset(slot) + self._words[_LAYOUT_BYTES]
+        self._bytes[start : start + len(record)] = record
+        base = _FIRST_SLOT + slot * _SLOT_WORDS
+        self._words[base + _ITERATION] = iteration
+        self._words[base + _RECORD_BYTES] = len(record)
+        self._words[base + _RECORD_HASH] = _record_hash(sequence, iteration, record)
+
+    def record(self, slot: int) -> tuple[int, bytes] | None:
+        """A staged slot's iteration and record; None where they are not what was staged."""
+        base = _FIRST_SLOT + slot * _SLOT_WORDS
+        iteration, length = self._words[base + _ITERATION], self._words[base + _RECORD_BYTES]
+        if length > self.record_room_bytes:
+            return None
+        start = self.slot_offset(slot) + self._words[_LAYOUT_BYTES]
+        record = bytes(self._bytes[start : start + length])
+        whole = _record_hash(self.word(slot).sequence, iteration, record) == self._words[base + _RECORD_HASH]
+        return (iteration, record) if whole else None
+
+    @contextlib.contextmanager
+    def locked(self, timeout_s: float = 1.0) -> Iterator[bool]:
+        """Exclude the other process for a few stores; False if it keeps the lock (it is stopped) for too long."""
+        with self._mutex:
+            held = _lock(self.fd, timeout_s)
+            try:
+                yield held
+            finally:
+                if held:
+                    fcntl.lockf(self.fd, fcntl.LOCK_UN)
+
+
+def _record_hash(sequence: int, iteration: int, record: bytes) -> int:
+    hasher = xxhash.xxh3_64()
+    hasher.update(f"{sequence} {iteration} {len(record)} ".encode())
+    hasher.update(record)
+    return hasher.intdigest()
+
+
+def _lock(fd: int, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(50e-6)
+
+
+def _need(size_bytes: int, slots: int, layout: Layout) -> str:
+    return f"{slots} slots of {format_bytes(layout.size_bytes)} need {format_bytes(size_bytes)} of shared memory"
+
+
+def _check_memory(size_bytes: int, slots: int, layout: Layout) -> None:
+    free = allowance()
+    if free is None or size_bytes <= free.free_bytes:
+        return
+    advice = "use slots=2" if slots > 2 else "raise the limit"
+    raise StoreError(
+        f"slots: {_need(size_bytes, slots, layout)}, but {free.limit} leaves {format_bytes(free.free_bytes)}; "
+        f"{advice}, free memory, or train on a machine with more"
+    )

@@ -1,0 +1,121 @@
+"""The trainer's side of the slots: take one, fill it, stage it.
+
+One thread of the trainer calls these; the saver's side is in take.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from checkflow.errors import StoreError
+from checkflow.store.layout import Layout
+from checkflow.store.shared import SharedMemory, State, Word
+
+Backpressure = Literal["skip", "block"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A slot to fill: `address` of its first byte, `data` its bytes, places as the layout says."""
+
+    index: int
+    address: int
+    data: memoryview
+    layout: Layout
+
+    def view(self, file: str, tensor: str) -> memoryview:
+        """A tensor's bytes, writable and flat. Raises KeyError for a name that no file has."""
+        place = self.layout.place(file, tensor)
+        return self.data[place.offset_bytes : place.end_bytes]
+
+
+class Slots:
+    """Which slot to fill next. `skip`: newest wins; `block`: a checkpoint that is due is never given up."""
+
+    def __init__(self, shared: SharedMemory, layout: Layout, backpressure: Backpressure) -> None:
+        self._shared = shared
+        self._layout = layout
+        self._backpressure = backpressure
+        self._sequence = 0
+        self.staged_iteration: int | None = None
+
+    def try_acquire(self) -> Slot | None:
+        """A slot to fill, never the newest staged one; None if all are needed."""
+        with self._shared.locked() as held:
+            if not held:
+                return None
+            words = self._shared.words()
+            usable = [index for index, word in enumerate(words) if self._usable(word)]
+            if not usable:
+                return None
+            index = min(usable, key=lambda index: words[index].sequence)  # free ones, then the oldest staged
+            self._shared.set_word(index, Word(State.FILLING))
+        address = self._shared.address + self._shared.slot_offset(index)
+        return Slot(index, address, self._shared.slot_bytes(index), self._layout)
+
+    def _usable(self, word: Word) -> bool:
+        if word.state is State.FREE:
+            return True
+        if word.state is not State.STAGED or word.sequence == self._sequence:
+            return False
+        return not word.due or (self._backpressure == "skip" and not word.keep)
+
+    def stage(self, slot: Slot, iteration: int, record: bytes, *, due: bool) -> int:
+        """Declare a filled slot a whole checkpoint and return its sequence number.
+
+        Raises StoreError if the record is longer than its room (the slot stays with the caller), or if the slot is not
+        being filled.
+        """
+        if self._shared.word(slot.index).state is not State.FILLING:
+            raise StoreError(f"slot {slot.index} is not being filled; acquire a slot for each checkpoint")
+        sequence = self._sequence + 1
+        self._shared.put_record(slot.index, sequence, iteration, record)
+        self._shared.set_word(slot.index, Word(State.STAGED, sequence, due=due))  # from here on it is seen, whole
+        self._sequence, self.staged_iteration = sequence, iteration
+        if due and self._backpressure == "skip":
+            self._give_up_older()
+        return sequence
+
+    def _give_up_older(self) -> None:
+        with self._shared.locked() as held:
+            for index, word in enumerate(self._shared.words()):
+                if (
+                    held
+                    and word.state is State.STAGED
+                    and word.due
+                    and not word.keep
+                    and word.sequence < self._sequence
+                ):
+                    self._shared.set_word(index, Word(State.STAGED, word.sequence))
+
+    def abandon(self, slot: Slot) -> None:
+        """Give back a slot whose filling failed."""
+        self._shared.set_word(slot.index, Word(State.FREE))
+
+    def ask(self, *, keep: bool) -> int | None:
+        """Make the newest staged checkpoint due, and return its sequence number; None if none was staged."""
+        with self._shared.locked() as held:
+            for index, word in enumerate(self._shared.words()):
+                if word.sequence != self._sequence or word.state not in (State.STAGED, State.PERSISTING):
+                    continue
+                if not held:
+                    raise StoreError("slots: the saver is stopped in the middle of a change; continue or kill it")
+                self._shared.set_word(index, Word(word.state, word.sequence, due=True, keep=word.keep or keep))
+                return self._sequence
+        return None
+
+    @property
+    def newest_sequence(self) -> int | None:
+        """The newest staged checkpoint's; None if none was staged."""
+        return self._sequence or None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a staged checkpoint waits to be persisted."""
+        return any(word.due and word.state is State.STAGED for word in self._shared.words())
+
+    @property
+    def persisting(self) -> bool:
+        """Whether the saver reads a slot now."""
+        return any(word.state is State.PERSISTING for word in self._shared.words())

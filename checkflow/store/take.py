@@ -1,0 +1,64 @@
+"""The saver's side of the slots: take a staged checkpoint, give it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from checkflow.store.shared import SharedMemory, State, Word
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A staged checkpoint that the saver reads; `record` is None where the memory does not hold what was staged."""
+
+    index: int
+    sequence: int
+    iteration: int
+    record: bytes | None
+    keep: bool
+
+
+def recover(shared: SharedMemory) -> None:
+    """Put back what a predecessor was persisting when it died."""
+    with shared.locked(timeout_s=60.0):
+        for index, word in enumerate(shared.words()):
+            if word.state is State.PERSISTING:
+                shared.set_word(index, Word(State.STAGED, word.sequence, due=True, keep=word.keep))
+
+
+def take_due(shared: SharedMemory) -> Taken | None:
+    """The oldest checkpoint that is due; None if none is."""
+    with shared.locked(timeout_s=60.0) as held:
+        due = [(word.sequence, index) for index, word in enumerate(shared.words()) if word.due and _staged(word)]
+        return _take(shared, min(due)[1]) if held and due else None
+
+
+def take_last(shared: SharedMemory) -> Taken | None:
+    """The newest staged checkpoint unless it is durable: what a dead trainer left."""
+    with shared.locked(timeout_s=60.0) as held:
+        staged = [(word.sequence, index) for index, word in enumerate(shared.words()) if _staged(word)]
+        if not held or not staged or max(staged)[0] <= shared.durable_sequence:
+            return None
+        return _take(shared, max(staged)[1])
+
+
+def give_back(shared: SharedMemory, taken: Taken, *, durable: bool) -> None:
+    """The slot is the trainer's again. A checkpoint that could not be made durable is not tried again by itself."""
+    if durable:
+        shared.durable_sequence = max(shared.durable_sequence, taken.sequence)
+    with shared.locked(timeout_s=60.0):
+        word = shared.word(taken.index)
+        asked_again = word.keep and not taken.keep  # the trainer asked to keep it while it was being written
+        shared.set_word(taken.index, Word(State.STAGED, word.sequence, due=asked_again, keep=asked_again))
+
+
+def _staged(word: Word) -> bool:
+    return word.state is State.STAGED
+
+
+def _take(shared: SharedMemory, index: int) -> Taken:
+    word = shared.word(index)
+    shared.set_word(index, Word(State.PERSISTING, word.sequence, due=word.due, keep=word.keep))
+    found = shared.record(index)
+    iteration, record = found if found is not None else (0, None)
+    return Taken(index, word.sequence, iteration, record, word.keep)

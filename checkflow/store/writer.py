@@ -1,0 +1,123 @@
+"""One staged checkpoint to one durable directory, in the order that a power cut at any moment survives.
+
+Files, each synced; the manifest, synced; the directory, synced; its name; the store, synced.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import xxhash
+
+from checkflow.store.disk import Disk, write_file
+from checkflow.store.layout import Layout, padded
+from checkflow.store.manifest import (
+    BLOCK_BYTES,
+    MANIFEST,
+    RECORD,
+    FileEntry,
+    Manifest,
+    directory_name,
+    parse_directory_name,
+)
+from checkflow.store.source import pieces
+
+INCOMPLETE, PRUNED = ".incomplete-", ".pruned-"  # what a crash may leave; the next saver removes it
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What to write: a slot's bytes and what was staged with them."""
+
+    slot: memoryview
+    iteration: int
+    record: bytes
+    keep: bool
+
+
+def next_serial(store: Path) -> int:
+    """One more than the highest serial that any directory in the store has. Raises OSError."""
+    names = (parse_directory_name(path.name) for path in store.iterdir())
+    return 1 + max((name.serial for name in names if name is not None), default=0)
+
+
+def write_checkpoint(
+    disk: Disk, store: Path, layout: Layout, staged: Staged, versions: dict[str, str], progress: Callable[[], None]
+) -> Manifest:
+    """Write and publish a checkpoint, and return its manifest once it is durable. Raises OSError.
+
+    After an error the new directory may be left under a name that no reader takes for a checkpoint.
+    """
+    serial = next_serial(store)
+    temporary = store / f"{INCOMPLETE}{directory_name(serial, staged.iteration)}-{os.getpid()}-{time.monotonic_ns()}"
+    disk.make_directory(temporary)
+    entries: list[FileEntry] = []
+    with ThreadPoolExecutor(1, "hash") as hasher:
+        for file in layout.files:
+            hashed = _Hashed(hasher, file.size_bytes)
+            contents = hashed.through(pieces(staged.slot, file))
+            write_file(disk, temporary / file.name, contents, file.size_bytes, progress)
+            entries.append(FileEntry(name=file.name, size_bytes=file.size_bytes, blocks=hashed.blocks))
+        hashed = _Hashed(hasher, len(staged.record))
+        contents = hashed.through(iter([aligned(staged.record)]))
+        write_file(disk, temporary / RECORD, contents, len(staged.record), progress)
+        entries.append(FileEntry(name=RECORD, size_bytes=len(staged.record), blocks=hashed.blocks))
+    manifest = Manifest(
+        serial=serial,
+        iteration=staged.iteration,
+        keep=staged.keep,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=versions,
+        files=tuple(entries),
+    )
+    text = manifest.render()
+    write_file(disk, temporary / MANIFEST, [aligned(text)], len(text), progress)
+    disk.sync_directory(temporary)
+    disk.rename(temporary, store / directory_name(serial, staged.iteration))
+    disk.sync_directory(store)
+    progress()
+    return manifest
+
+
+def aligned(data: bytes) -> memoryview:
+    """A copy at a page's beginning, padded with zeros to a multiple of 4096."""
+    if not data:
+        return memoryview(b"")
+    buffer = memoryview(mmap.mmap(-1, padded(len(data))))
+    buffer[: len(data)] = data
+    return buffer
+
+
+def hash_blocks(data: memoryview) -> str:
+    """The xxh3-128 of each 4 MiB, as hexadecimal digits one after the other."""
+    return "".join(
+        xxhash.xxh3_128_hexdigest(data[start : start + BLOCK_BYTES]) for start in range(0, len(data), BLOCK_BYTES)
+    )
+
+
+class _Hashed:
+    """Hashes pieces in another thread while they are being written."""
+
+    def __init__(self, hasher: Executor, size_bytes: int) -> None:
+        self._hasher = hasher
+        self._left = size_bytes
+        self._found: list[str] = []
+
+    def through(self, contents: Iterator[memoryview]) -> Iterator[memoryview]:
+        for piece in contents:
+            body = piece[: self._left]  # the padding is no part of the file
+            self._left -= len(body)
+            hashing: Future[str] = self._hasher.submit(hash_blocks, body)
+            yield piece
+            self._found.append(hashing.result())  # before the piece's buffer is used again
+
+    @property
+    def blocks(self) -> str:
+        return "".join(self._found)
