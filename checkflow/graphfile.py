@@ -251,7 +251,9 @@ def _out_of_order(graph: Graph, index: int) -> str:
     except nx.NetworkXNoCycle:
         tensor = graph.tensors[index]
         return f"is out of order: it reads tensor {index} ({tensor.name!r}), which step {tensor.born} creates"
-    return f"the graph has a cycle: steps {' -> '.join(str(found) for found in (*cycle, cycle[0]))}"
+    first = cycle.index(min(cycle))
+    cycle = [*cycle[first:], *cycle[: first + 1]]
+    return f"the graph has a cycle: steps {' -> '.join(str(found) for found in cycle)}"
 
 
 def _wrong_anchors(graph: Graph) -> Iterator[str]:

@@ -87,7 +87,7 @@ class Certificate(_Model):
     peak_bytes: Count
     executed_peak_bytes: Count
     lower_bound_bytes: Count
-    gap: Annotated[float, Field(ge=0)]  # (peak - bound) / bound; 0.0 is proven optimal
+    gap: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # (peak - bound) / bound; 0.0 is proven optimal
     proven_by: Annotated[str, _one_of("bound", "milp", "exhaustive")]
     solver: str
     solver_why: str

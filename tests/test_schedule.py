@@ -1,0 +1,215 @@
+"""Schedule files: what is written is read back, and whatever else a file says is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from handmade import EASY, TIGHT
+from pydantic import BaseModel, ValidationError
+
+from checkflow.errors import FormatError, InputError
+from checkflow.jsonfile import digest_of, render
+from checkflow.schedule import (
+    ActionRow,
+    AnchorRow,
+    Certificate,
+    PlanRow,
+    Schedule,
+    StateRow,
+    json_schema,
+    read_schedule,
+    schedule_digest,
+    schedule_document,
+    sealed,
+    write_schedule,
+)
+
+SCHEMA = Path(__file__).parent.parent / "schedules" / "schedule.schema.json"
+
+
+@pytest.mark.parametrize("schedule", [EASY, TIGHT], ids=["easy", "tight"])
+def test_schedule_survives_the_round_trip(tmp_path: Path, schedule: Schedule) -> None:
+    """Every field comes back, with and without snapshots."""
+    path = tmp_path / "schedule.json"
+    write_schedule(path, schedule)
+    assert read_schedule(path) == schedule
+
+
+def test_writing_seals_the_schedule(tmp_path: Path) -> None:
+    """A schedule without its digest gets it, and sealing it twice changes nothing."""
+    path = tmp_path / "schedule.json"
+    write_schedule(path, TIGHT.model_copy(update={"digest": ""}))
+    assert read_schedule(path) == TIGHT == sealed(TIGHT)
+    assert TIGHT.digest == schedule_digest(TIGHT)
+
+
+def test_file_has_a_row_to_a_line(tmp_path: Path) -> None:
+    """The bytes of a file are those that schedules/FORMAT.md promises."""
+    path = tmp_path / "schedule.json"
+    write_schedule(path, TIGHT)
+    lines = path.read_text().splitlines()
+    assert '  {"tensor": 1, "offset": 0, "bytes": 120, "start": -2, "finish": 0},' in lines
+    assert '  {"tensor": 0, "offset": 50, "bytes": 50, "snapshot": 2, "start": 3, "finish": 4},' in lines
+    assert '  {"tensor": 1, "offset": 0, "bytes": 80, "offload": [0, 2]},' in lines
+    assert (
+        '  {"tensor": 2, "offset": 0, "bytes": 50, "snapshot": [1, 2], "offload": [1, 2], "release": [2, 2]}' in lines
+    )
+    assert ' "chunk_bytes": null,' in lines
+
+
+def test_places_are_unrolled_as_the_model_says() -> None:
+    """(i, a) stands at (i - 1)·T + position(a)."""
+    assert [TIGHT.position(place) for place in ((0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (2, 3))] == [-4, -2, 0, 0, 2, 8]
+
+
+def edited(**change: object) -> str:
+    """The tight schedule's file with other fields, under a digest that is right."""
+    document = schedule_document(TIGHT) | change
+    content = {key: value for key, value in document.items() if key != "digest"}
+    return render(document | {"digest": change.get("digest", digest_of(content))})
+
+
+def with_row(table: str, number: int, **change: object) -> str:
+    """The same with other fields in one row; None takes a field out."""
+    found = schedule_document(TIGHT)[table]
+    assert isinstance(found, list)
+    row = {key: value for key, value in (found[number] | change).items() if value is not None}
+    return edited(**{table: [*found[:number], row, *found[number:][1:]]})
+
+
+def without(field: str) -> str:
+    return render({key: value for key, value in json.loads(edited()).items() if key != field})
+
+
+CERTIFICATE = TIGHT.certificate.model_dump()
+FINE = {
+    "another model": edited(model="other"),
+    "largest chunk": edited(chunk_bytes=4096),
+    "row with a null": edited(plan=[row.model_dump() for row in TIGHT.plan]),
+}
+MALFORMED: dict[str, tuple[str, str]] = {
+    "empty": ("", "is not JSON or is cut short"),
+    "not JSON": ("PK\x03\x04", "is not JSON or is cut short"),
+    "cut short": (edited()[:-200], "is not JSON or is cut short"),
+    "a graph": (edited(format="checkflow-graph"), "its field 'format' has to say 'checkflow-schedule'"),
+    "a later version": (edited(version=2), "version 2 is not supported, only 1"),
+    "unknown field": (edited(colour="red"), "field colour: extra inputs are not permitted"),
+    "unknown field in a row": (with_row("plan", 1, colour="red"), r"field plan\.1\.colour: extra inputs"),
+    "unknown field in the certificate": (edited(certificate=CERTIFICATE | {"seal": 1}), r"field certificate\.seal: "),
+    "name that breaks lines": (edited(**{"a\nb": 1}), "field a b: extra inputs"),
+    "missing field": (without("bandwidth_bytes_per_s"), "field bandwidth_bytes_per_s: field required"),
+    "missing digest": (without("digest"), "field digest: is not the digest"),
+    "fraction": (edited(interval=1.5), "field interval: input should be a valid integer"),
+    "true as a number": (edited(interval=True), "field interval: input should be a valid integer"),
+    "number as text": (edited(interval="1"), "field interval: input should be a valid integer"),
+    "no interval": (edited(interval=0), "field interval: "),
+    "no bandwidth": (edited(bandwidth_bytes_per_s=0), "field bandwidth_bytes_per_s: "),
+    "all slack": (edited(slack_ppm=1_000_000), "field slack_ppm: "),
+    "negative slack": (edited(slack_ppm=-1), "field slack_ppm: "),
+    "unknown formulation": (edited(formulation="milp"), "field formulation: string should match"),
+    "unknown transfers": (edited(transfers="streaming\n"), "field transfers: string should match"),
+    "unknown proof": (edited(certificate=CERTIFICATE | {"proven_by": "faith"}), r"field certificate\.proven_by: "),
+    "negative gap": (edited(certificate=CERTIFICATE | {"gap": -0.1}), r"field certificate\.gap: "),
+    "endless gap": (edited().replace('"gap": 0.0', '"gap": Infinity'), "Infinity is not JSON"),
+    "huge gap": (edited().replace('"gap": 0.0', '"gap": 1e999'), "gap"),
+    "empty chunk": (with_row("plan", 0, bytes=0), r"field plan\.0\.bytes: "),
+    "negative offset": (with_row("actions", 0, offset=-10), r"field actions\.0\.offset: "),
+    "anchor nought": (with_row("actions", 0, offload=[0, 0]), r"field actions\.0\.offload\.1: "),
+    "iteration before the checkpoint's": (with_row("actions", 0, offload=[-1, 1]), r"field actions\.0\.offload\.0: "),
+    "place of three numbers": (with_row("actions", 0, offload=[0, 1, 2]), r"field actions\.0\.offload: "),
+    "place of one number": (with_row("actions", 0, offload=1), r"field actions\.0\.offload: "),
+    "unknown kind of anchor": (with_row("anchors", 0, kind="step"), r"field anchors\.0\.kind: "),
+    "no anchors": (edited(anchors=[]), "field anchors: positions have to ascend"),
+    "anchors out of order": (with_row("anchors", 0, position=3), "field anchors: positions have to ascend"),
+    "end before the end": (with_row("anchors", 2, position=3), "field anchors: positions have to ascend"),
+    "anchor that is not there": (with_row("actions", 0, offload=[0, 4]), r"field actions\.0: anchor 4 is not one of"),
+    "tensor that is not there": (with_row("plan", 0, tensor=9), r"field plan\.0\.tensor: 9 is not the id of written"),
+    "unwritten tensor": (with_row("actions", 0, tensor=3), r"field actions\.0\.tensor: 3 is not the id of written"),
+    "past the tensor's end": (with_row("plan", 0, offset=40), r"field plan\.0: ends at byte 160 of 150"),
+    "snapshot never released": (with_row("actions", 1, release=None), r"field actions\.1: snapshot and release stand"),
+    "digest of something else": (edited(digest="sha256:" + "0" * 64), "field digest: is not the digest"),
+    "content changed": (edited().replace('"bytes": 120', '"bytes": 110'), "field digest: is not the digest"),
+}
+
+
+@pytest.mark.parametrize("text", FINE.values(), ids=FINE)
+def test_well_formed_file_is_read(tmp_path: Path, text: str) -> None:
+    """Reading asks for form only; nulls that are written out, or white space, are no change."""
+    path = tmp_path / "schedule.json"
+    document = json.loads(text)
+    path.write_text(text)
+    if "snapshot" in document["plan"][0]:
+        document["digest"] = TIGHT.digest
+        path.write_text(json.dumps(document))
+    assert read_schedule(path).plan == TIGHT.plan
+
+
+@pytest.mark.parametrize(("text", "message"), MALFORMED.values(), ids=MALFORMED)
+def test_malformed_file_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    """The line names the file, the field and what is wrong."""
+    path = tmp_path / "schedule.json"
+    path.write_text(text)
+    with pytest.raises(FormatError, match=message) as raised:
+        read_schedule(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_every_bit_of_the_content_is_under_the_digest(tmp_path: Path) -> None:
+    """A digit changed anywhere makes the file unreadable."""
+    path = tmp_path / "schedule.json"
+    text = edited()
+    for place, letter in enumerate(text):
+        if letter in "0123456789":
+            path.write_text(text[:place] + ("1" if letter != "1" else "2") + text[place + 1 :])
+            with pytest.raises(FormatError):
+                read_schedule(path)
+
+
+def test_types_are_strict_and_frozen() -> None:
+    """Wrong types are refused where they are made, and nothing is changed in place."""
+    with pytest.raises(ValidationError):
+        PlanRow.model_validate({"tensor": "1", "offset": 0, "bytes": 1, "start": 1, "finish": 1})
+    with pytest.raises(ValidationError):
+        ActionRow(tensor=0, offset=0, bytes=1, offload=(0, 0))
+    with pytest.raises(ValidationError):
+        TIGHT.interval = 2
+
+
+def test_unwritable_output_is_one_line(tmp_path: Path) -> None:
+    """A folder that does not exist is named, and nothing is left behind."""
+    with pytest.raises(InputError, match=r"missing/schedule\.json: cannot be written"):
+        write_schedule(tmp_path / "missing" / "schedule.json", TIGHT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_schema_is_current_and_accepts_a_file(tmp_path: Path) -> None:
+    """schedules/schedule.schema.json is what the types say; written schedules validate, strange ones do not."""
+    schema = json.loads(SCHEMA.read_text())
+    assert schema == json_schema(), "write it again as schedules/FORMAT.md says"
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for schedule in (EASY, TIGHT):
+        path = tmp_path / "schedule.json"
+        write_schedule(path, schedule)
+        jsonschema.validate(json.loads(path.read_text()), schema)
+    for text in (edited(colour="red"), edited(version=2), without("digest"), with_row("plan", 0, bytes=0)):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(json.loads(text), schema)
+
+
+def test_format_page_names_every_field_and_its_rows_are_rows() -> None:
+    """schedules/FORMAT.md shows rows that a reader accepts, and leaves no field out."""
+    text = (SCHEMA.parent / "FORMAT.md").read_text()
+    shown = [json.loads(line) for line in text.splitlines() if line.startswith("    {")]
+    rows: list[type[BaseModel]] = [StateRow, AnchorRow, PlanRow, ActionRow]
+    for model in rows:
+        examples = [row for row in shown if row.keys() <= model.model_fields.keys()]
+        assert [model.model_validate_json(json.dumps(row)) for row in examples]
+        shown = [row for row in shown if row not in examples]
+    assert shown == []
+    rows += [Certificate, Schedule]
+    fields = [field for model in rows for field in model.model_fields]
+    assert [field for field in fields if f"`{field}`" not in text] == []

@@ -1,0 +1,107 @@
+"""Sizes, rates and times as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkflow.errors import InputError
+from checkflow.units import format_bytes, format_ns, format_rate, parse_bytes, parse_rate
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("1B", 1),
+        ("4MiB", 4 << 20),
+        ("4Mi", 4 << 20),
+        ("4M", 4_000_000),
+        ("16 kB", 16_000),
+        ("16KB", 16_000),
+        ("16KiB", 16 << 10),
+        ("1.5GiB", 3 << 29),
+        ("0.1 GB", 100_000_000),
+        ("1e3", 1000),
+        ("1.5e-3 GB", 1_500_000),
+        (" 2TiB ", 2 << 40),
+        ("1PB", 10**15),
+    ],
+)
+def test_size_is_parsed_exactly(text: str, size: int) -> None:
+    """GB is 1e9 and GiB is 2^30, without a detour through floats."""
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("63GB/s", 63 * 10**9), ("63 GB", 63 * 10**9), ("31.5GB/s", 31_500_000_000), ("1GiB/s", 1 << 30), ("8/s", 8)],
+)
+def test_rate_is_parsed_exactly(text: str, rate: int) -> None:
+    """The "/s" may be left out."""
+    assert parse_rate(text) == rate
+
+
+NONSENSE = [
+    "", " ", "fast", "GB", "4 apples", "4MiBs", "4Mi B x", "-4MB", "+4MB", "0", "0.2", "0GB", "nan", "inf", "1e",
+    ".5GB", "1,5GB", "1_000", "4mib", "4gb", "1GB/h", "1GB/ms", "1 / 2", "0x10", "4XB",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [*NONSENSE, "4MB/s"])
+def test_nonsense_for_a_size_is_one_line(text: str) -> None:
+    """The line names the option, repeats what was given and shows how to write it."""
+    with pytest.raises(InputError, match=r"^--chunk: .* write it like 16MiB$") as raised:
+        parse_bytes(text, "--chunk")
+    assert repr(text) in str(raised.value)
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+def test_nonsense_for_a_rate_is_one_line(text: str) -> None:
+    """The same for rates."""
+    with pytest.raises(InputError, match=r"^bandwidth: .* write it like 63GB/s$"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1536, "1.50 KiB"),
+        (4 << 20, "4.00 MiB"),
+        (16 << 20, "16.0 MiB"),
+        (999 << 20, "999 MiB"),
+        (603 << 20, "603 MiB"),
+        (96_000_000_000, "89.4 GiB"),
+        (1 << 60, "1048576 TiB"),
+        (-1536, "-1.50 KiB"),
+    ],
+)
+def test_size_is_written_with_three_digits(size: int, text: str) -> None:
+    """Powers of 1024, as sizes of memory are meant."""
+    assert format_bytes(size) == text
+
+
+def test_rates_and_times_are_written_with_three_digits() -> None:
+    """Powers of 1000."""
+    assert format_rate(63_000_000_000) == "63.0 GB/s"
+    assert format_rate(7) == "7 B/s"
+    assert format_ns(7_800_000) == "7.80 ms"
+    assert format_ns(950) == "950 ns"
+    assert format_ns(3_600 * 10**9) == "3600 s"
+
+
+@given(st.integers(1, 10**15))
+def test_number_without_a_unit_is_itself(size: int) -> None:
+    """Bare numbers are bytes."""
+    assert parse_bytes(str(size)) == parse_rate(f"{size}B/s") == size
+
+
+@given(st.integers(1, 10**15))
+def test_what_is_written_can_be_parsed_again(size: int) -> None:
+    """A formatted size reads back to within its three digits."""
+    assert parse_bytes(format_bytes(size)) == pytest.approx(size, rel=0.006)
+    assert parse_rate(format_rate(size)) == pytest.approx(size, rel=0.006)
