@@ -9,6 +9,7 @@ literal program is solved to its end; where its time runs out, ours has to lie b
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 from statistics import median
@@ -20,6 +21,7 @@ from rich.table import Table
 from checkflow.errors import SolverError
 from checkflow.plan import Formulation, Infeasible, Plan, Problem, problem_of
 from checkflow.solve import Transfers, solve
+from checkflow.solve.packing import MOST_COLUMNS
 
 LONG_S = 10.0  # cells in which the literal program takes at least this count for the ratio
 
@@ -36,14 +38,19 @@ def main() -> None:
     for cell in cells(chosen):
         problem = problem_of(cell.graph, bandwidth_bytes_per_s=BANDWIDTH)
         ours, ours_s = _timed(problem, Formulation.COMPACT, chosen.solver, chosen.limit)
-        if isinstance(ours, Plan):
-            problem = replace(problem, chunk_bytes=max(t.chunk.size_bytes for t in ours.transfers))
+        while isinstance(ours, Plan):
+            largest = max(t.chunk.size_bytes for t in ours.transfers)
+            problem = replace(problem, chunk_bytes=problem.chunk_bytes or largest)
+            if 4 * len(ours.transfers) * problem.steps <= MOST_COLUMNS:
+                break
+            problem = replace(problem, chunk_bytes=2 * largest)  # the literal program of smaller ones cannot be built
+            ours, ours_s = _timed(problem, Formulation.COMPACT, chosen.solver, chosen.limit)
         literal, literal_s = _timed(problem, Formulation.PAPER, chosen.solver, chosen.limit)
         if literal_s >= LONG_S:
             ratios.append(literal_s / ours_s)
         agreement = _agreement(ours, literal)
         wrong += agreement == "DIFFER"
-        table.add_row(
+        row = (
             str(cell),
             f"{(problem.chunk_bytes or 0) / 1024:.0f}",
             str(len(ours.transfers)) if isinstance(ours, Plan) else "",
@@ -54,6 +61,8 @@ def main() -> None:
             _extra(literal, problem),
             agreement,
         )
+        print("  ".join(row), file=sys.stderr, flush=True)
+        table.add_row(*row)
     Console(width=150).print(table)
     if ratios:
         print(f"literal takes {LONG_S:g} s or more in {len(ratios)} cells: median ratio {median(ratios):.0f}")
