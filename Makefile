@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types nightly clean
+.PHONY: demo test lint types nightly artifacts clean
 
 demo: $(READY)
 	$(BIN)/checkflow demo
@@ -23,6 +23,14 @@ types: $(READY)
 
 nightly: $(READY)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2
+
+# The traced graphs and compiled schedules that the repository carries.
+artifacts: $(READY)
+	for network in alexnet bert mnasnet resnet resnet3d transformer vgg vit; do for batch in 1 32; do \
+	    name=$$network-$$batch.json; \
+	    $(BIN)/checkflow trace $$network --batch-size $$batch -o graphs/$$name && \
+	    $(BIN)/checkflow compile graphs/$$name --bandwidth 63GB/s --interval auto -o schedules/$$name || exit 1; \
+	done; done
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "checkflow needs Python 3.11 or later"'
