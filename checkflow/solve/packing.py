@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum, auto
 
 from checkflow.errors import SolverError
@@ -53,15 +54,20 @@ def pack(
             "larger chunks, or --formulation compact for the same optimum"
         )
     model = BUILD[formulation](problem, chunks)
-    choice = choose(model.program, solver)
-    progress(f"{choice.name}: {model.program.columns} variables, {model.program.rows} constraints")
+    program = model.program
+    if formulation is not Formulation.PAPER:  # the literal model is left as the paper has it
+        lowest = program.lower.copy()
+        lowest[-1] = (bound_bytes - model.base_bytes) / model.unit_bytes  # of the peak: where to stop looking
+        program = replace(program, lower=lowest)
+    choice = choose(program, solver)
+    progress(f"{choice.name}: {program.columns} variables, {program.rows} constraints")
     solution = choice.backend.solve(
-        model.program,
+        program,
         time_limit_s=time_limit_s,
         warm_start=None if start is None else model.encode(start.transfers),
         log=None,
     )
-    run = SolverRun(choice.name, choice.why, solution.wall_s, model.program.columns, model.program.rows)
+    run = SolverRun(choice.name, choice.why, solution.wall_s, program.columns, program.rows)
     if solution.status is Status.INFEASIBLE:
         if start is not None:
             raise SolverError(f"solver {choice.name}: finds a model infeasible that has a plan; choose another solver")
