@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -58,9 +59,18 @@ def execute(
         with _disable_current_modes():
             return func(*args, **kwargs)
     try:
-        result = func(*args, **kwargs)
+        if any(not is_fake(t) and not t.is_leaf for t in tensors):
+            with warnings.catch_warnings():  # making such a tensor fake looks at its gradient
+                warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+                result = func(*args, **kwargs)
+        else:
+            result = func(*args, **kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException):
         raise DataDependent(str(func), user_line()) from None
+    generator = kwargs.get("generator")
+    if isinstance(generator, torch.Generator):  # a real draw changes its state, so that setting it anew can be seen
+        with _disable_current_modes():
+            torch.rand((), generator=generator, device=generator.device)
     for tensor in changed:
         if not is_fake(tensor):
             ledger.see(tensor).stale = True

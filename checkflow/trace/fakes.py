@@ -1,4 +1,4 @@
-"""What common model code does to its tensors and torch's fake tensors refuse: deep copies, and conversions in place."""
+"""What common code does to its tensors and torch's fake ones refuse: deep copies, conversions in place, foreach."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim.optimizer import _foreach_supported_types as for_optimizers
+from torch.utils._foreach_utils import _foreach_supported_types as for_utils
 
 
 @contextmanager
@@ -24,6 +26,9 @@ def fake_tensors(mode: FakeTensorMode | None) -> Iterator[None]:
         stack.callback(logger.setLevel, level)
         stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _deepcopy))
         stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _swap(torch.utils.swap_tensors)))
+        for supported in (for_utils, for_optimizers):
+            supported.append(FakeTensor)  # gradient clipping and optimizers ask for the exact type
+            stack.callback(supported.remove, FakeTensor)
         stack.enter_context(mode)
         yield
 

@@ -57,8 +57,6 @@ class Program:
         kwargs: Mapping[str, object],
     ) -> torch.fx.Node:
         """Record a call that is about to run."""
-        if func._schema.name == "aten::lift_fresh" and not self.knows(args[0]):  # each iteration has a fresh one
-            return self.graph.call_function(torch.ops.aten.clone.default, (self._argument(args[0]),))
         node = self.graph.call_function(
             func,
             tuple(self._argument(value) for value in args),
@@ -90,8 +88,10 @@ class Program:
 
         return record
 
-    def knows(self, value: object) -> bool:
-        return isinstance(value, torch.Tensor) and value in self._values
+    def lift(self, constant: torch.Tensor, lifted: torch.Tensor) -> None:
+        """Record lift_fresh, by which torch.tensor(...) hands over what it made: each iteration has a fresh one."""
+        node = self.graph.call_function(torch.ops.aten.clone.default, (self._constant(constant),))
+        self.bind(lifted, node)
 
     def results(self, node: torch.fx.Node, result: object) -> None:
         """Bind what a recorded call returned."""
@@ -107,7 +107,7 @@ class Program:
         self._values[tensor] = _Value(node, storage.identity)
         if storage not in self._bases:
             self._bases[storage] = node
-            storage.name = storage.name or f"%{node.name}"
+        storage.name = storage.name or f"%{node.name}"
 
     def finish(self, gradients: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
         """The program, once the iteration has run."""

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from checkflow.trace.costs import dtype_of, flops_of, traffic_of
 from checkflow.trace.execution import execute
 from checkflow.trace.program import Program
-from checkflow.trace.storages import Ledger, Storage, is_scalar
+from checkflow.trace.storages import Ledger, Storage, is_new, is_scalar
 from checkflow.trace.writes import named_arguments, tensors_in, traits, written
 
 QUIET = ("prim", "profiler")  # queries and marks, not operators
@@ -63,6 +63,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.is_inference_mode_enabled() and func._can_decompose():  # autograd does this elsewhere
             with self:
                 return func.decompose(*args, **kwargs)
+        if func._schema.name == "aten::lift_fresh" and is_new(args[0], self.ledger):
+            return self._lift(func, args[0])
         given = [(name, list(tensors_in(value))) for name, value in named_arguments(func, args, kwargs)]
         changed = written(func, args, kwargs)
         tensors = [tensor for _, group in given for tensor in group]
@@ -78,8 +80,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         on_host = on_host and all(is_scalar(t) or (self.ledger.on_cuda and t.device.type == "cpu") for t in fresh)
         if torch.Tag.nondeterministic_seeded in func.tags and not self.ledger.on_cuda:
             on_host = False
-        lifted = func._schema.name == "aten::lift_fresh"
-        works = not on_host and not lifted and self._works(func, targets, fresh)
+        works = not on_host and self._works(func, targets, fresh)
         if recording is not None and works:
             self.ledger.step += 1
         for tensor in fresh:
@@ -108,6 +109,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     )
                 )
         return result
+
+    def _lift(self, func: torch._ops.OpOverload, constant: torch.Tensor) -> object:
+        """What torch.tensor(...) made reaches the program. No operator of the iteration: a constant, born before it."""
+        lifted = execute(func, (constant,), {}, [constant], [], self.ledger, self.fake)
+        assert isinstance(lifted, torch.Tensor)
+        if self.ledger.find(lifted) is None:
+            self.ledger.add(lifted, scalar=is_scalar(lifted))
+        if self.recording is not None:
+            self.recording.program.lift(constant, lifted)
+            self.recording.calls.append((func, False))
+        return lifted
 
     def _fresh(self, result: object) -> list[torch.Tensor]:
         """The first tensor of each storage in a result that was never seen before."""

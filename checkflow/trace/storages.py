@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -83,3 +84,8 @@ def is_scalar(tensor: torch.Tensor) -> bool:
 
 def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
+
+
+def is_new(value: object, ledger: Ledger) -> TypeGuard[torch.Tensor]:
+    """A tensor whose storage was never seen."""
+    return isinstance(value, torch.Tensor) and ledger.find(value) is None
