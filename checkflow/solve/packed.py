@@ -44,10 +44,10 @@ class Model:
     ]  # a warm start; its transfers are as the latest creations make them
 
     def bytes_of(self, objective: float) -> int:
-        """A bound on the objective as a bound on the peak, rounded up but for the solver's tolerance."""
+        """A bound on the objective as a bound on the peak, rounded up but for the solver's tolerance of 1e-6 units."""
         if objective == -math.inf:
             return self.base_bytes
-        return self.base_bytes + max(0, math.ceil(objective * self.unit_bytes - 1e-6 * max(1.0, abs(objective))))
+        return self.base_bytes + max(0, math.ceil(objective * self.unit_bytes - max(1e-3, 2e-6 * self.unit_bytes)))
 
 
 def period(problem: Problem) -> int:

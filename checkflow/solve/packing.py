@@ -83,6 +83,9 @@ def pack(
     if best is None:
         return Unpacked.UNDECIDED
     lower = min(best.peak_bytes, max(bound_bytes, model.bytes_of(solution.bound)))
+    tolerance = 1 + model.unit_bytes // 100_000  # of the solver, in bytes
+    if solution.status is Status.OPTIMAL and best.peak_bytes <= model.bytes_of(solution.objective) + tolerance:
+        lower = best.peak_bytes
     return _plan(formulation, best, lower, bound_bytes, run, start)
 
 

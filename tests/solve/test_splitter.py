@@ -17,6 +17,7 @@ from checkflow.solve.bounds import least_peak_bytes, link_fits
 from checkflow.solve.packed import whole_chunks
 from checkflow.solve.splitter import halvings, plan_packed, smallest_chunk_bytes
 from checkflow.verify import verify_plan
+from checkflow.verify.bound import fluid_bound
 
 THE_PAPERS = (Formulation.PAPER, Formulation.COMPACT)
 
@@ -200,6 +201,17 @@ def test_plans_pass_the_verifier(formulation: Formulation, data: st.DataObject) 
         return
     assert answer.gap == 0.0
     verify_plan(replace(answer, proven_by=ProvenBy.MILP), problem)
+
+
+@given(problem=problems(max_steps=8, max_tensors=5, max_bytes=9, intervals=st.integers(1, 3)))
+def test_bounds_are_those_of_the_verifier_or_sharper(problem: Problem) -> None:
+    """The bound of `direct` is the verifier's own; the paper's, of plans that `direct` has too, is never below it."""
+    if not link_fits(problem, Formulation.DIRECT):
+        return
+    recomputed = max(problem.training_peak_bytes, fluid_bound(problem))
+    assert least_peak_bytes(problem, Formulation.DIRECT) == recomputed
+    if all(tensor.first_write > 1 for tensor in problem.state) and link_fits(problem, Formulation.COMPACT):
+        assert least_peak_bytes(problem, Formulation.COMPACT) >= recomputed
 
 
 @given(problem=problems(max_steps=6, max_tensors=4, max_bytes=6, earliest_write=2, intervals=st.integers(1, 2)))
