@@ -9,9 +9,11 @@ from handmade import ANCHORS, EASY, FROZEN, GRAPH, STATE, TIGHT, X
 from pydantic import BaseModel
 
 from checkflow.errors import VerificationError
-from checkflow.graphfile import graph_fingerprint
-from checkflow.schedule import ActionRow, PlanRow, Schedule, sealed
+from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
+from checkflow.graphfile import graph_fingerprint, state_fingerprint
+from checkflow.schedule import ActionRow, AnchorRow, PlanRow, Schedule, StateRow, ViewRow, sealed
 from checkflow.verify import Verified, verify
+from checkflow.verify.executed import first_from, last_to
 
 OTHER_DIGEST = "sha256:" + "0" * 64
 Change = Callable[[Schedule], Schedule]
@@ -256,3 +258,77 @@ def test_slack_is_taken_off_times_and_bandwidth() -> None:
     verify(schedule, graph)
     with pytest.raises(VerificationError, match="plan row"):
         verify(sealed(schedule.model_copy(update={"slack_ppm": 400_000})), graph)
+
+
+def test_offloads_are_issued_in_the_order_of_the_rows() -> None:
+    """Two anchors at one position still fire one after the other: what comes first in the list is issued first."""
+    later = row("actions", 2, offload=(1, 1))
+    verify(sealed(later(EASY)), GRAPH)
+    with pytest.raises(VerificationError, match=r"actions row 2 .*comes before the previous row's at \(1, 1\)"):
+        verify(sealed(swap("actions", 1)(later(EASY))), GRAPH)
+
+
+def test_last_offload_may_share_the_next_checkpoints_first_anchor() -> None:
+    """c snapshot at position 2 moves at 200..250, and b, issued at -200, waits until -150; 50 are held at 3 and 4."""
+    held = row("actions", 2, snapshot=(1, 2), offload=(1, 2), release=(1, 3))
+    schedule = claim(executed_peak_bytes=714, executed_snapshot_bytes=50)(held(EASY))
+    assert verify(sealed(schedule), GRAPH).executed_peak_bytes == 714
+
+
+def test_direct_read_that_ends_after_the_last_anchor_before_the_write_is_refused() -> None:
+    """c would move at 200..250 and is written at 300, but no hook runs after 200 that could hold the write back."""
+    with pytest.raises(VerificationError, match=r"actions row 2 .*50 bytes still to move at its deadline, position 2"):
+        verify(sealed(row("actions", 2, offload=(1, 2))(EASY)), GRAPH)
+
+
+def test_release_a_tick_before_the_transfers_end_is_refused() -> None:
+    """At 20 GB/s 20 bytes take just the nanosecond between two anchors, at a byte a second less a tick more."""
+    graph = Graph(
+        model="tick", arguments=(), device="d", traced_on="cpu",
+        ops=(Op("write", (), (0,), 0, 0, "", 1), Op("write", (), (0,), 0, 0, "", 1)),
+        tensors=(Tensor("s", Role.PARAMETER, 20, 0, 2, (View("s", "uint8", (20,)),)),),
+        anchors=(Anchor(AnchorKind.GRADIENT, "s", 1, 1), Anchor(AnchorKind.ITERATION_END, "", 1, 2)),
+    )  # fmt: skip
+
+    short = header(
+        graph_fingerprint=graph_fingerprint(graph),
+        state_fingerprint=state_fingerprint(graph),
+        model="tick",
+        arguments=(),
+        device="d",
+        steps=2,
+        iteration_time_ns=2,
+        state_bytes=20,
+        static_state_bytes=0,
+        state=(StateRow(id=0, bytes=20, written=True, views=(ViewRow(name="s", dtype="uint8", shape=(20,)),)),),
+        anchors=(
+            AnchorRow(kind="gradient", subject="s", occurrence=1, position=1),
+            AnchorRow(kind="iteration_end", subject="", occurrence=1, position=2),
+        ),
+        actions=(ActionRow(tensor=0, offset=0, bytes=20, snapshot=(0, 2), offload=(0, 2), release=(1, 1)),),
+    )
+    needs = claim(
+        training_peak_bytes=20,
+        peak_bytes=40,
+        executed_peak_bytes=40,
+        lower_bound_bytes=40,
+        snapshot_bytes=20,
+        executed_snapshot_bytes=20,
+    )
+
+    def schedule(bandwidth_bytes_per_s: int, finish: int) -> Schedule:
+        plan = (PlanRow(tensor=0, offset=0, bytes=20, snapshot=0, start=1, finish=finish),)
+        return sealed(header(bandwidth_bytes_per_s=bandwidth_bytes_per_s, plan=plan)(needs(short(EASY))))
+
+    verify(schedule(20 * 10**9, finish=1), graph)
+    with pytest.raises(VerificationError, match=r"actions row 0 .*released at position 1 with 1 bytes still to move"):
+        verify(schedule(20 * 10**9 - 1, finish=2), graph)
+
+
+@pytest.mark.parametrize(
+    ("position", "first", "last"),
+    [(-5, -4, -6), (-4, -4, -4), (-3, -2, -4), (0, 0, 0), (1, 2, 0), (2, 2, 2), (3, 4, 2), (4, 4, 4), (5, 6, 4)],
+)
+def test_anchors_around_a_position_are_found_across_iterations(position: int, first: int, last: int) -> None:
+    """With anchors at 2 and 4 of 4 steps, position 0 is the previous iteration's end."""
+    assert (first_from(position, [2, 4], 4), last_to(position, [2, 4], 4)) == (first, last)

@@ -22,6 +22,7 @@ from checkflow.plan import (
 )
 from checkflow.verify import VerifiedPlan, verify_plan
 from checkflow.verify.bound import fluid_bound
+from checkflow.verify.memory import Hold, peak_of
 
 # a and c alone: resident 564, 564, 664, 364; 100 bytes in a step
 PACKED = Problem(
@@ -91,6 +92,7 @@ def test_earlier_creation_in_the_paper_is_allowed_if_counted() -> None:
         (1, Transfer(Chunk(1, 0, 50), 1, 2, 2), "150 bytes at step 2 do not fit its 10 ns"),
         (0, Transfer(Chunk(0, 0, 100), 1, 3, 3), "peak_bytes: 714 is claimed, 814 is needed"),
         (0, Transfer(Chunk(2, 0, 100), 1, 2, 2), "state 2 is not one of 2"),
+        (0, Transfer(Chunk(-2, 0, 100), 1, 2, 2), "state -2 is not one of 2"),
         (0, Transfer(Chunk(0, 0, 0), 1, 2, 2), "0 bytes are not a chunk"),
         (0, Transfer(Chunk(0, -10, 110), 1, 2, 2), "twice"),
     ],
@@ -213,3 +215,46 @@ def test_nothing_to_save_is_a_plan() -> None:
 def test_hand_graph_names_its_tensors_as_the_plans_do() -> None:
     """The indices that the tables above use."""
     assert [GRAPH.tensors[i].name for i in (A, B, C)] == ["model/a", "model/b", "optimizer/a.c"]
+
+
+def test_direct_read_a_tick_past_its_deadline_is_refused() -> None:
+    """At 20 GB/s 20 bytes take just the nanosecond before the write, at a byte a second less a tick more."""
+    problem = Problem((1, 1), (20, 20), (StateTensor(0, "s", 20, 2, 2),), 20 * 10**9, granule_bytes=1)
+    plan = Plan(
+        Formulation.DIRECT,
+        Transfers.STREAMING,
+        (Transfer(Chunk(0, 0, 20), None, 1, 1),),
+        peak_bytes=20,
+        lower_bound_bytes=20,
+        proven_by=ProvenBy.MILP,
+        solver=SolverRun("none", ""),
+    )
+    verify_plan(plan, problem)
+    with pytest.raises(VerificationError, match="1 bytes still to move at its deadline"):
+        verify_plan(
+            with_transfer(plan, 0, Transfer(Chunk(0, 0, 20), None, 1, 2)),
+            replace(problem, bandwidth_bytes_per_s=20 * 10**9 - 1),
+        )
+
+
+@pytest.mark.parametrize(
+    ("hold", "peak"),
+    [
+        (Hold(2, 3, 5), 9),
+        (Hold(2, 4, 5), 9),
+        (Hold(3, 5, 5), 14),
+        (Hold(4, 5, 5), 14),
+        (Hold(8, 9, 5), 14),
+        (Hold(0, 0, 10), 11),
+        (Hold(-7, -7, 5), 14),
+        (Hold(2, 9, 5), 14),
+        (Hold(2, 10, 5), 14),
+        (Hold(6, 17, 5), 19),
+        (Hold(1, 16, 5), 19),
+        (Hold(1, 17, 5), 24),
+    ],
+)
+def test_memory_is_folded_over_the_period(hold: Hold, peak: int) -> None:
+    """Residents 9, 1, 1, 1 twice over: steps 1 and 5 are full, and 9 is step 1 of the next period."""
+    problem = Problem((1, 1, 1, 1), (9, 1, 1, 1), (), 1, interval=2)
+    assert peak_of(problem, [hold]) == peak

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from checkflow.plan import Plan, Problem, ProvenBy, Transfers
 from checkflow.verify.failure import fail
-from checkflow.verify.link import TICKS_PER_BYTE, late_bytes, period_of
+from checkflow.verify.link import TICKS_PER_BYTE, late_bytes
 
 
 def check_bound(plan: Plan, problem: Problem, training_peak_bytes: int) -> None:
@@ -32,15 +32,18 @@ def check_bound(plan: Plan, problem: Problem, training_peak_bytes: int) -> None:
 def fluid_bound(problem: Problem) -> int:
     """Largest of resident + ⌈left⌉ over the steps, in bytes. The state has to fit what the link carries in a period.
 
-    Checkpoints have disjoint, ordered sets of deadlines, so the previous checkpoint's bytes go before this one's; they
-    are gone by position 0 at the latest, when this one's are all released. From there on each class {deadline <= p}
-    only shrinks, and all there is to find is the tick at which it is empty.
+    At position 0 all is released, and each class {deadline <= p} only shrinks from there: all there is to find is the
+    tick at which it is empty. The previous checkpoint's bytes go first, but since both fit the period they are gone
+    before they can make a class empty later than its own releases do.
     """
-    latest_first = sorted(((*problem.window(state), state.size_bytes) for state in problem.state), reverse=True)
-    idle = problem.clock(-problem.steps)  # before anything is released
-    opened = _emptied(problem, latest_first, problem.steps, idle) - period_of(problem)
+    latest_first = [
+        (problem.clock(release), deadline, size_bytes)
+        for (release, deadline), size_bytes in sorted(
+            ((problem.window(state), state.size_bytes) for state in problem.state), reverse=True
+        )
+    ]
     deadlines = sorted({deadline for _, deadline, _ in latest_first})
-    emptied = [_emptied(problem, latest_first, deadline, opened) for deadline in deadlines]
+    emptied = [_emptied(latest_first, deadline) for deadline in deadlines]
     bound_bytes = 0
     for step in range(1, min(problem.interval, 2) * problem.steps + 1):  # later iterations repeat, with fewer left
         classes = bisect_left(deadlines, step)
@@ -49,14 +52,14 @@ def fluid_bound(problem: Problem) -> int:
     return bound_bytes
 
 
-def _emptied(problem: Problem, latest_first: Sequence[tuple[int, int, int]], deadline: int, opened: int) -> int:
-    """Tick at which the link, open from a tick on, has sent all of a checkpoint that is due by a deadline.
+def _emptied(latest_first: Sequence[tuple[int, int, int]], deadline: int) -> int:
+    """Tick at which the link has sent all that is due by a deadline, from rows (tick of release, deadline, bytes).
 
-    The largest, over the releases a, of clock(a) + what is released from a on. Rows are (release, deadline, bytes).
+    The largest, over the releases a, of clock(a) + what is released from a on.
     """
-    emptied, released = opened, 0
-    for release, due, size_bytes in latest_first:
+    ticks, ends = 0, []
+    for opened, due, size_bytes in latest_first:
         if due <= deadline:
-            released += size_bytes * TICKS_PER_BYTE
-            emptied = max(emptied, max(problem.clock(release), opened) + released)
-    return emptied
+            ticks += size_bytes * TICKS_PER_BYTE
+            ends.append(opened + ticks)
+    return max(ends)

@@ -28,11 +28,9 @@ def executed_holds(schedule: Schedule, chunks: Sequence[Chunk], problem: Problem
     link = fifo(problem, "actions", issued, [action.bytes for action in actions])
     holds = []
     for where, action, chunk, position, (_, end) in zip(wheres, actions, chunks, issued, link, strict=True):
-        window = problem.window(problem.state[chunk.state])
-        release, deadline = (
-            first_from(window[0], positions, problem.steps),
-            last_to(window[1], positions, problem.steps),
-        )
+        release, deadline = problem.window(problem.state[chunk.state])
+        release = first_from(release, positions, problem.steps)
+        deadline = last_to(deadline, positions, problem.steps)
         if action.snapshot is None and action.release is None:
             if position < release:
                 fail(f"{where}: a direct offload at position {position} is before its tensor's release, {release}")

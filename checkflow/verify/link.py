@@ -11,11 +11,6 @@ from checkflow.verify.failure import fail
 TICKS_PER_BYTE = 10**9
 
 
-def period_of(problem: Problem) -> int:
-    """Ticks from one checkpoint to the next."""
-    return problem.clock(problem.interval * problem.steps)
-
-
 def late_bytes(end: int, limit: int) -> int:
     """Bytes still to move at a limit, rounded up."""
     return -((limit - end) // TICKS_PER_BYTE)
@@ -27,7 +22,7 @@ def fifo(problem: Problem, table: str, ready: Sequence[int], sizes: Sequence[int
     From an idle link one pass ends at E. If the work fits the period, a second pass that begins with the previous
     checkpoint's end, E - period, ends at E again: the state is steady. Raises VerificationError if it does not fit.
     """
-    period, total_bytes = period_of(problem), sum(sizes)
+    period, total_bytes = problem.clock(problem.interval * problem.steps), sum(sizes)
     if total_bytes * TICKS_PER_BYTE > period:
         fail(
             f"{table}: {total_bytes} bytes do not fit the {period // TICKS_PER_BYTE} that the link carries in a period"
