@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 from checkflow.errors import InputError
 from checkflow.graph import Graph
-from checkflow.lower import lower
+from checkflow.lower import anchor_grid, lower
 from checkflow.plan import PPM, Formulation, Infeasible, Plan, Problem, Reason, Transfers, problem_of
 from checkflow.schedule import Schedule
 from checkflow.solve import solve
+from checkflow.solve.link import too_large
 from checkflow.units import format_bytes
 from checkflow.verify import verify
 
@@ -76,40 +77,57 @@ def compile_graph(
         slack_ppm=options.slack_ppm,
     )
     started = time.perf_counter()
-    problem, answer = _plan(problem, options, progress)
+    while True:
+        answer = _planned(problem, graph, options, progress)
+        if not isinstance(answer, Infeasible):
+            break
+        another = _another_try(problem, answer, options)
+        if another is None:
+            return Refused(graph, problem, _without_slack(answer, options.slack_ppm), time.perf_counter() - started)
+        problem = another
+    plan, schedule = answer
     plan_s = time.perf_counter() - started
-    if isinstance(answer, Infeasible):
-        return Refused(graph, problem, _without_slack(answer, options.slack_ppm), plan_s)
-    progress("moving the plan to anchors")
-    schedule = lower(
-        answer, problem, graph, bandwidth_bytes_per_s=options.bandwidth_bytes_per_s, slack_ppm=options.slack_ppm
-    )
     progress("verifying")
     verify(schedule, graph)
-    return Compiled(graph, problem, answer, schedule, plan_s)
+    return Compiled(graph, problem, plan, schedule, plan_s)
 
 
-def _plan(problem: Problem, options: Options, progress: Callable[[str], None]) -> tuple[Problem, Plan | Infeasible]:
-    while True:
-        progress(f"planning at interval {problem.interval}")
-        answer = solve(
-            problem,
-            options.formulation,
-            options.transfers,
-            solver=options.solver,
-            time_limit_s=options.time_limit_s,
-            progress=progress,
-        )
-        if isinstance(answer, Plan):
-            return problem, answer
-        longer = answer.smallest_interval
-        if options.interval is None and longer is not None and longer > problem.interval:
-            problem = replace(problem, interval=longer)
-        elif options.relax_memory and answer.reason is Reason.MEMORY and problem.memory_limit_bytes is not None:
-            limit = -(-problem.memory_limit_bytes * (100 + RELAXATION_STEP_PERCENT) // 100)
-            problem = replace(problem, memory_limit_bytes=limit)
-        else:
-            return problem, answer
+def _planned(
+    problem: Problem, graph: Graph, options: Options, progress: Callable[[str], None]
+) -> tuple[Plan, Schedule] | Infeasible:
+    """A plan and its schedule, both within the memory limit."""
+    progress(f"planning at interval {problem.interval}")
+    plan = solve(
+        problem,
+        options.formulation,
+        options.transfers,
+        solver=options.solver,
+        time_limit_s=options.time_limit_s,
+        progress=progress,
+    )
+    if isinstance(plan, Infeasible):
+        return plan
+    progress("moving the plan to anchors")
+    schedule = lower(
+        plan, problem, graph, bandwidth_bytes_per_s=options.bandwidth_bytes_per_s, slack_ppm=options.slack_ppm
+    )
+    executed, limit = schedule.certificate.executed_peak_bytes, problem.memory_limit_bytes
+    if limit is None or executed <= limit:
+        return plan, schedule
+    detail = f"as executed, with hooks at anchors alone, the plan needs {executed} bytes and the limit is {limit}"
+    if plan.formulation is not Formulation.DIRECT:
+        return Infeasible(Reason.MEMORY, detail, None, None, None)
+    return replace(too_large(problem, executed, limit, lambda other: anchor_grid(other, graph)), detail=detail)
+
+
+def _another_try(problem: Problem, answer: Infeasible, options: Options) -> Problem | None:
+    """The problem to try next, where the options leave one open."""
+    longer, limit = answer.smallest_interval, problem.memory_limit_bytes
+    if options.interval is None and longer is not None and longer > problem.interval:
+        return replace(problem, interval=longer)
+    if options.relax_memory and answer.reason is Reason.MEMORY and limit is not None:
+        return replace(problem, memory_limit_bytes=-(-limit * (100 + RELAXATION_STEP_PERCENT) // 100))
+    return None
 
 
 def _without_slack(answer: Infeasible, slack_ppm: int) -> Infeasible:

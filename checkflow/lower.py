@@ -35,14 +35,13 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
         bandwidth_bytes_per_s: of the link, before slack.
         slack_ppm: what problem_of took off, in millionths.
     """
-    numbers = [number for number, anchor in enumerate(graph.anchors, start=1) if anchor.position > 0]
-    grid = Grid(problem, tuple(graph.anchors[number - 1].position for number in numbers))
+    grid = anchor_grid(problem, graph)
     placed = place(grid).placed if plan.formulation is Formulation.DIRECT else _rounded(plan, grid)
     memory = grid.memory_bytes(snapshots_of(placed))
 
     def anchor(ordinal: int) -> AnchorPlace:
-        iteration, within = divmod(ordinal - 1, len(numbers))
-        return iteration + 1, numbers[within]
+        iteration, within = divmod(ordinal - 1, grid.cells_per_iteration)
+        return iteration + 1, within + 1 + len(graph.anchors) - grid.cells_per_iteration
 
     return sealed(
         Schedule(
@@ -106,6 +105,11 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
             ),
         )
     )
+
+
+def anchor_grid(problem: Problem, graph: Graph) -> Grid:
+    """The positions that have an anchor. One at position 0 is the iteration's end before, which has its own."""
+    return Grid(problem, tuple(anchor.position for anchor in graph.anchors if anchor.position > 0))
 
 
 def _rounded(plan: Plan, grid: Grid) -> tuple[Placed, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from checkflow.link.fluid import link_carries
@@ -30,7 +31,7 @@ def plan_streaming(problem: Problem) -> Plan | Infeasible:
     placement = place(grid)
     limit = problem.memory_limit_bytes
     if limit is not None and placement.peak_bytes > limit:
-        return _too_large(problem, placement, limit)
+        return too_large(problem, placement.peak_bytes, limit)
     return Plan(
         formulation=Formulation.DIRECT,
         transfers_kind=Transfers.STREAMING,
@@ -77,28 +78,30 @@ def _too_slow(problem: Problem) -> Infeasible:
     )
 
 
-def _too_large(problem: Problem, placement: Placement, limit_bytes: int) -> Infeasible:
-    """Every plan needs more memory than the limit: at least the bound."""
+def too_large(
+    problem: Problem, least_bytes: int, limit_bytes: int, grid_of: Callable[[Problem], Grid] = Grid.everywhere
+) -> Infeasible:
+    """The answer where every plan on a grid is over the limit; `least_bytes` is what the best one needs."""
     unlimited = replace(problem, memory_limit_bytes=None)
     longer = replace(unlimited, interval=problem.interval + 1)
-    later = place(Grid.everywhere(longer))
+    later = place(grid_of(longer))
     helps = later.peak_bytes <= limit_bytes
     return Infeasible(
         reason=Reason.MEMORY,
-        detail=f"the least peak of any plan is {placement.peak_bytes} bytes and the limit {limit_bytes}",
-        needed_bandwidth_bytes_per_s=_bandwidth_for(unlimited, limit_bytes),
+        detail=f"the least peak of any plan is {least_bytes} bytes and the limit {limit_bytes}",
+        needed_bandwidth_bytes_per_s=_bandwidth_for(unlimited, limit_bytes, grid_of),
         smallest_interval=longer.interval if helps else None,
         snapshot_bytes_at_that_interval=_snapshot_bytes(later) if helps else None,
     )
 
 
-def _bandwidth_for(problem: Problem, limit_bytes: int) -> int | None:
+def _bandwidth_for(problem: Problem, limit_bytes: int, grid_of: Callable[[Problem], Grid]) -> int | None:
     """Least bandwidth whose peak keeps to the limit, by bisection; None where training alone does not."""
     if problem.training_peak_bytes > limit_bytes:
         return None
 
     def fits(bandwidth: int) -> bool:
-        return place(Grid.everywhere(replace(problem, bandwidth_bytes_per_s=bandwidth))).peak_bytes <= limit_bytes
+        return place(grid_of(replace(problem, bandwidth_bytes_per_s=bandwidth))).peak_bytes <= limit_bytes
 
     low, high = problem.bandwidth_bytes_per_s, problem.bandwidth_bytes_per_s * 2
     while not fits(high):

@@ -54,6 +54,9 @@ def verify(schedule: Schedule, graph: Graph) -> Verified:
     ):
         if claimed != found:
             fail(f"certificate.{field}: {claimed} is claimed, {found} is found")
+    limit = problem.memory_limit_bytes
+    if limit is not None and verified.executed_peak_bytes > limit:
+        fail(f"certificate.executed_peak_bytes: {verified.executed_peak_bytes} is over the memory limit, {limit}")
     return verified
 
 

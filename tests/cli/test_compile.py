@@ -84,6 +84,16 @@ def test_memory_limit_and_its_relaxation(capfd: pytest.CaptureFixture[str]) -> N
     assert limit / 1.06 < peak <= limit
 
 
+def test_memory_limit_bounds_what_is_executed(capfd: pytest.CaptureFixture[str]) -> None:
+    """A limit that the plan keeps but its execution at anchors would not is infeasible, and the advice works."""
+    arguments = ("compile", "alexnet", "--batch-size", "32", "--set", "optimizer=adamw", "--memory-limit", "1.3GiB")
+    figures = _json(capfd, *arguments, "--bandwidth", "63GB/s", code=EXIT_NO)
+    assert figures["reason"] == "memory" and "as executed" in str(figures["message"])
+    found = _json(capfd, *arguments, "--bandwidth", str(figures["needed_bandwidth_bytes_per_s"]))
+    executed = found["executed_peak_bytes"]
+    assert isinstance(executed, int) and executed <= 1.3 * 2**30
+
+
 def test_summary_and_pictures(capfd: pytest.CaptureFixture[str]) -> None:
     """The summary names what a person looks for, and each picture is of its kind."""
     pictures = ["--report", "r.html", "--trace-out", "t.json"]
