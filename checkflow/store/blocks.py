@@ -23,14 +23,13 @@ from checkflow.store.layout import padded
 from checkflow.store.manifest import BLOCK_BYTES, FileEntry
 
 THREADS = 3
-_MADV_HUGEPAGE = 14
 
 
 def buffer_of(size_bytes: int) -> memoryview:
     """Fresh page-aligned memory, in huge pages where the kernel has them."""
     memory = mmap.mmap(-1, max(1, padded(size_bytes)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):
-        memory.madvise(_MADV_HUGEPAGE)
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
 
 

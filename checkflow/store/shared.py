@@ -30,7 +30,7 @@ from checkflow.units import format_bytes
 MAGIC = int.from_bytes(b"chkflow1", "little")
 MAX_SLOTS = 8
 CONTROL_BYTES = ALIGN_BYTES
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; not named by Python 3.11
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11 does not name it
 
 # Words of the control page
 _MAGIC, _SLOTS, _LAYOUT_BYTES, _RECORD_ROOM, _CONFIG_BYTES, _DURABLE, _PROGRESS = range(7)
@@ -85,17 +85,11 @@ class SharedMemory:
         _check_memory(size, slots, layout)
         fd = os.memfd_create("checkflow-slots", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(fd, 0, size)
+            shared = cls(_sized(fd, size), size)
+            shared._allocate()
         except OSError as error:
             os.close(fd)
-            raise StoreError(
-                f"slots: {_need(size, slots, layout)}, which the system refuses ({error.strerror})"
-            ) from None
-        shared = cls(fd, size)
-        with contextlib.suppress(OSError):  # older kernels: pages are mapped at the first copy instead
-            shared._map.madvise(_MADV_POPULATE_WRITE)
-        # A forked data-loader worker has no use for the slots, and copying their page table makes every fork slow.
-        shared._map.madvise(mmap.MADV_DONTFORK)
+            raise StoreError(f"slots: {_need(size, slots, layout)}; the system refuses it ({error.strerror})") from None
         shared._bytes[CONTROL_BYTES : CONTROL_BYTES + len(config)] = config
         for word, value in (
             (_SLOTS, slots), (_LAYOUT_BYTES, layout.size_bytes), (_RECORD_ROOM, room),
@@ -115,6 +109,17 @@ class SharedMemory:
         if shared._words[_MAGIC] != MAGIC:
             raise StoreError("slots: the inherited memory is not checkflow's; start the saver from a trainer only")
         return shared
+
+    def _allocate(self) -> None:
+        with contextlib.suppress(OSError):  # where the kernel has huge pages for shared memory
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(
+            OSError
+        ):  # older kernels map pages at the first copy; what is refused, is refused below
+            self._map.madvise(_MADV_POPULATE_WRITE)
+        os.posix_fallocate(self.fd, 0, self.size_bytes)  # the guarantee; by itself it would take small pages
+        # A forked data-loader worker has no use for the slots, and copying their page table makes every fork slow.
+        self._map.madvise(mmap.MADV_DONTFORK)
 
     def close(self) -> None:
         """Let the memory go, at once or with the last view of a slot."""
@@ -220,6 +225,11 @@ class SharedMemory:
             finally:
                 if held:
                     fcntl.lockf(self.fd, fcntl.LOCK_UN)
+
+
+def _sized(fd: int, size_bytes: int) -> int:
+    os.ftruncate(fd, size_bytes)
+    return fd
 
 
 def _record_hash(sequence: int, iteration: int, record: bytes) -> int:

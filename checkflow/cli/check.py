@@ -1,0 +1,48 @@
+"""checkflow check: read every byte of a store's checkpoints and compare it with what was written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from checkflow.cli import _console
+from checkflow.cli._options import json_option
+from checkflow.errors import EXIT_DONE, EXIT_NO
+from checkflow.store.repair import Checked, check_store, repair_store
+
+
+@click.command()
+@click.argument("store", type=click.Path(path_type=Path))
+@click.option("--repair", is_flag=True, help="Remove what does not verify, saying so first. Nobody may be training.")
+@json_option
+def command(store: Path, repair: bool, as_json: bool) -> int:
+    """Verify every checkpoint of STORE. Exit code 1 if one is not what was written, unless --repair removed it."""
+    with _console.progress() as progress:
+        if repair:
+            checked = repair_store(store, lambda line: _console.err.print(line, soft_wrap=True, markup=False), progress)
+        else:
+            checked = check_store(store, progress)
+    if as_json:
+        figures = {
+            "store": str(store),
+            "verified": [checkpoint.path.name for checkpoint in checked.verified],
+            "wrong": [{"name": wrong.path.name, "reason": wrong.reason} for wrong in checked.wrong],
+            "leftovers": [path.name for path in checked.leftovers],
+            "removed": repair,
+        }
+        click.echo(json.dumps(figures))
+    else:
+        _print(store, checked, removed=repair)
+    return EXIT_NO if checked.wrong and not repair else EXIT_DONE
+
+
+def _print(store: Path, checked: Checked, *, removed: bool) -> None:
+    lines = [f"{checkpoint.path.name}: verified" for checkpoint in checked.verified]
+    lines += [f"{wrong}{' (removed)' if removed else ''}" for wrong in checked.wrong]
+    lines += [
+        f"{path.name}: {'removed' if removed else 'left by a killed saver; harmless'}" for path in checked.leftovers
+    ]
+    for line in lines or [f"{store}: no checkpoint yet"]:
+        _console.out.print(line, soft_wrap=True, markup=False)

@@ -1,0 +1,107 @@
+"""checkflow export: a verified checkpoint, for other tools."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from checkflow.cli import _console
+from checkflow.cli._options import json_option
+from checkflow.errors import EXIT_DONE, InputError, StoreError
+from checkflow.store.contents import contents_of
+from checkflow.store.manifest import RECORD
+from checkflow.store.reader import Loaded, load_newest
+
+if TYPE_CHECKING:
+    import torch
+
+
+@click.command()
+@click.argument("store", type=click.Path(path_type=Path))
+@click.option("--to", "target", type=click.Choice(["safetensors", "torch", "dcp"]), required=True)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="A file for torch, else a directory."
+)
+@click.option("--iteration", type=int, help="Which checkpoint  [default: the newest that verifies]")
+@json_option
+def command(store: Path, target: str, output: Path, iteration: int | None, as_json: bool) -> int:
+    """Write a checkpoint of STORE for other tools.
+
+    safetensors: the files as they are. torch: one file for torch.load(weights_only=True), a dictionary of each file's
+    tensors by name, with the commit record as "commit". dcp: the same for torch.distributed.checkpoint.
+    """
+    if output.exists():
+        raise InputError(f"--output {output}: exists; choose a new name, nothing is overwritten")
+    with _console.progress() as progress:
+        progress(f"reading {store}")
+        newest = load_newest(store, iteration)
+        if newest.loaded is None:
+            raise StoreError(f"{store}: no checkpoint yet; nothing to export")
+        for skipped in newest.skipped:
+            _console.err.print(f"checkflow: skipped {skipped}", soft_wrap=True, markup=False)
+        progress(f"writing {output}")
+        partial = output.with_name(f".{output.name}.partial")
+        try:
+            _WRITERS[target](newest.loaded, partial)
+            partial.rename(output)
+        except OSError as error:
+            raise InputError(f"--output {output}: cannot be written ({error.strerror}); choose another") from None
+        finally:
+            _discard(partial)
+    checkpoint = newest.loaded.checkpoint
+    if as_json:
+        figures = {"checkpoint": checkpoint.path.name, "iteration": checkpoint.iteration, "output": str(output)}
+        click.echo(json.dumps(figures))
+    else:
+        line = f"{output}: {checkpoint.path.name}, verified, as {target}"
+        _console.out.print(line, soft_wrap=True, markup=False)
+    return EXIT_DONE
+
+
+def _safetensors(loaded: Loaded, path: Path) -> None:
+    path.mkdir()
+    for name, data in loaded.files.items():
+        (path / name).write_bytes(data)
+    (path / RECORD).write_bytes(loaded.record)
+
+
+def _torch(loaded: Loaded, path: Path) -> None:
+    import torch
+
+    torch.save(_state(loaded), path)
+
+
+def _dcp(loaded: Loaded, path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    state: dict[str, object] = dict(_state(loaded))
+    with warnings.catch_warnings(action="ignore"):  # that nothing is distributed is what no_dist says
+        save(state, checkpoint_id=path, no_dist=True)
+
+
+def _state(loaded: Loaded) -> dict[str, dict[str, torch.Tensor] | str]:
+    """{"model": tensors by name, tied names too, "optimizer": ..., "commit": the record's text}."""
+    from safetensors.torch import load
+
+    state: dict[str, dict[str, torch.Tensor] | str] = {"commit": loaded.record.decode(errors="replace")}
+    for name, data in loaded.files.items():
+        tensors = load(bytes(data))
+        for alias, target in contents_of(name, data).aliases.items():
+            tensors[alias] = tensors[target]
+        state[name.removesuffix(".safetensors")] = tensors
+    return state
+
+
+def _discard(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+_WRITERS = {"safetensors": _safetensors, "torch": _torch, "dcp": _dcp}

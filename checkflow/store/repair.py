@@ -1,0 +1,89 @@
+"""Checking a whole store, and removing what does not verify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkflow.errors import CorruptStoreError, StoreError
+from checkflow.store.disk import LocalDisk, remove_tree
+from checkflow.store.lock import StoreLock
+from checkflow.store.reader import Checkpoint, Skipped, list_checkpoints, verify
+from checkflow.store.writer import INCOMPLETE, PRUNED
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A store's checkpoints, newest first, told apart; `leftovers` are what a killed saver did not finish."""
+
+    verified: tuple[Checkpoint, ...]
+    wrong: tuple[Skipped, ...]
+    leftovers: tuple[Path, ...]
+
+
+def check_store(store: Path, progress: Callable[[str], None] = lambda _: None) -> Checked:
+    """Read every byte of every checkpoint. Raises StoreError for a path that is no store."""
+    verified: list[Checkpoint] = []
+    wrong: list[Skipped] = []
+    for found in list_checkpoints(store):
+        progress(f"reading {found.path.name}")
+        if isinstance(found, Skipped):
+            wrong.append(found)
+            continue
+        try:
+            verify(found)
+            verified.append(found)
+        except CorruptStoreError as error:
+            if found.path.exists():  # else a running trainer pruned it
+                wrong.append(Skipped(found.path, found.serial, found.iteration, str(error)))
+    leftovers = sorted(path for path in store.iterdir() if path.name.startswith((INCOMPLETE, PRUNED)))
+    return Checked(tuple(verified), tuple(wrong), tuple(leftovers))
+
+
+def repair_store(store: Path, notify: Callable[[str], None], progress: Callable[[str], None]) -> Checked:
+    """Check a store that nobody writes to, then remove what does not verify, each told to `notify` before.
+
+    Returns what was found. Raises StoreBusyError while a trainer has the store (a saver is waited for), and
+    CorruptStoreError if nothing verifies: a person may still save something from it.
+    """
+    check_store_is_there(store)
+    lock = StoreLock.acquire(store, notify)
+    try:
+        checked = check_store(store, progress)
+        if checked.wrong and not checked.verified:
+            raise CorruptStoreError(
+                f"{store}: no checkpoint verifies ({checked.wrong[0]}), so nothing is removed; restore the store "
+                "from a copy, or remove it yourself"
+            )
+        for path, why in [
+            *((wrong.path, wrong.reason) for wrong in checked.wrong),
+            *((path, "left by a saver that was killed") for path in checked.leftovers),
+        ]:
+            notify(f"removing {path.name}: {why}")
+            _remove(store, path)
+        return checked
+    finally:
+        lock.close()
+
+
+def check_store_is_there(store: Path) -> None:
+    """Raises StoreError unless the path is a directory."""
+    if not store.is_dir():
+        raise StoreError(f"{store}: is no store; give the directory that was passed to attach")
+
+
+def _remove(store: Path, path: Path) -> None:
+    disk = LocalDisk()
+    try:
+        if path.is_symlink() or not path.is_dir():
+            disk.unlink(path)  # never follow a link out of the store
+        else:
+            hidden = path if path.name.startswith(PRUNED) else path.with_name(PRUNED + path.name)
+            if hidden != path:
+                disk.rename(path, hidden)
+                disk.sync_directory(store)
+            remove_tree(disk, hidden)
+        disk.sync_directory(store)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be removed ({error.strerror}); remove it yourself") from None

@@ -1,0 +1,99 @@
+"""The power goes at any moment: from whatever the device holds then, the newest durable checkpoint is restored."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from recording_disk import RecordingDisk, State, Told
+from small_store import InProcess, newest_whole
+
+from checkflow.errors import CorruptStoreError
+from checkflow.store.messages import Durable, Message
+from checkflow.store.retention import Retention
+
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+STATES_AT_A_CUT = 2**16 if NIGHTLY else 512
+
+
+def build(state: State, root: Path) -> None:
+    root.mkdir()
+    for name, content in state:
+        path = root / name
+        if content is None:
+            path.mkdir()
+        else:
+            path.write_bytes(content)
+
+
+def record(store: Path, disk: RecordingDisk) -> None:
+    """Persist three checkpoints, retaining one, so that there is pruning too."""
+
+    def told(message: Message) -> None:
+        if isinstance(message, Durable):
+            disk.told(message.iteration)
+
+    saver = InProcess(store, disk=disk, retention=Retention(last=1), on_report=told)
+    for iteration in (1, 2, 3):
+        saver.persist(iteration)
+    saver.close()
+
+
+def wrong_restores(disk: RecordingDisk, where: Path) -> Iterator[str | None]:
+    """For every different state after every event: what restoring it got wrong, or None."""
+    choose = random.Random(0)
+    seen: set[tuple[State, int]] = set()
+    for after in range(len(disk.events) + 1):
+        durable = max((event.iteration for event in disk.events[:after] if isinstance(event, Told)), default=0)
+        for state in disk.states(after, STATES_AT_A_CUT, choose):
+            if (state, durable) in seen:
+                continue
+            seen.add((state, durable))
+            build(state, where)
+            try:
+                restored = newest_whole(where)
+                yield None if restored >= durable else f"event {after}: {restored} restored, {durable} was durable"
+            except (CorruptStoreError, AssertionError) as error:
+                yield f"event {after}: {error}"
+            finally:
+                shutil.rmtree(where)
+
+
+def test_no_power_cut_loses_a_durable_checkpoint(tmp_path: Path, memory_path: Path) -> None:
+    """Lost and reordered writes and names, at every moment of three checkpoints and their pruning."""
+    disk = RecordingDisk(tmp_path / "store")
+    record(tmp_path / "store", disk)
+    outcomes = list(wrong_restores(disk, memory_path / "cut"))
+    logging.getLogger(__name__).info("%d states", len(outcomes))
+    assert len(outcomes) > 1000
+    assert [wrong for wrong in outcomes if wrong] == []
+
+
+class ForgetfulDisk(RecordingDisk):
+    """Leaves out one kind of sync."""
+
+    forgotten = ""
+
+    def sync(self, fd: int) -> None:
+        if not Path(f"/proc/self/fd/{fd}").readlink().name.endswith(self.forgotten):
+            super().sync(fd)
+
+    def sync_directory(self, path: Path) -> None:
+        if ("the store" if path == self.root else "the checkpoint") != self.forgotten:
+            super().sync_directory(path)
+
+
+@pytest.mark.parametrize(
+    "forgotten", ["model.safetensors", "commit.json", "manifest.json", "the checkpoint", "the store"]
+)
+def test_the_power_cut_has_teeth(tmp_path: Path, memory_path: Path, forgotten: str) -> None:
+    """With any one sync left out some state restores wrong: the test above can fail."""
+    disk = ForgetfulDisk(tmp_path / "store")
+    disk.forgotten = forgotten
+    record(tmp_path / "store", disk)
+    assert any(wrong_restores(disk, memory_path / "cut"))
