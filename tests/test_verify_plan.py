@@ -75,6 +75,17 @@ def test_plan_of_the_paper_needs_what_paper_says(formulation: Formulation) -> No
     assert not verified.bound_checked
 
 
+def test_bound_of_the_paper_is_rederived() -> None:
+    """With 713 step 3 has room for 49 bytes, and c's 50 cannot have left, for a fills step 2; with 714 all fits."""
+    proven = replace(PAPER, proven_by=ProvenBy.BOUND)
+    assert verify_plan(proven, PACKED).lower_bound_bytes == 714
+    assert verify_plan(replace(proven, lower_bound_bytes=664), PACKED).lower_bound_bytes == 664
+    larger = with_transfer(proven, 0, Transfer(Chunk(0, 0, 100), 1, 3, 3), peak_bytes=814)
+    verify_plan(larger, PACKED)
+    with pytest.raises(VerificationError, match="715 is said to follow from arithmetic, which gives 714"):
+        verify_plan(replace(larger, lower_bound_bytes=715), PACKED)
+
+
 def test_earlier_creation_in_the_paper_is_allowed_if_counted() -> None:
     """c made at step 1 is held at 1..4, which the same peak covers; a made at step 2 cannot leave in step 2."""
     verify_plan(with_transfer(PAPER, 1, Transfer(Chunk(1, 0, 50), 1, 4, 4)), PACKED)

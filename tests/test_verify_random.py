@@ -31,6 +31,7 @@ from checkflow.schedule import Place, Schedule, sealed
 from checkflow.solve.link import plan_streaming
 from checkflow.verify import verify, verify_plan
 from checkflow.verify.bound import fluid_bound as verified_bound
+from checkflow.verify.bound import paper_bound
 
 NS = 10**9
 
@@ -314,6 +315,18 @@ def test_no_plan_beats_the_fluid_bound(found: tuple[Problem, Plan]) -> None:
     """No random plan needs less than the bound that the verifier derives."""
     problem, plan = found
     assert plan.peak_bytes >= verified_bound(problem)
+
+
+@given(packed())
+def test_no_packed_plan_beats_its_bound(found: tuple[Problem, Plan]) -> None:
+    """The bound of the paper's model holds for its plans, and is never below that of direct plans."""
+    problem, plan = found
+    assume(packed_is_sound(problem, plan))
+    fluid = max(verified_bound(problem), problem.training_peak_bytes)
+    assert plan.peak_bytes >= fluid
+    if plan.formulation is not Formulation.DIRECT:
+        enough = problem.training_peak_bytes + problem.state_bytes
+        assert plan.peak_bytes >= paper_bound(problem, problem.training_peak_bytes, enough) >= fluid
 
 
 # --- schedules -------------------------------------------------------------------------------------------------------

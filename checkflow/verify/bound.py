@@ -1,11 +1,12 @@
-"""The lower bound that arithmetic gives, from docs/model.md: the earliest deadline has the link."""
+"""The lower bounds that arithmetic gives, from docs/model.md."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
-from checkflow.plan import Plan, Problem, ProvenBy, Transfers
+from checkflow.plan import Formulation, Plan, Problem, ProvenBy, Transfers
 from checkflow.verify.failure import fail
 from checkflow.verify.link import TICKS_PER_BYTE, late_bytes
 
@@ -13,7 +14,7 @@ from checkflow.verify.link import TICKS_PER_BYTE, late_bytes
 def check_bound(plan: Plan, problem: Problem, training_peak_bytes: int) -> None:
     """Raises VerificationError for a bound that cannot be one, or that arithmetic is said to give and does not.
 
-    For packed transfers the bound below is one too, and so is the training peak alone: either may be claimed.
+    Packed plans may claim any bound from the training peak up to what arithmetic gives.
     """
     claimed = plan.lower_bound_bytes
     if not training_peak_bytes <= claimed <= plan.peak_bytes:
@@ -24,7 +25,10 @@ def check_bound(plan: Plan, problem: Problem, training_peak_bytes: int) -> None:
     if plan.constructive_peak_bytes is not None and plan.constructive_peak_bytes < claimed:
         fail(f"constructive_peak_bytes: {plan.constructive_peak_bytes} is below the lower bound, {claimed}")
     if plan.proven_by is ProvenBy.BOUND:
-        bound_bytes = max(training_peak_bytes, fluid_bound(problem))
+        if plan.formulation is Formulation.DIRECT:
+            bound_bytes = max(training_peak_bytes, fluid_bound(problem))
+        else:
+            bound_bytes = paper_bound(problem, training_peak_bytes, plan.peak_bytes)
         if claimed > bound_bytes or (claimed < bound_bytes and plan.transfers_kind is Transfers.STREAMING):
             fail(f"lower_bound_bytes: {claimed} is said to follow from arithmetic, which gives {bound_bytes}")
 
@@ -63,3 +67,26 @@ def _emptied(latest_first: Sequence[tuple[int, int, int]], deadline: int) -> int
             ticks += size_bytes * TICKS_PER_BYTE
             ends.append(opened + ticks)
     return max(ends)
+
+
+def paper_bound(problem: Problem, training_peak_bytes: int, known_bytes: int) -> int:
+    """The least peak for which the fluid relaxation of the paper's model fits, known to be at most known_bytes."""
+    steps = problem.steps * problem.interval
+    resident = problem.resident_bytes * problem.interval
+    moved = [problem.bandwidth_bytes_per_s * time_ns // TICKS_PER_BYTE for time_ns in problem.time_ns]
+    due = [0] * (steps + 1)  # by step, from 1: bytes of which it holds what has not left
+    for state in problem.state:
+        due[max(state.first_write - 1, 1)] += state.size_bytes
+    due = list(accumulate(due))
+
+    def fits(peak_bytes: int) -> bool:
+        left = 0  # what has left before the step
+        for step in range(1, steps + 1):
+            headroom = peak_bytes - resident[step - 1]
+            if due[step] - left > headroom:
+                return False
+            if step > 1:
+                left += min(moved[(step - 1) % problem.steps], peak_bytes - resident[step - 2], headroom)
+        return left >= problem.state_bytes
+
+    return bisect_left(range(training_peak_bytes, known_bytes), True, key=fits) + training_peak_bytes
