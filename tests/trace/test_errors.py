@@ -1,0 +1,176 @@
+"""One line for each thing that is wrong with a model file, and what the notes say of what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn, optim
+from trainings import DATA_DEPENDENT, FEATURES, batch, classify, mlp
+
+from checkflow import Training
+from checkflow.errors import InputError, ModelFileError, TraceError
+from checkflow.trace import memory, trace_training
+
+
+def refused(factory: Callable[[], object], *, real: bool = False) -> str:
+    """The one line that refuses a factory."""
+    with pytest.raises(InputError) as caught:
+        trace_training(factory, model="net.py", real=real)  # type: ignore[arg-type]
+    text = str(caught.value)
+    assert "\n" not in text and caught.type in (TraceError, ModelFileError)
+    return text
+
+
+def with_iteration(act: Callable[[nn.Sequential, optim.Optimizer], object]) -> Callable[[], Training]:
+    """A training whose iteration runs backward, then `act`, then the update."""
+
+    def factory() -> Training:
+        model, (x, y) = mlp(), batch()
+        sgd = optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+        def iteration() -> None:
+            torch.autograd.backward(F.cross_entropy(model(x), y))
+            act(model, sgd)
+            sgd.step()
+            sgd.zero_grad()
+
+        return Training(model, sgd, iteration)
+
+    return factory
+
+
+def test_a_factory_that_raises_or_returns_something_else() -> None:
+    """Both name what happened, and where."""
+
+    def raises() -> Training:
+        raise ValueError("no such\nlayer")
+
+    line = raises.__code__.co_firstlineno + 1
+    assert refused(raises) == (
+        f"net.py: the factory raised ValueError: no such layer at {__file__}:{line}; correct it there"
+    )
+    assert "the factory returned dict" in refused(dict)
+    assert "the factory returned no model" in refused(lambda: Training([], [], lambda: None))
+    assert "model is int" in refused(lambda: Training([3], [], lambda: None))  # type: ignore[list-item]
+    assert "optimizer is str" in refused(lambda: Training(mlp(), ["adam"], lambda: None))  # type: ignore[list-item]
+    assert "iteration is int" in refused(lambda: Training(mlp(), optim.SGD(mlp().parameters()), 3))  # type: ignore[arg-type]
+
+    def exits() -> Training:
+        raise SystemExit(3)
+
+    assert "SystemExit" in refused(exits)
+
+
+def test_an_iteration_that_raises() -> None:
+    """The user's line, not torch's."""
+
+    def act(model: nn.Module, _: object) -> None:
+        model(torch.randn(2, 5))
+
+    line = act.__code__.co_firstlineno + 1
+    text = refused(with_iteration(act))
+    assert text.startswith("net.py: the iteration raised RuntimeError: mat1 and mat2") and f"{__file__}:{line}" in text
+
+
+def test_an_iteration_that_updates_nothing() -> None:
+    """Backward alone is no training."""
+
+    def factory() -> Training:
+        model, (x, y) = mlp(), batch()
+        return Training(model, optim.SGD(model.parameters()), lambda: F.cross_entropy(model(x), y).backward())  # type: ignore[no-untyped-call]
+
+    assert "writes no parameter; let it call optimizer.step()" in refused(factory)
+
+
+def test_state_that_is_replaced_created_or_dropped() -> None:
+    """The tensor is named, with the way out."""
+
+    def replace(model: nn.Sequential, _: object) -> None:
+        weight = model[0].weight
+        assert isinstance(weight, nn.Parameter)
+        weight.data = weight.data * 0.9
+
+    def drop(_: nn.Module, optimizer: optim.Optimizer) -> None:
+        optimizer.state.clear()
+
+    assert "replaces model/0.weight" in refused(with_iteration(replace))
+    assert "replaces optimizer/0.weight.momentum_buffer" in refused(with_iteration(drop))
+
+
+def test_an_optimizer_of_a_parameter_outside_the_models() -> None:
+    """No checkpoint of the models would hold it."""
+
+    def factory() -> Training:
+        model, prompt = mlp(), nn.Parameter(torch.zeros(4))
+        return classify(model, optim.SGD([*model.parameters(), prompt], 0.1))
+
+    assert "optimizer updates parameter 6 of group 0, shape (4,), which belongs to no model" in refused(factory)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has CUDA")
+@pytest.mark.parametrize("real", [False, True])
+def test_cuda_without_cuda(real: bool) -> None:
+    """A factory that asks for CUDA where there is none hears so, whichever way it asks."""
+
+    def by_device() -> Training:
+        return classify(nn.Linear(4, 3, device="cuda"), [])
+
+    def by_method() -> Training:
+        return classify(mlp().cuda(), [])
+
+    def by_to() -> Training:
+        return classify(mlp().to("cuda"), [])
+
+    for factory in (by_device, by_method, by_to):
+        text = refused(factory, real=real)
+        assert f"{__file__}:{factory.__code__.co_firstlineno + 1}: asks for CUDA" in text
+
+
+def test_distributed_wrappers_are_refused_by_name() -> None:
+    """DataParallel stands for its kind; the others are known by class name alone."""
+
+    class FullyShardedDataParallel(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    def factory() -> Training:
+        model = FullyShardedDataParallel(mlp())
+        return classify(model, optim.SGD(model.parameters(), 0.1))
+
+    assert "FullyShardedDataParallel is not supported" in refused(factory)
+
+
+def test_real_tensors_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data-dependent iteration needs the memory that fake tensors save."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 100)
+    text = refused(DATA_DEPENDENT["loss_logged"])
+    assert "trainings.py:" in text and "needs values" in text and "100 B is free" in text
+
+
+def test_notes_say_what_was_assumed() -> None:
+    """On a CPU: that it was one, and which optimizers were given CUDA's foreach form."""
+
+    def factory() -> Training:
+        model = mlp()
+        return classify(model, optim.AdamW(model.parameters()))
+
+    assumed = trace_training(factory, model="m")
+    assert "traced on the CPU" in assumed.notes[0]
+    assert assumed.notes[1] == "AdamW: foreach=True assumed, the default on CUDA"
+    assert any(op.name.startswith("aten._foreach_") for op in assumed.graph.ops)
+    as_is = trace_training(factory, model="m", cuda_defaults=False)
+    assert len(as_is.notes) == 1
+    assert not any(op.name.startswith("aten._foreach_") for op in as_is.graph.ops)
+
+
+def test_progress_and_arguments() -> None:
+    """Progress names each phase; model and arguments are kept as given."""
+    said: list[str] = []
+    traced = trace_training(FEATURES["gan"], model="gan.py", arguments=(("batch_size", "4"),), progress=said.append)
+    assert said == ["building the model", "iteration 1 of 2", "iteration 2 of 2, recording"]
+    assert (traced.graph.model, traced.graph.arguments) == ("gan.py", (("batch_size", "4"),))
+    assert (traced.graph.device, traced.graph.traced_on, traced.real) == ("", "cpu", False)
