@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "checkflow"
 
 # What each part of the package may import from it. A package's own modules may import each other.
 ALLOWED: dict[str, set[str]] = {
-    "__init__": {"training"},
+    "__init__": {"training", "attach"},
     "errors": set(),
     "training": set(),
     "units": {"errors"},
@@ -33,6 +33,8 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"errors", "units", "graph", "plan", "link", "policies", "schedule", "jsonfile", "compiler", "execution"},
     "sources": {"errors", "training", "models"},
     "store": {"errors", "units", "jsonfile"},
+    "runtime": {"errors", "units", "training", "schedule"},
+    "attach": {"errors", "units", "training", "schedule", "runtime", "store"},
     "cli": {
         "errors", "units", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify", "compiler",
         "report", "sources", "training", "solve", "store",

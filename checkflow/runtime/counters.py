@@ -1,0 +1,35 @@
+"""What the runtime counts while it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """Why the training waited."""
+
+    OPTIMIZER = "optimizer guard"
+    FORWARD = "forward guard"
+    LOAD = "load_state_dict guard"
+    UNWATCHED = "state that no hook guards"
+    RELEASE = "release of a snapshot"
+    SLOT = "no free slot"
+    DRAIN = "drain"
+
+
+@dataclass(slots=True)
+class Counters:
+    """Shared by executor and device; only ever grows."""
+
+    stall_ns: Counter[Cause] = field(default_factory=Counter)
+    waits: Counter[Cause] = field(default_factory=Counter)
+    offloaded_bytes: int = 0
+    snapshot_bytes: int = 0
+    link_busy_ns: int = 0
+    issue_ns: int = 0  # host time spent in hooks and step, stalls included
+
+    def stalled(self, cause: Cause, time_ns: int) -> None:
+        self.stall_ns[cause] += time_ns
+        self.waits[cause] += 1

@@ -1,0 +1,175 @@
+"""A CUDA device: snapshots on the compute stream, offloads on a stream of their own, pinned slots.
+
+The compute stream is whichever is current where a hook runs; autograd sets it in its own thread too. A snapshot or a
+live tensor is referenced until the offload that reads it has ended, so the caching allocator cannot reuse its memory
+early and needs no record_stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from checkflow.errors import DeviceError
+from checkflow.runtime.counters import Cause, Counters
+from checkflow.runtime.device import Copy, Event, Snapshot
+from checkflow.units import format_bytes
+
+_REGISTER_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context
+
+
+@dataclass(frozen=True, slots=True)
+class CudaEvent:
+    """The end of the order-th offload, and its start; both carry times."""
+
+    order: int
+    start: torch.cuda.Event
+    end: torch.cuda.Event
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Stall:
+    cause: Cause
+    before: torch.cuda.Event
+    after: torch.cuda.Event
+
+
+class CudaDevice:
+    """Raises DeviceError where CUDA refuses; a failed copy shows at the next call, as CUDA reports it."""
+
+    def __init__(self, counters: Counters, device: torch.device) -> None:
+        self._counters = counters
+        self._device = device
+        self._offloads: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._given = 0
+        self._running: deque[tuple[CudaEvent, Sequence[Copy]]] = deque()  # keeps sources and slots alive
+        self._stalls: deque[_Stall] = deque()
+        self._registered: list[int] = []
+
+    def register(self, address: int, size_bytes: int) -> None:
+        with torch.cuda.device(self._device):
+            code = int(_runtime().cudaHostRegister(address, size_bytes, _REGISTER_PORTABLE))
+        if code != 0:
+            raise DeviceError(
+                f"slots: CUDA refuses to pin {format_bytes(size_bytes)} of host memory (cudaHostRegister: {code}); "
+                "raise the limit of locked memory (ulimit -l) or of the container, or use fewer slots"
+            )
+        self._registered.append(address)
+
+    def snapshot(self, sources: Sequence[torch.Tensor]) -> list[Snapshot]:
+        stream = torch.cuda.current_stream(self._device)
+        try:
+            made = [Snapshot(torch.empty_like(source), stream) for source in sources]
+        except torch.cuda.OutOfMemoryError:
+            size = format_bytes(sum(source.numel() for source in sources))
+            raise DeviceError(f"snapshot: no device memory for {size}") from None
+        torch._foreach_copy_([snapshot.data for snapshot in made], list(sources), non_blocking=True)
+        self._counters.snapshot_bytes += sum(source.numel() for source in sources)
+        return made
+
+    def offload(self, copies: Sequence[Copy]) -> CudaEvent:
+        self._forget_ended()
+        start, end = _timed_event(), _timed_event()
+        self._offloads.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._offloads):
+            start.record(self._offloads)
+            if copies:
+                destinations, sources = [copy.destination for copy in copies], [copy.source for copy in copies]
+                torch._foreach_copy_(destinations, sources, non_blocking=True)
+            end.record(self._offloads)
+        self._given += 1
+        event = CudaEvent(self._given, start, end, sum(copy.source.numel() for copy in copies))
+        self._running.append((event, copies))
+        return event
+
+    def wait(self, event: Event, cause: Cause) -> None:
+        end = self._end_of(event)
+        if end is None:
+            return
+        before, after = _timed_event(), _timed_event()
+        stream = torch.cuda.current_stream(self._device)
+        before.record(stream)
+        stream.wait_event(end)
+        after.record(stream)
+        self._stalls.append(_Stall(cause, before, after))
+
+    def done(self, event: Event) -> bool:
+        end = self._end_of(event)
+        return end is None or _over(end)
+
+    def synchronize(self, event: Event, timeout_s: float | None = None) -> bool:
+        end = self._end_of(event)
+        if end is None:
+            return True
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while deadline is not None and not _over(end):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.0005)
+        end.synchronize()
+        return True
+
+    def release(self, snapshot: Snapshot, event: Event) -> None:
+        """The stream that allocated it waits; the caller then drops the last reference and the memory is reused."""
+        end = self._end_of(event)
+        if end is None or _over(end):
+            return
+        assert isinstance(snapshot.stream, torch.cuda.Stream)
+        with torch.cuda.stream(snapshot.stream):
+            self.wait(event, Cause.RELEASE)
+
+    def capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def check(self) -> None:
+        if self._running:
+            _over(self._running[0][0].end)  # raises a sticky CUDA error
+
+    def collect(self) -> None:
+        self._forget_ended()
+        while self._stalls and _over(self._stalls[0].after):
+            stall = self._stalls.popleft()
+            self._counters.stalled(stall.cause, int(stall.before.elapsed_time(stall.after) * 1e6))
+
+    def close(self) -> None:
+        self._offloads.synchronize()
+        self._running.clear()
+        for address in self._registered:
+            _runtime().cudaHostUnregister(address)
+        self._registered.clear()
+
+    def _end_of(self, event: Event) -> torch.cuda.Event | None:
+        """None for an offload that is known to have ended."""
+        assert isinstance(event, CudaEvent)
+        ended = not self._running or event.order < self._running[0][0].order
+        return None if ended else event.end
+
+    def _forget_ended(self) -> None:
+        while self._running and _over(self._running[0][0].end):
+            event, _ = self._running.popleft()
+            self._counters.link_busy_ns += int(event.start.elapsed_time(event.end) * 1e6)
+            self._counters.offloaded_bytes += event.size_bytes
+
+
+def _timed_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _over(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]
+
+
+def _runtime() -> _CudaRuntime:
+    runtime: _CudaRuntime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    return runtime
+
+
+class _CudaRuntime(Protocol):
+    def cudaHostRegister(self, address: int, size_bytes: int, flags: int) -> int: ...
+    def cudaHostUnregister(self, address: int) -> int: ...

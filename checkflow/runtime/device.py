@@ -1,0 +1,75 @@
+"""What the executor asks of a device. `host.py` and `cuda.py` implement it with the same meaning.
+
+The *compute stream* is where the training's own operators run, in order; on the host it is the training thread. One
+*offload stream* copies to slots in the order in which `offload` was called (a FIFO link).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from checkflow.runtime.counters import Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bytes to move: flat uint8 tensors of one length."""
+
+    destination: torch.Tensor  # in a slot
+    source: torch.Tensor  # live state, or a snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A copy of state bytes in device memory; its memory returns when `release` drops it."""
+
+    data: torch.Tensor  # uint8
+    stream: object = None  # the compute stream it was made on
+
+
+class Event(Protocol):
+    """The end of one `offload`. Later offloads have a higher `order` and end later."""
+
+    @property
+    def order(self) -> int: ...
+
+
+class Device(Protocol):
+    """Errors of the copying itself are raised by the next call, as DeviceError."""
+
+    def register(self, address: int, size_bytes: int) -> None:
+        """Prepare the slots' memory for fast copies, once. Raises DeviceError where that is refused."""
+
+    def snapshot(self, sources: Sequence[torch.Tensor]) -> list[Snapshot]:
+        """Copies in device memory, made on the compute stream. Raises DeviceError where there is no memory."""
+
+    def offload(self, copies: Sequence[Copy]) -> Event:
+        """Copy to slots on the offload stream, behind all that the compute stream was given so far."""
+
+    def wait(self, event: Event, cause: Cause) -> None:
+        """The compute stream waits for an offload; the stall is counted under `cause`."""
+
+    def done(self, event: Event) -> bool:
+        """Whether an offload has ended. Never blocks."""
+
+    def synchronize(self, event: Event, timeout_s: float | None = None, /) -> bool:
+        """The host waits until an offload has ended; False where that took longer."""
+
+    def release(self, snapshot: Snapshot, event: Event, /) -> None:
+        """Return a snapshot's memory: the compute stream waits for the offload that reads it, then frees."""
+
+    def capturing(self) -> bool:
+        """Whether operators are being recorded (a CUDA graph) and not run."""
+
+    def check(self) -> None:
+        """Raise what went wrong in the background. Never blocks."""
+
+    def collect(self) -> None:
+        """Bring the counters up to date."""
+
+    def close(self) -> None:
+        """Stop. What was not synchronized is lost."""

@@ -1,0 +1,223 @@
+"""One checkpoint on its way: which of its moves are pending, held in a snapshot, or issued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+import torch
+
+from checkflow.errors import DeviceError
+from checkflow.runtime.binding import Binding, Storage
+from checkflow.runtime.device import Copy, Device, Event, Snapshot
+from checkflow.runtime.program import Deed, Program
+from checkflow.runtime.sink import Slot
+
+
+class Progress(IntEnum):
+    PENDING = 0  # the live tensor is the only copy
+    SNAPSHOT = 1  # a snapshot holds the value
+    ISSUED = 2  # on its way to the slot, or there
+
+
+class SlotMap:
+    """The copies of each move to each slot, made once for a binding."""
+
+    def __init__(self, program: Program, binding: Binding) -> None:
+        self._program = program
+        self.binding = binding
+        self._targets: dict[tuple[int, str], torch.Tensor] = {}
+        self._moves: dict[tuple[int, int], tuple[Copy, ...]] = {}
+
+    def of_move(self, slot: Slot, index: int) -> tuple[Copy, ...]:
+        """The copies of a direct move. A storage that is absent has none."""
+        key = slot.index, index
+        if key not in self._moves:
+            move = self._program.moves[index]
+            storage = self.binding.storages.get(move.storage)
+            span = move.offset_bytes, move.offset_bytes + move.size_bytes
+            self._moves[key] = () if storage is None else self.of_storage(slot, storage, span)
+        return self._moves[key]
+
+    def of_storage(self, slot: Slot, storage: Storage, span: tuple[int, int] | None = None) -> tuple[Copy, ...]:
+        """The copies of a storage's bytes from span[0] to span[1]."""
+        start, end = span or (0, storage.data.numel())
+        copies: list[Copy] = []
+        for segment in storage.segments:
+            low = max(start, segment.start_bytes)
+            high = min(end, segment.start_bytes + segment.size_bytes)
+            if low < high:
+                target = self._target(slot, segment.target)
+                into = target[low - segment.start_bytes : high - segment.start_bytes]
+                copies.append(Copy(into, storage.data[low:high]))
+        return tuple(copies)
+
+    def _target(self, slot: Slot, name: str) -> torch.Tensor:
+        key = slot.index, name
+        if key not in self._targets:
+            self._targets[key] = torch.frombuffer(slot.view(name), dtype=torch.uint8)
+        return self._targets[key]
+
+
+class Flight:
+    """A checkpoint being filled. It is *open* until the iteration that it saves has ended."""
+
+    def __init__(self, iteration: int, slot: Slot, program: Program, slots: SlotMap, device: Device) -> None:
+        self.binding = slots.binding
+        self.iteration = iteration
+        self.slot = slot
+        self.open = True
+        self.record: bytes | None = None
+        self.last: Event | None = None  # of everything issued so far
+        self.checks: dict[Storage, tuple[int, ...]] = {}  # static state being copied: no write until it is staged
+        self._program = program
+        self._slots = slots
+        self._device = device
+        self._progress = [Progress.PENDING] * len(program.moves)
+        self._pending = len(program.moves)
+        self._cursor = 0
+        self._again: list[int] = []  # moves behind the cursor whose early copies went stale
+        self._snapshots: dict[int, Snapshot] = {}
+        self._events: dict[int, Event] = {}  # of moves that left from a snapshot
+        self._early: dict[int, tuple[int, ...]] = {}  # move -> version that an open flight copied
+
+    @property
+    def issued(self) -> bool:
+        """Whether everything is on its way."""
+        return not self._pending and not self._again and not self.open
+
+    def advance(self, time: int) -> None:
+        """Do what is due up to a time."""
+        events, start = self._program.events, self._cursor
+        while self._cursor < len(events) and events[self._cursor][0] <= time:
+            self._cursor += 1
+        if self._cursor == start:
+            return
+        due = events[start : self._cursor]
+        self._do(
+            snapshots=[index for _, deed, index in due if deed is Deed.SNAPSHOT],
+            offloads=[index for _, deed, index in due if deed is Deed.OFFLOAD],
+            releases=[index for _, deed, index in due if deed is Deed.RELEASE],
+        )
+
+    def close(self, slots: SlotMap, record: bytes, *, keep_early: bool = False) -> None:
+        """The iteration has ended: what was copied before and written since is copied again, unless `keep_early`."""
+        self.binding, self._slots = slots.binding, slots
+        for index, version in list(self._early.items()):
+            storage = self.binding.storages.get(self._program.moves[index].storage)
+            if not keep_early and (storage is None or storage.version() != version):
+                self._reset(index)
+        self._early.clear()
+        self.open, self.record = False, record
+        again, self._again = self._again, []
+        self._do(snapshots=again, offloads=again, releases=())
+
+    def secure(self, storages: Iterable[Storage]) -> None:
+        """These are about to be written: nothing of them may be pending afterwards."""
+        moves_of, progress = self._program.moves_of, self._progress
+        due = [
+            index
+            for storage in storages
+            for index in moves_of.get(storage.id, ())
+            if progress[index] is Progress.PENDING
+        ]
+        if due:
+            planned = [index for index in due if self._program.moves[index].snapshot]
+            direct = [index for index in due if not self._program.moves[index].snapshot]
+            self._do(snapshots=planned, offloads=direct, releases=())
+
+    def finish(self) -> None:
+        """Issue everything that is left, from the live tensors and the snapshots as they are."""
+        left = [index for index, progress in enumerate(self._progress) if progress is not Progress.ISSUED]
+        self._cursor, self._again = len(self._program.events), []
+        self._do(snapshots=(), offloads=left, releases=())
+        self._do(snapshots=(), offloads=(), releases=tuple(self._snapshots))
+
+    def also(self, event: Event) -> None:
+        """Something beside the program was issued for it."""
+        self.last = event
+
+    def _do(self, *, snapshots: Iterable[int], offloads: Iterable[int], releases: Iterable[int]) -> None:
+        later = []
+        for index in releases:
+            if self._progress[index] is Progress.ISSUED:
+                self._release(index)
+            else:
+                later.append(index)
+        self._take([index for index in snapshots if self._progress[index] is Progress.PENDING])
+        self._issue([index for index in offloads if self._progress[index] is not Progress.ISSUED])
+        for index in later:
+            self._release(index)
+
+    def _take(self, indices: list[int]) -> None:
+        """Make snapshots. Where memory does not suffice the moves stay pending, and a guard issues them as direct."""
+        sources = []
+        for index in indices:
+            move, storage = self._program.moves[index], self.binding.storages.get(self._program.moves[index].storage)
+            if storage is not None:
+                sources.append((index, storage, storage.data[move.offset_bytes : move.offset_bytes + move.size_bytes]))
+        if not sources:
+            return
+        try:
+            made = self._device.snapshot([source for _, _, source in sources])
+        except DeviceError:
+            self._issue([index for index, _, _ in sources])
+            return
+        for (index, storage, _), snapshot in zip(sources, made, strict=True):
+            self._snapshots[index] = snapshot
+            self._progress[index] = Progress.SNAPSHOT
+            if self.open:
+                self._early[index] = storage.version()
+
+    def _issue(self, indices: list[int]) -> None:
+        if not indices:
+            return
+        copies: list[Copy] = []
+        read: list[Storage] = []
+        for index in indices:
+            direct = self._slots.of_move(self.slot, index)
+            snapshot = self._snapshots.get(index)
+            if snapshot is None:
+                copies += direct
+                storage = self.binding.storages.get(self._program.moves[index].storage)
+                if storage is not None:
+                    read.append(storage)
+                if self.open:
+                    self._early[index] = () if storage is None else storage.version()
+            else:
+                copies += _from_snapshot(snapshot, direct, self._base(index))
+        self.last = self._device.offload(copies)
+        for storage in read:
+            storage.reading = self.last
+        for index in indices:
+            self._pending -= 1
+            self._progress[index] = Progress.ISSUED
+            if index in self._snapshots:
+                self._events[index] = self.last
+
+    def _base(self, index: int) -> int:
+        move = self._program.moves[index]
+        return self.binding.storages[move.storage].data.data_ptr() + move.offset_bytes
+
+    def _release(self, index: int) -> None:
+        snapshot, event = self._snapshots.pop(index, None), self._events.pop(index, None)
+        if snapshot is not None and event is not None:
+            self._device.release(snapshot, event)
+
+    def _reset(self, index: int) -> None:
+        if self._progress[index] is Progress.ISSUED:
+            self._pending += 1
+            self._release(index)
+        self._snapshots.pop(index, None)
+        self._early.pop(index, None)
+        self._progress[index] = Progress.PENDING
+        self._again.append(index)
+
+
+def _from_snapshot(snapshot: Snapshot, direct: tuple[Copy, ...], base: int) -> list[Copy]:
+    """The same copies, from the snapshot of the bytes that begin at address `base`."""
+    copies = []
+    for copy in direct:
+        start = copy.source.data_ptr() - base
+        copies.append(Copy(copy.destination, snapshot.data[start : start + copy.source.numel()]))
+    return copies

@@ -1,0 +1,126 @@
+"""Hooks of one training: anchors and guards, placed so that they run before the code they are for.
+
+A hook that torch.compile traces does nothing; compiled wrappers are hooked from outside.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from checkflow.runtime.executor import Executor
+from checkflow.runtime.guards import Guard, GuardKind
+from checkflow.runtime.state import prefixes, uncompiled
+from checkflow.training import Training
+
+
+def place(executor: Executor, training: Training) -> list[RemovableHandle]:
+    """Hooks wherever the schedule needs an anchor, and guards everywhere. Removing the handles undoes it."""
+    handles: list[RemovableHandle] = []
+    guards: list[Guard] = []
+    for prefix, model in zip(prefixes("model", len(training.models)), training.models, strict=True):
+        _on_model(executor, model, prefix, handles, guards)
+    for number, prefix in enumerate(prefixes("optimizer", len(training.optimizers))):
+        guards.append(Guard(GuardKind.OPTIMIZER, number))
+        handles += _on_optimizer(executor, training.optimizers[number], prefix, number, guards[-1])
+    executor.watch(guards)
+    return handles
+
+
+def _on_model(
+    executor: Executor, model: torch.nn.Module, prefix: str, handles: list[RemovableHandle], guards: list[Guard]
+) -> None:
+    anchors = executor.program.anchors
+    original = uncompiled(model)
+    if original is not model:
+        guards.append(Guard(GuardKind.FORWARD, model, inside=tuple(original.modules())))
+        handles += _on_module(executor, model, prefix, guards[-1])
+    for path, module in original.named_modules():
+        subject = f"{prefix}/{path}" if path else prefix
+        anchored = ("forward_pre", subject) in anchors or ("forward", subject) in anchors
+        persistent = [name for name in module._buffers if name not in module._non_persistent_buffers_set]
+        guard = Guard(GuardKind.FORWARD, module) if persistent else None
+        if guard is not None:
+            guards.append(guard)
+        if (anchored or guard is not None) and not (module is original and original is not model):
+            handles += _on_module(executor, module, subject, guard)
+        if module._parameters or persistent:
+            guards.append(Guard(GuardKind.LOAD, module))
+            handles.append(module.register_load_state_dict_pre_hook(_loading(executor, guards[-1])))
+    for name, parameter in original.named_parameters():
+        if parameter.requires_grad and ("gradient", f"{prefix}/{name}") in anchors:
+            hook = _gradient(executor, f"{prefix}/{name}")
+            handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+
+
+def _on_module(executor: Executor, module: torch.nn.Module, subject: str, guard: Guard | None) -> list[RemovableHandle]:
+    def before(_module: torch.nn.Module, _args: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        executor.reach("forward_pre", subject)
+        if guard is not None:
+            executor.guard(guard)
+
+    def after(_module: torch.nn.Module, _args: object, _result: object) -> None:
+        if not torch.compiler.is_compiling():
+            executor.reach("forward", subject)
+
+    handles = [module.register_forward_pre_hook(before, prepend=True)]  # before a user's hook that writes buffers
+    if ("forward", subject) in executor.program.anchors:
+        handles.append(module.register_forward_hook(after))
+    return handles
+
+
+def _gradient(executor: Executor, subject: str) -> Callable[[torch.Tensor], None]:
+    """A tensor hook: a user's post-accumulate hook, which may update the parameter, runs after it."""
+
+    def ready(_gradient: torch.Tensor) -> None:
+        executor.reach("gradient", subject)
+
+    return ready
+
+
+def _loading(executor: Executor, guard: Guard) -> Callable[..., None]:
+    def before(*_args: object) -> None:
+        executor.guard(guard)
+
+    return before
+
+
+def _on_optimizer(
+    executor: Executor, optimizer: torch.optim.Optimizer, subject: str, number: int, guard: Guard
+) -> list[RemovableHandle]:
+    def before(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        executor.reach("optimizer_pre", subject)
+        executor.guard(guard)
+
+    def after(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        executor.updated(number)
+        executor.reach("optimizer", subject)
+
+    loading = Guard(GuardKind.LOAD, number)
+    executor.watch([loading])
+
+    def before_load(_optimizer: torch.optim.Optimizer, _state: object) -> None:
+        executor.guard(loading)
+
+    def after_load(_optimizer: torch.optim.Optimizer) -> None:
+        executor.loaded()
+
+    first = optimizer.register_step_pre_hook(before)
+    hooks = optimizer._optimizer_step_pre_hooks
+    assert isinstance(hooks, OrderedDict)
+    hooks.move_to_end(first.id, last=False)  # before a user's hook that writes
+    return [
+        first,
+        optimizer.register_step_post_hook(after),
+        optimizer.register_load_state_dict_pre_hook(before_load),
+        optimizer.register_load_state_dict_post_hook(after_load),
+    ]

@@ -1,0 +1,78 @@
+"""A schedule's actions as the executor follows them: one list of events in the order of the anchors that cause them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from checkflow.schedule import Place, Schedule
+
+
+class Deed(IntEnum):
+    """In this order at one anchor: memory is returned before more is taken."""
+
+    RELEASE = 0
+    SNAPSHOT = 1
+    OFFLOAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One action: bytes of a state storage on their way to the slot."""
+
+    storage: int  # StateRow.id
+    offset_bytes: int
+    size_bytes: int
+    snapshot: bool
+
+
+@dataclass(frozen=True)
+class Program:
+    """`time` orders places: all anchors of iteration 0, then those of iteration 1, and so on."""
+
+    moves: tuple[Move, ...]
+    events: tuple[tuple[int, Deed, int], ...]  # (time, deed, index of its move), ascending
+    moves_of: dict[int, tuple[int, ...]]  # storage -> its moves
+    anchors: dict[tuple[str, str], dict[int, int]]  # (kind, subject) -> occurrence -> number of the anchor, from 1
+    used: frozenset[int]  # anchors that some event needs
+    anchor_count: int
+
+    def time(self, iteration: int, anchor: int) -> int:
+        return iteration * (self.anchor_count + 1) + anchor
+
+    @property
+    def first(self) -> int:
+        """When the first event is due."""
+        return self.events[0][0] if self.events else self.time(0, self.anchor_count)
+
+
+def program_of(schedule: Schedule) -> Program:
+    """The program of a schedule that `read_schedule` or `lower` vouches for."""
+    count = len(schedule.anchors)
+
+    def time(place: Place) -> int:
+        return place[0] * (count + 1) + place[1]
+
+    events: list[tuple[int, Deed, int]] = []
+    moves_of: dict[int, list[int]] = {}
+    for index, row in enumerate(schedule.actions):
+        moves_of.setdefault(row.tensor, []).append(index)
+        events.append((time(row.offload), Deed.OFFLOAD, index))
+        if row.snapshot is not None and row.release is not None:
+            events += [(time(row.snapshot), Deed.SNAPSHOT, index), (time(row.release), Deed.RELEASE, index)]
+    anchors: dict[tuple[str, str], dict[int, int]] = {}
+    for number, anchor in enumerate(schedule.anchors, start=1):
+        anchors.setdefault((anchor.kind, anchor.subject), {})[anchor.occurrence] = number
+    return Program(
+        moves=tuple(Move(row.tensor, row.offset, row.bytes, row.snapshot is not None) for row in schedule.actions),
+        events=tuple(sorted(events)),
+        moves_of={storage: tuple(indices) for storage, indices in moves_of.items()},
+        anchors=anchors,
+        used=frozenset(
+            place[1]
+            for row in schedule.actions
+            for place in (row.snapshot, row.offload, row.release)
+            if place is not None
+        ),
+        anchor_count=count,
+    )

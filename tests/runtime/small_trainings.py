@@ -1,0 +1,273 @@
+"""Small trainings of every kind that has to work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import backward
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
+from torn import Case
+
+from checkflow.training import Training
+
+Optimizers = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def _batch(number: int, rows: int = 4, width: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(rows, width, generator=generator), torch.randint(3, (rows,), generator=generator)
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def plain(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], model: nn.Module | None = None) -> Case:
+    """Forward, backward, update."""
+    net = model if model is not None else mlp()
+    optimizer = make(list(net.parameters()))
+
+    def iterate(number: int) -> None:
+        x, y = _batch(number)
+        backward(F.cross_entropy(net(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Case(Training(net, optimizer, lambda: None), iterate)
+
+
+def sgd() -> Case:
+    return plain(lambda ps: torch.optim.SGD(ps, lr=0.1))
+
+
+def momentum() -> Case:
+    return plain(lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9))
+
+
+def adamw_looped() -> Case:
+    return plain(lambda ps: torch.optim.AdamW(ps, lr=0.01, foreach=False))
+
+
+def adamw_foreach() -> Case:
+    return plain(lambda ps: torch.optim.AdamW(ps, lr=0.01, foreach=True, amsgrad=True))
+
+
+def adamw_fused() -> Case:
+    return plain(lambda ps: torch.optim.AdamW(ps, lr=0.01, fused=True))
+
+
+def accumulating() -> Case:
+    """One to three micro-batches, another count in each iteration."""
+    net = mlp()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+
+    def iterate(number: int) -> None:
+        for micro in range(1 + number % 3):
+            x, y = _batch(10 * number + micro)
+            backward(F.cross_entropy(net(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Case(Training(net, optimizer, lambda: None), iterate)
+
+
+class Tied(nn.Module):
+    """Two names of one weight, and a weight that is trained through a view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(5, 6)
+        self.norm = nn.LayerNorm(6)
+        self.head = nn.Linear(6, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.norm(self.embed(x)))
+        return out
+
+
+def tied() -> Case:
+    net = Tied()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+
+    def iterate(number: int) -> None:
+        x = torch.randint(5, (4, 3), generator=torch.Generator().manual_seed(number))
+        backward(F.cross_entropy(net(x).flatten(0, 1), x.flatten()))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Case(Training(net, optimizer, lambda: None), iterate)
+
+
+def frozen() -> Case:
+    """Parameters without gradients, some of them given to the optimizer."""
+    net = mlp()
+    for parameter in net[0].parameters():
+        parameter.requires_grad_(False)
+    return plain(lambda ps: torch.optim.AdamW(ps, lr=0.01), net)
+
+
+def in_backward() -> Case:
+    """Each parameter is updated as soon as its gradient is there."""
+    net = mlp()
+    optimizers = {p: torch.optim.AdamW([p], lr=0.01, foreach=False) for p in net.parameters()}
+
+    def update(parameter: torch.Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
+
+    def iterate(number: int) -> None:
+        x, y = _batch(number)
+        backward(F.cross_entropy(net(x), y))
+
+    return Case(Training(net, list(optimizers.values()), lambda: None), iterate)
+
+
+def recomputing() -> Case:
+    """Activation checkpointing: the backward pass runs parts of the forward again."""
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def iterate(number: int) -> None:
+        x, y = _batch(number)
+        hidden = checkpoint(net[:3], x, use_reentrant=False)
+        backward(F.cross_entropy(net[3:](hidden), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Case(Training(net, optimizer, lambda: None), iterate)
+
+
+def adversarial() -> Case:
+    """Two models with an optimizer each; the second is updated in every other iteration."""
+    first, second = mlp(), mlp()
+    one, two = torch.optim.Adam(first.parameters(), lr=0.01), torch.optim.SGD(second.parameters(), lr=0.1, momentum=0.5)
+
+    def iterate(number: int) -> None:
+        x, y = _batch(number)
+        backward(F.cross_entropy(first(x), y))
+        one.step()
+        one.zero_grad()
+        if number < 2 or number % 2:
+            backward(F.cross_entropy(second(x), y))
+            two.step()
+            two.zero_grad()
+
+    return Case(Training([first, second], [one, two], lambda: None), iterate)
+
+
+def evaluating() -> Case:
+    """An eval loop after some iterations, and a forward in train mode without gradients."""
+    case = adamw_looped()
+    net = case.training.models[0]
+
+    def iterate(number: int) -> None:
+        if number > 2 and number % 2:
+            net.eval()
+            with torch.no_grad():
+                net(_batch(99)[0])
+            net.train()
+            with torch.no_grad():
+                net(_batch(98)[0])
+        case.iterate(number)
+
+    return Case(case.training, iterate)
+
+
+def clipping() -> Case:
+    """Gradient clipping and a learning-rate scheduler; the last iteration's gradients are kept."""
+    net = mlp()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+
+    def iterate(number: int) -> None:
+        optimizer.zero_grad()
+        x, y = _batch(number)
+        backward(F.cross_entropy(net(x), y))
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        optimizer.step()
+        scheduler.step()
+
+    return Case(Training(net, optimizer, lambda: None), iterate)
+
+
+def skipping() -> Case:
+    """GradScaler: the first update and every third are skipped."""
+    net = mlp()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+
+    def iterate(number: int) -> None:
+        x, y = _batch(number)
+        loss = F.cross_entropy(net(x), y)
+        scaled = scaler.scale(loss * (float("inf") if number % 3 == 2 else 1.0))
+        backward(scaled)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return Case(Training(net, optimizer, lambda: None), iterate)
+
+
+def averaging() -> Case:
+    """A moving average of the weights, which no optimizer owns."""
+    net = mlp()
+    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+
+    def iterate(number: int) -> None:
+        x, y = _batch(number)
+        backward(F.cross_entropy(net(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(net)
+
+    return Case(Training([net, average], optimizer, lambda: None), iterate)
+
+
+def reloading() -> Case:
+    """The optimizer and a frozen layer are loaded again right after some iterations."""
+    case = frozen()
+    net, optimizer = case.training.models[0], case.training.optimizers[0]
+    weights = {name: torch.randn_like(tensor) for name, tensor in net[0].state_dict().items()}  # type: ignore[index]
+
+    def iterate(number: int) -> None:
+        if number > 1 and number % 3 == 0:
+            net[0].load_state_dict({name: tensor + number for name, tensor in weights.items()})  # type: ignore[index]
+            net[4].load_state_dict(net[4].state_dict())  # type: ignore[index]
+            optimizer.load_state_dict(optimizer.state_dict())
+        case.iterate(number)
+
+    return Case(case.training, iterate)
+
+
+def convolutional() -> Case:
+    """channels_last weights."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+
+    def iterate(number: int) -> None:
+        x, y = _batch(number, width=32)
+        backward(F.cross_entropy(net(x.view(4, 2, 4, 4)), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Case(Training(net, optimizer, lambda: None), iterate)
+
+
+ALL = [
+    sgd, momentum, adamw_looped, adamw_foreach, adamw_fused, accumulating, tied, frozen, in_backward, recomputing,
+    adversarial, evaluating, clipping, skipping, averaging, reloading, convolutional,
+]  # fmt: skip

@@ -1,0 +1,49 @@
+"""No staged checkpoint is torn, whatever the schedule says and however late the copies run."""
+
+from __future__ import annotations
+
+import pytest
+import small_trainings as trainings
+from torn import Factory, random_schedule, rig
+
+from checkflow.runtime.guards import GuardKind
+
+
+@pytest.mark.parametrize("factory", trainings.ALL, ids=lambda factory: factory.__name__)
+@pytest.mark.parametrize("lag", [0, 3, 10**9])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_staged_byte_is_of_its_iterations_end(factory: Factory, lag: int, seed: int) -> None:
+    """Random places for every action, copies at once, late, or only when waited for."""
+    schedule = random_schedule(factory, seed)
+    made = rig(factory, schedule, lag=lag)
+    made.run(8)
+    made.close()
+    assert made.torn() == []
+    assert made.sink.order == list(range(1, 9))
+
+
+TEETH = [
+    (GuardKind.OPTIMIZER, trainings.adamw_fused, 10**9),
+    (GuardKind.OPTIMIZER, trainings.in_backward, 10**9),
+    (GuardKind.FORWARD, trainings.sgd, 10**9),
+    (GuardKind.UNWATCHED, trainings.averaging, 10**9),
+    (GuardKind.REWRITE, trainings.accumulating, 0),
+    (GuardKind.LOAD, trainings.reloading, 10**9),
+]
+
+
+@pytest.mark.parametrize(("kind", "factory", "lag"), TEETH, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_without_one_kind_of_guard_a_checkpoint_is_torn(kind: GuardKind, factory: Factory, lag: int) -> None:
+    """Each kind of guard is needed, and these tests see it when it is missing."""
+
+    def torn(disarmed: frozenset[GuardKind]) -> bool:
+        for seed in range(4):
+            made = rig(factory, random_schedule(factory, seed, snapshots=0.0), lag=lag, disarmed=disarmed)
+            made.run(8)
+            made.close()
+            if made.torn():
+                return True
+        return False
+
+    assert not torn(frozenset())
+    assert torn(frozenset({kind}))
