@@ -129,10 +129,6 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "slack": (header(slack_ppm=50_000), "plan: 300 bytes do not fit the 273"),
     "largest chunk": (header(chunk_bytes=119), "plan row 0 .*120 bytes are more than the largest chunk, 119"),
     "granule": (header(granule_bytes=20), "plan row 3 .*offset is not a multiple of the granule, 20"),
-    "memory limit as executed": (
-        header(memory_limit_bytes=803),
-        "executed_peak_bytes: 804 is over the memory limit, 803",
-    ),
     "memory limit": (header(memory_limit_bytes=713), "peak_bytes: 714 is over the memory limit, 713"),
     "memory limit as executed": (
         header(memory_limit_bytes=803),
