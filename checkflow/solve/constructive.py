@@ -39,27 +39,27 @@ def construct(
     kinds = classes_of(problem, chunks, formulation)
     if formulation is Formulation.DIRECT:
         return _checked(problem, kinds, _cyclic(problem, kinds), formulation)
-    capacity = capacity_bytes(problem).tolist()
-    resident = list(problem.resident_bytes) * problem.interval
-
-    def within(peak: int) -> Constructed | None:
-        return _checked(problem, kinds, _within(kinds, capacity, [peak - base for base in resident]), formulation)
-
-    best = within(bound_bytes)
+    best = construct_within(problem, kinds, bound_bytes)
     if best is not None:
         return best
-    best = within(bound_bytes + problem.training_peak_bytes + 2 * problem.state_bytes)
+    best = construct_within(problem, kinds, problem.training_peak_bytes + problem.state_bytes)
     low, high = bound_bytes, bound_bytes if best is None else best.peak_bytes
     for _ in range(TRIES):
         if best is None or high - low <= 1:
             break
         middle = (low + high) // 2
-        found = within(middle)
+        found = construct_within(problem, kinds, middle)
         if found is None:
             low = middle
         else:
             best, high = found, found.peak_bytes
     return best
+
+
+def construct_within(problem: Problem, kinds: tuple[ChunkClass, ...], most_bytes: int) -> Constructed | None:
+    """A plan of the paper's model with at most this peak; None where the greedy order finds none."""
+    headroom = [most_bytes - base for base in problem.resident_bytes] * problem.interval
+    return _checked(problem, kinds, _within(kinds, capacity_bytes(problem).tolist(), headroom), Formulation.COMPACT)
 
 
 Taken = list[tuple[int, int, int]]  # (class, step, number of chunks)

@@ -12,10 +12,10 @@ from instances import chunkings, problems
 
 from checkflow.plan import Chunk, Formulation, Infeasible, Plan, Problem, ProvenBy, StateTensor, Transfers
 from checkflow.solve.bounds import chunks_can_fit, least_peak_bytes, link_fits
-from checkflow.solve.constructive import construct
+from checkflow.solve.constructive import construct, construct_within
 from checkflow.solve.exhaustive import exhaustive
 from checkflow.solve.formulations import compact, direct_packed, paper
-from checkflow.solve.packed import Model, peak_bytes
+from checkflow.solve.packed import Model, classes_of, peak_bytes
 from checkflow.solve.packing import Unpacked, pack
 from checkflow.solve.program import Status, choose, solvers
 
@@ -101,7 +101,19 @@ def test_bounds_hold_and_constructed_plans_are_plans(formulation: Formulation, d
     assert bound <= best.peak_bytes
     if found is not None:
         assert peak_bytes(problem, found.transfers, formulation) == found.peak_bytes >= best.peak_bytes
+        model = BUILD[formulation](problem, chunks)
+        assert model.program.admits(model.encode(found.transfers))
         assert sorted(map(id, (t.chunk for t in found.transfers))) == sorted(map(id, chunks))
+
+
+@given(data=st.data())
+def test_a_constructed_plan_keeps_to_the_peak_it_is_given(data: st.DataObject) -> None:
+    """Whatever peak is allowed, a plan that comes out does not need more."""
+    problem = data.draw(problems(max_steps=8, max_tensors=5, max_bytes=9, earliest_write=2))
+    kinds = classes_of(problem, data.draw(chunkings(problem, most=12)), Formulation.COMPACT)
+    extra = data.draw(st.integers(0, problem.state_bytes))
+    found = construct_within(problem, kinds, problem.training_peak_bytes + extra)
+    assert found is None or found.peak_bytes <= problem.training_peak_bytes + extra
 
 
 @pytest.mark.parametrize("formulation", Formulation)
