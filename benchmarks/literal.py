@@ -4,7 +4,7 @@ Both plan the same chunks in the paper's semantics: `paper` has all of C, P, S a
 constructed plan and, where they do not meet, a program of counts. The peaks have to be equal to the byte wherever the
 literal program is solved to its end; where its time runs out, ours has to lie between its bound and its best plan.
 
-    python benchmarks/literal.py [--limit 300] [--solver highs] [--networks ...] [--batches ...] [--optimizers ...]
+    python benchmarks/literal.py [--limit 300] [--chunk 4MiB] [--solver highs] [--networks ...] [--batches ...] [--optimizers ...]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from checkflow.errors import SolverError
 from checkflow.plan import Formulation, Infeasible, Plan, Problem, problem_of
 from checkflow.solve import Transfers, solve
 from checkflow.solve.packing import MOST_COLUMNS
+from checkflow.units import parse_bytes
 
 LONG_S = 10.0  # cells in which the literal program takes at least this count for the ratio
 
@@ -30,13 +31,15 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for the literal program, each cell")
     parser.add_argument("--solver", default="highs")
+    parser.add_argument("--chunk", help="largest chunk for both, like 4MiB (default: what ours chooses)")
     chosen = parser.parse_args()
+    chunk_bytes = parse_bytes(chosen.chunk, "--chunk") if chosen.chunk else None
     table = Table(
         "cell", "chunk KiB", "chunks", "ours s", "literal s", "ratio", "ours +MiB", "literal +MiB", "peaks", box=None
     )
     ratios, wrong = [], 0
     for cell in cells(chosen):
-        problem = problem_of(cell.graph, bandwidth_bytes_per_s=BANDWIDTH)
+        problem = problem_of(cell.graph, bandwidth_bytes_per_s=BANDWIDTH, chunk_bytes=chunk_bytes)
         ours, ours_s = _timed(problem, Formulation.COMPACT, chosen.solver, chosen.limit)
         while isinstance(ours, Plan):
             largest = max(t.chunk.size_bytes for t in ours.transfers)

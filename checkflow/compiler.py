@@ -66,8 +66,6 @@ def compile_graph(
         SolverError: the solver that was asked for cannot run.
         VerificationError: the result is not what it claims, a bug in checkflow.
     """
-    if graph.iteration_time_ns <= 0:
-        raise InputError(f"{graph.model}: its operators have no times; trace it with --device")
     problem = problem_of(
         graph,
         bandwidth_bytes_per_s=options.bandwidth_bytes_per_s,
@@ -76,6 +74,8 @@ def compile_graph(
         memory_limit_bytes=options.memory_limit_bytes,
         slack_ppm=options.slack_ppm,
     )
+    if problem.iteration_time_ns <= 0:
+        raise InputError(f"{graph.model}: its operators take no time at this slack; trace it with --device")
     started = time.perf_counter()
     while True:
         answer = _planned(problem, graph, options, progress)
