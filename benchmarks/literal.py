@@ -4,7 +4,7 @@ Both plan the same chunks in the paper's semantics: `paper` has all of C, P, S a
 constructed plan and, where they do not meet, a program of counts. The peaks have to be equal to the byte wherever the
 literal program is solved to its end; where its time runs out, ours has to lie between its bound and its best plan.
 
-    python benchmarks/literal.py [--limit 300] [--chunk 4MiB] [--solver highs] [--networks ...] [--batches ...] [--optimizers ...]
+    python benchmarks/literal.py [--limit 300] [--chunk 4MiB] [--solver highs] [--networks ...] [--batches ...] ...
 """
 
 from __future__ import annotations
