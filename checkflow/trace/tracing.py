@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from checkflow.errors import CheckflowError, InputError, ModelFileError, TraceError
 from checkflow.graph import AnchorKind, Graph
 from checkflow.trace.assemble import assemble
+from checkflow.trace.assumptions import ON_CPU, assume_cuda_defaults, noting_disabled
 from checkflow.trace.execution import DataDependent, raised_at
 from checkflow.trace.fakes import fake_tensors
 from checkflow.trace.hooks import Firings, hooked, mark_gradient
@@ -102,6 +103,11 @@ def _users_code(stage: str) -> Iterator[None]:
                 f"{raised_at(error.__traceback__)}: asks for CUDA, which this machine does not have; choose the device "
                 "with torch.cuda.is_available(), or compile on the machine that trains"
             ) from None
+        if "Cannot access storage of Sparse" in str(error):
+            raise TraceError(
+                f"{raised_at(error.__traceback__)}: makes a sparse tensor, which has no storage to checkpoint; "
+                "use dense gradients (sparse=False)"
+            ) from None
         raise _CodeRaised(stage, error) from error
 
 
@@ -127,14 +133,16 @@ class _Attempt:
 
     def _run(self, fake: FakeTensorMode | None, notes: tuple[str, ...], ledger: Ledger) -> Traced:
         recorder = Recorder(ledger, fake)
-        with torch.random.fork_rng(), fake_tensors(fake), recorder:
+        said = list(notes)
+        with _random_state_kept(), noting_disabled(said), fake_tensors(fake), recorder:
             self.progress("building the model")
             with _users_code("factory"):
                 training = check_training(self.factory(), self.model)
             self.needed_bytes = needed_bytes(state_of(training, self.model))
             ledger.on_cuda = any(p.device.type == "cuda" for _, p in parameters_of(training))
             if not ledger.on_cuda:
-                notes += _cpu_notes(training, self.cuda_defaults)
+                said.append(ON_CPU)
+                said += assume_cuda_defaults(training) if self.cuda_defaults else ()
             self.progress("iteration 1 of 2")
             with _users_code("iteration"):
                 training.iteration()
@@ -146,23 +154,12 @@ class _Attempt:
             with _users_code("iteration"):
                 times_ns = measured(training.iteration, recording.calls, on_cuda=ledger.on_cuda, model=self.model)
             graph = graph.retimed("measured", times_ns)
-        return Traced(graph, program, real=fake is None, notes=notes)
+        return Traced(graph, program, real=fake is None, notes=tuple(said))
 
 
-def _cpu_notes(training: Training, cuda_defaults: bool) -> tuple[str, ...]:
-    """What a trace on the CPU means; sets what CUDA would choose where the optimizer leaves it open."""
-    notes = ["traced on the CPU: other attention, dropout and batch norm operators than CUDA's may stand in the graph"]
-    changed = []
-    for optimizer in training.optimizers if cuda_defaults else ():
-        for group in optimizer.param_groups:
-            chosen = group.get("differentiable") or group.get("fused") is not None
-            lr_on_device = isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")
-            if "foreach" in group and group["foreach"] is None and not chosen and not lr_on_device:
-                group["foreach"] = True
-                changed.append(type(optimizer).__name__)
-    if changed:
-        notes.append(f"{', '.join(dict.fromkeys(changed))}: foreach=True assumed, the default on CUDA")
-    return tuple(notes)
+def _random_state_kept() -> AbstractContextManager[None]:
+    """The default generators' state is put back at the end: the CPU's, and the current CUDA device's."""
+    return torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else [])
 
 
 def _record(

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from data_dependent import DATA_DEPENDENT
 from torch import nn, optim
-from trainings import DATA_DEPENDENT, FEATURES, batch, classify, mlp
+from trainings import FEATURES, batch, classify, loop, mlp
 
 from checkflow import Training
 from checkflow.errors import InputError, ModelFileError, TraceError
@@ -144,11 +145,38 @@ def test_distributed_wrappers_are_refused_by_name() -> None:
     assert "FullyShardedDataParallel is not supported" in refused(factory)
 
 
+def test_sparse_gradients_are_refused() -> None:
+    """They have no storage."""
+
+    def factory() -> Training:
+        model, words = nn.Embedding(10, 3, sparse=True), torch.randint(0, 10, (4,))
+        return loop(model, optim.SGD(model.parameters(), 0.1), lambda: model(words).sum())
+
+    assert "makes a sparse tensor" in refused(factory)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has CUDA")
+def test_autocast_for_cuda_does_nothing_on_a_cpu() -> None:
+    """That is a note, not a warning."""
+
+    def factory() -> Training:
+        model, (x, y) = mlp(), batch()
+
+        def loss() -> torch.Tensor:
+            with torch.autocast("cuda", dtype=torch.float16):
+                return F.cross_entropy(model(x), y)
+
+        return loop(model, optim.SGD(model.parameters(), 0.1), loss)
+
+    notes = trace_training(factory, model="m").notes
+    assert [note for note in notes if "autocast" in note and note.startswith(f"{__file__}:")] == [notes[-1]]
+
+
 def test_real_tensors_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A data-dependent iteration needs the memory that fake tensors save."""
     monkeypatch.setattr(memory, "available_bytes", lambda: 100)
     text = refused(DATA_DEPENDENT["loss_logged"])
-    assert "trainings.py:" in text and "needs values" in text and "100 B is free" in text
+    assert "data_dependent.py:" in text and "needs values" in text and "100 B is free" in text
 
 
 def test_notes_say_what_was_assumed() -> None:

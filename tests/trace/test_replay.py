@@ -7,9 +7,10 @@ from functools import partial
 
 import pytest
 import torch
+from data_dependent import DATA_DEPENDENT
 from replaying import assert_replays
 from torch import nn, optim
-from trainings import DATA_DEPENDENT, FEATURES, classify, mlp
+from trainings import FEATURES, classify, mlp
 
 from checkflow import Training, models
 from checkflow.errors import TraceError
@@ -88,7 +89,7 @@ def test_data_dependence_goes_on_with_real_tensors(name: str) -> None:
     """An iteration that needs values is traced on real tensors, and the note names the user's line."""
     traced = assert_replays(DATA_DEPENDENT[name], falls_back=True)
     assert "needs values" in traced.notes[0]
-    assert ("trainings.py:" in traced.notes[0]) or name in ("grad_scaler",)
+    assert ("data_dependent.py:" in traced.notes[0]) or name in ("grad_scaler",)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw_foreach"])

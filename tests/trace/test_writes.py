@@ -6,7 +6,8 @@ from functools import partial
 
 import pytest
 import torch
-from trainings import DATA_DEPENDENT, FEATURES
+from data_dependent import DATA_DEPENDENT
+from trainings import FEATURES
 
 from checkflow import models
 from checkflow.models._optimizers import OPTIMIZERS

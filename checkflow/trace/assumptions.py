@@ -1,0 +1,57 @@
+"""What a trace on the CPU assumes of CUDA, said in notes for a person."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+import torch
+
+from checkflow.training import Training
+
+ON_CPU = "traced on the CPU: other attention, dropout and batch norm operators than CUDA's may stand in the graph"
+_DISABLING = re.compile(r".*CUDA is not available.*Disabling", re.DOTALL)  # what autocast and GradScaler warn
+
+
+def assume_cuda_defaults(training: Training) -> tuple[str, ...]:
+    """Optimizers that leave it open use their foreach form, as torch.optim chooses on CUDA."""
+    changed = []
+    for optimizer in training.optimizers:
+        for group in optimizer.param_groups:
+            chosen = group.get("differentiable") or group.get("fused") is not None
+            lr_on_device = isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")
+            if "foreach" in group and group["foreach"] is None and not chosen and not lr_on_device:
+                group["foreach"] = True
+                changed.append(type(optimizer).__name__)
+    if not changed:
+        return ()
+    return (f"{', '.join(dict.fromkeys(changed))}: foreach=True assumed, the default on CUDA",)
+
+
+@contextmanager
+def noting_disabled(notes: list[str]) -> Iterator[None]:
+    """Turn the warnings that CUDA's autocast or GradScaler do nothing on a CPU into notes."""
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if not _DISABLING.match(str(message)):
+                shown(message, category, filename, lineno, file, line)
+                return
+            note = f"{filename}:{lineno}: {' '.join(str(message).split())} The graph is without it"
+            if note not in notes:
+                notes.append(note)
+
+        warnings.filterwarnings("always", message=_DISABLING.pattern)
+        warnings.showwarning = show
+        yield
