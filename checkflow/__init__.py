@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from checkflow.checkpointing.attach import attach
     from checkflow.training import Training
 
-__all__ = ["Training"]
+__all__ = ["Training", "attach"]
 
 
 def __getattr__(name: str) -> object:
@@ -16,4 +17,8 @@ def __getattr__(name: str) -> object:
         from checkflow.training import Training
 
         return Training
+    if name == "attach":
+        from checkflow.checkpointing.attach import attach
+
+        return attach
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "checkflow"
 
 # What each part of the package may import from it. A package's own modules may import each other.
 ALLOWED: dict[str, set[str]] = {
-    "__init__": {"training", "attach"},
+    "__init__": {"training", "checkpointing"},
     "errors": set(),
     "training": set(),
     "units": {"errors"},
@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "sources": {"errors", "training", "models"},
     "store": {"errors", "units", "jsonfile"},
     "runtime": {"errors", "units", "training", "schedule"},
-    "attach": {"errors", "units", "training", "schedule", "runtime", "store"},
+    "checkpointing": {"errors", "training", "schedule", "runtime", "store", "hoststate", "restore"},
     "cli": {
         "errors", "units", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify", "compiler",
         "report", "sources", "training", "solve", "store",

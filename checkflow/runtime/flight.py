@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 
 import torch
@@ -67,7 +67,7 @@ class Flight:
         self.iteration = iteration
         self.slot = slot
         self.open = True
-        self.record: bytes | None = None
+        self.record: Callable[[], bytes] | None = None
         self.last: Event | None = None  # of everything issued so far
         self.checks: dict[Storage, tuple[int, ...]] = {}  # static state being copied: no write until it is staged
         self._program = program
@@ -100,7 +100,7 @@ class Flight:
             releases=[index for _, deed, index in due if deed is Deed.RELEASE],
         )
 
-    def close(self, slots: SlotMap, record: bytes, *, keep_early: bool = False) -> None:
+    def close(self, slots: SlotMap, record: Callable[[], bytes], *, keep_early: bool = False) -> None:
         """The iteration has ended: what was copied before and written since is copied again, unless `keep_early`."""
         self.binding, self._slots = slots.binding, slots
         for index, version in list(self._early.items()):
@@ -132,10 +132,6 @@ class Flight:
         self._cursor, self._again = len(self._program.events), []
         self._do(snapshots=(), offloads=left, releases=())
         self._do(snapshots=(), offloads=(), releases=tuple(self._snapshots))
-
-    def also(self, event: Event) -> None:
-        """Something beside the program was issued for it."""
-        self.last = event
 
     def _do(self, *, snapshots: Iterable[int], offloads: Iterable[int], releases: Iterable[int]) -> None:
         later = []

@@ -112,7 +112,7 @@ def _on_optimizer(
         executor.guard(loading)
 
     def after_load(_optimizer: torch.optim.Optimizer) -> None:
-        executor.loaded()
+        executor.rebind()
 
     first = optimizer.register_step_pre_hook(before)
     hooks = optimizer._optimizer_step_pre_hooks

@@ -29,11 +29,5 @@ class Sink(Protocol):
     def abandon(self, slot: Slot) -> None:
         """The slot will not be filled."""
 
-    def persist_now(self, *, keep: bool) -> None:
-        """Make the newest staged checkpoint durable before returning; with `keep`, never prune it."""
-
     def poll(self) -> None:
         """Raise what went wrong in the background. Never blocks."""
-
-    def close(self, timeout_s: float | None) -> None:
-        """Make the newest staged checkpoint durable, and stop."""

@@ -59,7 +59,6 @@ class MemorySink:
     staged: dict[int, State] = field(default_factory=dict)
     records: dict[int, bytes] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
     blocked: int = 0
     error: Exception | None = None
 
@@ -97,16 +96,9 @@ class MemorySink:
     def abandon(self, slot: Slot) -> None:
         self._free.append(self._all[slot.index])
 
-    def persist_now(self, *, keep: bool) -> None:
-        if keep:
-            self.kept.append(self.order[-1])
-
     def poll(self) -> None:
         if self.error is not None:
             raise self.error
-
-    def close(self, timeout_s: float | None) -> None:
-        """Nothing to do."""
 
 
 def _size(dtype: str, shape: Sequence[int]) -> int:
@@ -203,7 +195,7 @@ def anchors_of(case: Case) -> list[tuple[str, str, int]]:
             handles.append(module.register_forward_hook(note("forward", subject)))
         for parameter in model.parameters():
             if parameter.requires_grad:
-                handles.append(parameter.register_hook(note("gradient", names[id(parameter)])))
+                handles.append(parameter.register_hook(note("gradient", names[id(parameter)])))  # type: ignore[no-untyped-call]
     for prefix, optimizer in zip(prefixes("optimizer", len(training.optimizers)), training.optimizers, strict=True):
         handles.append(optimizer.register_step_pre_hook(note("optimizer_pre", prefix)))
         handles.append(optimizer.register_step_post_hook(note("optimizer", prefix)))
@@ -385,7 +377,7 @@ def rig(
         binding,
         device(counters) if device is not None else LateDevice(counters, lag),
         sink,
-        lambda: b"{}",
+        lambda iteration: lambda: b"%d" % iteration,
         counters,
         interval=interval or schedule.interval,
         policy=policy,

@@ -1,0 +1,134 @@
+"""Attach a training to its schedule and its store."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from checkflow.checkpointing.checkpointer import Checkpointer
+from checkflow.checkpointing.files import layout_of
+from checkflow.errors import InputError
+from checkflow.hoststate.capture import HostState, check_capturable
+from checkflow.hoststate.objects import HostObjects
+from checkflow.runtime.binding import bind
+from checkflow.runtime.sink import Policy
+from checkflow.runtime.state import refuse_distributed
+from checkflow.schedule import Schedule, read_schedule
+from checkflow.store.handle import OnError, StoreHandle
+from checkflow.store.pace import PersistEvery
+from checkflow.store.retention import Retention
+from checkflow.training import Training
+
+SIGTERM_DEADLINE_S = 20.0
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
+
+
+def attach(
+    model: torch.nn.Module | Sequence[torch.nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    *,
+    schedule: Schedule | str | Path,
+    store: str | Path,
+    scheduler: object = None,
+    scaler: object = None,
+    loader: object = None,
+    generators: Mapping[str, torch.Generator] | None = None,
+    metadata: Mapping[str, object] | None = None,
+    interval: int | None = None,
+    slots: int = 3,
+    policy: Policy = "skip",
+    persist_every: PersistEvery = PersistEvery(),  # noqa: B008 (frozen)
+    retention: Retention = Retention(),  # noqa: B008 (frozen)
+    on_error: OnError = "raise",
+    sigterm_deadline_s: float | None = SIGTERM_DEADLINE_S,
+    audit: bool = False,
+    notify: Callable[[str], None] = _warn,
+) -> Checkpointer:
+    """Checkpoint a training as a schedule says.
+
+        with checkflow.attach(model, optimizer, schedule="bert.json", store="checkpoints") as ckpt:
+            for i in range(ckpt.restore(), n):
+                ...
+                ckpt.step()
+
+    Args:
+        model: one, or all of them, in the order in which they were traced; uncompiled or compiled.
+        optimizer: one, or all of them.
+        schedule: compiled for this training, or the path of its file.
+        store: directory of the checkpoints; made if it does not exist. One trainer writes to it at a time.
+        scheduler: one LR scheduler or a sequence of them; likewise `scaler` (GradScaler) and `loader`, which has to
+            know its position: checkflow.data.ResumableLoader or torchdata's StatefulDataLoader.
+        generators: the user's own random generators, by name.
+        metadata: the user's own JSON; read anew for each checkpoint.
+        interval: iterations from one checkpoint to the next; the schedule's unless given.
+        slots: checkpoints that host memory holds: 3 to fill, keep and persist at once, or 2.
+        policy: where no slot is free, "skip" this checkpoint or "block" until one is.
+        persist_every: how often a staged checkpoint is written to disk.
+        retention: which checkpoints stay on disk.
+        on_error: "raise" what went wrong in the background at the next step(), or "warn" and train on.
+        sigterm_deadline_s: time to stage and persist the last iteration when SIGTERM arrives; None: leave SIGTERM.
+        audit: look for writes that no guard sees, by samples; costs a synchronization for each iteration.
+        notify: told, in one line, what a person should know.
+
+    Raises:
+        InputError: the training is not what the schedule was compiled for, or cannot be checkpointed; the first
+            difference is named.
+        StoreError: the store is in use or cannot be used, or memory does not suffice.
+        DeviceError: CUDA refuses to pin the slots.
+    """
+    training = Training(model, optimizer, _no_iteration)
+    refuse_distributed(training)
+    if isinstance(schedule, (str, Path)):
+        schedule = read_schedule(Path(schedule))
+    if interval is not None and interval < 1:
+        raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
+    if policy not in ("skip", "block"):
+        raise InputError(f"policy: {policy!r} is not known; use 'skip' or 'block'")
+    binding = bind(schedule, training)
+    layout = layout_of(binding)
+    stored = {target.name for target in binding.targets.values()}
+    objects = HostObjects.of(
+        scheduler=scheduler, scaler=scaler, loader=loader, generators=generators, metadata=metadata
+    )
+    fingerprints = {"schedule": schedule.digest, "state": schedule.state_fingerprint}
+    host = HostState(training, objects, stored=stored.__contains__, fingerprints=fingerprints)
+    check_capturable(host)
+    handle = StoreHandle.open(
+        Path(store),
+        layout,
+        slots=slots,
+        backpressure=policy,
+        record_room_bytes=host.room_bytes(),
+        persist_every=persist_every,
+        retention=retention,
+        on_error=on_error,
+        notify=notify,
+    )
+    try:
+        return Checkpointer(
+            schedule,
+            training,
+            objects,
+            host,
+            binding,
+            handle,
+            Path(store),
+            interval=interval or schedule.interval,
+            policy=policy,
+            sigterm_deadline_s=sigterm_deadline_s,
+            audit=audit,
+            notify=notify,
+        )
+    except BaseException:
+        handle.close(0.0)
+        raise
+
+
+def _no_iteration() -> None:
+    """Attached trainings are run by the user."""

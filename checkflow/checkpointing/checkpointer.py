@@ -1,0 +1,175 @@
+"""What the user holds while a training is attached."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from checkflow.checkpointing.sink import StoreSink
+from checkflow.errors import CheckflowError
+from checkflow.hoststate.capture import HostState
+from checkflow.hoststate.objects import HostObjects
+from checkflow.restore import restore
+from checkflow.runtime.binding import Binding
+from checkflow.runtime.compiled import OnCompile
+from checkflow.runtime.counters import Counters
+from checkflow.runtime.cuda import CudaDevice
+from checkflow.runtime.device import Device
+from checkflow.runtime.executor import Executor
+from checkflow.runtime.hook import place
+from checkflow.runtime.host import HostDevice
+from checkflow.runtime.pipeline import Record
+from checkflow.runtime.sink import Policy
+from checkflow.runtime.stats import Meter, Stats
+from checkflow.runtime.terminate import OnTerminate
+from checkflow.schedule import Schedule
+from checkflow.store.handle import StoreHandle
+from checkflow.store.reader import load_newest
+from checkflow.store.status import Status
+from checkflow.training import Training
+
+DURABLE_DEADLINE_S = 600.0
+_LOG = logging.getLogger("checkflow")
+
+
+class Checkpointer:
+    """An attached training; made by `attach`, closed by `with`."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        training: Training,
+        objects: HostObjects,
+        host: HostState,
+        binding: Binding,
+        handle: StoreHandle,
+        store: Path,
+        *,
+        interval: int,
+        policy: Policy,
+        sigterm_deadline_s: float | None,
+        audit: bool,
+        notify: Callable[[str], None],
+    ) -> None:
+        self._schedule = schedule
+        self._training = training
+        self._objects = objects
+        self._handle = handle
+        self._store = store
+        self._notify = notify
+        self._deadline_s = sigterm_deadline_s
+        self._counters = Counters()
+        self._meter = Meter(self._counters)
+        self._closed = False
+        device: Device = (
+            CudaDevice(self._counters, binding.device) if binding.device.type == "cuda" else HostDevice(self._counters)
+        )
+        try:
+            device.register(handle.address, handle.shared.size_bytes)
+        except BaseException:
+            device.close()
+            raise
+
+        def capture(iteration: int) -> Record:
+            return host.capture(iteration).record
+
+        self._executor = Executor(
+            schedule,
+            training,
+            binding,
+            device,
+            StoreSink(handle),
+            capture,
+            self._counters,
+            interval=interval,
+            policy=policy,
+            audit=audit,
+        )
+        self._hooks = place(self._executor, training)
+        self._on_compile = OnCompile(self._executor.compiling)
+        self._on_terminate = (
+            None if sigterm_deadline_s is None else OnTerminate(self._terminate, self._executor.when_safe)
+        )
+
+    def restore(self, iteration: int | None = None) -> int:
+        """Bring everything back to the newest checkpoint that verifies, or to that of an iteration.
+
+        Returns how many iterations are completed: 0 for an empty store. Tells of checkpoints that were skipped and of
+        what could not be restored. Raises CorruptStoreError where none verifies, InputError where it is of another
+        training.
+        """
+        found = load_newest(self._store, iteration)
+        for skipped in found.skipped:
+            self._notify(f"{self._store}: skipped {skipped}")
+        if found.loaded is None:
+            return 0
+        restored = restore(found.loaded.files, found.loaded.record, self._training, self._objects)
+        self._executor.resume(restored.iteration)
+        return restored.iteration
+
+    def step(self) -> None:
+        """An iteration ended, its update included. Raises what went wrong in the background since."""
+        self._executor.step()
+        self._meter.step()
+
+    def save(self, *, keep: bool = True) -> None:
+        """Checkpoint the iteration that just ended, and return when it is durable; `keep`: retain it for good.
+
+        Raises InputError where the next iteration has begun already and this one was not saved.
+        """
+        self._executor.save()
+        self._handle.persist_now(keep=keep)
+        self._handle.drain(DURABLE_DEADLINE_S)
+
+    def stats(self) -> Stats:
+        """What checkpointing did and cost so far."""
+        return self._meter.stats(self._executor, self._schedule)
+
+    def status(self) -> Status:
+        """How far the checkpoints are: staged, durable, verified."""
+        return self._handle.status()
+
+    def close(self) -> None:
+        """Complete the last checkpoint, make it durable, and let the training go."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._on_terminate is not None:
+            self._on_terminate.remove()
+        self._on_compile.remove()
+        for hook in self._hooks:
+            hook.remove()
+        try:
+            self._executor.close()
+        finally:
+            self._handle.close(DURABLE_DEADLINE_S)
+        _LOG.info("%s: %s", self._store, self.stats())
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except CheckflowError as problem:
+            if error is None:
+                raise
+            self._notify(f"{self._store}: {problem}")  # the loop's own error is the one to raise
+
+    def _terminate(self) -> None:
+        assert self._deadline_s is not None
+        deadline = time.monotonic() + self._deadline_s
+        try:
+            staged = self._executor.drain(self._deadline_s)
+            self._handle.persist_now()
+            durable = self._handle.drain(max(0.0, deadline - time.monotonic()))
+        except CheckflowError as problem:
+            self._notify(f"{self._store}: SIGTERM: {problem}")
+            return
+        if not (staged and durable):
+            self._notify(f"{self._store}: SIGTERM: the last iteration is not durable after {self._deadline_s:g} s")

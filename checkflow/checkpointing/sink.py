@@ -1,0 +1,49 @@
+"""The store as the runtime's sink."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from checkflow.checkpointing.files import file_and_tensor
+from checkflow.runtime.sink import Policy
+from checkflow.runtime.sink import Slot as RuntimeSlot
+from checkflow.store.handle import StoreHandle
+from checkflow.store.slots import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedSlot:
+    """A slot by state names. Its views keep no hold on the mapping, which has to be closed with the store."""
+
+    slot: Slot
+
+    @property
+    def index(self) -> int:
+        return self.slot.index
+
+    def view(self, name: str) -> memoryview:
+        place = self.slot.layout.place(*file_and_tensor(name))
+        return memoryview((ctypes.c_ubyte * place.spec.size_bytes).from_address(self.slot.address + place.offset_bytes))
+
+
+class StoreSink:
+    """The store as the runtime's sink."""
+
+    def __init__(self, handle: StoreHandle) -> None:
+        self._handle = handle
+
+    def acquire(self, policy: Policy) -> _NamedSlot | None:
+        slot = self._handle.acquire() if policy == "block" else self._handle.try_acquire()
+        return None if slot is None else _NamedSlot(slot)
+
+    def stage(self, slot: RuntimeSlot, iteration: int, record: bytes) -> None:
+        assert isinstance(slot, _NamedSlot)
+        self._handle.stage(slot.slot, iteration, record)
+
+    def abandon(self, slot: RuntimeSlot) -> None:
+        assert isinstance(slot, _NamedSlot)
+        self._handle.abandon(slot.slot)
+
+    def poll(self) -> None:
+        self._handle.poll()

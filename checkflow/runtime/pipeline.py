@@ -1,0 +1,193 @@
+"""The checkpoints in flight, oldest first, and the slots and static state they share."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from checkflow.runtime.binding import Binding, Storage
+from checkflow.runtime.counters import Cause, Counters
+from checkflow.runtime.device import Device, Event
+from checkflow.runtime.flight import Flight, SlotMap
+from checkflow.runtime.program import Program
+from checkflow.runtime.sink import Policy, Sink, Slot
+
+Record = Callable[[], bytes]  # the host's part of a checkpoint, made when the copies have ended
+
+
+class Pipeline:
+    """Opens, fills and stages checkpoints. The caller says when an anchor is reached and when state is written."""
+
+    def __init__(
+        self, program: Program, binding: Binding, device: Device, sink: Sink, counters: Counters, *, keep_early: bool
+    ) -> None:
+        self.started = self.staged = self.skipped = self.discarded = 0
+        self.static_bytes = 0
+        self.last_staged = -1  # iteration
+        self._program = program
+        self._device = device
+        self._sink = sink
+        self._counters = counters
+        self._keep_early = keep_early  # for tests: it tears checkpoints
+        self._binding = binding
+        self._slots = SlotMap(program, binding)
+        self._flights: deque[Flight] = deque()  # closed, oldest first
+        self._open: Flight | None = None  # of the iteration that is running
+        self._tried_to_open = -1  # iteration
+        self._spare: Slot | None = None
+        self._statics: dict[tuple[int, str], tuple[int, ...]] = {}  # (slot, storage) -> version that the slot holds
+
+    def rebind(self, binding: Binding) -> None:
+        """Flights that are closed keep the tensors that they began with."""
+        self._binding, self._slots = binding, SlotMap(self._program, binding)
+
+    def advance(self, running: int, anchor: int, *, due: bool) -> None:
+        """Iteration `running`, a checkpoint of which is `due` or not, has reached an anchor."""
+        for flight in self._flights:
+            flight.advance(self._program.time(running - flight.iteration, anchor))
+        now = self._program.time(0, anchor)
+        if due and self._program.first <= now:
+            if self._open is None and self._tried_to_open != running and anchor < self._program.anchor_count:
+                self._tried_to_open = running
+                slot = self._free_slot()  # without one the copies are made when the iteration ends
+                if slot is not None:
+                    self._open = Flight(running, slot, self._program, self._slots, self._device)
+            if self._open is not None:
+                self._open.advance(now)
+        self.stage_finished()
+
+    def begin(self, iteration: int, policy: Policy, capture: Callable[[int], Record]) -> bool:
+        """The state now is that of a checkpoint. False where no slot is free."""
+        flight, self._open = self._open, None
+        if flight is None:
+            slot = self._free_slot()
+            if slot is None and policy == "block":
+                slot = self._wait_for_slot()
+            if slot is None:
+                self.skipped += 1
+                return False
+            flight = Flight(iteration, slot, self._program, self._slots, self._device)
+        try:
+            record = capture(iteration)
+        except BaseException:
+            self._keep(flight.slot)
+            raise
+        flight.close(self._slots, record, keep_early=self._keep_early)
+        self._flights.append(flight)
+        self.started += 1
+        for storage in self._binding.hosted:
+            for copy in self._slots.of_storage(flight.slot, storage):
+                copy.destination.copy_(copy.source)
+        self._copy_statics(flight)
+        flight.advance(self._program.time(0, self._program.anchor_count))
+        return True
+
+    def protect(self, storages: Iterable[Storage], cause: Cause) -> None:
+        """These are about to be written: what is still to be read of them is read first."""
+        storages = tuple(storages)
+        latest: Event | None = None
+        for flight in self._flights:
+            flight.secure(storages)
+        for storage in storages:
+            if storage.reading is not None and (latest is None or storage.reading.order > latest.order):
+                latest = storage.reading
+        if latest is not None and not self._device.done(latest):
+            self._device.wait(latest, cause)
+        for storage in storages:
+            storage.reading = None
+            for flight in self._flights:
+                flight.checks.pop(storage, None)
+
+    def stage_finished(self) -> None:
+        """Hand over what is complete. Never blocks."""
+        while self._flights:
+            flight = self._flights[0]
+            if not flight.issued or (flight.last is not None and not self._device.done(flight.last)):
+                return
+            self._flights.popleft()
+            assert flight.record is not None
+            if any(storage.version() != version for storage, version in flight.checks.items()):
+                self._discard(flight)
+                continue
+            self._sink.stage(flight.slot, flight.iteration, flight.record())
+            self.staged, self.last_staged = self.staged + 1, flight.iteration
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Complete and stage everything in flight; False where the time did not suffice."""
+        if not self._flights:
+            return True
+        started = time.perf_counter_ns()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for flight in self._flights:
+            flight.finish()
+        in_time = True
+        for flight in self._flights:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if flight.last is not None:
+                in_time = in_time and self._device.synchronize(flight.last, left)
+        self.stage_finished()
+        self._counters.stalled(Cause.DRAIN, time.perf_counter_ns() - started)
+        return in_time
+
+    def has(self, iteration: int) -> bool:
+        """Whether this iteration's checkpoint is staged, as the newest, or in flight."""
+        return self.last_staged == iteration or any(flight.iteration == iteration for flight in self._flights)
+
+    def drop_open(self) -> None:
+        """The running iteration will not be saved as it began."""
+        if self._open is not None:
+            self._keep(self._open.slot)
+            self._open = None
+
+    def drop_unissued(self) -> None:
+        """What was not read yet may be written without a guard: give it up."""
+        self.drop_open()
+        for flight in [flight for flight in self._flights if not flight.issued]:
+            self._flights.remove(flight)
+            self._discard(flight)
+
+    def drop_all(self) -> None:
+        """Hold on to no slot and no tensor."""
+        self.drop_open()
+        self._flights.clear()
+        self._slots = SlotMap(self._program, self._binding)
+
+    def _copy_statics(self, flight: Flight) -> None:
+        """State that the schedule does not move: into each slot once, and again when it changed."""
+        changed: list[Storage] = []
+        for storage in self._binding.storages.values():
+            if not storage.written:
+                key, version = (flight.slot.index, storage.name), storage.version()
+                if self._statics.get(key) != version:
+                    changed.append(storage)
+                    flight.checks[storage] = version
+                    self._statics[key] = version
+        if changed:
+            self.static_bytes += sum(storage.data.numel() for storage in changed)
+            event = self._device.offload([c for s in changed for c in self._slots.of_storage(flight.slot, s)])
+            flight.last = event
+            for storage in changed:
+                storage.reading = event
+
+    def _free_slot(self) -> Slot | None:
+        slot, self._spare = self._spare, None
+        return slot if slot is not None else self._sink.acquire("skip")
+
+    def _wait_for_slot(self) -> Slot | None:
+        """What is in flight has to be staged first: the sink frees only what is older."""
+        self.drain()
+        started = time.perf_counter_ns()
+        slot = self._sink.acquire("block")
+        self._counters.stalled(Cause.SLOT, time.perf_counter_ns() - started)
+        return slot
+
+    def _discard(self, flight: Flight) -> None:
+        self.discarded += 1
+        self._keep(flight.slot)
+
+    def _keep(self, slot: Slot) -> None:
+        if self._spare is None:
+            self._spare = slot
+        else:
+            self._sink.abandon(slot)
