@@ -123,6 +123,11 @@ class StoreHandle:
         """The slots' mapping, to be registered as pinned memory; `shared.size_bytes` long."""
         return self.shared.address
 
+    @property
+    def saver_pid(self) -> int | None:
+        """The saver process; None once it is given up or ended."""
+        return None if self._saver is None else self._saver.pid
+
     def acquire(self) -> Slot | None:
         """A slot to fill; None (counted) where backpressure is `skip` and none is free.
 
@@ -134,6 +139,10 @@ class StoreHandle:
         if slot is None:
             self._tally.skipped += 1
         return slot
+
+    def try_acquire(self) -> Slot | None:
+        """As `acquire`, but never waits and counts nothing: the caller may ask again for the same checkpoint."""
+        return self._slots.try_acquire()
 
     def stage(self, slot: Slot, iteration: int, record: bytes) -> None:
         """The slot holds a whole checkpoint of this many completed iterations; `record` is its commit record, JSON.
@@ -154,6 +163,7 @@ class StoreHandle:
         """Have the newest staged checkpoint persisted soon, and retained for good if `keep`; None if there is none."""
         sequence = self._slots.newest_sequence
         if sequence is not None and (keep or self.shared.durable_sequence < sequence):
+            self._failed_sequences.discard(sequence)
             self._slots.ask(keep=keep)
             self._tell(WAKE)
         return sequence
@@ -206,7 +216,10 @@ class StoreHandle:
     def _drain(self, deadline: float) -> bool:
         sequence = self.persist_now()
         while sequence is not None and self.shared.durable_sequence < sequence:
-            if sequence in self._failed_sequences or self._saver is None or self._hangs:
+            if self._saver is None:
+                self._fail(f"the checkpoint of iteration {self._slots.staged_iteration} is lost: no saver runs")
+                return False
+            if sequence in self._failed_sequences or self._hangs:
                 return False
             if time.monotonic() >= deadline:
                 self._fail(

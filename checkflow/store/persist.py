@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from checkflow.errors import CorruptStoreError
+from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.store.config import SaverConfig
 from checkflow.store.disk import Disk, remove_tree
 from checkflow.store.layout import Layout
@@ -60,7 +60,10 @@ class Persister:
             pruned = self._prune(manifest.serial)
         except OSError as error:
             self._fail(taken, f"old checkpoints cannot be removed ({_reason(error)}); {_advice(error)}")
-            pruned = 0
+            return
+        except StoreError as error:  # the store is gone since
+            self._fail(taken, f"old checkpoints cannot be removed ({error})")
+            return
         self.report(
             Verified(sequence=taken.sequence, iteration=taken.iteration, verify_ns=verify_ns, pruned=pruned),
         )

@@ -29,7 +29,7 @@ class Saver:
         self._end = end
         self._trainer = trainer
         self._outbox: deque[Message] = deque()
-        self._closing = self._orphan = False
+        self._closing = self._orphan = self._last_tried = False
         self._persister = Persister(shared, self._config, disk, self._report)
 
     def run(self) -> None:
@@ -52,7 +52,8 @@ class Saver:
         """Do one thing; False at the end."""
         self._listen(0)
         taken = take_due(self._shared)
-        if taken is None and self._orphan:
+        if taken is None and self._orphan and not self._last_tried:
+            self._last_tried = True  # with nobody to tell, an error must not be tried for ever
             taken = take_last(self._shared)
         if taken is not None:
             self._persister.persist(taken)

@@ -71,23 +71,18 @@ class Slots:
             raise StoreError(f"slot {slot.index} is not being filled; acquire a slot for each checkpoint")
         sequence = self._sequence + 1
         self._shared.put_record(slot.index, sequence, iteration, record)
-        self._shared.set_word(slot.index, Word(State.STAGED, sequence, due=due))  # from here on it is seen, whole
+        with self._shared.locked() as held:
+            given_up = [index for index, word in enumerate(self._shared.words()) if held and self._gives_way(word)]
+            due = due or bool(given_up)
+            self._shared.set_word(slot.index, Word(State.STAGED, sequence, due=due))  # from here on it is seen, whole
+            for index in given_up:
+                self._shared.set_word(index, Word(State.STAGED, self._shared.word(index).sequence))
         self._sequence, self.staged_iteration = sequence, iteration
-        if due and self._backpressure == "skip":
-            self._give_up_older()
         return sequence
 
-    def _give_up_older(self) -> None:
-        with self._shared.locked() as held:
-            for index, word in enumerate(self._shared.words()):
-                if (
-                    held
-                    and word.state is State.STAGED
-                    and word.due
-                    and not word.keep
-                    and word.sequence < self._sequence
-                ):
-                    self._shared.set_word(index, Word(State.STAGED, word.sequence))
+    def _gives_way(self, word: Word) -> bool:
+        """Whether a checkpoint that is due is given up for a newer one, which then is due in its place."""
+        return self._backpressure == "skip" and word.state is State.STAGED and word.due and not word.keep
 
     def abandon(self, slot: Slot) -> None:
         """Give back a slot whose filling failed."""

@@ -1,0 +1,233 @@
+"""Every disk operation fails in turn: it is reported, the last good checkpoint stays good, the next one works."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from small_store import SMALL, InProcess, newest_whole
+
+from checkflow.store.disk import LocalDisk, write_file
+from checkflow.store.messages import Durable, Failed, Verified
+from checkflow.store.reader import Checkpoint, list_checkpoints
+from checkflow.store.retention import Retention
+from checkflow.store.writer import INCOMPLETE, PRUNED, aligned
+
+
+@dataclass
+class FailingDisk(LocalDisk):
+    """Counts operations, and fails the one with number `fails` (from 1)."""
+
+    fails: int = 0
+    error: int = errno.EIO
+    done: int = 0
+
+    def _count(self) -> None:
+        self.done += 1
+        if self.done == self.fails:
+            raise OSError(self.error, os.strerror(self.error))
+
+    def make_directory(self, path: Path) -> None:
+        self._count()
+        super().make_directory(path)
+
+    def create(self, path: Path, *, direct: bool) -> int:
+        self._count()
+        return super().create(path, direct=direct)
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        self._count()
+        return super().write(fd, data, offset)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        self._count()
+        super().truncate(fd, size_bytes)
+
+    def sync(self, fd: int) -> None:
+        self._count()
+        super().sync(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._count()
+        super().rename(source, target)
+
+    def sync_directory(self, path: Path) -> None:
+        self._count()
+        super().sync_directory(path)
+
+    def unlink(self, path: Path) -> None:
+        self._count()
+        super().unlink(path)
+
+    def remove_directory(self, path: Path) -> None:
+        self._count()
+        super().remove_directory(path)
+
+
+def operations(tmp_path: Path) -> int:
+    """How many operations the second checkpoint needs, its pruning included."""
+    disk = FailingDisk()
+    saver = InProcess(tmp_path / "counted", disk=disk, retention=Retention(last=1))
+    saver.persist(1)
+    first = disk.done
+    saver.persist(2)
+    saver.close()
+    return disk.done - first
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
+def test_each_operation_fails_in_turn(tmp_path: Path, memory_path: Path, error: int) -> None:
+    """Whatever fails is reported once; the store restores the old or the new checkpoint, and takes the next one."""
+    count = operations(tmp_path)
+    assert count > 20
+    for number in range(1, count + 1):
+        store = memory_path / str(number)
+        disk = FailingDisk(error=error)
+        saver = InProcess(store, disk=disk, retention=Retention(last=1))
+        saver.persist(1)
+        disk.fails = disk.done + number
+        del saver.reports[:]
+        saver.persist(2)
+        failures = [report for report in saver.reports if isinstance(report, Failed)]
+        assert len(failures) == 1, number
+        assert os.strerror(error) in failures[0].message
+        durable = any(isinstance(report, Durable) for report in saver.reports)
+        assert newest_whole(store) in ((2,) if durable else (1, 2))
+        saver.persist(3)
+        assert isinstance(saver.reports[-1], Verified), number
+        assert newest_whole(store) == 3
+        saver.persister.remove_leftovers()
+        assert not [path for path in store.iterdir() if path.name.startswith((INCOMPLETE, PRUNED))]
+        saver.close()
+
+
+def test_messages_name_the_store_and_what_to_do(tmp_path: Path) -> None:
+    """One line: the store, the iteration, the reason, the way out."""
+    disk = FailingDisk(fails=3, error=errno.ENOSPC)
+    saver = InProcess(tmp_path / "store", disk=disk)
+    saver.persist(7)
+    (failure,) = saver.reports
+    assert isinstance(failure, Failed)
+    assert failure.message == (
+        f"{tmp_path / 'store'}: the checkpoint of iteration 7 cannot be made durable (No space left on device); free "
+        "space, or retain fewer checkpoints; checkpoints that were durable before still are"
+    )
+    saver.close()
+
+
+def test_a_bad_disk_prunes_nothing(tmp_path: Path) -> None:
+    """What does not read back as written is reported, and the old checkpoint stays."""
+
+    class Flips(LocalDisk):
+        flips = False
+
+        def write(self, fd: int, data: memoryview, offset: int) -> int:
+            wrong = aligned(bytes(data))
+            if self.flips:
+                wrong[100] ^= 1
+            return super().write(fd, wrong, offset)
+
+    disk = Flips()
+    saver = InProcess(tmp_path / "store", disk=disk, retention=Retention(last=1))
+    saver.persist(1)
+    disk.flips = True
+    saver.persist(2)
+    assert isinstance(saver.reports[-1], Failed)
+    assert "does not read back" in saver.reports[-1].message
+    assert newest_whole(tmp_path / "store") == 1
+    saver.close()
+
+
+def test_a_deleted_store_is_reported(tmp_path: Path) -> None:
+    """Nobody makes it again behind the user's back."""
+    saver = InProcess(tmp_path / "store")
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    saver.persist(1)
+    (failure,) = saver.reports
+    assert isinstance(failure, Failed) and "do not remove a store" in failure.message
+    assert not (tmp_path / "store").exists()
+    saver.close()
+
+
+def test_retention(tmp_path: Path) -> None:
+    """The last two, each fourth, and what was marked stay."""
+    saver = InProcess(tmp_path / "store", retention=Retention(last=2, every=4))
+    for iteration in range(1, 11):
+        saver.persist(iteration, keep=iteration == 5)
+    found = list_checkpoints(tmp_path / "store")
+    assert [checkpoint.iteration for checkpoint in found] == [10, 9, 8, 5, 4]
+    assert [
+        checkpoint.iteration for checkpoint in found if isinstance(checkpoint, Checkpoint) and checkpoint.manifest.keep
+    ] == [5]
+    saver.close()
+
+
+class PickyDisk(LocalDisk):
+    """Refuses direct writes at the write, or at the open, or writes a few bytes at a time."""
+
+    def __init__(self, *, at_open: bool = False, at_write: bool = False, short_bytes: int = 2**30) -> None:
+        self.at_open, self.at_write, self.short_bytes = at_open, at_write, short_bytes
+        self.direct: set[int] = set()
+
+    def create(self, path: Path, *, direct: bool) -> int:
+        fd = super().create(path, direct=direct and not self.at_open)
+        if direct and not self.at_open:
+            self.direct.add(fd)
+        return fd
+
+    def set_buffered(self, fd: int) -> None:
+        super().set_buffered(fd)
+        self.direct.discard(fd)
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        if fd in self.direct and (self.at_write or offset % 4096 or len(data) % 4096):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return super().write(fd, data[: self.short_bytes], offset)
+
+
+@pytest.mark.parametrize(
+    "disk",
+    [
+        PickyDisk(),
+        PickyDisk(at_open=True),
+        PickyDisk(at_write=True),
+        PickyDisk(short_bytes=4096),
+        PickyDisk(short_bytes=1000),
+    ],
+    ids=["direct", "refused at open", "refused at write", "short", "short and unaligned"],
+)
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 20_000])
+def test_a_file_is_written_whatever_the_file_system_takes(tmp_path: Path, disk: PickyDisk, size: int) -> None:
+    """Direct, buffered from the open or from a write's EINVAL on, and in short writes: the same bytes."""
+    data = os.urandom(size)
+    write_file(disk, tmp_path / "file", [aligned(data)], size, lambda: None)
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    """A file that exists is an error, not a target."""
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(FileExistsError):
+        write_file(LocalDisk(), tmp_path / "file", [aligned(b"new")], 3, lambda: None)
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_a_wrong_size_is_no_file(tmp_path: Path) -> None:
+    """Fewer bytes than promised are an error before anything is synced."""
+    with pytest.raises(OSError, match="4096 bytes were given for a file of 9999"):
+        write_file(LocalDisk(), tmp_path / "file", [aligned(b"short")], 9999, lambda: None)
+
+
+def test_the_layout_is_what_lies_on_disk(tmp_path: Path) -> None:
+    """Names and sizes of a checkpoint's files, and no more of them."""
+    saver = InProcess(tmp_path / "store")
+    saver.persist(3)
+    (checkpoint,) = list_checkpoints(tmp_path / "store")
+    sizes = {path.name: path.stat().st_size for path in checkpoint.path.iterdir()}
+    assert checkpoint.path.name == "00000001-iteration-3"
+    assert set(sizes) == {"model.safetensors", "optimizer.safetensors", "commit.json", "manifest.json"}
+    assert all(sizes[file.name] == file.size_bytes for file in SMALL.files)
+    saver.close()
