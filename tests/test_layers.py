@@ -34,6 +34,9 @@ ALLOWED: dict[str, set[str]] = {
     "sources": {"errors", "training", "models"},
     "store": {"errors", "units", "jsonfile"},
     "runtime": {"errors", "units", "training", "schedule"},
+    "hoststate": {"errors", "training", "runtime"},
+    "restore": {"errors", "training", "store", "runtime", "hoststate"},
+    "data": {"errors"},
     "checkpointing": {"errors", "training", "schedule", "runtime", "store", "hoststate", "restore"},
     "cli": {
         "errors", "units", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify", "compiler",

@@ -1,0 +1,274 @@
+"""A plain DataLoader whose position can be saved: seeded, each item exactly once an epoch, also across a resume.
+
+    loader = ResumableLoader(dataset, batch_size=32, shuffle=True, seed=0, num_workers=2)
+    with checkflow.attach(model, optimizer, loader=loader, ...) as ckpt:
+        ckpt.restore()
+        for epoch in range(loader.epoch, epochs):
+            for batch in loader:
+                ...
+                ckpt.step()
+
+The order of an epoch is a function of seed and epoch alone. What counts is what the loop was given, not what workers
+fetched ahead. Nothing is drawn from the global random generators in the training process.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Generic, TypeVar, cast
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from checkflow.errors import InputError
+
+item = TypeVar("item", covariant=True)
+_GLOBAL = ("RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler")
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch's indices, and where it stands: workers seed themselves by that."""
+
+    epoch: int
+    first: int  # items of the epoch before it
+    indices: tuple[int, ...]
+
+
+class ResumableLoader(Generic[item]):
+    """Iterates like a DataLoader over a map-style dataset, and has state_dict and load_state_dict.
+
+    A pass that was left early (break, or a restored checkpoint) is continued by the next `for`; a pass that ended
+    raises `epoch` by one. A checkpoint taken after an epoch's last batch therefore resumes with a pass of no batches,
+    so that what the user does at the end of an epoch is done.
+
+    With workers, each seeds Python's, NumPy's and torch's generators before each batch by seed, epoch and position, so
+    random augmentations do not depend on who fetched what. Without, they draw from the training's own generators.
+
+    Args:
+        dataset: map-style, with a length that does not change.
+        batch_size: items in a batch; the last one of an epoch may be smaller. May differ after a restore.
+        shuffle: a new order each epoch, else the dataset's.
+        seed: of the orders and of the workers.
+        drop_last: leave out the last batch of an epoch where it is smaller.
+        batch_sampler: batches of indices in place of the four above. Has to give the same batches each time, or, if it
+            has set_epoch, the same for the same epoch.
+        num_workers, collate_fn, pin_memory, timeout, worker_init_fn, multiprocessing_context, prefetch_factor,
+            persistent_workers: as in torch.utils.data.DataLoader.
+
+    Raises InputError for a dataset or sampler that cannot be resumed.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[item],
+        batch_size: int = 1,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        batch_sampler: Sequence[Sequence[int]] | torch.utils.data.Sampler[list[int]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[item]], object] | None = None,
+        pin_memory: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: BaseContext | str | None = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+    ) -> None:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise InputError("loader: an iterable dataset has no positions; use torchdata's StatefulDataLoader")
+        if batch_size < 1 or seed < 0:
+            raise InputError(f"loader: batch_size {batch_size} or seed {seed} is out of range; give at least 1 and 0")
+        _refuse_unseeded(batch_sampler)
+        self.dataset = dataset
+        self.seed = seed
+        self.shuffle = shuffle
+        self._size = len(cast(Sized, dataset))
+        self._batches = _Batches(self._size, batch_size, shuffle, seed, drop_last, batch_sampler)
+        self._generator = torch.Generator()
+        self._items = 0  # of the current epoch that the loop was given
+        self._pass = 0  # number of the pass that may go on
+        self._loader: DataLoader[item] = DataLoader(
+            _Seeded(dataset, seed),
+            batch_sampler=cast(torch.utils.data.Sampler[list[int]], self._batches),
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            generator=self._generator,
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The number of the pass that goes on or comes next, from 0."""
+        return self._batches.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin this epoch with the next `for`. The current one goes on where it is."""
+        if epoch != self.epoch:
+            self._move(epoch, 0)
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch."""
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[item]:
+        self._pass += 1
+        number = self._pass
+        self._batches.start = self._items
+        self._generator.manual_seed(_mixed(self.seed, self.epoch))  # for the DataLoader's own seed, drawn in iter()
+        sizes = self._batches.sizes = deque()
+        for batch in self._loader:
+            self._check_current(number)
+            self._items += sizes.popleft()
+            yield batch
+            self._check_current(number)
+        self._move(self.epoch + 1, 0)
+
+    def _check_current(self, number: int) -> None:
+        if number != self._pass:
+            raise InputError("loader: was moved or iterated anew during this pass; use one pass at a time")
+
+    def _move(self, epoch: int, items: int) -> None:
+        self._pass += 1
+        self._batches.epoch, self._items = epoch, items
+
+    def state_dict(self) -> dict[str, object]:
+        """The position after the last batch that the loop was given."""
+        return {
+            "epoch": self.epoch,
+            "items": self._items,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "size": self._size,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Continue there. Raises InputError where that is no position in this dataset's order."""
+        for key, ours in self.state_dict().items():
+            theirs = state_dict.get(key)
+            if type(theirs) is not type(ours):
+                raise InputError(f"loader: the state's {key!r} is {theirs!r:.40}; give what state_dict() gave")
+            if key in ("seed", "shuffle", "size") and theirs != ours:
+                raise InputError(f"loader: {key} is {ours}, {theirs} in the checkpoint; use the same data and order")
+        epoch, items = state_dict["epoch"], state_dict["items"]
+        assert isinstance(epoch, int) and isinstance(items, int)
+        self._batches.check(epoch, items)
+        self._move(epoch, items)
+
+
+class _Batches:
+    """A DataLoader's batch sampler: the batches of `epoch` from item `start` on. Says how large each one was."""
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        drop_last: bool,
+        given: Sequence[Sequence[int]] | torch.utils.data.Sampler[list[int]] | None,
+    ) -> None:
+        self.epoch = 0
+        self.start = 0
+        self.sizes: deque[int] = deque()
+        self._size = size
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._seed = seed
+        self._drop_last = drop_last
+        self._given = given
+
+    def __len__(self) -> int:
+        if self._given is not None:
+            return len(cast(Sized, self._given))
+        return self._size // self._batch_size if self._drop_last else -(-self._size // self._batch_size)
+
+    def __iter__(self) -> Iterator[_Batch]:
+        first, sizes = self.start, self.sizes
+        for indices in self._rest(self.epoch, first):
+            sizes.append(len(indices))
+            yield _Batch(self.epoch, first, tuple(indices))
+            first += len(indices)
+
+    def check(self, epoch: int, items: int) -> None:
+        """Raises InputError unless a batch begins after so many items."""
+        if epoch < 0 or items < 0 or (self._given is None and items > self._size):
+            raise InputError(f"loader: epoch {epoch}, item {items} is no position; the dataset has {self._size} items")
+        if self._given is not None:
+            next(self._rest(epoch, items), None)
+
+    def _rest(self, epoch: int, start: int) -> Iterator[Sequence[int]]:
+        if self._given is None:
+            yield from self._seeded(epoch, start)
+            return
+        set_epoch = getattr(self._given, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+        passed = 0
+        for indices in self._given:
+            if passed > start:
+                break
+            if passed == start:
+                yield indices
+                start += len(indices)
+            passed += len(indices)
+        if passed != start:
+            raise InputError(
+                f"loader: no batch begins after {start} items of epoch {epoch}; use the same batch_sampler"
+            )
+
+    def _seeded(self, epoch: int, start: int) -> Iterator[Sequence[int]]:
+        order: Sequence[int] | torch.Tensor = range(self._size)
+        if self._shuffle:
+            generator = torch.Generator().manual_seed(_mixed(self._seed, epoch))
+            order = torch.randperm(self._size, generator=generator)
+        for low in range(start, self._size, self._batch_size):
+            indices = order[low : low + self._batch_size]
+            if len(indices) == self._batch_size or not self._drop_last:
+                yield indices.tolist() if isinstance(indices, torch.Tensor) else indices
+
+
+class _Seeded(Dataset[item]):
+    """The dataset; in a worker, its random generators are a function of seed, epoch and position."""
+
+    def __init__(self, dataset: Dataset[item], seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __getitems__(self, batch: _Batch) -> list[item]:
+        """What DataLoader's fetcher calls, with what the batch sampler gave."""
+        if get_worker_info() is not None:
+            mixed = _mixed(self._seed, batch.epoch, batch.first)
+            random.seed(mixed)
+            np.random.seed(mixed % 2**32)
+            torch.default_generator.manual_seed(mixed)
+        whole = getattr(self._dataset, "__getitems__", None)
+        if whole is not None:
+            return cast(list[item], whole(list(batch.indices)))
+        return [self._dataset[index] for index in batch.indices]
+
+
+def _mixed(*numbers: int) -> int:
+    """A seed of 63 bits from numbers that may be alike (np.random.SeedSequence)."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _refuse_unseeded(batch_sampler: object) -> None:
+    for sampler in (batch_sampler, getattr(batch_sampler, "sampler", None)):
+        if type(sampler).__name__ in _GLOBAL:
+            raise InputError(
+                f"loader: a {type(sampler).__name__} gives another order each time; use shuffle=True and a seed, or a "
+                "sampler with set_epoch"
+            )

@@ -1,0 +1,127 @@
+"""All of the host's state at the iteration's end, as one record.
+
+    state = HostState(training, objects, stored=names.__contains__, fingerprints={"schedule": digest})
+    check_capturable(state)                   # at attach: names what cannot be saved
+    captured = state.capture(iteration)       # at ckpt.step(), in the training's thread
+    handle.stage(slot, iteration, captured.record())     # once the checkpoint's copies have ended
+
+Call `capture` in the loop, before the next batch is asked for: a loader's position is then that of the last batch that
+the loop consumed. A loader wrapped in a prefetcher that asks ahead is itself ahead; attach a wrapper that knows which
+batch was consumed.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from checkflow.hoststate.encode import encode
+from checkflow.hoststate.forms import dump
+from checkflow.hoststate.objects import HostObjects, read_without_waiting
+from checkflow.hoststate.optimizers import IsStored, OptimizerReader, file_of
+from checkflow.hoststate.record import FORMAT, VERSION
+from checkflow.hoststate.rng import read_rng
+from checkflow.runtime.state import parameter_names, prefixes, uncompiled
+from checkflow.training import Training
+
+_ROOM_BYTES = 2**16
+_ROOM_BYTES_A_PARAMETER = 256  # its name, and its optimizer state where it has none yet
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The host's state at one moment. `parts` that are functions wait for copies from the device."""
+
+    parts: tuple[str | Callable[[], str], ...]
+
+    def record(self) -> bytes:
+        """The record's bytes, JSON in ASCII."""
+        return "".join(part if isinstance(part, str) else part() for part in self.parts).encode("ascii")
+
+
+class HostState:
+    """What `capture` reads. Texts that never change are made once.
+
+    Args:
+        training: the live models and optimizers.
+        objects: what else the user attached.
+        stored: whether a file of the checkpoint holds the tensor of a state name, "optimizer/fc.weight.exp_avg". What
+            no file holds goes into the record if it is small and on the CPU, and is refused otherwise.
+        fingerprints: of the schedule and the state, by what they are of.
+
+    Models and optimizers have the files "model.safetensors", "optimizer.safetensors" ("model.0.safetensors", ... where
+    there are several), with the state's names less "model/" or "optimizer/".
+    """
+
+    def __init__(
+        self, training: Training, objects: HostObjects, *, stored: IsStored, fingerprints: Mapping[str, str]
+    ) -> None:
+        self._models = dict(zip(prefixes("model", len(training.models)), training.models, strict=True))
+        names = parameter_names(training)
+        self._parameters = len(names)
+        self._keep = tuple(training.models)  # ids in `names` stay theirs
+        self._optimizers = [
+            OptimizerReader(prefix, optimizer, names, stored)
+            for prefix, optimizer in zip(
+                prefixes("optimizer", len(training.optimizers)), training.optimizers, strict=True
+            )
+        ]
+        self._objects = objects
+        self._extra = [(prefix, path, module) for prefix, path, module in _with_extra_state(self._models)]
+        head = {"format": FORMAT, "version": VERSION, "fingerprints": dict(fingerprints), "versions": _versions()}
+        self._head = dump(head)[:-1]  # type: ignore[arg-type]
+
+    def capture(self, iteration: int) -> Captured:
+        """The state after `iteration` completed iterations. Raises InputError that names what cannot be saved."""
+        optimizers = ",".join(reader.read() for reader in self._optimizers)
+        before = f'{self._head},"iteration":{iteration},"models":[{self._model_texts()}],"optimizers":[{optimizers}]'
+        objects = tuple(self._object_parts())
+        rng = dump(read_rng(self._objects.generators))  # after the objects: a fresh loader may draw when it is asked
+        metadata = dump(encode(dict(self._objects.metadata), "metadata"))
+        return Captured((f'{before},"objects":[', *objects, f'],"rng":{rng},"metadata":{metadata}}}'))
+
+    def _model_texts(self) -> str:
+        extra: dict[str, dict[str, object]] = {}
+        for prefix, path, module in self._extra:
+            where = f"{prefix}/{path}".rstrip("/") + "._extra_state"
+            extra.setdefault(prefix, {})[path] = encode(module.get_extra_state(), where)
+        return ",".join(
+            dump({"name": prefix, "file": file_of(prefix), "extra": extra.get(prefix, {})})  # type: ignore[dict-item]
+            for prefix in self._models
+        )
+
+    def _object_parts(self) -> Iterator[str | Callable[[], str]]:
+        between = ""
+        for name, member in self._objects.objects.items():
+            yield f'{between}{dump({"name": name, "type": type(member).__name__})[:-1]},"state":'
+            later = read_without_waiting(member)
+            if later is None:
+                yield dump(encode(member.state_dict(), name))
+            else:
+                yield lambda state=later, name=name: dump(encode(state(), name))  # type: ignore[misc]
+            yield "}"
+            between = ","
+
+    def room_bytes(self) -> int:
+        """Bytes that a record of this training may need, now and once the optimizers have their state."""
+        return 2 * len(self.capture(0).record()) + self._parameters * _ROOM_BYTES_A_PARAMETER + _ROOM_BYTES
+
+
+def check_capturable(state: HostState) -> None:
+    """Raises InputError that names what cannot be saved. To be called at attach: it reads everything once."""
+    state.capture(0).record()
+
+
+def _with_extra_state(models: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str, str, torch.nn.Module]]:
+    for prefix, model in models.items():
+        for path, module in uncompiled(model).named_modules():
+            if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+                yield prefix, path, module
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}

@@ -1,0 +1,111 @@
+"""What the user attaches beside models and optimizers: objects with state_dict and load_state_dict, and generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from checkflow.errors import InputError
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """The protocol of LR schedulers, GradScaler, torchdata's StatefulDataLoader and checkflow.data.ResumableLoader."""
+
+    def state_dict(self) -> dict[str, object]: ...
+
+    def load_state_dict(self, state_dict: dict[str, object], /) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostObjects:
+    """Named objects and generators whose state a checkpoint holds, and the user's own JSON, read at each checkpoint.
+
+    `objects` are restored in their order; a loader's name begins with "loader".
+    """
+
+    objects: Mapping[str, Stateful] = field(default_factory=dict)
+    generators: Mapping[str, torch.Generator] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        scheduler: object = None,
+        scaler: object = None,
+        loader: object = None,
+        generators: Mapping[str, torch.Generator] | None = None,
+        metadata: Mapping[str, object] | None = None,
+    ) -> HostObjects:
+        """Each of the first three is one object, a sequence of them, or None.
+
+        The generator that a loader seeds its workers from is taken along as "<loader>.generator". Raises InputError,
+        by name, for an object without the two methods.
+        """
+        objects: dict[str, Stateful] = {}
+        own = {f"generator.{name}": generator for name, generator in (generators or {}).items()}
+        for kind, given in (("scheduler", scheduler), ("scaler", scaler), ("loader", loader)):
+            members = _members(given)
+            for index, member in enumerate(members):
+                name = kind if len(members) == 1 else f"{kind}.{index}"
+                objects[name] = _checked(name, member)
+                generator = getattr(member, "generator", None)
+                if kind == "loader" and isinstance(generator, torch.Generator):
+                    own[f"{name}.generator"] = generator
+        for name, generator in own.items():
+            if not isinstance(generator, torch.Generator):
+                raise InputError(f"{name}: is a {type(generator).__name__}; give a torch.Generator")
+        return cls(objects, own, metadata if metadata is not None else {})
+
+
+def _members(given: object) -> list[object]:
+    if given is None:
+        return []
+    if not isinstance(given, Stateful) and isinstance(given, (list, tuple)):
+        return list(given)
+    return [given]
+
+
+def _checked(name: str, member: object) -> Stateful:
+    if isinstance(member, Stateful):
+        return member
+    if isinstance(member, torch.utils.data.DataLoader):
+        raise InputError(
+            f"{name}: a plain DataLoader does not know its position; use checkflow.data.ResumableLoader or torchdata's "
+            "StatefulDataLoader"
+        )
+    kind = "an iterator" if isinstance(member, Iterable) else f"a {type(member).__name__}"
+    raise InputError(
+        f"{name}: {kind} without state_dict and load_state_dict cannot be resumed; attach one that has them"
+    )
+
+
+def read_without_waiting(member: Stateful) -> Callable[[], dict[str, object]] | None:
+    """For a GradScaler on CUDA: its state as the work queued so far leaves it, to be called later; None for the rest.
+
+    GradScaler's own state_dict waits for the device; this waits only when called.
+    """
+    if not isinstance(member, torch.amp.GradScaler) or not member.is_enabled():
+        return None
+    scale, tracker = member._scale, member._growth_tracker
+    if scale is None or tracker is None or scale.device.type != "cuda":
+        return None
+    copies = [torch.empty_like(source, device="cpu", pin_memory=True) for source in (scale, tracker)]
+    for copy, source in zip(copies, (scale, tracker), strict=True):
+        copy.copy_(source, non_blocking=True)
+    done = torch.cuda.current_stream(scale.device).record_event()
+    constants: dict[str, object] = {
+        "growth_factor": member.get_growth_factor(),
+        "backoff_factor": member.get_backoff_factor(),
+        "growth_interval": member.get_growth_interval(),
+    }
+
+    def state() -> dict[str, object]:
+        done.synchronize()
+        return {"scale": copies[0].item(), **constants, "_growth_tracker": int(copies[1].item())}
+
+    return state

@@ -1,0 +1,210 @@
+"""An optimizer's host half: its groups' hyperparameters, which state each parameter has, and what of it is on the host.
+
+Large tensors are the files'. Adam's step on the CPU and its like are gathered: one tensor for each slot, stacked over
+all parameters that have it, because hundreds of small values one by one would cost more than the copies they describe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import is_
+
+import torch
+
+from checkflow.errors import InputError
+from checkflow.hoststate.encode import encode, tensor_parts
+from checkflow.hoststate.forms import MAX_TENSOR_BYTES, Json, RefusedError, Stored, dump
+
+IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""Keys of a group that choose how an update is computed, not which: a restored optimizer keeps its own."""
+
+_IMMUTABLE = (int, float, bool, str, type(None))
+IsStored = Callable[[str], bool]
+
+
+@dataclass(slots=True)
+class _Cohort:
+    """Parameters whose state has the same slots; `text` is the part of its JSON that does not change."""
+
+    text: str
+    host: dict[str, list[torch.Tensor]]
+    values: dict[str, list[Json]]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A parameter's state as it was when the cohorts were formed."""
+
+    parameter: torch.Tensor
+    state: Mapping[str, object]
+    members: tuple[object, ...]
+
+
+class OptimizerReader:
+    """Reads one optimizer at each checkpoint. What did not change since the last one is not encoded again.
+
+    Args:
+        prefix: "optimizer", or "optimizer.1" of several.
+        optimizer: the live one.
+        names: id(parameter) -> "model/features.0.weight".
+        stored: whether a file holds the tensor of a state name, "optimizer/features.0.weight.exp_avg".
+    """
+
+    def __init__(
+        self, prefix: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str], stored: IsStored
+    ) -> None:
+        self._prefix = prefix
+        self._optimizer = optimizer
+        self._names = names
+        self._stored = stored
+        self._group_texts: dict[int, tuple[tuple[object, ...], str]] = {}
+        self._cohorts: list[_Cohort] | None = None
+        self._seen: list[_Seen] = []
+
+    def read(self) -> str:
+        """OptimizerRecord's JSON. Raises InputError that names what cannot be saved."""
+        groups = ",".join(self._group(index) for index in range(len(self._optimizer.param_groups)))
+        if self._cohorts is None or self._changed():
+            self._cohorts = self._form()
+        cohorts = ",".join(self._cohort(cohort) for cohort in self._cohorts)
+        head = dump({"name": self._prefix, "type": type(self._optimizer).__name__, "file": file_of(self._prefix)})
+        text = f'{head[:-1]},"groups":[{groups}],"cohorts":[{cohorts}]}}'
+        if any(cohort.values for cohort in self._cohorts):
+            self._cohorts = None  # values are replaced, not changed: nothing tells whether they are the same
+        return text
+
+    def _group(self, index: int) -> str:
+        group = self._optimizer.param_groups[index]
+        seen = (*group, *group.values(), *group["params"])
+        known = self._group_texts.get(index)
+        if known is not None and len(known[0]) == len(seen) and all(map(is_, known[0], seen)):
+            return known[1]
+        path = f"{self._prefix}.param_groups[{index}]"
+        stored = [
+            key
+            for key, value in group.items()
+            if isinstance(value, torch.Tensor) and self._stored(f"{self._prefix}/param_groups.{index}.{key}")
+        ]
+        values = {key: value for key, value in group.items() if key != "params" and key not in stored}
+        text = dump(
+            {
+                "parameters": [self._name(parameter) for parameter in group["params"]],
+                "stored": list(stored),
+                "values": encode(values, path),
+            }
+        )
+        if all(map(_immutable, values.values())):
+            self._group_texts[index] = (seen, text)
+        return text
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        name = self._names.get(id(parameter))
+        if name is None:
+            shape = tuple(parameter.shape)
+            raise InputError(f"{self._prefix}: a parameter of shape {shape} belongs to no model; attach its module too")
+        return name
+
+    def _changed(self) -> bool:
+        state = self._optimizer.state
+        if len(state) != len(self._seen):
+            return True
+        for seen in self._seen:
+            now = state.get(seen.parameter)
+            if now is not seen.state or len(now) != len(seen.members) or not all(map(is_, now.values(), seen.members)):
+                return True
+        return False
+
+    def _form(self) -> list[_Cohort]:
+        self._seen = []
+        members: dict[tuple[tuple[str, str], ...], list[tuple[str, dict[str, object]]]] = {}
+        parameters = dict.fromkeys(p for group in self._optimizer.param_groups for p in group["params"])
+        for key in self._optimizer.state:
+            if key not in parameters:
+                what = (
+                    f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else f"the key {key!r:.80}"
+                )
+                raise InputError(
+                    f"{self._prefix}.state: {what} is no parameter of its groups; remove it from the state"
+                )
+        for parameter in parameters:
+            state = self._optimizer.state.get(parameter)
+            if state is None:
+                continue
+            self._seen.append(_Seen(parameter, state, tuple(state.values())))
+            if state:
+                name = self._name(parameter)
+                kinds = tuple((slot, self._kind(parameter, name, slot, value)) for slot, value in state.items())
+                members.setdefault(kinds, []).append((name, state))
+        return [self._cohort_of(kinds, found) for kinds, found in members.items()]
+
+    def _state_name(self, name: str, slot: str) -> str:
+        return f"{self._prefix}/{name.split('/', 1)[1]}.{slot}"
+
+    def _kind(self, parameter: torch.Tensor, name: str, slot: object, value: object) -> str:
+        """How a slot is saved; parameters with the same kinds of slots share a cohort."""
+        if type(slot) is not str:
+            raise InputError(f"{self._prefix}.state of {name}: the slot {slot!r:.80} has no text as its name")
+        if not isinstance(value, torch.Tensor):
+            return "value"
+        apart = "apart " if value.device.type == "cpu" and parameter.device.type != "cpu" else ""
+        if self._stored(self._state_name(name, slot)):
+            return f"{apart}stored"
+        if value.device.type != "cpu" or value.numel() * value.element_size() > MAX_TENSOR_BYTES:
+            raise InputError(
+                f"{self._state_name(name, slot)}: a tensor of shape {tuple(value.shape)} on {value.device} is neither "
+                "in a file of the checkpoint nor small and on the CPU; compile and attach with the state as it is now"
+            )
+        return f"{apart}host {value.dtype} {tuple(value.shape)}"
+
+    def _cohort_of(self, kinds: tuple[tuple[str, str], ...], members: list[tuple[str, dict[str, object]]]) -> _Cohort:
+        host: dict[str, list[torch.Tensor]] = {}
+        values: dict[str, list[Json]] = {}
+        for slot, kind in kinds:
+            if kind == "value":
+                values[slot] = [self._value(name, slot, state[slot]) for name, state in members]
+            elif "host" in kind:
+                host[slot] = [value for _, state in members if isinstance(value := state[slot], torch.Tensor)]
+        text = dump(
+            {
+                "parameters": [name for name, _ in members],
+                "slots": [slot for slot, _ in kinds],
+                "stored": [slot for slot, kind in kinds if kind.endswith("stored")],
+                "apart": [slot for slot, kind in kinds if kind.startswith("apart")],
+            }
+        )
+        return _Cohort(text[:-1], host, values)
+
+    def _value(self, name: str, slot: str, value: object) -> Json:
+        where = f"{self._prefix}.state of {name}: {slot}"
+        return encode(_marked(value, self._state_name(name, slot), self._prefix, self._stored), where)
+
+    def _cohort(self, cohort: _Cohort) -> str:
+        host: dict[str, Json] = {}
+        for slot, tensors in cohort.host.items():
+            try:
+                host[slot] = tensor_parts(torch.stack(tensors).detach())
+            except RefusedError as refused:
+                raise InputError(f"{self._prefix}.state: {slot} of all parameters: {refused}") from None
+        values: dict[str, Json] = {slot: list(found) for slot, found in cohort.values.items()}
+        return f'{cohort.text},"host":{dump(host)},"values":{dump(values)}}}'
+
+
+def file_of(prefix: str) -> str:
+    """The file of a model's or optimizer's tensors: "model" -> "model.safetensors"."""
+    return f"{prefix}.safetensors"
+
+
+def _immutable(value: object) -> bool:
+    return isinstance(value, _IMMUTABLE) or (type(value) is tuple and all(map(_immutable, value)))
+
+
+def _marked(value: object, path: str, prefix: str, stored: IsStored) -> object:
+    """The same with the tensors that files hold replaced by their names within the file."""
+    if isinstance(value, torch.Tensor):
+        return Stored(path.removeprefix(f"{prefix}/")) if stored(path) else value
+    if type(value) is dict:
+        return {key: _marked(item, f"{path}.{key}", prefix, stored) for key, item in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return type(value)(_marked(item, f"{path}.{index}", prefix, stored) for index, item in enumerate(value))
+    return value

@@ -1,0 +1,9 @@
+"""Verified bytes -> models, optimizers and everything else, in place.
+
+match.py       what goes where, refused before anything changed     files.py   safetensors bytes -> tensors
+optimizers.py  groups and state, made as the optimizer keeps them
+"""
+
+from checkflow.restore.match import Restored, restore
+
+__all__ = ["Restored", "restore"]

@@ -1,0 +1,178 @@
+"""Matches a checkpoint with the live training by names, shapes and dtypes; the first difference is refused.
+
+Everything is checked before anything is changed. What only an object itself can check (its load_state_dict) comes
+first, loaders before the rest; the random generators come last, because making a loader's iterator may draw from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from checkflow.errors import FormatError, InputError
+from checkflow.hoststate.decode import decode
+from checkflow.hoststate.objects import HostObjects, Stateful
+from checkflow.hoststate.record import ModelRecord, ObjectRecord, Record, parse_record
+from checkflow.hoststate.rng import match_rng
+from checkflow.restore.files import FileTensor, TensorFile, parse_file
+from checkflow.restore.optimizers import match_optimizer
+from checkflow.runtime.state import Live, live_state, parameter_names, prefixes, uncompiled
+from checkflow.training import Training
+
+_ADVICE = "restore into the model that was saved"
+_LOAD_ERRORS = (KeyError, ValueError, TypeError, RuntimeError, AssertionError, IndexError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restored checkpoint said: iterations completed, fingerprints, and the user's own JSON."""
+
+    iteration: int
+    fingerprints: Mapping[str, str]
+    metadata: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    name: str
+    member: Stateful
+    state: dict[str, object]
+
+    def load(self) -> None:
+        try:
+            self.member.load_state_dict(self.state)
+            if self.name.startswith("loader"):
+                self.member.state_dict()  # torchdata makes its iterator now, and not where it would draw from the RNGs
+        except _LOAD_ERRORS as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise InputError(f"{self.name}: does not take the checkpoint's state ({reason:.200})") from None
+
+
+def restore(files: Mapping[str, memoryview], record: bytes, training: Training, objects: HostObjects) -> Restored:
+    """Set models, optimizers, objects and generators to what the verified bytes of a checkpoint say.
+
+    Args:
+        files: each safetensors file's bytes by its name.
+        record: the commit record's.
+        training: the live models and optimizers; parameters and buffers are written in place, optimizer state too where
+            it exists, and is created where it does not.
+        objects: what was attached beside them.
+
+    Raises InputError that names the first difference, FormatError for bytes that no checkpoint of this version has.
+    """
+    parsed = parse_record(record)
+    tensors = _files(parsed, files)
+    names = parameter_names(training)
+    models = dict(zip(prefixes("model", len(training.models)), training.models, strict=True))
+    optimizers = dict(zip(prefixes("optimizer", len(training.optimizers)), training.optimizers, strict=True))
+    _same_names("model", list(models), [model.name for model in parsed.models])
+    _same_names("optimizer", list(optimizers), [optimizer.name for optimizer in parsed.optimizers])
+    _same_names("object", list(objects.objects), [found.name for found in parsed.objects])
+    lives = live_state(training)
+    copies = [copy for model in parsed.models for copy in _match_model(model, lives, tensors[model.file])]
+    extra = [found for model in parsed.models for found in _match_extra(model, models[model.name])]
+    plans = [match_optimizer(optimizers[found.name], names, found, tensors[found.file]) for found in parsed.optimizers]
+    matched = [_match_object(objects.objects[found.name], found) for found in parsed.objects]
+    generators = match_rng(parsed.rng, objects.generators)
+    metadata = decode(parsed.metadata, "metadata")
+    if not isinstance(metadata, dict):
+        raise FormatError("metadata: is no object; take another checkpoint")
+
+    for found in sorted(matched, key=lambda found: not found.name.startswith("loader")):
+        if found.name.startswith("loader"):
+            found.load()
+    with torch.no_grad():
+        for live, source in copies:
+            live.tensor.copy_(source.view())
+    for module, state in extra:
+        module.set_extra_state(state)
+    for plan in plans:
+        plan.apply()
+    for found in matched:
+        if not found.name.startswith("loader"):
+            found.load()
+    generators.restore()
+    return Restored(parsed.iteration, parsed.fingerprints, metadata)
+
+
+def _files(record: Record, files: Mapping[str, memoryview]) -> dict[str, TensorFile]:
+    names = [model.file for model in record.models] + [optimizer.file for optimizer in record.optimizers]
+    empty = TensorFile({}, {})  # an optimizer without state needs no file
+    return {name: parse_file(name, files[name]) if name in files else empty for name in names}
+
+
+def _same_names(kind: str, ours: list[str], saved: list[str]) -> None:
+    for name in saved:
+        if name not in ours:
+            raise InputError(f"{name}: is in the checkpoint, but no such {kind} is attached; attach what was saved")
+    for name in ours:
+        if saved.count(name) != 1:
+            raise InputError(f"{name}: is attached, but the checkpoint has no such {kind}; attach what was saved")
+
+
+def _match_model(record: ModelRecord, lives: list[Live], file: TensorFile) -> list[tuple[Live, FileTensor]]:
+    found: list[tuple[Live, FileTensor]] = []
+    ours: dict[tuple[object, ...], Live] = {}  # the first name of each tensor here
+    saved: dict[str, Live] = {}  # and there
+    names: set[str] = set()
+    for live in lives:
+        prefix, _, name = live.name.partition("/")
+        if prefix != record.name or live.optimizer is not None:
+            continue
+        names.add(name)
+        stored = file.aliases.get(name, name)
+        source = file.tensors.get(stored)
+        if source is None:
+            raise InputError(f"{live.name}: is in this model, but not in the checkpoint; {_ADVICE}")
+        shape, dtype = tuple(live.tensor.shape), live.tensor.dtype
+        if shape != source.shape:
+            raise InputError(f"{live.name}: has shape {shape}, {source.shape} in the checkpoint; {_ADVICE}")
+        if dtype != source.dtype:
+            raise InputError(f"{live.name}: has dtype {dtype}, {source.dtype} in the checkpoint; {_ADVICE}")
+        here, there = ours.setdefault(_identity(live), live), saved.setdefault(stored, live)
+        if here is not there:
+            tied, where = (
+                (here, "here, but not in the checkpoint") if here is not live else (there, "only in the checkpoint")
+            )
+            raise InputError(f"{live.name}: is tied to {tied.name} {where}; {_ADVICE}")
+        if here is live:
+            found.append((live, source))
+    for name in (*file.tensors, *file.aliases):
+        if name not in names:
+            raise InputError(f"{record.name}/{name}: is in the checkpoint, but not in this model; {_ADVICE}")
+    return found
+
+
+def _identity(live: Live) -> tuple[object, ...]:
+    tensor = live.tensor
+    if not tensor.numel():
+        return (live.name,)
+    return (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _match_extra(record: ModelRecord, model: torch.nn.Module) -> list[tuple[torch.nn.Module, object]]:
+    modules = {
+        path: module
+        for path, module in uncompiled(model).named_modules()
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state
+    }
+    for path in sorted(modules.keys() ^ record.extra.keys()):
+        where = "in the checkpoint, but not in this model" if path in record.extra else "not in the checkpoint"
+        raise InputError(f"{record.name}/{path}: its extra state is {where}; {_ADVICE}")
+    return [(module, decode(record.extra[path], f"{record.name}/{path}")) for path, module in modules.items()]
+
+
+def _match_object(member: Stateful, record: ObjectRecord) -> _Object:
+    if type(member).__name__ != record.type:
+        ours = type(member).__name__
+        raise InputError(f"{record.name}: is {ours}, {record.type} in the checkpoint; attach what was saved")
+    state = decode(record.state, record.name)
+    if not isinstance(state, dict):
+        raise FormatError(f"{record.name}: its state is no object; take another checkpoint")
+    if isinstance(member, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)):
+        for key in sorted(state.keys() ^ member.state_dict().keys()):
+            where = "in the checkpoint, but not here" if key in state else "here, but not in the checkpoint"
+            raise InputError(f"{record.name}.{key}: is {where}; attach what was saved")
+    return _Object(record.name, member, state)

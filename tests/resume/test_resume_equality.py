@@ -1,0 +1,103 @@
+"""A resumed run ends as one that was never interrupted, bit for bit."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from resume_memory import load, save
+from torch import nn
+from trainings_to_resume import TRAININGS, Make, Run
+
+from checkflow.restore import Restored
+from checkflow.runtime.state import live_state
+
+LENGTH = 7
+
+
+def seed(value: int) -> None:
+    torch.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value)
+
+
+def bits(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], bytes]:
+    data = tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), data
+
+
+def final(run: Run) -> dict[str, object]:
+    """Everything a run leaves: every tensor's bits, hyperparameters, objects' states, and the next random numbers."""
+    found: dict[str, object] = {live.name: bits(live.tensor) for live in live_state(run.training)}
+    for number, optimizer in enumerate(run.training.optimizers):
+        found[f"groups {number}"] = repr(optimizer.state_dict()["param_groups"])
+        found[f"state {number}"] = repr(optimizer.state_dict()["state"])
+    for model in run.training.models:
+        for path, module in model.named_modules():
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                found[path] = module.get_extra_state()
+    found |= {name: repr(member.state_dict()) for name, member in run.objects.objects.items()}
+    found |= {name: bits(generator.get_state()) for name, generator in run.objects.generators.items()}
+    found["random"] = (random.random(), np.random.random(), np.random.standard_normal(), torch.rand(()).item())
+    found["seen"] = [bits(value) for value in run.seen[-2:]]
+    return found
+
+
+def advance(run: Run, iterations: int) -> None:
+    for _ in range(iterations):
+        next(run.steps)
+
+
+def resumed(make: Make, at: int) -> tuple[Run, Restored]:
+    """Run to iteration `at`, checkpoint, let another life begin from other numbers, and restore there."""
+    seed(1)
+    run = make()
+    advance(run, at)
+    saved = save(run.training, run.objects, at)
+    advance(run, 1)  # the old run goes on: what was saved must not change with it
+    seed(2)
+    other = make()
+    return other, load(saved, other.training, other.objects)
+
+
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_resumed_run_ends_as_one_never_interrupted(name: str, at: int) -> None:
+    """New objects from other seeds, restored, end with the same bits; also before the optimizer has any state."""
+    make = TRAININGS[name]
+    seed(1)
+    whole = make()
+    advance(whole, LENGTH)
+    expected = final(whole)
+    other, restored = resumed(make, at)
+    assert restored.iteration == at
+    advance(other, LENGTH - at)
+    assert final(other) == expected
+
+
+@pytest.mark.parametrize("name", ["adamw foreach", "tied", "scheduler onecycle", "several", "scaler"])
+def test_a_run_can_be_taken_back(name: str) -> None:
+    """Restoring into a training that has run already changes its tensors in place and its state back."""
+    make = TRAININGS[name]
+    seed(1)
+    run = make()
+    advance(run, 2)
+    saved = save(run.training, run.objects, 2)
+    advance(run, 3)
+    expected = final(run)
+    before = {live.name: live.tensor.data_ptr() for live in live_state(run.training)}
+    load(saved, run.training, run.objects)
+    assert {live.name: live.tensor.data_ptr() for live in live_state(run.training)} == before
+    advance(run, 3)
+    assert final(run) == expected
+
+
+def test_a_new_optimizer_gets_no_state_that_was_not_there() -> None:
+    """Taken back to before the first update, an optimizer has no state at all."""
+    run = TRAININGS["adamw foreach"]()
+    saved = save(run.training, run.objects, 0)
+    advance(run, 1)
+    load(saved, run.training, run.objects)
+    assert len(run.training.optimizers[0].state) == 0
