@@ -22,9 +22,7 @@ CELLS = [(network, batch) for network in NETWORKS for batch in (1, 32)]
 def test_graph_is_what_tracing_gives_today(network: str, batch: int) -> None:
     """Tracing the bundled network again gives the same graph (make artifacts writes a new one)."""
     make = models.factory(network)
-    traced = trace_training(
-        lambda: make(batch_size=batch), model=network, arguments=(("batch_size", str(batch)),)
-    )
+    traced = trace_training(lambda: make(batch_size=batch), model=network, arguments=(("batch_size", str(batch)),))
     timed = hardware.retime(traced.graph, hardware.load_profile("rtx3090"))
     assert timed == read_graph(ROOT / "graphs" / f"{network}-{batch}.json")
 
