@@ -37,6 +37,8 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
     """
     if output.exists():
         raise InputError(f"--output {output}: exists; choose a new name, nothing is overwritten")
+    if not output.parent.is_dir():
+        raise InputError(f"--output {output}: there is no directory {output.parent}; make it first")
     with _console.progress() as progress:
         progress(f"reading {store}")
         newest = load_newest(store, iteration)
@@ -49,8 +51,8 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
         try:
             _WRITERS[target](newest.loaded, partial)
             partial.rename(output)
-        except OSError as error:
-            raise InputError(f"--output {output}: cannot be written ({error.strerror}); choose another") from None
+        except (OSError, RuntimeError) as error:  # torch's own writers raise RuntimeError for a full disk
+            raise InputError(f"--output {output}: cannot be written ({error}); choose another") from None
         finally:
             _discard(partial)
     checkpoint = newest.loaded.checkpoint

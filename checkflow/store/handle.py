@@ -189,6 +189,7 @@ class StoreHandle:
             return
         deadline = time.monotonic() + deadline_s
         try:
+            self._tend()  # one that died is started again, to remove what it left
             self._drain(deadline)
             self._closed = True
             if self._saver is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,3 +121,18 @@ def trainer_command(script: str, *arguments: object) -> list[str]:
     """A Python process of this environment that finds the package and these helpers."""
     paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent.parent)]
     return [sys.executable, "-c", f"import sys; sys.path[:0] = {paths!r}\n{script}", *map(str, arguments)]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for another process. Generous: it fails only where it would hang."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True

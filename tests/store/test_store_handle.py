@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from small_store import SMALL, fill, newest_whole, record_of, silent, stage, trainer_command
+from small_store import SMALL, fill, gone, newest_whole, record_of, silent, stage, trainer_command, until
 
 from checkflow.errors import InputError, StoreBusyError, StoreError
 from checkflow.store.handle import StoreHandle
@@ -29,21 +29,6 @@ EACH = PersistEvery(iterations=1)
 def saver_of(handle: StoreHandle) -> int:
     assert handle.saver_pid is not None
     return handle.saver_pid
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for another process. Generous: it fails only where it would hang."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
-
-
-def gone(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def until_verified(handle: StoreHandle, count: int) -> None:

@@ -1,0 +1,286 @@
+"""The slots' states, in every order of what trainer and saver may do, and with either killed at any instant."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from small_store import SMALL, TINY, fill, record_of, trainer_command
+
+from checkflow.errors import StoreError
+from checkflow.store.memory import Allowance, allowance
+from checkflow.store.shared import SharedMemory, State, Word
+from checkflow.store.slots import Slot, Slots
+from checkflow.store.take import Taken, give_back, recover, take_due, take_last
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What the model of the slots remembers."""
+
+    sequence: int
+    iteration: int
+
+
+class SlotMachine(RuleBasedStateMachine):
+    """A trainer and a saver that do anything allowed, in any order; the saver may die while persisting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.iteration = 0
+        self.filling: list[Slot] = []
+        self.staged: list[Staged] = []
+        self.due: set[int] = set()
+        self.keep: set[int] = set()
+        self.taken: Taken | None = None
+
+    @initialize(slots=st.integers(2, 4), backpressure=st.sampled_from(["skip", "block"]))
+    def start(self, slots: int, backpressure: str) -> None:
+        self.shared = SharedMemory.create(TINY, slots=slots, record_room_bytes=100, config=b"{}")
+        self.block = backpressure == "block"
+        self.slots = Slots(self.shared, TINY, "block" if self.block else "skip")
+
+    def teardown(self) -> None:
+        if hasattr(self, "shared"):
+            self.shared.close()
+
+    @rule()
+    def acquire(self) -> None:
+        slot = self.slots.try_acquire()
+        if slot is not None:
+            assert slot.index not in [other.index for other in self.filling]
+            assert self.taken is None or slot.index != self.taken.index
+            self.filling.append(slot)
+            fill(slot.data, TINY, 255)  # what was there is gone now
+
+    @precondition(lambda self: self.filling)
+    @rule(due=st.booleans())
+    def stage(self, due: bool) -> None:
+        slot = self.filling.pop(0)
+        self.iteration += 1
+        fill(slot.data, TINY, self.iteration)
+        before = {word.sequence for word in self.shared.words() if word.due and word.state is State.STAGED}
+        sequence = self.slots.stage(slot, self.iteration, record_of(self.iteration), due=due)
+        given_up = set() if self.block else before - self.keep
+        self.due -= given_up
+        self.due |= {sequence} if due or given_up else set()
+        self.staged.append(Staged(sequence, self.iteration))
+
+    @precondition(lambda self: self.filling)
+    @rule()
+    def abandon(self) -> None:
+        self.slots.abandon(self.filling.pop())
+
+    @rule(keep=st.booleans())
+    def ask(self, keep: bool) -> None:
+        sequence = self.slots.ask(keep=keep)
+        assert sequence == (self.staged[-1].sequence if self.staged else None)
+        if sequence is not None and (self.taken is None or self.taken.sequence != sequence):
+            self.due.add(sequence)
+        if sequence is not None and keep:
+            self.keep.add(sequence)
+            self.due.add(sequence)
+
+    @precondition(lambda self: self.taken is None)
+    @rule()
+    def take(self) -> None:
+        self.taken = take_due(self.shared)
+        assert (self.taken is None) == (not self.due)
+        if self.taken is not None:
+            assert self.taken.sequence == min(self.due)  # none that is due was overwritten
+            self.whole(self.taken)
+
+    def whole(self, taken: Taken) -> None:
+        staged = Staged(taken.sequence, taken.iteration)
+        assert staged in self.staged
+        assert taken.record == record_of(taken.iteration)
+        expected = SharedMemory.slot_bytes(self.shared, taken.index)
+        place = TINY.place("model.safetensors", "w")
+        assert bytes(expected[place.offset_bytes : place.end_bytes]) == bytes([taken.iteration % 251]) * 700
+
+    @precondition(lambda self: self.taken is not None)
+    @rule(durable=st.booleans())
+    def finish(self, durable: bool) -> None:
+        assert self.taken is not None
+        self.whole(self.taken)  # nobody wrote to it meanwhile
+        give_back(self.shared, self.taken, durable=durable)
+        if self.taken.keep or self.taken.sequence not in self.keep:
+            self.due.discard(self.taken.sequence)
+            self.keep.discard(self.taken.sequence)
+        self.taken = None
+
+    @precondition(lambda self: self.taken is not None)
+    @rule()
+    def saver_dies(self) -> None:
+        assert self.taken is not None
+        recover(self.shared)
+        self.taken = None
+
+    @invariant()
+    def the_newest_staged_is_there(self) -> None:
+        if not self.staged:
+            return
+        newest = self.staged[-1]
+        (index,) = [i for i, word in enumerate(self.shared.words()) if word.sequence == newest.sequence]
+        assert self.shared.word(index).state in (State.STAGED, State.PERSISTING)
+        assert self.shared.record(index) == (newest.iteration, record_of(newest.iteration))
+
+    @precondition(lambda self: self.taken is None and self.staged)
+    @rule()
+    def trainer_dies(self) -> None:
+        """Its saver finds the newest staged; then go on as if nothing had happened."""
+        last = take_last(self.shared)
+        newest = self.staged[-1]
+        if last is None:
+            assert self.shared.durable_sequence >= newest.sequence
+            return
+        assert last.sequence == newest.sequence
+        self.whole(last)
+        recover(self.shared)
+        self.due.add(last.sequence)
+
+
+TestSlotMachine = SlotMachine.TestCase
+TestSlotMachine.settings = settings(stateful_step_count=40)
+
+FILLER = """
+import os
+from small_store import *
+from checkflow.store.shared import SharedMemory
+from checkflow.store.slots import Slots
+slots = Slots(SharedMemory.attach(int(sys.argv[1])), SMALL, "skip")
+for iteration in range(1, 100_000):
+    slot = slots.try_acquire()
+    fill(slot.data, SMALL, iteration)
+    slots.stage(slot, iteration, record_of(iteration), due=iteration % 3 == 0)
+    os.write(1, b"%d\\n" % iteration)
+"""
+
+
+def test_a_trainer_killed_at_any_instant_leaves_a_whole_newest_checkpoint() -> None:
+    """Its last word is at most one staged checkpoint old, and every byte of what is found is of one iteration."""
+    choose = random.Random(0)
+    for _ in range(12):
+        shared = SharedMemory.create(SMALL, slots=choose.choice([2, 3]), record_room_bytes=100, config=b"{}")
+        command = trainer_command(FILLER, shared.fd)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=(shared.fd,)) as trainer:
+            assert trainer.stdout is not None
+            said = trainer.stdout.readline()
+            time.sleep(choose.random() * 0.02)
+            trainer.send_signal(signal.SIGKILL)
+            said += trainer.stdout.read()
+        last_said = int(said.split(b"\n")[-2])
+        taken = take_last(shared)
+        assert taken is not None
+        assert last_said <= taken.iteration <= last_said + 1
+        assert taken.record == record_of(taken.iteration)
+        data = shared.slot_bytes(taken.index)
+        for file in SMALL.files:
+            for tensor in file.tensors:
+                value = bytes(data[tensor.offset_bytes : tensor.end_bytes])
+                assert value == bytes([taken.iteration % 251]) * len(value)
+        shared.close()
+
+
+def test_two_processes_never_have_the_same_slot() -> None:
+    """A trainer reuses staged slots while this process takes them: what is taken stays as it is until given back."""
+    shared = SharedMemory.create(SMALL, slots=3, record_room_bytes=100, config=b"{}")
+    taken_count = 0
+    with subprocess.Popen(
+        trainer_command(FILLER, shared.fd), stdout=subprocess.DEVNULL, pass_fds=(shared.fd,)
+    ) as trainer:
+        while taken_count < 300:
+            taken = take_due(shared)
+            if taken is None:
+                continue
+            taken_count += 1
+            data = shared.slot_bytes(taken.index)
+            assert taken.record == record_of(taken.iteration)
+            for tensor in SMALL.files[0].tensors:
+                value = bytes(data[tensor.offset_bytes : tensor.end_bytes])
+                assert value == bytes([taken.iteration % 251]) * len(value)
+            give_back(shared, taken, durable=True)
+        trainer.kill()
+    shared.close()
+
+
+def test_a_process_that_is_stopped_in_a_change_blocks_nobody() -> None:
+    """The other gives up after its timeout and says so."""
+    shared = SharedMemory.create(TINY, slots=2, record_room_bytes=100, config=b"{}")
+    script = (
+        "import os, fcntl, time\n"
+        "fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX)\n"
+        "os.write(1, b'locked\\n')\ntime.sleep(600)"
+    )
+    with subprocess.Popen(trainer_command(script, shared.fd), stdout=subprocess.PIPE, pass_fds=(shared.fd,)) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with shared.locked(timeout_s=0.01) as held:
+            assert not held
+        other.kill()
+    with shared.locked(timeout_s=10.0) as held:
+        assert held  # the kernel dropped the dead one's lock
+    shared.close()
+
+
+def test_words_pack_into_eight_bytes() -> None:
+    """A state is one aligned store, for any sequence number that a run can reach."""
+    for state in State:
+        for due in (False, True):
+            for keep in (False, True):
+                word = Word(state, 2**50, due=due, keep=keep)
+                assert Word.unpack(word.pack()) == word
+                assert word.pack() < 2**64
+
+
+def test_memory_without_a_magic_number_is_refused() -> None:
+    fd = os.memfd_create("other")
+    os.ftruncate(fd, 8192)
+    with pytest.raises(StoreError, match="is not checkflow's"):
+        SharedMemory.attach(fd)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("slots", [0, 1, 9])
+def test_the_number_of_slots_is_bounded(slots: int) -> None:
+    with pytest.raises(StoreError, match="use 2 to 8"):
+        SharedMemory.create(TINY, slots=slots, record_room_bytes=100, config=b"{}")
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_tightest_limit_counts(tmp_path: Path) -> None:
+    """The machine, and each control group from the process's own up to the root, in both versions."""
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    assert allowance(proc, groups) is None
+    write(proc / "meminfo", "MemTotal: 100 kB\nMemAvailable: 64 kB\n")
+    write(proc / "self" / "cgroup", "0::/job/step\n")
+    assert allowance(proc, groups) == Allowance(65536, "the machine's available memory")
+    for group, limit, usage in (("job/step", "max", 10), ("job", "50000", 30000)):
+        write(groups / group / "memory.max", f"{limit}\n")
+        write(groups / group / "memory.current", f"{usage}\n")
+    write(groups / "job" / "memory.stat", "anon 5\ninactive_file 4000\n")
+    found = allowance(proc, groups)
+    assert found is not None and found.free_bytes == 24000 and "job/memory.max" in found.limit
+    write(proc / "self" / "cgroup", "4:cpu:/x\n3:memory:/box\n")
+    write(groups / "memory" / "memory.limit_in_bytes", "1000\n")
+    write(groups / "memory" / "memory.usage_in_bytes", "3000\n")
+    found = allowance(proc, groups)
+    assert found is not None and found.free_bytes == 0 and "memory.limit_in_bytes" in found.limit
+
+
+def test_this_machine_has_a_limit() -> None:
+    found = allowance()
+    assert found is not None and found.free_bytes > 2**20
