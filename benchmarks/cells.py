@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from checkflow import hardware, models
 from checkflow.graph import Graph
@@ -49,7 +50,7 @@ def cells(chosen: argparse.Namespace) -> Iterator[Cell]:
                 settings = (("batch_size", str(batch)), ("optimizer", optimizer))
                 began = time.perf_counter()
                 traced = trace_training(
-                    lambda make=make, batch=batch, optimizer=optimizer: make(batch_size=batch, optimizer=optimizer),
+                    partial(make, batch_size=batch, optimizer=optimizer),
                     model=network,
                     arguments=settings,
                 )

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from checkflow.errors import SolverError
-from checkflow.plan import Formulation, Infeasible, Plan, Problem, problem_of
-from checkflow.solve import Transfers, solve
+from checkflow.plan import Formulation, Infeasible, Plan, Problem, Transfers, problem_of
+from checkflow.solve import solve
 from checkflow.solve.packing import MOST_COLUMNS
 from checkflow.units import parse_bytes
 

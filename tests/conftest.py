@@ -1,12 +1,37 @@
-"""Hypothesis profiles: HYPOTHESIS_PROFILE=nightly tries ten times as many instances as ci, the default."""
+"""Hypothesis profiles (HYPOTHESIS_PROFILE=nightly tries ten times as many instances as ci) and shared fixtures."""
 
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)  # a solver's start-up is not the test's fault
 settings.register_profile("ci", max_examples=100, deadline=None, suppress_health_check=SLOW, print_blob=True)
 settings.register_profile("nightly", max_examples=1000, deadline=None, suppress_health_check=SLOW, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """One thread: the tensors of tests are tiny, and idle threads that spin slow everything down."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory where there is one: for thousands of small files that nobody wants to wait for."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as path:
+        yield Path(path)
