@@ -14,12 +14,12 @@ from checkflow.errors import InputError
 from checkflow.hoststate.capture import HostState, check_capturable
 from checkflow.hoststate.objects import HostObjects
 from checkflow.runtime.binding import bind
-from checkflow.runtime.sink import Policy
 from checkflow.runtime.state import refuse_distributed
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.store.handle import OnError, StoreHandle
 from checkflow.store.pace import PersistEvery
 from checkflow.store.retention import Retention
+from checkflow.store.slots import Backpressure
 from checkflow.training import Training
 
 SIGTERM_DEADLINE_S = 20.0
@@ -42,7 +42,7 @@ def attach(
     metadata: Mapping[str, object] | None = None,
     interval: int | None = None,
     slots: int = 3,
-    policy: Policy = "skip",
+    policy: Backpressure = "skip",
     persist_every: PersistEvery = PersistEvery(),  # noqa: B008 (frozen)
     retention: Retention = Retention(),  # noqa: B008 (frozen)
     on_error: OnError = "raise",
@@ -120,7 +120,7 @@ def attach(
             handle,
             Path(store),
             interval=interval or schedule.interval,
-            policy=policy,
+            block=policy == "block",
             sigterm_deadline_s=sigterm_deadline_s,
             audit=audit,
             notify=notify,

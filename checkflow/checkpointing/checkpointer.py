@@ -9,12 +9,11 @@ from pathlib import Path
 from types import TracebackType
 
 from checkflow.checkpointing.sink import StoreSink
-from checkflow.errors import CheckflowError
+from checkflow.errors import CheckflowError, StoreError
 from checkflow.hoststate.capture import HostState
 from checkflow.hoststate.objects import HostObjects
 from checkflow.restore import restore
 from checkflow.runtime.binding import Binding
-from checkflow.runtime.compiled import OnCompile
 from checkflow.runtime.counters import Counters
 from checkflow.runtime.cuda import CudaDevice
 from checkflow.runtime.device import Device
@@ -22,7 +21,6 @@ from checkflow.runtime.executor import Executor
 from checkflow.runtime.hook import place
 from checkflow.runtime.host import HostDevice
 from checkflow.runtime.pipeline import Record
-from checkflow.runtime.sink import Policy
 from checkflow.runtime.stats import Meter, Stats
 from checkflow.runtime.terminate import OnTerminate
 from checkflow.schedule import Schedule
@@ -49,7 +47,7 @@ class Checkpointer:
         store: Path,
         *,
         interval: int,
-        policy: Policy,
+        block: bool,
         sigterm_deadline_s: float | None,
         audit: bool,
         notify: Callable[[str], None],
@@ -85,11 +83,10 @@ class Checkpointer:
             capture,
             self._counters,
             interval=interval,
-            policy=policy,
+            block=block,
             audit=audit,
         )
         self._hooks = place(self._executor, training)
-        self._on_compile = OnCompile(self._executor.compiling)
         self._on_terminate = (
             None if sigterm_deadline_s is None else OnTerminate(self._terminate, self._executor.when_safe)
         )
@@ -120,7 +117,10 @@ class Checkpointer:
 
         Raises InputError where the next iteration has begun already and this one was not saved.
         """
-        self._executor.save()
+        if not self._executor.save():  # every slot is full: one is free once the newest staged one is durable
+            self._handle.drain(DURABLE_DEADLINE_S)
+            if not self._executor.save():
+                raise StoreError(f"{self._store}: save: no slot is free; see what the saver reported, or use slots=3")
         self._handle.persist_now(keep=keep)
         self._handle.drain(DURABLE_DEADLINE_S)
 
@@ -139,7 +139,6 @@ class Checkpointer:
         self._closed = True
         if self._on_terminate is not None:
             self._on_terminate.remove()
-        self._on_compile.remove()
         for hook in self._hooks:
             hook.remove()
         try:

@@ -6,7 +6,6 @@ import ctypes
 from dataclasses import dataclass
 
 from checkflow.checkpointing.files import file_and_tensor
-from checkflow.runtime.sink import Policy
 from checkflow.runtime.sink import Slot as RuntimeSlot
 from checkflow.store.handle import StoreHandle
 from checkflow.store.slots import Slot
@@ -33,8 +32,12 @@ class StoreSink:
     def __init__(self, handle: StoreHandle) -> None:
         self._handle = handle
 
-    def acquire(self, policy: Policy) -> _NamedSlot | None:
-        slot = self._handle.acquire() if policy == "block" else self._handle.try_acquire()
+    def try_acquire(self) -> _NamedSlot | None:
+        slot = self._handle.try_acquire()
+        return None if slot is None else _NamedSlot(slot)
+
+    def acquire(self) -> _NamedSlot | None:
+        slot = self._handle.acquire()
         return None if slot is None else _NamedSlot(slot)
 
     def stage(self, slot: RuntimeSlot, iteration: int, record: bytes) -> None:

@@ -19,7 +19,7 @@ from checkflow.runtime.device import Device
 from checkflow.runtime.guards import CAUSES, Guard, GuardKind, changes
 from checkflow.runtime.pipeline import Pipeline, Record
 from checkflow.runtime.program import program_of
-from checkflow.runtime.sink import Policy, Sink
+from checkflow.runtime.sink import Sink
 from checkflow.runtime.spots import Spots
 from checkflow.schedule import Schedule
 from checkflow.training import Training
@@ -36,7 +36,7 @@ class Executor:
         sink: takes whole checkpoints.
         capture: reads the host's state when an iteration ends, and returns what makes a record of it.
         interval: iterations from one checkpoint to the next.
-        policy: what to do when no slot is free.
+        block: where no slot is free, wait for one.
         disarmed: kinds of guards that do nothing. For tests: it tears checkpoints.
         audit: compare samples of the state for writes that no guard saw.
     """
@@ -52,7 +52,7 @@ class Executor:
         counters: Counters,
         *,
         interval: int,
-        policy: Policy,
+        block: bool,
         disarmed: frozenset[GuardKind] = frozenset(),
         audit: bool = False,
     ) -> None:
@@ -71,7 +71,7 @@ class Executor:
         self._capture = capture
         self._counters = counters
         self._interval = interval
-        self._policy = policy
+        self._block = block
         self._disarmed = disarmed
         self._audit = Audit() if audit else None
         self._guards: list[Guard] = []
@@ -156,7 +156,7 @@ class Executor:
             self._advance(self.program.anchor_count)
             self.completed += 1
             if self.completed % self._interval == 0:
-                self._begin(self._policy)
+                self._begin(wait=self._block)
             self.spots.end()
             for guard in self._guards:
                 guard.fired = False
@@ -172,15 +172,19 @@ class Executor:
             self.completed = self.pipeline.last_staged = completed
             self.rebind()
 
-    def save(self) -> None:
-        """Stage a checkpoint of the last completed iteration. Raises InputError where its state is gone already."""
+    def save(self) -> bool:
+        """Stage a checkpoint of the last completed iteration; False where no slot is to be had.
+
+        Raises InputError where its state is gone already.
+        """
         if not self.pipeline.has(self.completed) and self._touched:
             raise InputError("save: the next iteration has begun; call it right after step()")
         with self._entered():
             if not self.pipeline.has(self.completed):
                 self.pipeline.drop_open()
-                self._begin("block")
+                self._begin(wait=True)
             self.pipeline.drain()
+            return self.pipeline.last_staged == self.completed
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Stage the checkpoints of all completed iterations that are due; False where the time did not suffice."""
@@ -240,10 +244,10 @@ class Executor:
         running = self.completed + 1
         self.pipeline.advance(running, anchor, due=running % self._interval == 0)
 
-    def _begin(self, policy: Policy) -> None:
+    def _begin(self, *, wait: bool) -> None:
         if self._binding.stale(self._training):
             self.rebind()
-        if not self.pipeline.begin(self.completed, policy, self._capture):
+        if not self.pipeline.begin(self.completed, self._capture, wait=wait):
             return
         trusted = {s for guard in self._guards if guard.trusted(opaque=self._opaque) for s in guard.storages}
         self.unwatched = tuple(s for s in self._binding.storages.values() if s.written and s not in trusted)

@@ -7,19 +7,27 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from checkflow.runtime.compiled import OnCompile
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.guards import Guard, GuardKind
 from checkflow.runtime.state import prefixes, uncompiled
 from checkflow.training import Training
 
 
-def place(executor: Executor, training: Training) -> list[RemovableHandle]:
-    """Hooks wherever the schedule needs an anchor, and guards everywhere. Removing the handles undoes it."""
-    handles: list[RemovableHandle] = []
+class Removable(Protocol):
+    """A hook in place."""
+
+    def remove(self) -> None: ...
+
+
+def place(executor: Executor, training: Training) -> list[Removable]:
+    """Hooks wherever the schedule needs an anchor, and guards everywhere. Removing what is returned undoes it."""
+    handles: list[Removable] = [OnCompile(executor.compiling)]
     guards: list[Guard] = []
     for prefix, model in zip(prefixes("model", len(training.models)), training.models, strict=True):
         _on_model(executor, model, prefix, handles, guards)
@@ -31,7 +39,7 @@ def place(executor: Executor, training: Training) -> list[RemovableHandle]:
 
 
 def _on_model(
-    executor: Executor, model: torch.nn.Module, prefix: str, handles: list[RemovableHandle], guards: list[Guard]
+    executor: Executor, model: torch.nn.Module, prefix: str, handles: list[Removable], guards: list[Guard]
 ) -> None:
     anchors = executor.program.anchors
     original = uncompiled(model)

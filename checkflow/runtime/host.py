@@ -125,5 +125,5 @@ class HostDevice:
         for copy in copies:
             self._copy(copy)
 
-    def _copy(self, copy: Copy) -> None:
+    def _copy(self, copy: Copy, /) -> None:
         ctypes.memmove(copy.destination.data_ptr(), copy.source.data_ptr(), copy.source.numel())

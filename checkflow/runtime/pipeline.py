@@ -11,7 +11,7 @@ from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Device, Event
 from checkflow.runtime.flight import Flight, SlotMap
 from checkflow.runtime.program import Program
-from checkflow.runtime.sink import Policy, Sink, Slot
+from checkflow.runtime.sink import Sink, Slot
 
 Record = Callable[[], bytes]  # the host's part of a checkpoint, made when the copies have ended
 
@@ -57,13 +57,11 @@ class Pipeline:
                 self._open.advance(now)
         self.stage_finished()
 
-    def begin(self, iteration: int, policy: Policy, capture: Callable[[int], Record]) -> bool:
-        """The state now is that of a checkpoint. False where no slot is free."""
+    def begin(self, iteration: int, capture: Callable[[int], Record], *, wait: bool) -> bool:
+        """The state now is that of a checkpoint. False where no slot is free; `wait` makes one free if possible."""
         flight, self._open = self._open, None
         if flight is None:
-            slot = self._free_slot()
-            if slot is None and policy == "block":
-                slot = self._wait_for_slot()
+            slot = self._free_slot() or self._demanded_slot(wait=wait)
             if slot is None:
                 self.skipped += 1
                 return False
@@ -172,13 +170,15 @@ class Pipeline:
 
     def _free_slot(self) -> Slot | None:
         slot, self._spare = self._spare, None
-        return slot if slot is not None else self._sink.acquire("skip")
+        return slot if slot is not None else self._sink.try_acquire()
 
-    def _wait_for_slot(self) -> Slot | None:
-        """What is in flight has to be staged first: the sink frees only what is older."""
+    def _demanded_slot(self, *, wait: bool) -> Slot | None:
+        """What is in flight has to be staged before anything is waited for: the sink frees only what is older."""
+        if not wait:
+            return self._sink.acquire()
         self.drain()
         started = time.perf_counter_ns()
-        slot = self._sink.acquire("block")
+        slot = self._sink.acquire()
         self._counters.stalled(Cause.SLOT, time.perf_counter_ns() - started)
         return slot
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
-
-Policy = Literal["skip", "block"]
+from typing import Protocol
 
 
 class Slot(Protocol):
@@ -20,8 +18,11 @@ class Slot(Protocol):
 class Sink(Protocol):
     """Takes checkpoints. Errors of its own background work are raised by `poll`."""
 
-    def acquire(self, policy: Policy) -> Slot | None:
-        """A slot to fill. With "skip", None where none is free; with "block", waits for one."""
+    def try_acquire(self) -> Slot | None:
+        """A slot to fill, if one is free. May be asked again for the same checkpoint."""
+
+    def acquire(self) -> Slot | None:
+        """A slot to fill; waits for one if the sink is made to. None: this checkpoint is given up."""
 
     def stage(self, slot: Slot, iteration: int, record: bytes) -> None:
         """The slot holds the whole state as it was after `iteration` iterations; `record` is the host's part of it."""

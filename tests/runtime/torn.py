@@ -15,9 +15,9 @@ from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Copy, Device, Event, Snapshot
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.guards import GuardKind
-from checkflow.runtime.hook import place
+from checkflow.runtime.hook import Removable, place
 from checkflow.runtime.host import HostEvent
-from checkflow.runtime.sink import Policy, Slot
+from checkflow.runtime.sink import Slot
 from checkflow.runtime.state import live_state, parameter_names, prefixes
 from checkflow.schedule import ActionRow, AnchorRow, Certificate, Schedule, StateRow, ViewRow
 from checkflow.training import Training
@@ -33,8 +33,8 @@ def state_bytes(training: Training) -> State:
 def memory_of(tensor: torch.Tensor) -> bytes:
     size = tensor.numel() * tensor.element_size()
     start = tensor.storage_offset() * tensor.element_size()
-    flat = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), start, (size,), (1,))
-    return flat.numpy().tobytes()
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return whole.set_(tensor.untyped_storage(), start, (size,), (1,)).cpu().numpy().tobytes()
 
 
 @dataclass
@@ -56,6 +56,7 @@ class MemorySink:
     binding: Binding
     slots: int = 3
     hold: int = 0
+    block: bool = True
     staged: dict[int, State] = field(default_factory=dict)
     records: dict[int, bytes] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
@@ -71,10 +72,13 @@ class MemorySink:
         self._free = deque(self._all)
         self._held: deque[MemorySlot] = deque()
 
-    def acquire(self, policy: Policy) -> MemorySlot | None:
-        if not self._free and policy == "block" and self._held:
+    def acquire(self) -> MemorySlot | None:
+        if not self._free and self.block and self._held:
             self.blocked += 1
             self._free.append(self._held.popleft())
+        return self.try_acquire()
+
+    def try_acquire(self) -> MemorySlot | None:
         if not self._free:
             return None
         slot = self._free.popleft()
@@ -317,7 +321,7 @@ class Rig:
     sink: MemorySink
     counters: Counters
     expected: dict[int, State] = field(default_factory=dict)
-    handles: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
+    handles: list[Removable] = field(default_factory=list)
 
     def run(self, iterations: int) -> None:
         """Train and mark each iteration's end."""
@@ -361,7 +365,7 @@ def rig(
     device: Callable[[Counters], Device] | None = None,
     slots: int = 3,
     hold: int = 0,
-    policy: Policy = "block",
+    block: bool = True,
     interval: int | None = None,
     disarmed: frozenset[GuardKind] = frozenset(),
     audit: bool = False,
@@ -370,7 +374,7 @@ def rig(
     case = factory()
     counters = Counters()
     binding = bind(schedule, case.training)
-    sink = MemorySink(binding, slots=slots, hold=hold)
+    sink = MemorySink(binding, slots=slots, hold=hold, block=block)
     executor = Executor(
         schedule,
         case.training,
@@ -380,7 +384,7 @@ def rig(
         lambda iteration: lambda: b"%d" % iteration,
         counters,
         interval=interval or schedule.interval,
-        policy=policy,
+        block=block,
         disarmed=disarmed,
         audit=audit,
     )

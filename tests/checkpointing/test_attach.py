@@ -1,0 +1,296 @@
+"""attach, step, save, restore and close, with a real schedule, a real store and its saver process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import nn
+
+import checkflow
+from checkflow.checkpointing.checkpointer import Checkpointer
+from checkflow.compiler import Compiled, Options, compile_graph
+from checkflow.errors import InputError, StoreError
+from checkflow.schedule import Schedule, write_schedule
+from checkflow.store.pace import PersistEvery
+from checkflow.store.reader import Checkpoint, list_checkpoints
+from checkflow.trace.tracing import trace_training
+from checkflow.training import Training
+
+EVERY = PersistEvery(iterations=1)
+
+
+def small() -> Training:
+    """One layer of each kind, on a fixed batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    x, y = torch.randn(16, 6), torch.randint(3, (16,))
+
+    def iteration() -> None:
+        torch.autograd.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Training(model, optimizer, iteration)
+
+
+def compiled(factory: Callable[[], Training], interval: int = 1) -> Schedule:
+    """Traced with measured times and compiled, as a user would."""
+    graph = trace_training(factory, model="small", measure=True).graph
+    answer = compile_graph(graph, Options(bandwidth_bytes_per_s=10**9, interval=interval))
+    assert isinstance(answer, Compiled)
+    return answer.schedule
+
+
+@pytest.fixture(scope="module")
+def schedule() -> Schedule:
+    return compiled(small)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Operators this small only lose by a thread pool."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def attached(training: Training, schedule: Schedule | Path, store: Path) -> Checkpointer:
+    return checkflow.attach(
+        training.model, training.optimizer, schedule=schedule, store=store, policy="block", persist_every=EVERY
+    )
+
+
+def weights(training: Training) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in training.models[0].state_dict().items()}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def train(training: Training, ckpt: Checkpointer, iterations: int) -> None:
+    for _ in range(ckpt.restore(), iterations):
+        training.iteration()
+        ckpt.step()
+
+
+def test_a_resumed_run_ends_as_one_that_was_never_interrupted(schedule: Schedule, tmp_path: Path) -> None:
+    """Weights, moments, running statistics and dropout's random numbers."""
+    whole = small()
+    with attached(whole, schedule, tmp_path / "whole") as ckpt:
+        assert ckpt.restore() == 0
+        train(whole, ckpt, 12)
+    first = small()
+    with attached(first, schedule, tmp_path / "parts") as ckpt:
+        train(first, ckpt, 5)
+    second = small()
+    torch.manual_seed(1234)
+    with attached(second, schedule, tmp_path / "parts") as ckpt:
+        assert ckpt.restore() == 5
+        train(second, ckpt, 12)
+    assert same(weights(whole), weights(second))
+
+
+def test_checkpointing_does_not_change_the_training(schedule: Schedule, tmp_path: Path) -> None:
+    """Bit for bit as without it."""
+    plain, saved = small(), small()
+    with attached(saved, schedule, tmp_path / "store") as ckpt:
+        torch.manual_seed(5)
+        train(saved, ckpt, 6)
+    torch.manual_seed(5)
+    for _ in range(6):
+        plain.iteration()
+    assert same(weights(plain), weights(saved))
+
+
+def test_the_files_are_plain_safetensors(schedule: Schedule, tmp_path: Path) -> None:
+    """Named as state_dict names them, and as <parameter>.<slot>."""
+    training = small()
+    write_schedule(tmp_path / "schedule.json", schedule)
+    with attached(training, tmp_path / "schedule.json", tmp_path / "store") as ckpt:
+        train(training, ckpt, 3)
+    newest = list_checkpoints(tmp_path / "store")[0]
+    assert isinstance(newest, Checkpoint)
+    assert newest.iteration == 3
+    with safe_open(newest.path / "model.safetensors", "pt") as file:
+        assert same({name: file.get_tensor(name) for name in file.keys()}, weights(training))  # noqa: SIM118
+    with safe_open(newest.path / "optimizer.safetensors", "pt") as file:
+        assert "0.weight.exp_avg" in file.keys()  # noqa: SIM118
+
+
+def test_save_is_durable_and_retained_when_it_returns(schedule: Schedule, tmp_path: Path) -> None:
+    """Later checkpoints do not prune it."""
+    training = small()
+    with attached(training, schedule, tmp_path / "store") as ckpt:
+        train(training, ckpt, 2)
+        ckpt.save()
+        found = [c.iteration for c in list_checkpoints(tmp_path / "store") if isinstance(c, Checkpoint)]
+        assert 2 in found
+        train_more(training, ckpt, 6)
+    kept = [c.iteration for c in list_checkpoints(tmp_path / "store") if isinstance(c, Checkpoint)]
+    assert 2 in kept
+    assert max(kept) == 8
+
+
+def train_more(training: Training, ckpt: Checkpointer, iterations: int) -> None:
+    for _ in range(iterations):
+        training.iteration()
+        ckpt.step()
+
+
+def test_save_finds_a_slot_with_two_slots_and_skip(tmp_path: Path) -> None:
+    """Where none is free it waits for the saver, whatever the policy is for iterations."""
+    schedule = compiled(small, interval=3)
+    training = small()
+    with checkflow.attach(
+        training.model, training.optimizer, schedule=schedule, store=tmp_path / "store", slots=2, persist_every=EVERY
+    ) as ckpt:
+        for _ in range(5):
+            training.iteration()
+            ckpt.step()
+            ckpt.save(keep=False)
+        assert ckpt.stats().staged >= 5
+    assert ckpt.status().durable_iteration == 5
+
+
+def test_an_error_in_the_loop_propagates_and_the_last_iteration_is_durable(schedule: Schedule, tmp_path: Path) -> None:
+    """In the middle of the next iteration."""
+    training = small()
+    with pytest.raises(ZeroDivisionError), attached(training, schedule, tmp_path / "store") as ckpt:
+        train(training, ckpt, 4)
+        training.models[0](torch.zeros(2, 6))
+        raise ZeroDivisionError
+    again = small()
+    with attached(again, schedule, tmp_path / "store") as ckpt:
+        assert ckpt.restore() == 4
+
+
+def test_statistics_and_the_closing_line(schedule: Schedule, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Predicted beside measured; one line at close."""
+    training = small()
+    with caplog.at_level(logging.INFO, logger="checkflow"), attached(training, schedule, tmp_path / "s") as ckpt:
+        train(training, ckpt, 5)
+        stats = ckpt.stats()
+    assert (stats.iterations, stats.started, stats.skipped, stats.discarded) == (5, 5, 0, 0)
+    assert stats.iteration_ns > 0
+    assert stats.predicted_iteration_ns == schedule.iteration_time_ns
+    assert stats.unwatched == ()
+    assert stats.silent_anchors == ()
+    assert stats.hook_ns >= stats.last_iteration_stall_ns >= 0
+    assert ckpt.stats().staged == 5
+    assert ckpt.stats().offloaded_bytes == 5 * schedule.state_bytes + stats.static_bytes
+    assert len(caplog.messages) == 1
+    assert "5 checkpoints staged" in caplog.messages[0]
+    assert "\n" not in caplog.messages[0]
+
+
+def test_what_is_not_the_schedules_is_refused_before_anything_is_made(schedule: Schedule, tmp_path: Path) -> None:
+    """The first difference is named; no store appears, no hook stays."""
+    training = small()
+    training.models[0].append(nn.Linear(3, 3))  # type: ignore[operator]
+    with pytest.raises(InputError, match=r"model/5\.weight: is state of this training, but not in the schedule"):
+        attached(training, schedule, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+    assert not any(m._forward_pre_hooks for m in training.models[0].modules())
+
+
+@pytest.mark.parametrize("name", ["DistributedDataParallel", "FSDPModule", "DataParallel"])
+def test_models_of_several_processes_are_refused_by_name(name: str, schedule: Schedule, tmp_path: Path) -> None:
+    """Until they are supported."""
+    training = small()
+    training.models[0].__class__ = type(name, (type(training.models[0]),), {})
+    with pytest.raises(InputError, match=r"model: (DDP|FSDP|DataParallel) is not supported yet"):
+        attached(training, schedule, tmp_path / "store")
+
+
+def test_bad_arguments_are_refused(schedule: Schedule, tmp_path: Path) -> None:
+    """By name, in one line."""
+    training = small()
+    with pytest.raises(InputError, match="interval: 0 is not positive"):
+        checkflow.attach(training.model, training.optimizer, schedule=schedule, store=tmp_path / "s", interval=0)
+    with pytest.raises(InputError, match="policy: 'wait' is not known"):
+        checkflow.attach(
+            training.model, training.optimizer, schedule=schedule, store=tmp_path / "s",
+            policy="wait",  # type: ignore[arg-type]
+        )  # fmt: skip
+    with pytest.raises(StoreError, match="slots: 1 is not supported"):
+        checkflow.attach(training.model, training.optimizer, schedule=schedule, store=tmp_path / "s", slots=1)
+
+
+SCRIPT = """
+    import signal, sys
+    from pathlib import Path
+    import torch
+    torch.set_num_threads(1)
+    sys.path.insert(0, {here!r})
+    from test_attach import attached, small
+    training = small()
+    {before}
+    with attached(training, Path({schedule!r}), Path({store!r})) as ckpt:
+        for iteration in range(ckpt.restore(), 10**9):
+            training.iteration()
+            ckpt.step()
+            print(iteration + 1, flush=True)
+"""
+
+
+def _run(tmp_path: Path, schedule: Schedule, before: str = "") -> subprocess.Popen[str]:
+    write_schedule(tmp_path / "schedule.json", schedule)
+    script = textwrap.dedent(SCRIPT).format(
+        here=str(Path(__file__).parent),
+        schedule=str(tmp_path / "schedule.json"),
+        store=str(tmp_path / "store"),
+        before=before,
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+
+
+def _lines(process: subprocess.Popen[str], count: int) -> int:
+    assert process.stdout is not None
+    last = 0
+    for _ in range(count):
+        last = int(process.stdout.readline())
+    return last
+
+
+@pytest.mark.parametrize(("number", "lost"), [(signal.SIGTERM, 0), (signal.SIGKILL, 1)])
+def test_a_terminated_training_resumes_where_it_was(
+    number: signal.Signals, lost: int, schedule: Schedule, tmp_path: Path
+) -> None:
+    """SIGTERM loses no completed iteration, SIGKILL at most one."""
+    process = _run(tmp_path, schedule)
+    _lines(process, 20)
+    process.send_signal(number)
+    out, _ = process.communicate()
+    assert process.returncode == -number
+    completed = int(out.split()[-1]) if out.split() else 20
+    training = small()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it may have to wait for the former saver, and says so
+        with attached(training, schedule, tmp_path / "store") as ckpt:
+            assert ckpt.restore() >= completed - lost
+
+
+def test_a_users_own_sigterm_handler_is_called(schedule: Schedule, tmp_path: Path) -> None:
+    """After the last iteration was staged."""
+    process = _run(tmp_path, schedule, before="signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))")
+    _lines(process, 5)
+    process.terminate()
+    process.communicate()
+    assert process.returncode == 7

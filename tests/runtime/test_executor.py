@@ -1,0 +1,360 @@
+"""What the executor decides: when, which, and what it says about it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import small_trainings as trainings
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torn import Case, Factory, Rig, memory_of, random_schedule, rig
+
+from checkflow.errors import AuditError, InputError
+from checkflow.runtime.counters import Cause
+from checkflow.runtime.state import live_state
+from checkflow.training import Training
+
+
+@settings(max_examples=40)
+@given(
+    factory=st.sampled_from(trainings.ALL),
+    seed=st.integers(0, 10**6),
+    lag=st.integers(0, 40),
+    interval=st.integers(1, 3),
+    slots=st.integers(2, 4),
+    hold=st.integers(0, 1),
+    block=st.booleans(),
+    snapshots=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_any_schedule_on_any_device_tears_nothing(
+    factory: Factory, seed: int, lag: int, interval: int, slots: int, hold: int, block: bool, snapshots: float
+) -> None:
+    """Whatever the actions' places, the link's delay, the interval and the backpressure."""
+    schedule = random_schedule(factory, seed, interval=interval, snapshots=snapshots)
+    made = rig(factory, schedule, lag=lag, slots=slots, hold=hold, block=block)
+    made.run(7)
+    made.close()
+    assert made.torn() == []
+    due = [iteration for iteration in range(1, 8) if iteration % interval == 0]
+    assert made.sink.order == sorted(made.sink.order)
+    assert set(made.sink.order) <= set(due)
+    if block:
+        assert made.sink.order == due
+    assert made.executor.pipeline.skipped + len(made.sink.order) == len(due)
+    assert all(made.sink.records[iteration] == b"%d" % iteration for iteration in made.sink.order)
+
+
+def test_without_a_free_slot_skip_goes_on_and_block_waits() -> None:
+    """Two slots that stay occupied: skip counts what it gave up, block takes every iteration."""
+    schedule = random_schedule(trainings.sgd, 0)
+    skipping = rig(trainings.sgd, schedule, lag=0, slots=2, hold=2, block=False)
+    skipping.run(5)
+    skipping.close()
+    assert skipping.sink.order == [1, 2]
+    assert skipping.executor.pipeline.skipped == 3
+    blocking = rig(trainings.sgd, schedule, lag=0, slots=2, hold=2, block=True)
+    blocking.run(5)
+    blocking.close()
+    assert blocking.sink.order == [1, 2, 3, 4, 5]
+    assert blocking.sink.blocked == 3
+    assert blocking.counters.waits[Cause.SLOT] == 3
+
+
+def test_static_state_is_copied_once_for_each_slot_and_again_when_it_changed() -> None:
+    """Frozen weights travel with the first checkpoint of each slot, and after someone wrote them."""
+    schedule = random_schedule(trainings.frozen, 0)
+    made = rig(trainings.frozen, schedule, lag=0, slots=2, hold=1)
+    made.run(6)
+    once = made.executor.pipeline.static_bytes
+    assert once == 2 * schedule.static_state_bytes
+    layer = made.case.training.models[0].get_submodule("0")
+    with torch.no_grad():
+        layer.get_parameter("weight").add_(1)
+    made.run(4)
+    made.close()
+    assert made.torn() == []
+    assert made.executor.pipeline.static_bytes == once + 2 * layer.get_parameter("weight").numel() * 4
+
+
+def test_static_state_written_while_it_is_read_discards_the_checkpoint() -> None:
+    """No guard sees the write, so the checkpoint cannot be vouched for; the next one is whole again."""
+    schedule = random_schedule(trainings.frozen, 0)
+    made = rig(trainings.frozen, schedule, slots=2, hold=1)
+    made.run(1)
+    with torch.no_grad():
+        made.case.training.models[0].get_submodule("0").get_parameter("weight").add_(1)
+    made.run(3)
+    made.close()
+    assert made.torn() == []
+    assert made.sink.order == [2, 3, 4]
+    assert made.executor.pipeline.discarded == 1
+
+
+def test_state_that_no_hook_guards_is_named_and_waited_for() -> None:
+    """A moving average belongs to no optimizer."""
+    made = rig(trainings.averaging, random_schedule(trainings.averaging, 1))
+    made.run(3)
+    names = {storage.name for storage in made.executor.unwatched}
+    assert names
+    assert all(name.startswith("model.1/") for name in names)
+    assert made.counters.waits[Cause.UNWATCHED] >= 2
+    made.close()
+
+
+def test_a_watched_training_waits_at_no_iterations_end() -> None:
+    """Once every guard has fired, nothing is waited for before it is written."""
+    made = rig(trainings.adamw_foreach, random_schedule(trainings.adamw_foreach, 1))
+    made.run(4)
+    assert made.executor.unwatched == ()
+    assert made.counters.waits[Cause.UNWATCHED] == 0
+    made.close()
+
+
+def test_anchors_that_did_not_fire_are_known() -> None:
+    """A schedule for two micro-batches, run with one."""
+    made = rig(trainings.accumulating, random_schedule(trainings.accumulating, 0))
+    made.case.iterate(0)
+    made.mark()
+    silent = [made.executor.program for _ in made.executor.spots.silent]
+    assert silent
+    made.close()
+    assert made.torn() == []
+
+
+def test_a_forward_that_bypasses_hooks_tears_nothing() -> None:
+    """model.forward(x) calls no hook of the model, and bn.forward none of the layer."""
+
+    class Bypassing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6)
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(self.norm.forward(x))
+            return out
+
+    def factory() -> Case:
+        torch.manual_seed(0)
+        return trainings.plain(lambda ps: torch.optim.SGD(ps, lr=0.1), Bypassing())
+
+    made = rig(factory, random_schedule(factory, 0, snapshots=0.0))
+    made.run(5)
+    assert {storage.name for storage in made.executor.unwatched} == {
+        "model/norm.running_mean",
+        "model/norm.running_var",
+        "model/norm.num_batches_tracked",
+    }
+    made.close()
+    assert made.torn() == []
+
+
+def test_tensors_that_move_are_found_again() -> None:
+    """New addresses through .data and load_state_dict, in the middle of what is in flight."""
+    made = rig(trainings.adamw_looped, random_schedule(trainings.adamw_looped, 2))
+    model, optimizer = made.case.training.models[0], made.case.training.optimizers[0]
+    made.run(2)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    made.run(2)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    made.run(2)
+    made.close()
+    assert made.torn() == []
+    assert made.sink.order == [1, 2, 3, 4, 5, 6]
+
+
+def test_save_completes_the_last_iteration_at_once() -> None:
+    """Also one that the interval left out; but not once the next iteration has begun."""
+    made = rig(trainings.sgd, random_schedule(trainings.sgd, 0, interval=3), interval=3)
+    made.run(4)
+    assert made.sink.order == []
+    assert made.executor.save()
+    assert made.sink.order == [3, 4]
+    made.run(1)
+    made.case.training.models[0](torch.zeros(4, 6))
+    with pytest.raises(InputError, match="right after step"):
+        made.executor.save()
+    made.close()
+    assert made.torn() == []
+
+
+def test_the_last_iteration_is_complete_after_close_and_hooks_are_gone() -> None:
+    """Close drains; training on afterwards touches nothing."""
+    made = rig(trainings.sgd, random_schedule(trainings.sgd, 0))
+    made.run(3)
+    made.close()
+    assert made.sink.order == [1, 2, 3]
+    made.case.iterate(3)
+    assert made.torn() == []
+    model, optimizer = made.case.training.models[0], made.case.training.optimizers[0]
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_a_failed_capture_raises_and_costs_no_slot() -> None:
+    """The host's state cannot be read once: the error is the loop's, and the next checkpoint has a slot."""
+    made = rig(trainings.sgd, random_schedule(trainings.sgd, 0), slots=2)
+    capture, failing = made.executor._capture, [True]
+
+    def flaky(iteration: int) -> Callable[[], bytes]:
+        if failing.pop() if failing else False:
+            raise RuntimeError("no state")
+        return capture(iteration)
+
+    made.executor._capture = flaky
+    with pytest.raises(RuntimeError, match="no state"):
+        made.run(1)
+    made.run(3)
+    assert made.sink.order
+    made.executor.close()
+    assert made.torn() == []
+
+
+def test_audit_names_a_write_that_no_guard_saw() -> None:
+    """Weights are clamped after step(), where an offload may be reading them."""
+    made = rig(trainings.sgd, random_schedule(trainings.sgd, 0), audit=True)
+    made.run(2)
+    made.case.training.models[0].get_submodule("0").get_parameter("weight").data.clamp_(-0.01, 0.01)
+    with pytest.raises(AuditError, match=r"model/0\.weight was written outside"):
+        made.run(1)
+    made.close()
+
+
+@pytest.mark.parametrize("factory", trainings.ALL, ids=lambda factory: factory.__name__)
+def test_audit_is_content_with_guarded_writes(factory: Factory) -> None:
+    """No training of ours writes elsewhere."""
+    made = rig(factory, random_schedule(factory, 0), lag=2, audit=True)
+    made.run(5)
+    made.close()
+    assert made.torn() == []
+
+
+def test_clamping_before_step_is_saved() -> None:
+    """A write after the update and before the mark belongs to the iteration, though its tensor was copied early."""
+    schedule = random_schedule(trainings.in_backward, 3, snapshots=0.0)
+    made = rig(trainings.in_backward, schedule, lag=0)
+    for number in range(5):
+        made.case.iterate(number)
+        with torch.no_grad():
+            for parameter in made.case.training.models[0].parameters():
+                parameter.clamp_(-0.02, 0.02)
+        made.mark()
+    made.close()
+    assert made.torn() == []
+
+
+def _sgd_for_adamw() -> Case:
+    return trainings.plain(lambda ps: torch.optim.SGD(ps, lr=0.1))
+
+
+def _adam_for_adamw() -> Case:
+    return trainings.plain(lambda ps: torch.optim.RMSprop(ps, lr=0.1))
+
+
+def test_another_optimizer_is_refused_at_its_first_update() -> None:
+    """Its state does not exist before; then the first difference is named."""
+    schedule = random_schedule(trainings.adamw_looped, 0)
+    with pytest.raises(InputError, match=r"optimizer/0\.bias\.exp_avg: in the schedule"):
+        rig(_sgd_for_adamw, schedule).run(1)
+    with pytest.raises(InputError, match=r"optimizer/0\.weight\.exp_avg: in the schedule, but not in this training"):
+        rig(_adam_for_adamw, schedule).run(1)
+
+
+def _changed(change: Callable[[nn.Sequential], object]) -> Factory:
+    def factory() -> Case:
+        model = trainings.mlp()
+        change(model)
+        return trainings.plain(lambda ps: torch.optim.SGD(ps, lr=0.1), model)
+
+    return factory
+
+
+MISMATCHES: list[tuple[Callable[[nn.Sequential], object], str]] = [
+    (lambda m: m.append(nn.Linear(3, 3)), r"model/5\.weight: is state of this training, but not in the schedule"),
+    (lambda m: m.pop(4), r"model/4\.weight: in the schedule, but not in this training"),
+    (lambda m: setattr(m, "0", nn.Linear(6, 9)), r"model/0\.weight: has shape \(9, 6\), \(8, 6\) in the schedule"),
+    (lambda m: m[1].double(), r"model/1\.weight: has dtype float64, float32 in the schedule"),
+    (lambda m: m[0].to("meta"), r"model/0\.weight: has no data yet"),
+    (
+        lambda m: m[0].register_buffer("odd", torch.zeros(8, 8)[:, ::2]),
+        r"model/0\.odd: .* overlaps or has holes; make it contiguous",
+    ),
+    (
+        lambda m: m[0].register_buffer("spread", torch.zeros(1).expand(4)),
+        r"model/0\.spread: .* overlaps or has holes",
+    ),
+    (lambda m: m[0].register_buffer("sparse", torch.zeros(4).to_sparse()), r"model/0\.sparse: layout .*sparse"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), MISMATCHES, ids=[message[:22] for _, message in MISMATCHES])
+def test_the_first_difference_is_named(change: Callable[[nn.Sequential], object], message: str) -> None:
+    """A training that is not the schedule's is refused in one line."""
+    with pytest.raises(InputError, match=message) as caught:
+        rig(_changed(change), random_schedule(trainings.sgd, 0))
+    assert "\n" not in str(caught.value)
+
+
+def test_state_has_the_names_that_the_tracer_gives() -> None:
+    """A schedule is found again by name, so both sides have to agree."""
+    names = pytest.importorskip("checkflow.trace.names")
+    for factory in trainings.ALL:
+        case = factory()
+        case.iterate(0)
+        traced = [(state.name, id(state.tensor)) for state in names.state_of(case.training, "model")]
+        assert sorted(traced) == sorted((live.name, id(live.tensor)) for live in live_state(case.training))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("early", [False, True])
+def test_compiled_models_tear_nothing(wrapped: bool, early: bool) -> None:
+    """Compiled before or after attach, attached as the wrapper or as what is inside; hooks inside do not fire."""
+    torch._dynamo.reset()
+
+    def build() -> tuple[nn.Module, Case]:
+        model = trainings.mlp()
+        compiled = torch.compile(model, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        training = Training(compiled if wrapped else model, optimizer, lambda: None)  # type: ignore[arg-type]
+
+        def iterate(number: int) -> None:
+            torch.manual_seed(number)
+            run = compiled if early or number > 2 else model
+            torch.autograd.backward(run(torch.randn(4, 6)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return model, Case(training, iterate)
+
+    def factory() -> Case:
+        return build()[1]
+
+    schedule = random_schedule(factory if not wrapped else lambda: _unwrapped(build), 0, snapshots=0.0)
+    made = rig(factory, schedule)
+    made.run(6)
+    made.close()
+    assert made.torn() == []
+    assert made.sink.order == [1, 2, 3, 4, 5, 6]
+    torch._dynamo.reset()
+
+
+def _unwrapped(build: Callable[[], tuple[nn.Module, Case]]) -> Case:
+    model, case = build()
+    return Case(Training(model, case.training.optimizers[0], lambda: None), case.iterate)
+
+
+def test_tied_names_are_one_tensor() -> None:
+    """The second name is an alias; its bytes travel once."""
+    made = rig(trainings.tied, random_schedule(trainings.tied, 0))
+    targets = made.sink.binding.targets
+    assert targets["model/head.weight"].alias_of == "model/embed.weight"
+    made.run(3)
+    made.close()
+    last: Rig = made
+    weight = last.case.training.models[0].get_parameter("embed.weight")
+    assert last.sink.staged[3]["model/embed.weight"] == memory_of(weight)

@@ -1,0 +1,121 @@
+"""The host device: one thread that copies, in order, while training runs on."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import small_trainings as trainings
+import torch
+from torn import Factory, random_schedule, rig
+
+from checkflow.errors import DeviceError
+from checkflow.runtime.counters import Cause, Counters
+from checkflow.runtime.device import Copy
+from checkflow.runtime.host import HostDevice
+
+
+class SlowDevice(HostDevice):
+    """Copies in two halves with a pause between, so that a write in the middle shows."""
+
+    pause_s = 0.0003
+
+    def _copy(self, copy: Copy) -> None:
+        half = copy.source.numel() // 2
+        super()._copy(Copy(copy.destination[:half], copy.source[:half]))
+        time.sleep(self.pause_s)
+        super()._copy(Copy(copy.destination[half:], copy.source[half:]))
+
+
+@pytest.mark.parametrize("factory", trainings.ALL, ids=lambda factory: factory.__name__)
+def test_slow_copies_overlap_training_and_tear_nothing(factory: Factory) -> None:
+    """The real thread, made slower than the training."""
+    made = rig(factory, random_schedule(factory, 5), device=SlowDevice)
+    made.run(5)
+    made.close()
+    assert made.torn() == []
+    assert made.sink.order == [1, 2, 3, 4, 5]
+
+
+def _tensor(value: int, size: int = 1000) -> torch.Tensor:
+    return torch.full((size,), value, dtype=torch.uint8)
+
+
+def test_offloads_end_in_order_and_waiting_is_counted() -> None:
+    """A later event implies the earlier ones."""
+    counters = Counters()
+    device = SlowDevice(counters)
+    targets = [_tensor(0) for _ in range(10)]
+    events = [device.offload([Copy(target, _tensor(number))]) for number, target in enumerate(targets)]
+    assert [event.order for event in events] == sorted({event.order for event in events})
+    device.wait(events[6], Cause.OPTIMIZER)
+    assert all(device.done(event) for event in events[:7])
+    assert all(torch.equal(target, _tensor(number)) for number, target in enumerate(targets[:7]))
+    assert counters.stall_ns[Cause.OPTIMIZER] > 0
+    assert device.synchronize(events[-1])
+    assert counters.offloaded_bytes == 10_000
+    assert counters.link_busy_ns > 0
+    device.close()
+
+
+def test_an_error_of_the_thread_surfaces_in_the_training_loop() -> None:
+    """Not swallowed, and nothing waits for ever."""
+
+    class Failing(HostDevice):
+        def _copy(self, _copy: Copy) -> None:
+            raise OSError("no such page")
+
+    device = Failing(Counters())
+    event = device.offload([Copy(_tensor(0), _tensor(1))])
+    with pytest.raises(DeviceError, match="no such page"):
+        device.wait(event, Cause.OPTIMIZER)
+    with pytest.raises(DeviceError, match="no such page"):
+        device.check()
+    device.close()
+    made = rig(trainings.sgd, random_schedule(trainings.sgd, 0), device=Failing)
+    with pytest.raises(DeviceError, match="no such page"):
+        made.run(3)
+    made.close()
+    assert made.sink.order == []
+
+
+def test_a_deadline_ends_a_wait() -> None:
+    """synchronize says that it did not suffice."""
+
+    class Stuck(HostDevice):
+        go_on = threading.Event()
+
+        def _copy(self, _copy: Copy) -> None:
+            self.go_on.wait()
+
+    device = Stuck(Counters())
+    event = device.offload([Copy(_tensor(0), _tensor(1))])
+    assert not device.synchronize(event, 0.01)
+    assert not device.done(event)
+    Stuck.go_on.set()
+    assert device.synchronize(event, None)
+    device.close()
+
+
+def test_a_snapshot_does_not_see_later_writes() -> None:
+    """It is made on the compute stream, so what follows there comes after it."""
+    device = HostDevice(Counters())
+    source, target = _tensor(1), _tensor(0)
+    (snapshot,) = device.snapshot([source])
+    source.fill_(2)
+    event = device.offload([Copy(target, snapshot.data)])
+    device.release(snapshot, event)
+    assert device.done(event)
+    assert torch.equal(target, _tensor(1))
+    device.close()
+
+
+def test_close_leaves_no_thread() -> None:
+    """Also with copies that nobody waited for."""
+    before = threading.active_count()
+    device = SlowDevice(Counters())
+    for _ in range(50):
+        device.offload([Copy(_tensor(0), _tensor(1))])
+    device.close()
+    assert threading.active_count() == before
