@@ -179,6 +179,11 @@ class StoreHandle:
         self._deliver()
         return done
 
+    @property
+    def pending(self) -> bool:
+        """Whether a staged checkpoint waits to be persisted, or is being."""
+        return self._slots.pending or self._slots.persisting
+
     def status(self) -> Status:
         """Counters, as far as the saver has reported."""
         return self._tally.status()
@@ -241,7 +246,7 @@ class StoreHandle:
                 slot = self._slots.try_acquire()
                 if slot is not None or self._saver is None or self._hangs:
                     return slot
-                if not self._slots.pending and not self._slots.persisting:
+                if not self.pending:
                     raise StoreError("slots: all are being filled; stage or abandon one before acquiring another")
                 self._wait(self._saver, 0.05)
                 self.poll()
@@ -296,7 +301,7 @@ class StoreHandle:
     def _watch(self) -> None:
         """A saver that has work and does not move hangs: told once, until it moves."""
         now, progress = time.monotonic(), self.shared.progress
-        if progress != self._seen_progress[0] or not (self._slots.pending or self._slots.persisting):
+        if progress != self._seen_progress[0] or not self.pending:
             self._seen_progress = (progress, now)
             self._hangs = False
         elif not self._hangs and now - self._seen_progress[1] > self._hang_s:

@@ -41,6 +41,17 @@ def until_verified(handle: StoreHandle, count: int) -> None:
     until(verified, "it is verified")
 
 
+def until_idle(handle: StoreHandle) -> None:
+    """Until all that is due is durable and verified."""
+
+    def verified() -> bool:
+        handle.poll()
+        status = handle.status()
+        return not handle.pending and status.verified == status.durable
+
+    until(verified, "nothing is pending")
+
+
 @contextmanager
 def stopped(handle: StoreHandle) -> Iterator[None]:
     """The saver does nothing here."""
@@ -383,6 +394,31 @@ def test_nothing_leaks_over_many_stores(tmp_path: Path) -> None:
         with StoreHandle.open(tmp_path / str(number), SMALL, notify=silent) as handle:
             assert stage(handle, SMALL, 1)
     assert resources() == before
+
+
+def test_ten_thousand_iterations_are_flat(tmp_path: Path) -> None:
+    """Descriptors, threads and memory of trainer and saver, after 10,000 staged checkpoints."""
+
+    def resources(saver: int) -> tuple[int, ...]:
+        both = (os.getpid(), saver)
+        return tuple(len(list(Path(f"/proc/{pid}/{what}").iterdir())) for pid in both for what in ("fd", "task"))
+
+    def private_kib(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/status").read_text().split("RssAnon:")[1].split()[0])
+
+    with StoreHandle.open(tmp_path, SMALL, notify=silent, persist_every=PersistEvery(iterations=500)) as handle:
+        saver = saver_of(handle)
+        for iteration in range(1, 10_001):
+            assert stage(handle, SMALL, iteration)
+            handle.poll()
+            if iteration == 2000:
+                until_idle(handle)
+                before, memory = resources(saver), (private_kib(os.getpid()), private_kib(saver))
+        until_idle(handle)
+        assert resources(saver) == before
+        assert private_kib(os.getpid()) - memory[0] < 4096
+        assert private_kib(saver) - memory[1] < 4096
+        assert handle.status().staged == 10_000
 
 
 def test_too_little_memory_says_how_much_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
