@@ -103,6 +103,8 @@ def test_a_resumed_run_ends_as_one_that_was_never_interrupted(schedule: Schedule
         assert ckpt.restore() == 5
         train(second, ckpt, 12)
     assert same(weights(whole), weights(second))
+    newest = list_checkpoints(tmp_path / "parts")[0]
+    assert newest.iteration == 12
 
 
 def test_checkpointing_does_not_change_the_training(schedule: Schedule, tmp_path: Path) -> None:

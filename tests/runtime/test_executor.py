@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torn import Case, Factory, Rig, memory_of, random_schedule, rig
+from torn import Case, Factory, LateDevice, Rig, memory_of, random_schedule, rig
 
 from checkflow.errors import AuditError, InputError
 from checkflow.runtime.counters import Cause
@@ -215,6 +215,67 @@ def test_a_failed_capture_raises_and_costs_no_slot() -> None:
     assert made.torn() == []
 
 
+def _hidden_update(made: Rig) -> None:
+    """What a replayed CUDA graph does: it writes state, and no hook fires."""
+    with torch.no_grad():
+        for parameter in made.case.training.models[0].parameters():
+            parameter.detach().sub_(0.01)
+    made.mark()
+
+
+def test_replays_of_a_captured_cuda_graph_tear_nothing() -> None:
+    """Hooks fire while it is recorded and never again; what was not read before recording is given up."""
+    made = rig(trainings.sgd, random_schedule(trainings.sgd, 0, snapshots=0.0))
+    made.run(3)
+    device = made.executor._device
+    assert isinstance(device, LateDevice)
+    device.captures = True
+    made.case.training.models[0](torch.zeros(4, 6))
+    device.captures = False
+    discarded = made.executor.pipeline.discarded
+    assert discarded == 1
+    for _ in range(4):
+        _hidden_update(made)
+    made.close()
+    assert made.torn() == []
+    assert made.sink.order[-4:] == [4, 5, 6, 7]
+
+
+def test_compiled_updates_tear_nothing() -> None:
+    """Once something was compiled, a guard that did not fire in the last iteration is not relied upon."""
+    made = rig(trainings.sgd, random_schedule(trainings.sgd, 0, snapshots=0.0))
+    made.run(3)
+    made.executor.compiling()
+    for _ in range(4):
+        _hidden_update(made)
+    made.close()
+    assert made.torn() == []
+    assert made.sink.order == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_users_hooks_that_write_run_after_the_guards() -> None:
+    """Weight decay in an optimizer's pre-hook, and the spectral norm's power iteration in a forward pre-hook."""
+
+    def factory() -> Case:
+        torch.manual_seed(0)
+        model = nn.Sequential(torch.nn.utils.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 3))
+        case = trainings.plain(lambda ps: torch.optim.SGD(ps, lr=0.1), model)
+
+        def decay(*_: object) -> None:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.9)
+
+        case.training.optimizers[0].register_step_pre_hook(decay)
+        return case
+
+    for seed in range(4):
+        made = rig(factory, random_schedule(factory, seed, snapshots=0.0))
+        made.run(5)
+        made.close()
+        assert made.torn() == []
+
+
 def test_audit_names_a_write_that_no_guard_saw() -> None:
     """Weights are clamped after step(), where an offload may be reading them."""
     made = rig(trainings.sgd, random_schedule(trainings.sgd, 0), audit=True)
@@ -358,3 +419,14 @@ def test_tied_names_are_one_tensor() -> None:
     last: Rig = made
     weight = last.case.training.models[0].get_parameter("embed.weight")
     assert last.sink.staged[3]["model/embed.weight"] == memory_of(weight)
+
+
+def test_block_completes_what_is_in_flight_before_it_waits() -> None:
+    """Two slots, one of them the newest staged: the other one's checkpoint is still on its way when the next is due."""
+    schedule = random_schedule(trainings.sgd, 0, interval=2, snapshots=1.0)
+    made = rig(trainings.sgd, schedule, slots=2, hold=1, interval=1)
+    made.run(6)
+    made.close()
+    assert made.torn() == []
+    assert made.sink.order == [1, 2, 3, 4, 5, 6]
+    assert made.counters.waits[Cause.DRAIN] >= 3

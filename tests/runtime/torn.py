@@ -73,7 +73,7 @@ class MemorySink:
         self._held: deque[MemorySlot] = deque()
 
     def acquire(self) -> MemorySlot | None:
-        if not self._free and self.block and self._held:
+        if not self._free and self.block and len(self._held) > 1:  # never the newest staged one
             self.blocked += 1
             self._free.append(self._held.popleft())
         return self.try_acquire()
@@ -121,7 +121,7 @@ class LateDevice:
         self._jobs: deque[Sequence[Copy]] = deque()
         self._given = 0
         self._ended = 0
-        self.snapshots = 0
+        self.captures = False
 
     def register(self, address: int, size_bytes: int) -> None:
         """Nothing to prepare."""
@@ -152,7 +152,7 @@ class LateDevice:
             self.wait(event, Cause.RELEASE)
 
     def capturing(self) -> bool:
-        return False
+        return self.captures
 
     def check(self) -> None:
         """No background."""
