@@ -80,7 +80,7 @@ class HostState:
         optimizers = ",".join(reader.read() for reader in self._optimizers)
         before = f'{self._head},"iteration":{iteration},"models":[{self._model_texts()}],"optimizers":[{optimizers}]'
         objects = tuple(self._object_parts())
-        rng = dump(read_rng(self._objects.generators))  # after the objects: a fresh loader may draw when it is asked
+        rng = read_rng(self._objects.generators)  # after the objects: a fresh loader may draw when it is asked
         metadata = dump(encode(dict(self._objects.metadata), "metadata"))
         return Captured((f'{before},"objects":[', *objects, f'],"rng":{rng},"metadata":{metadata}}}'))
 

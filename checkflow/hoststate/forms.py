@@ -53,13 +53,16 @@ class Stored:
     name: str
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
 class RefusedError(Exception):
     """Why a value has no form, or a form no value. Never leaves this package."""
 
 
 def dump(value: Json) -> str:
     """JSON text in ASCII, on one line."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def base64_of(data: bytes) -> str:

@@ -20,7 +20,20 @@ IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Keys of a group that choose how an update is computed, not which: a restored optimizer keeps its own."""
 
 _IMMUTABLE = (int, float, bool, str, type(None))
+_UNKNOWN = object()
 IsStored = Callable[[str], bool]
+
+
+@dataclass(slots=True)
+class _Group:
+    """A group as it was: keys, values and parameters; its JSON, unless a value may change in place.
+
+    `pieces`: each value, or _UNKNOWN where it may change in place, and its JSON.
+    """
+
+    seen: tuple[object, ...]
+    text: str | None
+    pieces: dict[str, tuple[object, str]]
 
 
 @dataclass(slots=True)
@@ -58,7 +71,7 @@ class OptimizerReader:
         self._optimizer = optimizer
         self._names = names
         self._stored = stored
-        self._group_texts: dict[int, tuple[tuple[object, ...], str]] = {}
+        self._groups: dict[int, _Group] = {}
         self._cohorts: list[_Cohort] | None = None
         self._seen: list[_Seen] = []
 
@@ -77,25 +90,26 @@ class OptimizerReader:
     def _group(self, index: int) -> str:
         group = self._optimizer.param_groups[index]
         seen = (*group, *group.values(), *group["params"])
-        known = self._group_texts.get(index)
-        if known is not None and len(known[0]) == len(seen) and all(map(is_, known[0], seen)):
-            return known[1]
-        path = f"{self._prefix}.param_groups[{index}]"
-        stored = [
-            key
-            for key, value in group.items()
-            if isinstance(value, torch.Tensor) and self._stored(f"{self._prefix}/param_groups.{index}.{key}")
-        ]
-        values = {key: value for key, value in group.items() if key != "params" and key not in stored}
-        text = dump(
-            {
-                "parameters": [self._name(parameter) for parameter in group["params"]],
-                "stored": list(stored),
-                "values": encode(values, path),
-            }
-        )
-        if all(map(_immutable, values.values())):
-            self._group_texts[index] = (seen, text)
+        known = self._groups.get(index)
+        if known is not None and known.text is not None and _identical(known.seen, seen):
+            return known.text
+        old = known.pieces if known is not None else {}
+        stored: list[Json] = []
+        pieces: dict[str, tuple[object, str]] = {}
+        keep = True
+        for key, value in group.items():
+            piece = old.get(key)  # schedulers change one or two of a dozen
+            if piece is not None and piece[0] is value:
+                pieces[key] = piece
+            elif isinstance(value, torch.Tensor) and self._stored(f"{self._prefix}/param_groups.{index}.{key}"):
+                stored.append(key)
+            elif key != "params":
+                text = f"{dump(key)}:{dump(encode(value, f'{self._prefix}.param_groups[{index}].{key}'))}"
+                pieces[key] = (value if _immutable(value) else _UNKNOWN, text)
+                keep = keep and pieces[key][0] is not _UNKNOWN
+        names = dump({"parameters": [self._name(parameter) for parameter in group["params"]], "stored": stored})
+        text = f'{names[:-1]},"values":{{{",".join([text for _, text in pieces.values()])}}}}}'
+        self._groups[index] = _Group(seen, text if keep else None, pieces)
         return text
 
     def _name(self, parameter: torch.Tensor) -> str:
@@ -193,6 +207,10 @@ class OptimizerReader:
 def file_of(prefix: str) -> str:
     """The file of a model's or optimizer's tensors: "model" -> "model.safetensors"."""
     return f"{prefix}.safetensors"
+
+
+def _identical(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    return len(one) == len(other) and all(map(is_, one, other))
 
 
 def _immutable(value: object) -> bool:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from checkflow.errors import FormatError, InputError
 from checkflow.hoststate.decode import bytes_of, decode
 from checkflow.hoststate.encode import encode
-from checkflow.hoststate.forms import Json, RefusedError, base64_of
+from checkflow.hoststate.forms import Json, RefusedError, base64_of, dump
 
 _WORDS = struct.Struct("<625I")  # Mersenne Twister: 624 words and the position
 _PYTHON_VERSION = 3  # of random.getstate
@@ -46,16 +46,17 @@ class RngRecord(BaseModel):
     generators: dict[str, str]
 
 
-def read_rng(generators: Mapping[str, torch.Generator]) -> Json:
-    """All states as they are now, in RngRecord's form."""
+def read_rng(generators: Mapping[str, torch.Generator]) -> str:
+    """All states now, as RngRecord's JSON text, put together by hand: a dump would search all of it for escapes."""
     _, words, gauss = random.getstate()
-    return {
-        "python": {"words": base64_of(_WORDS.pack(*words)), "gauss": gauss},
-        "numpy": encode(np.random.get_state(legacy=False), "numpy.random"),
-        "cpu": _text(torch.default_generator),
-        "cuda": [_text(generator) for generator in _cuda()],
-        "generators": {name: _text(generator) for name, generator in generators.items()},
-    }
+    python = f'{{"words":"{base64_of(_WORDS.pack(*words))}","gauss":{dump(gauss)}}}'
+    numpy = dump(encode(np.random.get_state(legacy=False), "numpy.random"))
+    cuda = ",".join(f'"{_text(generator)}"' for generator in _cuda())
+    own = ",".join(f'{dump(name)}:"{_text(generator)}"' for name, generator in generators.items())
+    return (
+        f'{{"python":{python},"numpy":{numpy},"cpu":"{_text(torch.default_generator)}","cuda":[{cuda}],'
+        f'"generators":{{{own}}}}}'
+    )
 
 
 def _text(generator: torch.Generator) -> str:
@@ -97,7 +98,7 @@ def match_rng(record: RngRecord, generators: Mapping[str, torch.Generator]) -> R
         where = (
             "the checkpoint, but not in this run" if name in record.generators else "this run, not in the checkpoint"
         )
-        raise InputError(f"generator {name!r}: is in {where}; attach the same generators")
+        raise InputError(f"{name}: is in {where}; attach the same generators")
     with _reading("python"):
         *words, position = _WORDS.unpack(bytes_of(record.python.words))
         python = (_PYTHON_VERSION, (*words, position), record.python.gauss)
