@@ -49,13 +49,13 @@ class Storage:
     address: int
     lives: tuple[Live, ...]
     segments: tuple[Segment, ...]
+    counted: tuple[torch.Tensor, ...] = ()  # those of `lives` that count their writes: all but inference tensors
     epoch: int = 0  # guarded writes so far
     reading: Event | None = None  # the latest offload that reads it live
 
     def version(self) -> tuple[int, ...]:
         """Changes when the content does, as far as PyTorch and the guards can tell."""
-        counts = (0 if live.tensor.is_inference() else live.tensor._version for live in self.lives)
-        return (self.address, self.epoch, *counts)
+        return (self.address, self.epoch, *[tensor._version for tensor in self.counted])
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +218,15 @@ def _bound(id_: int, written: bool, lives: Sequence[Live], targets: dict[str, Ta
             raise InputError(f"{live.name}: its memory format changed since attach; set it before attach")
         if fixed.alias_of is None:
             segments.append(Segment(start, tensor.numel() * tensor.element_size(), live.name))
-    return Storage(id_, lives[0].name, written, data, whole.data_ptr(), tuple(lives), tuple(segments))
+    counted = tuple(live.tensor for live in lives if not live.tensor.is_inference())
+    return Storage(id_, lives[0].name, written, data, whole.data_ptr(), tuple(lives), tuple(segments), counted)
 
 
 def _same(storage: Storage, old: Storage | None) -> Storage:
     """The storage that was bound before, where it is the same one: an offload may be reading it."""
     if old is None or old.address != storage.address:
         return storage
-    old.lives, old.segments = storage.lives, storage.segments
+    old.lives, old.segments, old.counted = storage.lives, storage.segments, storage.counted
     return old
 
 

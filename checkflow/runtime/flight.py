@@ -28,6 +28,7 @@ class SlotMap:
         self.binding = binding
         self._targets: dict[tuple[int, str], torch.Tensor] = {}
         self._moves: dict[tuple[int, int], tuple[Copy, ...]] = {}
+        self._sources: dict[int, torch.Tensor] = {}
 
     def of_move(self, slot: Slot, index: int) -> tuple[Copy, ...]:
         """The copies of a direct move. A storage that is absent has none."""
@@ -38,6 +39,14 @@ class SlotMap:
             span = move.offset_bytes, move.offset_bytes + move.size_bytes
             self._moves[key] = () if storage is None else self.of_storage(slot, storage, span)
         return self._moves[key]
+
+    def source(self, index: int) -> torch.Tensor:
+        """The live bytes of a move whose storage is not absent."""
+        if index not in self._sources:
+            move = self._program.moves[index]
+            data = self.binding.storages[move.storage].data
+            self._sources[index] = data[move.offset_bytes : move.offset_bytes + move.size_bytes]
+        return self._sources[index]
 
     def of_storage(self, slot: Slot, storage: Storage, span: tuple[int, int] | None = None) -> tuple[Copy, ...]:
         """The copies of a storage's bytes from span[0] to span[1]."""
@@ -149,9 +158,9 @@ class Flight:
         """Make snapshots. Where memory does not suffice the moves stay pending, and a guard issues them as direct."""
         sources = []
         for index in indices:
-            move, storage = self._program.moves[index], self.binding.storages.get(self._program.moves[index].storage)
+            storage = self.binding.storages.get(self._program.moves[index].storage)
             if storage is not None:
-                sources.append((index, storage, storage.data[move.offset_bytes : move.offset_bytes + move.size_bytes]))
+                sources.append((index, storage, self._slots.source(index)))
         if not sources:
             return
         try:
@@ -181,7 +190,7 @@ class Flight:
                 if self.open:
                     self._early[index] = () if storage is None else storage.version()
             else:
-                copies += _from_snapshot(snapshot, direct, self._base(index))
+                copies += _from_snapshot(snapshot, direct, self._program.moves[index].offset_bytes)
         self.last = self._device.offload(copies)
         for storage in read:
             storage.reading = self.last
@@ -190,10 +199,6 @@ class Flight:
             self._progress[index] = Progress.ISSUED
             if index in self._snapshots:
                 self._events[index] = self.last
-
-    def _base(self, index: int) -> int:
-        move = self._program.moves[index]
-        return self.binding.storages[move.storage].data.data_ptr() + move.offset_bytes
 
     def _release(self, index: int) -> None:
         snapshot, event = self._snapshots.pop(index, None), self._events.pop(index, None)
@@ -210,10 +215,12 @@ class Flight:
         self._again.append(index)
 
 
-def _from_snapshot(snapshot: Snapshot, direct: tuple[Copy, ...], base: int) -> list[Copy]:
-    """The same copies, from the snapshot of the bytes that begin at address `base`."""
+def _from_snapshot(snapshot: Snapshot, direct: tuple[Copy, ...], offset_bytes: int) -> list[Copy]:
+    """The same copies, from the snapshot of the bytes that begin at `offset_bytes` of the storage."""
+    if len(direct) == 1 and direct[0].source.numel() == snapshot.data.numel():
+        return [Copy(direct[0].destination, snapshot.data)]
     copies = []
     for copy in direct:
-        start = copy.source.data_ptr() - base
+        start = int(copy.source.storage_offset()) - offset_bytes
         copies.append(Copy(copy.destination, snapshot.data[start : start + copy.source.numel()]))
     return copies

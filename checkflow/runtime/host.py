@@ -5,15 +5,18 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 import torch
 
 from checkflow.errors import DeviceError
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Copy, Event, Snapshot
+
+_SMALL_BYTES = 16384
+_NOTHING = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +27,17 @@ class HostEvent:
 
 
 class HostDevice:
-    """Copies with memmove, which runs without the interpreter's lock."""
+    """Large copies are memmoves, small ones go together in one call; both run without the interpreter's lock."""
+
+    inline_bytes = 65536  # so little is copied at once if the thread is idle: to wake it up costs more
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._jobs: deque[Sequence[Copy]] = deque()
-        self._changed = threading.Condition()
+        self._jobs: SimpleQueue[Sequence[Copy] | None] = SimpleQueue()
         self._given = 0
         self._ended = 0
+        self._wanted = _NOTHING  # order that somebody waits for
+        self._ends = threading.Condition()
         self._error: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="checkflow-copies", daemon=True)
@@ -49,12 +55,14 @@ class HostDevice:
         return made
 
     def offload(self, copies: Sequence[Copy]) -> HostEvent:
-        with self._changed:
-            self._raise_error()
-            self._jobs.append(copies)
-            self._given += 1
-            self._changed.notify_all()
-            return HostEvent(self._given)
+        self.check()
+        self._given += 1
+        if self._ended == self._given - 1 and sum(copy.source.numel() for copy in copies) <= self.inline_bytes:
+            self._serve(copies)
+            self.check()
+        else:
+            self._jobs.put(copies)
+        return HostEvent(self._given)
 
     def wait(self, event: Event, cause: Cause) -> None:
         started = time.perf_counter_ns()
@@ -76,54 +84,48 @@ class HostDevice:
         return False
 
     def check(self) -> None:
-        with self._changed:
-            self._raise_error()
+        if self._error is not None:
+            raise DeviceError(f"copies to host memory stopped: {self._error}") from self._error
 
     def collect(self) -> None:
         """Always up to date."""
 
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._jobs.clear()
-            self._changed.notify_all()
+        self._closed = True
+        self._jobs.put(None)
         self._thread.join()
 
     def _await(self, order: int, timeout_s: float | None) -> bool:
-        with self._changed:
-            ended = self._changed.wait_for(lambda: self._ended >= order or self._error is not None, timeout_s)
-            self._raise_error()
-            return ended
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise DeviceError(f"copies to host memory stopped: {self._error}") from self._error
+        with self._ends:
+            self._wanted = order  # seen by the thread before it looks, or its end is seen here
+            ended = self._ends.wait_for(lambda: self._ended >= order or self._error is not None, timeout_s)
+            self._wanted = _NOTHING
+        self.check()
+        return ended
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._closed)
-                if self._closed:
-                    return
-                copies = self._jobs.popleft()
-            started = time.perf_counter_ns()
-            try:
-                self._copy_all(copies)
-            except BaseException as error:  # noqa: BLE001, raised again in the training thread
-                with self._changed:
-                    self._error = error
-                    self._changed.notify_all()
-                return
-            self._counters.link_busy_ns += time.perf_counter_ns() - started
-            self._counters.offloaded_bytes += sum(copy.source.numel() for copy in copies)
-            copies = ()  # drops the references to live state and to snapshots
-            with self._changed:
-                self._ended += 1
-                self._changed.notify_all()
+        while (copies := self._jobs.get()) is not None and not self._closed and self._error is None:
+            self._serve(copies)
+            copies = None  # drops the references to live state and to snapshots
+            if self._ended >= self._wanted or self._error is not None:
+                with self._ends:
+                    self._ends.notify_all()
 
-    def _copy_all(self, copies: Sequence[Copy]) -> None:
+    def _serve(self, copies: Sequence[Copy]) -> None:
+        started = time.perf_counter_ns()
+        try:
+            self._copy(copies)
+        except BaseException as error:  # noqa: BLE001, raised again by the next call in the training thread
+            self._error = error
+            return
+        self._counters.link_busy_ns += time.perf_counter_ns() - started
+        self._counters.offloaded_bytes += sum(copy.source.numel() for copy in copies)
+        self._ended += 1
+
+    def _copy(self, copies: Sequence[Copy], /) -> None:
+        small = [copy for copy in copies if copy.source.numel() <= _SMALL_BYTES]
+        if small:  # too small for torch to split over the threads that training needs
+            torch._foreach_copy_([copy.destination for copy in small], [copy.source for copy in small])
         for copy in copies:
-            self._copy(copy)
-
-    def _copy(self, copy: Copy, /) -> None:
-        ctypes.memmove(copy.destination.data_ptr(), copy.source.data_ptr(), copy.source.numel())
+            if copy.source.numel() > _SMALL_BYTES:
+                ctypes.memmove(copy.destination.data_ptr(), copy.source.data_ptr(), copy.source.numel())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
 import small_trainings as trainings
@@ -16,16 +17,23 @@ from checkflow.runtime.device import Copy
 from checkflow.runtime.host import HostDevice
 
 
-class SlowDevice(HostDevice):
+class Threaded(HostDevice):
+    """Leaves every copy to the thread."""
+
+    inline_bytes = -1
+
+
+class SlowDevice(Threaded):
     """Copies in two halves with a pause between, so that a write in the middle shows."""
 
     pause_s = 0.0003
 
-    def _copy(self, copy: Copy) -> None:
-        half = copy.source.numel() // 2
-        super()._copy(Copy(copy.destination[:half], copy.source[:half]))
-        time.sleep(self.pause_s)
-        super()._copy(Copy(copy.destination[half:], copy.source[half:]))
+    def _copy(self, copies: Sequence[Copy]) -> None:
+        for copy in copies:
+            half = copy.source.numel() // 2
+            super()._copy([Copy(copy.destination[:half], copy.source[:half])])
+            time.sleep(self.pause_s)
+            super()._copy([Copy(copy.destination[half:], copy.source[half:])])
 
 
 @pytest.mark.parametrize("factory", trainings.ALL, ids=lambda factory: factory.__name__)
@@ -62,8 +70,8 @@ def test_offloads_end_in_order_and_waiting_is_counted() -> None:
 def test_an_error_of_the_thread_surfaces_in_the_training_loop() -> None:
     """Not swallowed, and nothing waits for ever."""
 
-    class Failing(HostDevice):
-        def _copy(self, _copy: Copy) -> None:
+    class Failing(Threaded):
+        def _copy(self, _copies: Sequence[Copy], /) -> None:
             raise OSError("no such page")
 
     device = Failing(Counters())
@@ -83,10 +91,10 @@ def test_an_error_of_the_thread_surfaces_in_the_training_loop() -> None:
 def test_a_deadline_ends_a_wait() -> None:
     """synchronize says that it did not suffice."""
 
-    class Stuck(HostDevice):
+    class Stuck(Threaded):
         go_on = threading.Event()
 
-        def _copy(self, _copy: Copy) -> None:
+        def _copy(self, _copies: Sequence[Copy], /) -> None:
             self.go_on.wait()
 
     device = Stuck(Counters())
@@ -119,3 +127,18 @@ def test_close_leaves_no_thread() -> None:
         device.offload([Copy(_tensor(0), _tensor(1))])
     device.close()
     assert threading.active_count() == before
+
+
+def test_little_is_copied_at_once_where_nothing_is_waiting() -> None:
+    """And never ahead of what was given before."""
+    device = SlowDevice(Counters())
+    device.inline_bytes = 1000
+    first = _tensor(0)
+    assert device.done(device.offload([Copy(first, _tensor(1))]))
+    second, third = _tensor(0, 2000), _tensor(0)
+    earlier = device.offload([Copy(second, _tensor(2, 2000))])
+    later = device.offload([Copy(third, _tensor(3))])
+    device.synchronize(later)
+    assert device.done(earlier)
+    assert torch.equal(third, _tensor(3))
+    device.close()

@@ -19,6 +19,12 @@ from checkflow.runtime.host import HostDevice
 ITERATIONS = 10_000 if settings.get_current_profile_name() == "nightly" else 2_000
 
 
+class Threaded(HostDevice):
+    """Leaves every copy to the thread."""
+
+    inline_bytes = -1
+
+
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -32,9 +38,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_memory_descriptors_and_threads_stay_flat() -> None:
+@pytest.mark.parametrize("device", [HostDevice, Threaded])
+def test_memory_descriptors_and_threads_stay_flat(device: type[HostDevice]) -> None:
     """Thousands of iterations with a checkpoint each, on the host's own copy thread."""
-    made = rig(trainings.adamw_foreach, random_schedule(trainings.adamw_foreach, 0), device=HostDevice)
+    made = rig(trainings.adamw_foreach, random_schedule(trainings.adamw_foreach, 0), device=device)
 
     def run(iterations: int) -> tuple[int, int, int, int]:
         for _ in range(iterations):
