@@ -17,6 +17,8 @@ from checkflow.errors import InputError, ModelFileError
 from checkflow.training import Training
 
 DEFAULT_FACTORY = "training"
+_TYPES = (str, int, float, bool)
+_PLAIN: dict[object, type[str | int | float]] = {t: t for t in _TYPES} | {t.__name__: t for t in _TYPES}  # annotations
 
 
 @dataclass(frozen=True)
@@ -78,18 +80,19 @@ def _run_file(path: Path) -> dict[str, object]:
     module = importlib.util.module_from_spec(spec)
     module.__file__ = str(path)
     folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # and left there, as for `python model.py`: factories import when they run, too
     sys.modules[spec.name] = module  # dataclasses and pickles look their module up by name
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+        code = compile(path.read_bytes(), str(path), "exec")
     except SyntaxError as error:
         raise ModelFileError(f"{path}:{error.lineno}: syntax error: {error.msg}; correct the file") from None
-    except ValueError as error:  # null bytes
-        raise ModelFileError(f"{path}: is not Python source ({error}); give a model file") from None
-    except (Exception, SystemExit) as error:
+    except (ValueError, OSError) as error:  # null bytes, or not to be read
+        raise ModelFileError(f"{path}: is not Python source ({brief(error)}); give a model file") from None
+    try:
+        exec(code, module.__dict__)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever the user's file raises)
         raise ModelFileError(f"{where(error, path)}: importing it raised {brief(error)}; correct the file") from None
-    finally:
-        sys.path.remove(folder)
     return vars(module)
 
 
@@ -106,7 +109,10 @@ def brief(error: BaseException) -> str:
 
 
 def _bind(name: str, make: Callable[..., object], settings: Mapping[str, str]) -> dict[str, object]:
-    parameters = inspect.signature(make, eval_str=True).parameters
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        raise ModelFileError(f"{name}: its arguments cannot be told; define it with def") from None
     bound: dict[str, object] = {}
     for key, text in settings.items():
         parameter = parameters.get(key)
@@ -127,21 +133,16 @@ def _bind(name: str, make: Callable[..., object], settings: Mapping[str, str]) -
 
 
 def _convert(key: str, text: str, parameter: inspect.Parameter) -> object:
-    wanted = parameter.annotation
-    if wanted is parameter.empty:
-        wanted = type(parameter.default) if parameter.default not in (parameter.empty, None) else None
-    if wanted is str:
-        return text
+    wanted = _PLAIN.get(parameter.annotation)
+    if parameter.annotation is parameter.empty:
+        wanted = _PLAIN.get(type(parameter.default))
     try:
-        value: object = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value: object = wanted(text) if wanted in (str, int, float) else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError):
         value = text
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if wanted in (int, float, bool) and type(value) is not wanted:
-        raise InputError(
-            f"--set {key}: {text!r} is not of type {wanted.__name__}; give one, like {parameter.default!r}"
-        )
+    if wanted is not None and type(value) is not wanted:
+        example = "" if parameter.default is parameter.empty else f", like {parameter.default!r}"
+        raise InputError(f"--set {key}: {text!r} is not of type {wanted.__name__}; give one{example}")
     if key == "batch_size" and isinstance(value, int) and value < 1:
         raise InputError(f"--set {key}: {text!r} is not positive; give a batch of at least 1")
     return value

@@ -38,8 +38,9 @@ ALLOWED: dict[str, set[str]] = {
     "restore": {"errors", "training", "store", "runtime", "hoststate"},
     "data": {"errors"},
     "checkpointing": {"errors", "training", "schedule", "runtime", "store", "hoststate", "restore"},
+    "examples": {"training", "data"},
     "cli": {
-        "errors", "units", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify", "compiler",
+        "errors", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify", "compiler",
         "report", "sources", "training", "solve", "store",
     },
 }  # fmt: skip

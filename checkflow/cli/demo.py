@@ -1,68 +1,111 @@
-"""checkflow demo: from a training script to a verified schedule, with the commands that do it."""
+"""checkflow demo: compile a training script, train it, kill it with SIGKILL, resume it, and compare every byte."""
 
 from __future__ import annotations
 
+import random
 import shlex
+import signal
+import subprocess
+import sys
 import tempfile
+import time
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 import click
+from rich.table import Table
 
 from checkflow.cli import _console, run
-from checkflow.errors import EXIT_DONE
+from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
 
-SCRIPT = '''\
-"""A training script as a user has it; checkflow needs only the function at its end."""
-
-import torch
-from torch import nn
-
-import checkflow
+COMPLETED, STARTED, DIGEST = "iteration ", "starting at iteration ", "digest "
 
 
-def training(batch_size: int = 64) -> checkflow.Training:
-    model = nn.Sequential(
-        nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(4),
-        nn.Conv2d(64, 128, 3, padding=1), nn.BatchNorm2d(128), nn.ReLU(), nn.AdaptiveAvgPool2d(4),
-        nn.Flatten(), nn.Linear(2048, 4096), nn.ReLU(), nn.Linear(4096, 1000),
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    images, labels = torch.randn(batch_size, 3, 128, 128), torch.randint(1000, (batch_size,))
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run of the script said."""
 
-    def iteration():
-        loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return checkflow.Training(model, optimizer, iteration)
-'''
+    first: int  # iterations that were completed when it began
+    completed: int  # and when it ended
+    digest: str  # of its final state; "" for a killed run
+    wall_s: float
 
 
 @click.command()
-def command() -> int:
-    """Compile a training script, verify the schedule, and compile a bundled network whose link is too slow."""
+@click.option("--iterations", type=click.IntRange(min=4), default=24, show_default=True)
+def command(iterations: int) -> int:
+    """Compile a training script, checkpoint each of its iterations, kill it, resume it, and compare every byte."""
     with tempfile.TemporaryDirectory(prefix="checkflow-demo-") as name:
         folder = Path(name)
-        (folder / "train.py").write_text(SCRIPT)
-        _console.out.print(f"A training script, {folder / 'train.py'}:\n", soft_wrap=True)
-        _console.out.print("".join(f"    {line}" for line in SCRIPT.splitlines(keepends=True)), markup=False)
-        script, graph, schedule = (str(folder / name) for name in ("train.py", "graph.json", "schedule.json"))
+        (folder / "train.py").write_text(resources.files("checkflow.examples").joinpath("train.py").read_text())
+        script, graph, schedule, store = (
+            str(folder / part) for part in ("train.py", "graph.json", "schedule.json", "checkpoints")
+        )
         for arguments in (
-            ["trace", script, "-o", graph],
-            ["compile", graph, "-o", schedule],
+            ["trace", script, "--device", "measure", "-o", graph],
+            ["compile", graph, "--bandwidth", "5GB/s", "--interval", "auto", "-o", schedule],
             ["verify", schedule, graph],
         ):
-            if code := _do(arguments):
+            _say(f"checkflow {shlex.join(arguments)}")
+            if code := run(arguments):
                 return code
-        too_slow = ["compile", "bert", "--batch-size", "1", "--set", "optimizer=adamw", "-o", schedule]
-        _do(too_slow)
-        return _do([*too_slow, "--interval", "auto"])
+        trainer = [script, "--iterations", str(iterations)]
+        whole = _train(trainer)
+        trainer += ["--schedule", schedule, "--store", store]
+        killed = _train(trainer, kill_after=random.randint(iterations // 3, 2 * iterations // 3))
+        resumed = _train(trainer)
+        _say(f"checkflow list {store}")
+        run(["list", store])
+    return _compare(whole, killed, resumed)
 
 
-def _do(arguments: list[str]) -> int:
-    _console.out.print(f"\n$ checkflow {shlex.join(arguments)}", style="bold", soft_wrap=True, markup=False)
-    code = run(arguments)
-    if code != EXIT_DONE:
-        _console.out.print(f"(exit code {code})", markup=False)
-    return code
+def _say(command_line: str) -> None:
+    _console.out.print(f"\n$ {command_line}", style="bold", soft_wrap=True, markup=False)
+
+
+def _train(arguments: list[str], kill_after: int | None = None) -> Run:
+    """Run the script; with `kill_after`, kill it at a random moment of the iteration after that many."""
+    _say(f"python {shlex.join(arguments)}")
+    began = last = time.monotonic()
+    first = completed = 0
+    digest = ""
+    with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            iteration_s, last = time.monotonic() - last, time.monotonic()
+            if line.startswith(STARTED):
+                first = completed = int(line.removeprefix(STARTED))
+            elif line.startswith(COMPLETED):
+                completed = int(line.removeprefix(COMPLETED).partition(":")[0])
+            elif line.startswith(DIGEST):
+                digest = line.removeprefix(DIGEST).strip()
+            if not line.startswith(COMPLETED) or completed in (first + 1, kill_after):
+                _console.out.print(f"  {line.rstrip()}", markup=False, soft_wrap=True)
+            if completed == kill_after:
+                time.sleep(random.random() * iteration_s)
+                process.send_signal(signal.SIGKILL)
+                break
+    wall_s = time.monotonic() - began
+    if kill_after is not None:
+        _console.out.print(f"  killed with SIGKILL in the middle of iteration {completed + 1}", style="red")
+    elif process.returncode != EXIT_DONE:
+        raise InputError(f"{arguments[0]}: the demo's training ended with exit code {process.returncode}; see above")
+    return Run(first, completed, digest, wall_s)
+
+
+def _compare(whole: Run, killed: Run, resumed: Run) -> int:
+    """Show what was lost, and whether the resumed run ended in the same bytes."""
+    same = whole.digest == resumed.digest != ""
+    lost = killed.completed - resumed.first
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, value in (
+        ("uninterrupted", f"{whole.completed} iterations, no checkpoints, {whole.wall_s:.1f} s"),
+        ("killed", f"in iteration {killed.completed + 1}, a checkpoint at every iteration, {killed.wall_s:.1f} s"),
+        ("resumed", f"from iteration {resumed.first}: {lost} completed iteration(s) lost, and the one in flight"),
+        ("final state", "bit-identical to the uninterrupted run" if same else "DIFFERS from the uninterrupted run"),
+    ):
+        table.add_row(name, value, style="bold" if name == "final state" else None)
+    _console.out.print()
+    _console.out.print(table)
+    return EXIT_DONE if same else EXIT_NO

@@ -21,7 +21,7 @@ OPTIONS = {
     "verify": {"schedule", "graph", "--json"},
     "inspect": {"file", "--rows"},
     "profile": {"-o", "--output", "--name", "--device"},
-    "demo": set(),
+    "demo": {"--iterations"},
 }  # fmt: skip
 
 

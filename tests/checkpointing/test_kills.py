@@ -1,0 +1,96 @@
+"""SIGKILL of the trainer at random moments, again and again: each state is bit-identical, and little is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trainer_to_kill
+
+from checkflow import hardware
+from checkflow.compiler import Compiled, Options, compile_graph
+from checkflow.schedule import write_schedule
+from checkflow.trace import trace_training
+
+TRAINER = Path(__file__).with_name("trainer_to_kill.py")
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+KILLS, ITERATIONS = (200, 40_000) if NIGHTLY else (8, 2_000)
+LONGEST_S = 1.5  # from the restored state to the kill
+
+
+@dataclass
+class Life:
+    """What one process said before it died or ended: the iterations it printed, with their digests."""
+
+    said: dict[int, str] = field(default_factory=dict)
+    first: int = -1  # -1: killed before it said anything
+    last: int = -1
+    startup_s: float = 0.0
+
+
+def _live(arguments: list[str], kill_after_s: float | None) -> Life:
+    """Run the trainer; kill it so long after its start, wherever it is then."""
+    life, began = Life(), time.monotonic()
+    with subprocess.Popen([sys.executable, str(TRAINER), *arguments], stdout=subprocess.PIPE, text=True) as process:
+        killer = threading.Timer(kill_after_s or 0.0, process.kill)
+        if kill_after_s is not None:
+            killer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.endswith("\n"):
+                break  # cut by the kill
+            _, iteration, digest = line.split()
+            life.last = int(iteration)
+            if not life.said:
+                life.first, life.startup_s = life.last, time.monotonic() - began
+            life.said[life.last] = digest
+        process.wait()
+        killer.cancel()
+        assert process.returncode in (0, -signal.SIGKILL)
+    return life
+
+
+@pytest.fixture(scope="module")
+def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled for the trainer, with a plan that has to snapshot some of it."""
+    traced = trace_training(trainer_to_kill.training, model="killed", cuda_defaults=False)
+    graph = hardware.retime(traced.graph, hardware.load_profile("rtx3090"))
+    compiled = compile_graph(graph, Options(3_000_000_000, interval=1))
+    assert isinstance(compiled, Compiled)
+    assert compiled.schedule.certificate.executed_snapshot_bytes > 0
+    path = tmp_path_factory.mktemp("schedule") / "schedule.json"
+    write_schedule(path, compiled.schedule)
+    return path
+
+
+def test_killed_again_and_again_it_resumes_bit_identically(schedule: Path, tmp_path: Path) -> None:
+    """After each kill at most one completed iteration is lost, and every state equals the uninterrupted run's."""
+    reference = _live(["reference", str(ITERATIONS)], None).said
+    arguments = ["attached", str(ITERATIONS), str(schedule), str(tmp_path / "store")]
+    kills, completed, startup_s = 0, 0, 3.0
+    while kills < KILLS and completed < ITERATIONS:
+        early = random.random() < 0.2  # while it starts, waits for the saver or restores
+        life = _live(arguments, random.random() * startup_s if early else startup_s + random.random() * LONGEST_S)
+        kills += 1
+        if life.said:
+            _check(life, completed, reference)
+            completed, startup_s = life.last, life.startup_s
+    final = _live(arguments, None)
+    _check(final, completed, reference)
+    assert final.last == ITERATIONS
+    assert kills >= KILLS / 4
+    print(f"{kills} kills, {ITERATIONS} iterations")  # noqa: T201
+
+
+def _check(life: Life, completed: int, reference: dict[int, str]) -> None:
+    assert life.first >= completed - 1, f"{completed} iterations were completed, {life.first} restored"
+    for iteration, digest in life.said.items():
+        assert iteration == 0 or digest == reference[iteration], f"iteration {iteration} differs"

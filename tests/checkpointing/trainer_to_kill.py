@@ -1,0 +1,92 @@
+"""A small training with everything random in it, run as a process of its own to be killed.
+
+    python trainer_to_kill.py reference ITERATIONS
+    python trainer_to_kill.py attached ITERATIONS SCHEDULE STORE
+
+Prints "at I DIGEST" for each state that a checkpoint may hold: of iteration I when it is completed, and once when
+restored. The digest covers weights, buffers, optimizer state, the scheduler, and what the random generators give next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import checkflow
+from checkflow.data import ResumableLoader
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Linear(32, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.3), nn.Linear(256, 256), nn.Linear(256, 8)
+    )
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def training() -> checkflow.Training:
+    model, optimizer = build()
+    x, y = torch.randn(16, 32), torch.randint(8, (16,))
+    return checkflow.Training(model, optimizer, lambda: train(model, optimizer, x, y))
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: object) -> str:
+    content = hashlib.sha256()
+    slots = [value for state in optimizer.state.values() for _, value in sorted(state.items())]
+    for tensor in (*model.state_dict().values(), *slots, torch.get_rng_state()):
+        content.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    assert isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler)
+    content.update(json.dumps([scheduler.last_epoch, scheduler.get_last_lr()]).encode())
+    return content.hexdigest()
+
+
+def endless(loader: ResumableLoader[tuple[torch.Tensor, ...]]) -> Iterator[tuple[torch.Tensor, ...]]:
+    while True:
+        yield from loader
+
+
+def main(mode: str, iterations: int, schedule: str = "", store: str = "") -> None:
+    torch.set_num_threads(1)
+    model, optimizer = build()
+    generator = torch.Generator().manual_seed(1)
+    dataset = TensorDataset(torch.randn(70, 32, generator=generator), torch.randint(8, (70,), generator=generator))
+    loader: ResumableLoader[tuple[torch.Tensor, ...]] = ResumableLoader(dataset, batch_size=16, shuffle=True, seed=2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, iterations)
+
+    def say(iteration: int) -> None:
+        print(f"at {iteration} {digest(model, optimizer, scheduler)}", flush=True)  # noqa: T201
+
+    batches = endless(loader)
+    if mode == "reference":
+        for i in range(iterations):
+            train(model, optimizer, *next(batches))
+            scheduler.step()
+            say(i + 1)
+        return
+    with checkflow.attach(
+        model, optimizer, schedule=schedule, store=store, scheduler=scheduler, loader=loader, policy="block",
+        notify=lambda _: None,
+    ) as ckpt:  # fmt: skip
+        first = ckpt.restore()
+        say(first)
+        for i in range(first, iterations):
+            train(model, optimizer, *next(batches))
+            scheduler.step()
+            ckpt.step()
+            say(i + 1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
