@@ -5,16 +5,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
+from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from checkflow.store.layout import ALIGN_BYTES, padded
 
 WRITE_BYTES = 16 * 2**20  # one write: large enough for full throughput, small enough to see that the disk moves
+_PARALLEL = 2  # writes at a time: one is prepared and hashed while the disk has the other
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Disk(Protocol):
@@ -25,6 +31,12 @@ class Disk(Protocol):
 
     def create(self, path: Path, *, direct: bool) -> int:
         """A new file's descriptor; `direct` where the file system's open allows it. Never opens one that exists."""
+
+    def allocate(self, fd: int, size_bytes: int) -> None:
+        """Set the space aside and make the file this long, where the file system can; where not, do nothing.
+
+        Without it direct writes that make a file longer wait for each other.
+        """
 
     def set_buffered(self, fd: int) -> None:
         """Stop direct writes on a descriptor."""
@@ -75,6 +87,13 @@ class LocalDisk:
                 path.unlink(missing_ok=True)  # some kernels create the file before they refuse the flag
         return os.open(path, flags, 0o666)
 
+    def allocate(self, fd: int, size_bytes: int) -> None:
+        # not posix_fallocate: where the file system cannot, that writes into every block by itself
+        if size_bytes and _LIBC.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes)):
+            error = ctypes.get_errno()
+            if error not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                raise OSError(error, os.strerror(error))
+
     def set_buffered(self, fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
 
@@ -108,42 +127,81 @@ class LocalDisk:
 
 
 def write_file(
-    disk: Disk, path: Path, pieces: Iterable[memoryview], size_bytes: int, progress: Callable[[], None]
-) -> None:
-    """Create a file of `size_bytes` from pieces and sync it. Its name is durable after sync_directory only.
+    disk: Disk,
+    path: Path,
+    pieces: Iterable[memoryview],
+    size_bytes: int,
+    digest: Callable[[memoryview], str] = lambda _: "",
+    progress: Callable[[], None] = lambda: None,
+) -> str:
+    """Create a file of `size_bytes` from pieces, sync it, and return the pieces' digests one after the other.
 
     Pieces begin at page-aligned addresses and, all but the last, are multiples of 4096 long; the last one is padded to
-    one, and the padding is cut off again before the sync. Raises OSError.
+    one, and the padding is cut off again before the sync. The file's name is durable after
+    sync_directory only. Raises OSError.
     """
     fd = disk.create(path, direct=True)
     try:
-        direct, offset = True, 0
-        for piece in pieces:
-            done = 0
-            while done < len(piece):
-                try:
-                    wrote = disk.write(fd, piece[done : done + WRITE_BYTES], offset)
-                except OSError as error:
-                    if error.errno != errno.EINVAL or not direct:
-                        raise
-                    disk.set_buffered(fd)  # only the write tells whether the file system takes direct ones
-                    direct = False
-                    continue
-                if wrote == 0:
-                    raise OSError(errno.EIO, "a write wrote nothing", str(path))
-                if wrote % ALIGN_BYTES and direct:
-                    disk.set_buffered(fd)  # a write cut short left an offset that direct writes refuse
-                    direct = False
-                done, offset = done + wrote, offset + wrote
-                progress()
+        disk.allocate(fd, padded(size_bytes))
+        stream = _Stream(disk, fd, progress)
+        digests: list[str] = []
+        offset = 0
+        if size_bytes <= WRITE_BYTES:
+            for piece in pieces:
+                digests.append(stream.write(piece, offset, digest, size_bytes))
+                offset += len(piece)
+        else:
+            with ThreadPoolExecutor(_PARALLEL, "write") as pool:
+                writing: deque[Future[str]] = deque()
+                for piece in pieces:
+                    writing.append(pool.submit(stream.write, piece, offset, digest, size_bytes))
+                    offset += len(piece)
+                    if len(writing) == _PARALLEL:
+                        digests.append(writing.popleft().result())
+                digests += [future.result() for future in writing]
         if offset != padded(size_bytes):
             raise OSError(errno.EIO, f"{offset} bytes were given for a file of {size_bytes}", str(path))
         if offset != size_bytes:
             disk.truncate(fd, size_bytes)
         disk.sync(fd)
         progress()
+        return "".join(digests)
     finally:
         disk.close(fd)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Writes pieces, directly until the file system refuses."""
+
+    disk: Disk
+    fd: int
+    progress: Callable[[], None]
+    direct: bool = True
+
+    def write(self, piece: memoryview, offset: int, digest: Callable[[memoryview], str], size_bytes: int) -> str:
+        found = digest(piece[: max(0, size_bytes - offset)])  # the padding is no part of the file
+        done = 0
+        while done < len(piece):
+            direct = self.direct  # another piece's write may find out meanwhile
+            try:
+                wrote = self.disk.write(self.fd, piece[done:], offset + done)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not direct:
+                    raise
+                self._buffered()  # only the write tells whether the file system takes direct ones
+                continue
+            if wrote == 0:
+                raise OSError(errno.EIO, "a write wrote nothing")
+            if wrote % ALIGN_BYTES:
+                self._buffered()  # a write cut short left an offset that direct writes refuse
+            done += wrote
+            self.progress()
+        return found
+
+    def _buffered(self) -> None:
+        self.disk.set_buffered(self.fd)
+        self.direct = False
 
 
 def remove_tree(disk: Disk, path: Path) -> None:

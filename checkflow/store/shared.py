@@ -106,13 +106,17 @@ class SharedMemory:
     def attach(cls, fd: int) -> SharedMemory:
         """The buffer of an inherited descriptor. Raises StoreError where it is not one of ours."""
         shared = cls(fd, os.fstat(fd).st_size)
+        shared._ask_for_huge_pages()
         if shared._words[_MAGIC] != MAGIC:
             raise StoreError("slots: the inherited memory is not checkflow's; start the saver from a trainer only")
         return shared
 
-    def _allocate(self) -> None:
-        with contextlib.suppress(OSError):  # where the kernel has huge pages for shared memory
+    def _ask_for_huge_pages(self) -> None:
+        with contextlib.suppress(OSError):  # where the kernel has them for shared memory
             self._map.madvise(mmap.MADV_HUGEPAGE)
+
+    def _allocate(self) -> None:
+        self._ask_for_huge_pages()
         with contextlib.suppress(
             OSError
         ):  # older kernels map pages at the first copy; what is refused, is refused below

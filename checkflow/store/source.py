@@ -12,21 +12,18 @@ from checkflow.store.layout import ITEM_BYTES, PlacedFile, PlacedTensor
 def pieces(slot: memoryview, file: PlacedFile) -> Iterator[memoryview]:
     """The file from its first byte to its padding, in pieces of 16 MiB at aligned addresses.
 
-    Pieces without a tensor in another memory order are the slot's own bytes; the others are put together in a buffer
-    that the next piece overwrites.
+    Pieces without a tensor in another memory order are the slot's own bytes; the others are put together elsewhere.
     """
     whole = slot[file.offset_bytes : file.offset_bytes + file.padded_bytes]
     reordered = [tensor for tensor in file.tensors if tensor.spec.order is not None]
-    buffer: memoryview | None = None
     logical: tuple[str, memoryview] | None = None
     for start in range(0, len(whole), WRITE_BYTES):
         piece = whole[start : start + WRITE_BYTES]
         low, high = file.offset_bytes + start, file.offset_bytes + start + len(piece)
         touched = [tensor for tensor in reordered if tensor.offset_bytes < high and tensor.end_bytes > low]
         if touched:
-            buffer = buffer or memoryview(mmap.mmap(-1, WRITE_BYTES))
-            buffer[: len(piece)] = piece
-            piece = buffer[: len(piece)]
+            own, piece = piece, memoryview(mmap.mmap(-1, len(piece)))  # page-aligned
+            piece[:] = own
             for tensor in touched:
                 if logical is None or logical[0] != tensor.spec.name:
                     logical = (tensor.spec.name, _logical(slot, tensor))

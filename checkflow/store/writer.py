@@ -8,8 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,16 +58,11 @@ def write_checkpoint(
     temporary = store / f"{INCOMPLETE}{directory_name(serial, staged.iteration)}-{os.getpid()}-{time.monotonic_ns()}"
     disk.make_directory(temporary)
     entries: list[FileEntry] = []
-    with ThreadPoolExecutor(1, "hash") as hasher:
-        for file in layout.files:
-            hashed = _Hashed(hasher, file.size_bytes)
-            contents = hashed.through(pieces(staged.slot, file))
-            write_file(disk, temporary / file.name, contents, file.size_bytes, progress)
-            entries.append(FileEntry(name=file.name, size_bytes=file.size_bytes, blocks=hashed.blocks))
-        hashed = _Hashed(hasher, len(staged.record))
-        contents = hashed.through(iter([aligned(staged.record)]))
-        write_file(disk, temporary / RECORD, contents, len(staged.record), progress)
-        entries.append(FileEntry(name=RECORD, size_bytes=len(staged.record), blocks=hashed.blocks))
+    contents = [(file.name, file.size_bytes, pieces(staged.slot, file)) for file in layout.files]
+    contents.append((RECORD, len(staged.record), iter([aligned(staged.record)])))
+    for name, size_bytes, parts in contents:
+        blocks = write_file(disk, temporary / name, parts, size_bytes, hash_blocks, progress)
+        entries.append(FileEntry(name=name, size_bytes=size_bytes, blocks=blocks))
     manifest = Manifest(
         serial=serial,
         iteration=staged.iteration,
@@ -78,7 +72,7 @@ def write_checkpoint(
         files=tuple(entries),
     )
     text = manifest.render()
-    write_file(disk, temporary / MANIFEST, [aligned(text)], len(text), progress)
+    write_file(disk, temporary / MANIFEST, [aligned(text)], len(text), progress=progress)
     disk.sync_directory(temporary)
     disk.rename(temporary, store / directory_name(serial, staged.iteration))
     disk.sync_directory(store)
@@ -100,24 +94,3 @@ def hash_blocks(data: memoryview) -> str:
     return "".join(
         xxhash.xxh3_128_hexdigest(data[start : start + BLOCK_BYTES]) for start in range(0, len(data), BLOCK_BYTES)
     )
-
-
-class _Hashed:
-    """Hashes pieces in another thread while they are being written."""
-
-    def __init__(self, hasher: Executor, size_bytes: int) -> None:
-        self._hasher = hasher
-        self._left = size_bytes
-        self._found: list[str] = []
-
-    def through(self, contents: Iterator[memoryview]) -> Iterator[memoryview]:
-        for piece in contents:
-            body = piece[: self._left]  # the padding is no part of the file
-            self._left -= len(body)
-            hashing: Future[str] = self._hasher.submit(hash_blocks, body)
-            yield piece
-            self._found.append(hashing.result())  # before the piece's buffer is used again
-
-    @property
-    def blocks(self) -> str:
-        return "".join(self._found)

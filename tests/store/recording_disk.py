@@ -21,7 +21,7 @@ State = tuple[tuple[str, bytes | None], ...]  # each path, sorted; None for a di
 
 @dataclass(frozen=True)
 class DataChange:
-    """A write of up to one unit, or (data None) a truncation to `offset`."""
+    """A write of up to one unit, or (data None) a change of the size to `offset`."""
 
     inode: int
     offset: int
@@ -81,6 +81,10 @@ class RecordingDisk(LocalDisk):
         self._inodes[path] = self._open[fd] = next(self._next)
         self.events.append(NameChange(self._inodes[path.parent], path.name, self._inodes[path]))
         return fd
+
+    def allocate(self, fd: int, size_bytes: int) -> None:
+        super().allocate(fd, size_bytes)
+        self.events.append(DataChange(self._open[fd], size_bytes, None))
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         wrote = super().write(fd, data, offset)

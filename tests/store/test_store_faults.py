@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from dataclasses import dataclass
@@ -37,6 +38,10 @@ class FailingDisk(LocalDisk):
     def create(self, path: Path, *, direct: bool) -> int:
         self._count()
         return super().create(path, direct=direct)
+
+    def allocate(self, fd: int, size_bytes: int) -> None:
+        self._count()
+        super().allocate(fd, size_bytes)
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         self._count()
@@ -106,7 +111,7 @@ def test_each_operation_fails_in_turn(tmp_path: Path, memory_path: Path, error: 
 
 def test_messages_name_the_store_and_what_to_do(tmp_path: Path) -> None:
     """One line: the store, the iteration, the reason, the way out."""
-    disk = FailingDisk(fails=3, error=errno.ENOSPC)
+    disk = FailingDisk(fails=4, error=errno.ENOSPC)
     saver = InProcess(tmp_path / "store", disk=disk)
     saver.persist(7)
     (failure,) = saver.reports
@@ -199,26 +204,51 @@ class PickyDisk(LocalDisk):
     ],
     ids=["direct", "refused at open", "refused at write", "short", "short and unaligned"],
 )
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 20_000])
-def test_a_file_is_written_whatever_the_file_system_takes(tmp_path: Path, disk: PickyDisk, size: int) -> None:
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 20_000, 200_000])
+def test_a_file_is_written_whatever_the_file_system_takes(
+    tmp_path: Path, disk: PickyDisk, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Direct, buffered from the open or from a write's EINVAL on, and in short writes: the same bytes."""
     data = os.urandom(size)
-    write_file(disk, tmp_path / "file", [aligned(data)], size, lambda: None)
+    monkeypatch.setattr("checkflow.store.disk.WRITE_BYTES", 65536)  # above it several writes are on their way at once
+    whole = aligned(data)
+    parts = [whole[start : start + 8192] for start in range(0, len(whole), 8192)]
+    digests = write_file(disk, tmp_path / "file", parts, size, lambda part: f"{len(part)} ")
+    assert sum(map(int, digests.split())) == size  # no padding
     assert (tmp_path / "file").read_bytes() == data
+
+
+def test_a_file_system_that_cannot_allocate_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is then simply written; any other refusal is one."""
+
+    class Refuses:
+        def __init__(self, error: int) -> None:
+            self.error = error
+
+        def fallocate(self, *_: object) -> int:
+            ctypes.set_errno(self.error)
+            return -1
+
+    monkeypatch.setattr("checkflow.store.disk._LIBC", Refuses(errno.EOPNOTSUPP))
+    write_file(LocalDisk(), tmp_path / "file", [aligned(b"data")], 4)
+    assert (tmp_path / "file").read_bytes() == b"data"
+    monkeypatch.setattr("checkflow.store.disk._LIBC", Refuses(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space left"):
+        write_file(LocalDisk(), tmp_path / "other", [aligned(b"data")], 4)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     """A file that exists is an error, not a target."""
     (tmp_path / "file").write_bytes(b"old")
     with pytest.raises(FileExistsError):
-        write_file(LocalDisk(), tmp_path / "file", [aligned(b"new")], 3, lambda: None)
+        write_file(LocalDisk(), tmp_path / "file", [aligned(b"new")], 3)
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
 def test_a_wrong_size_is_no_file(tmp_path: Path) -> None:
     """Fewer bytes than promised are an error before anything is synced."""
     with pytest.raises(OSError, match="4096 bytes were given for a file of 9999"):
-        write_file(LocalDisk(), tmp_path / "file", [aligned(b"short")], 9999, lambda: None)
+        write_file(LocalDisk(), tmp_path / "file", [aligned(b"short")], 9999)
 
 
 def test_the_layout_is_what_lies_on_disk(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from checkflow.store.pace import PersistEvery
 from checkflow.store.retention import Retention
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-CALLS = ("mkdir", "openat", "pwrite64", "ftruncate", "fsync", "rename", "unlink", "rmdir", "sendto")
+CALLS = ("mkdir", "openat", "fallocate", "pwrite64", "ftruncate", "fsync", "rename", "unlink", "rmdir", "sendto")
 log = logging.getLogger(__name__)
 
 
@@ -201,7 +201,14 @@ def _text(path: Path) -> str:
 
 @pytest.mark.parametrize(
     ("call", "error"),
-    [("pwrite64", "ENOSPC"), ("fsync", "EIO"), ("rename", "EIO"), ("mkdir", "EROFS"), ("ftruncate", "EIO")],
+    [
+        ("pwrite64", "ENOSPC"),
+        ("fallocate", "ENOSPC"),
+        ("fsync", "EIO"),
+        ("rename", "EIO"),
+        ("mkdir", "EROFS"),
+        ("ftruncate", "EIO"),
+    ],
 )
 def test_the_kernel_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: str) -> None:
     """A real saver whose system call fails: one clear line, and the old checkpoint stays."""
