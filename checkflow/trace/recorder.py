@@ -71,7 +71,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         targets = [tensor for name, group in given if name in changed for tensor in group]
         storages = [self.ledger.see(tensor) for tensor in tensors]
         recording = self.recording
-        node = recording.program.call(func, args, kwargs) if recording is not None else None
+        # A storage from outside (a loader's worker sends such) is no value of a program: what it holds is a constant.
+        given_storage = any(isinstance(value, torch.UntypedStorage) for value in args)
+        node = recording.program.call(func, args, kwargs) if recording is not None and not given_storage else None
 
         result = execute(func, args, kwargs, tensors, targets, self.ledger, self.fake)
 
@@ -88,9 +90,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not on_host:
             for tensor in targets:
                 self.ledger.see(tensor).scalar = False
-        if recording is not None and node is not None:
-            recording.program.results(node, result)
-            recording.program.generated(kwargs.get("generator"))
+        if recording is not None:
+            if node is not None:
+                recording.program.results(node, result)
+                recording.program.generated(kwargs.get("generator"))
             recording.calls.append((func, works))
             if works:
                 unread = traits(func).unread

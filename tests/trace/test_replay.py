@@ -74,6 +74,25 @@ def test_muon_with_adamw() -> None:
     assert {"optimizer.0/0.weight.momentum_buffer", "optimizer.1/0.bias.exp_avg"} <= names
 
 
+def test_a_batch_that_comes_as_a_storage() -> None:
+    """As a loader's worker hands it over: the program holds it as a constant."""
+    batch = torch.rand(8, 12)
+
+    def factory() -> Training:
+        model = nn.Linear(12, 4)
+        optimizer = optim.Adam(model.parameters(), foreach=False)
+
+        def iteration() -> None:
+            x = torch.empty(0).set_(batch.untyped_storage(), 0, (8, 12), (12, 1))
+            torch.autograd.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return Training(model, optimizer, iteration)
+
+    assert_replays(factory, real=True)
+
+
 @pytest.mark.parametrize("name", FEATURES)
 def test_every_feature(name: str) -> None:
     """Fake tensors suffice, the replay is exact, and real tensors give the same graph."""
