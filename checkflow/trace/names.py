@@ -6,7 +6,7 @@ one of the models; otherwise no checkpoint of the models would hold it, so that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +40,12 @@ def check_training(value: object, model: str) -> Training:
             f"{model}: the factory returned {type(value).__name__}; "
             "return checkflow.Training(model, optimizer, iteration)"
         )
+    for field, given, kind in (
+        ("model", value.model, torch.nn.Module),
+        ("optimizer", value.optimizer, torch.optim.Optimizer),
+    ):
+        if not isinstance(given, (kind, Collection)):
+            raise ModelFileError(f"{model}: {field} is {type(given).__name__}; give one, or a list of them")
     for module in value.models:
         if not isinstance(module, torch.nn.Module):
             raise ModelFileError(f"{model}: model is {type(module).__name__}; give an nn.Module or a list of them")

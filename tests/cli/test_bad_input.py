@@ -86,9 +86,9 @@ MODELS = {
     "no_update": (GOOD.replace("        optimizer.step()\n", ""), "writes no parameter"),
     "iteration_raises": (GOOD.replace("optimizer.step()", "raise OSError('disk')"), "OSError"),
     "cuda": (GOOD.replace("Linear(4, 4)", "Linear(4, 4, device='cuda')"), "CUDA"),
-    "not_a_model": (GOOD.replace("Training(model,", "Training(None,"), "model"),
-    "not_an_optimizer": (GOOD.replace("Training(model, optimizer,", "Training(model, 3,"), "optimizer"),
-    "not_an_iteration": (GOOD.replace("optimizer, iteration)", "optimizer, 3)"), "iteration"),
+    "not_a_module": (GOOD.replace("Training(model,", "Training(None,"), "model is NoneType"),
+    "not_to_step": (GOOD.replace("Training(model, optimizer,", "Training(model, 3,"), "optimizer is int"),
+    "not_to_call": (GOOD.replace("optimizer, iteration)", "optimizer, 3)"), "iteration is int"),
 }
 
 
