@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import click
@@ -77,6 +79,12 @@ def settings_of(settings: tuple[str, ...], batch_size: str | None) -> dict[str, 
             raise InputError(f"--set {name}: given twice; give it once")
         found[name] = value
     return found
+
+
+def default_output(model: str, kind: str) -> Path:
+    """What a command writes where -o does not say: "nets/net.py:small" -> net-small.<kind>.json, in this folder."""
+    name = re.sub(r"\.py(?=:|$)|(\.graph)?\.json$", "", Path(model).name)
+    return Path(f"{name.replace(':', '-')}.{kind}.json")
 
 
 def slack_ppm(value: float) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,15 +52,16 @@ def traced(
             )
         return _as_read(read_graph(Path(model)), device, started)
     profile = None if device == MEASURE else hardware.load_profile(device or DEFAULT_DEVICE)
-    source = sources.load(model, settings)
-    result = trace.trace_training(
-        source.factory,
-        model=source.name,
-        arguments=source.arguments,
-        real=real,
-        measure=device == MEASURE,
-        progress=progress,
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
+        source = sources.load(model, settings)
+        result = trace.trace_training(
+            source.factory,
+            model=source.name,
+            arguments=source.arguments,
+            real=real,
+            measure=device == MEASURE,
+            progress=progress,
+        )
     graph = result.graph
     if profile is None:
         progress("measuring the link")

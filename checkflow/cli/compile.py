@@ -11,6 +11,7 @@ from checkflow.cli import _console
 from checkflow.cli._options import (
     Rate,
     Size,
+    default_output,
     interval_of,
     json_option,
     model_options,
@@ -77,7 +78,7 @@ def command(
     network, or a graph that `checkflow trace` wrote.
     """
     kind = transfers_for(Formulation(formulation), Transfers(transfers) if transfers else None)
-    output = output or Path(f"{Path(model.replace(':', '-')).stem}.schedule.json")
+    output = output or default_output(model, "schedule")
     for path, suffixes in ((report, figure.SUFFIXES), (trace_out, (".json",))):
         if path is not None:
             figure.check_output(path, suffixes)

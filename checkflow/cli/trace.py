@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from checkflow.cli import _console
-from checkflow.cli._options import json_option, model_options, settings_of, trace_options
+from checkflow.cli._options import default_output, json_option, model_options, settings_of, trace_options
 from checkflow.cli._traced import traced
 from checkflow.errors import EXIT_DONE
 from checkflow.graphfile import write_graph
@@ -30,7 +30,7 @@ def command(
     as_json: bool,
 ) -> int:
     """Trace MODEL's training iteration: operators, storages, lifetimes, times and anchors, as a graph file."""
-    output = output or Path(f"{Path(model.replace(':', '-')).stem}.graph.json")
+    output = output or default_output(model, "graph")
     with _console.progress() as progress:
         timed = traced(model, settings_of(settings, batch_size), device, real=real, progress=progress)
         progress("writing")

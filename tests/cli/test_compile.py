@@ -135,3 +135,24 @@ def test_interrupt_leaves_no_file_behind(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "interrupted" in rest and "Traceback" not in rest
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_user_code_prints_is_no_part_of_the_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    """Standard output holds one JSON object, and the schedule of each factory has a name of its own."""
+    Path("nets.py").write_text(
+        "import checkflow, torch\n"
+        "print('importing')\n"
+        "def small() -> checkflow.Training:\n"
+        "    print('building')\n"
+        "    model = torch.nn.Linear(2, 2)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    def iteration():\n"
+        "        print('running')\n"
+        "        model(torch.ones(1, 2)).sum().backward()\n"
+        "        optimizer.step()\n"
+        "    return checkflow.Training(model, optimizer, iteration)\n"
+        "other = small\n"
+    )
+    assert _json(capfd, "compile", "nets.py:small")["schedule"] == "nets-small.schedule.json"
+    assert _json(capfd, "trace", "nets.py:other")["graph"] == "nets-other.graph.json"
+    assert _json(capfd, "compile", "nets-other.graph.json")["schedule"] == "nets-other.schedule.json"
