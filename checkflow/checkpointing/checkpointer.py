@@ -133,7 +133,10 @@ class Checkpointer:
         return self._handle.status()
 
     def close(self) -> None:
-        """Complete the last checkpoint, make it durable, and let the training go."""
+        """Complete the last checkpoint that was due, make it durable, and let the training go.
+
+        With an interval above 1, call `save` before where the last iterations matter.
+        """
         if self._closed:
             return
         self._closed = True

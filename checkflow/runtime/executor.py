@@ -102,11 +102,11 @@ class Executor:
         if self._stopped or self._captured():
             return
         guard.fired = guard.ever = self._touched = True
-        if self._audit is not None:
-            self._audit.check(guard.storages)
         if guard.kind in self._disarmed:
             return
         with self._entered():
+            if self._audit is not None:
+                self._audit.check(guard.storages)
             for storage in guard.storages:
                 if changes(storage, guard.kind):
                     storage.epoch += 1

@@ -148,6 +148,7 @@ class Pipeline:
     def drop_all(self) -> None:
         """Hold on to no slot and no tensor."""
         self.drop_open()
+        self.discarded += len(self._flights)
         self._flights.clear()
         self._slots = SlotMap(self._program, self._binding)
 

@@ -284,6 +284,8 @@ def test_audit_names_a_write_that_no_guard_saw() -> None:
     with pytest.raises(AuditError, match=r"model/0\.weight was written outside"):
         made.run(1)
     made.close()
+    assert made.torn() == []
+    assert made.executor.pipeline.discarded >= 1
 
 
 @pytest.mark.parametrize("factory", trainings.ALL, ids=lambda factory: factory.__name__)
