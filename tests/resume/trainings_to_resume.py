@@ -88,13 +88,13 @@ def simple(
     *,
     model: Callable[[], nn.Module] = Small,
     accumulate: Sequence[int] = (1,),
-    scaled: bool = False,
+    scale: float | None = None,
 ) -> Run:
-    """One model and optimizer; `accumulate`: micro-batches of successive iterations; `scaled`: by a GradScaler."""
+    """One model and optimizer; `accumulate`: micro-batches of an iteration, drawn; `scale`: a GradScaler's first."""
     net = model()
     opt = optimizer([p for p in net.parameters() if p.requires_grad])
     made = scheduler(opt) if scheduler is not None else None
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3) if scaled else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3) if scale is not None else None
     schedulers: list[lrs.LRScheduler] = made if isinstance(made, list) else [] if made is None else [made]
     objects = HostObjects.of(scheduler=schedulers, scaler=scaler, metadata={"run": "test"})
     run = Run(Training(net, opt, _nothing), objects, iter(()))
@@ -148,6 +148,29 @@ def gan() -> Run:
             first.zero_grad()
             second.zero_grad()
             run.seen.append(loss.detach())
+            yield
+
+    run.steps = steps()
+    return run
+
+
+def lbfgs() -> Run:
+    """State in lists that grow, held by the first parameter alone, and None among it."""
+    net = nn.Linear(3, 3)
+    opt = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=2, history_size=3)
+    run = Run(Training(net, opt, _nothing), HostObjects.of(), iter(()))
+
+    def steps() -> Iterator[None]:
+        while True:
+            x = torch.randn(5, 3)
+
+            def closure(x: torch.Tensor = x) -> float:
+                opt.zero_grad()
+                loss = (net(x) - x.sin()).square().mean()
+                torch.autograd.backward(loss)
+                return float(loss.detach())
+
+            run.seen.append(torch.tensor(opt.step(closure)))  # type: ignore[no-untyped-call]
             yield
 
     run.steps = steps()
@@ -208,9 +231,13 @@ TRAININGS: dict[str, Make] = {
     **{name: lambda o=o: simple(o) for name, o in OPTIMIZERS.items()},  # type: ignore[misc]
     **{f"scheduler {name}": lambda s=s: simple(sgd, s) for name, s in SCHEDULERS.items()},  # type: ignore[misc]
     "tied": lambda: simple(adamw(), model=Tied),
+    "bfloat16": lambda: simple(adamw(), model=lambda: Tied().to(torch.bfloat16)),
+    "lbfgs": lbfgs,
     "channels_last": lambda: simple(adamw(fused=True), model=channels_last),
     "accumulation": lambda: simple(sgd, accumulate=(1, 3)),
-    "scaler": lambda: simple(adamw(), scaled=True),
-    "scaler, fused": lambda: simple(adamw(fused=True), scaled=True),
+    "scaler": lambda: simple(adamw(), scale=2.0**127),  # the first updates are skipped
+    "scaler, fused": lambda: simple(adamw(fused=True), scale=2.0**127),
+    "calm scaler": lambda: simple(adamw(), scale=2.0),
+    "calm scaler, fused": lambda: simple(adamw(fused=True), scale=2.0),
     "several": gan,
 }
