@@ -22,6 +22,9 @@ OPTIONS = {
     "inspect": {"file", "--rows"},
     "profile": {"-o", "--output", "--name", "--device"},
     "demo": {"--iterations"},
+    "list": {"store", "--json"},
+    "check": {"store", "--repair", "--json"},
+    "export": {"store", "--to", "-o", "--output", "--iteration", "--json"},
 }  # fmt: skip
 
 
