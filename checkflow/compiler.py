@@ -13,6 +13,7 @@ from checkflow.plan import PPM, Formulation, Infeasible, Plan, Problem, Reason, 
 from checkflow.schedule import Schedule
 from checkflow.solve import solve
 from checkflow.solve.link import too_large
+from checkflow.solve.packed import TICKS_PER_BYTE
 from checkflow.units import format_bytes
 from checkflow.verify import verify
 
@@ -123,7 +124,10 @@ def _planned(
 def _another_try(problem: Problem, answer: Infeasible, options: Options) -> Problem | None:
     """The problem to try next, where the options leave one open."""
     longer, limit = answer.smallest_interval, problem.memory_limit_bytes
-    if options.interval is None and longer is not None and longer > problem.interval:
+    # Past twice the interval that the link needs, nothing leaves earlier; what a bound says would do may not.
+    longest = 2 * -(-problem.state_bytes * TICKS_PER_BYTE // problem.clock(problem.steps)) + 1
+    hopeless = answer.reason is Reason.MEMORY and problem.interval >= longest
+    if options.interval is None and longer is not None and longer > problem.interval and not hopeless:
         return replace(problem, interval=longer)
     if options.relax_memory and answer.reason is Reason.MEMORY and limit is not None:
         return replace(problem, memory_limit_bytes=-(-limit * (100 + RELAXATION_STEP_PERCENT) // 100))

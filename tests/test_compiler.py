@@ -1,0 +1,25 @@
+"""compile_graph beyond what the command line's tests see."""
+
+from __future__ import annotations
+
+from checkflow.compiler import Options, Refused, compile_graph
+from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
+from checkflow.plan import Reason, Transfers
+
+
+def test_a_longer_interval_is_not_tried_for_ever() -> None:
+    """One chunk fits only the step that overwrites it: whatever the bound says, every interval needs its snapshot."""
+    graph = Graph(
+        model="hopeless",
+        arguments=(),
+        device="paper",
+        traced_on="cpu",
+        ops=tuple(Op("step", (), (0,) if ns == 60 else (), 0, 0, "float32", ns) for ns in (40, 40, 60)),
+        tensors=(Tensor("model/a", Role.PARAMETER, 512, 0, 3, (View("model/a", "uint8", (512,)),)),),
+        anchors=(Anchor(AnchorKind.ITERATION_END, "", 1, 3),),
+    )
+    options = Options(bandwidth_bytes_per_s=10**10, interval=None, memory_limit_bytes=512, transfers=Transfers.PACKED)
+    told: list[str] = []
+    answer = compile_graph(graph, options, told.append)
+    assert isinstance(answer, Refused) and answer.answer.reason is Reason.MEMORY
+    assert sum(line.startswith("planning") for line in told) == 3
