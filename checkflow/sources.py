@@ -59,9 +59,9 @@ def load(model: str, settings: Mapping[str, str]) -> Source:
 def _find(model: str) -> tuple[str, Callable[..., object]]:
     if model in models.NAMES:
         return model, models.factory(model)
-    text, _, attribute = model.rpartition(":") if not Path(model).exists() and ":" in model else (model, "", "")
+    text, _, attribute = model.rpartition(":") if not _is_file(model) and ":" in model else (model, "", "")
     path, attribute = Path(text), attribute or DEFAULT_FACTORY
-    if not path.is_file():
+    if not _is_file(text):
         raise ModelFileError(
             f"{text}: no such file, and no bundled model of that name; the bundled ones are {', '.join(models.NAMES)}"
         )
@@ -72,6 +72,13 @@ def _find(model: str) -> tuple[str, Callable[..., object]]:
     if not callable(made):
         raise ModelFileError(f"{path}: {attribute!r} is not a function; define {attribute}() -> checkflow.Training")
     return f"{path.name}:{attribute}" if attribute != DEFAULT_FACTORY else path.name, made
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # a name that is too long, a folder that is not to be read
+        return False
 
 
 def _run_file(path: Path) -> dict[str, object]:

@@ -79,7 +79,7 @@ def command(
     """
     kind = transfers_for(Formulation(formulation), Transfers(transfers) if transfers else None)
     output = output or default_output(model, "schedule")
-    for path, suffixes in ((report, figure.SUFFIXES), (trace_out, (".json",))):
+    for path, suffixes in ((output, ()), (report, figure.SUFFIXES), (trace_out, (".json",))):
         if path is not None:
             figure.check_output(path, suffixes)
     with _console.progress() as progress:

@@ -45,7 +45,7 @@ def _show_schedule(schedule: Schedule, limit: int | None) -> None:
         soft_wrap=True,
         markup=False,
     )
-    table = Table("tensor", "bytes", "snapshot at", "offload at", "release at", box=None)
+    table = _table("tensor", "bytes", "snapshot at", "offload at", "release at")
     names = {row.id: row.views[0].name for row in schedule.state}
     for row in schedule.actions[:limit]:
         table.add_row(
@@ -73,7 +73,7 @@ def _show_graph(graph: Graph, limit: int | None) -> None:
         soft_wrap=True,
         markup=False,
     )
-    table = Table("step", "operator", "time", "reads", "writes", box=None)
+    table = _table("step", "operator", "time", "reads", "writes")
     longest = sorted(enumerate(graph.ops, start=1), key=lambda item: -item[1].time_ns)
     for step, op in longest[:limit]:
         table.add_row(
@@ -84,11 +84,19 @@ def _show_graph(graph: Graph, limit: int | None) -> None:
         )
     _console.out.print(table, markup=False)
     _more(graph.steps, limit, "operators")
-    table = Table("storage", "role", "bytes", "born", "freed", box=None)
+    table = _table("storage", "role", "bytes", "born", "freed")
     for tensor in sorted(graph.tensors, key=lambda t: -t.size_bytes)[:limit]:
         table.add_row(tensor.name, tensor.role, format_bytes(tensor.size_bytes), str(tensor.born), str(tensor.freed))
     _console.out.print(table, markup=False)
     _more(len(graph.tensors), limit, "storages")
+
+
+def _table(*headers: str) -> Table:
+    """Names are folded where the terminal is narrow: cut, they could not be told apart."""
+    table = Table(box=None)
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table
 
 
 def _more(count: int, limit: int | None, what: str) -> None:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 SUFFIXES = (".html", ".png")
 
 
-def check_output(path: Path, suffixes: tuple[str, ...]) -> None:
-    """Raise InputError, before any long work, where an output could not be written."""
-    if path.suffix not in suffixes:
+def check_output(path: Path, suffixes: tuple[str, ...] = ()) -> None:
+    """Raise InputError, before any long work, where an output could not be written, or has none of the suffixes."""
+    if suffixes and path.suffix not in suffixes:
         raise InputError(f"{path}: its name has to end in {' or '.join(suffixes)}")
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"{path}: cannot be written, its folder is missing or not writable; choose another output")
-    if path.suffix in SUFFIXES:
+    if suffixes == SUFFIXES:
         _figure_class()
 
 
@@ -92,6 +92,7 @@ def draw(compiled: Compiled) -> Figure:
     link.set_ylabel("link")
     link.set_xlabel(f"time (ms), one checkpoint every {compiled.problem.interval} iteration(s)")
     link.set_xlim(0, timeline.period_ns / 1e6)
+    link.set_ylim(0, 1.9)  # the legend stands above the bars
     link.legend(loc="upper right", ncols=2, frameon=False)
     return figure
 
