@@ -12,7 +12,6 @@ One thread calls these. None but `acquire` under block, `drain` and `close` ever
 from __future__ import annotations
 
 import os
-import select
 import time
 import warnings
 import weakref
@@ -24,20 +23,19 @@ from checkflow.errors import StoreError
 from checkflow.store.config import SaverConfig
 from checkflow.store.layout import Layout
 from checkflow.store.lock import StoreLock
-from checkflow.store.messages import CLOSE, WAKE, Durable, Failed, Verified
+from checkflow.store.messages import WAKE
 from checkflow.store.pace import Pace, PersistEvery
-from checkflow.store.process import SaverProcess
 from checkflow.store.retention import Retention
 from checkflow.store.saver import take_log
 from checkflow.store.shared import SharedMemory
 from checkflow.store.slots import Backpressure, Slot, Slots
 from checkflow.store.status import Status
+from checkflow.store.supervisor import Supervisor
 from checkflow.store.tally import Tally
 
 OnError = Literal["raise", "warn"]
 RECORD_ROOM_BYTES = 2**20
 CLOSE_S = 600.0
-MAX_DEATHS = 3  # of the saver, with nothing made durable in between
 
 
 def _warn(message: str) -> None:
@@ -58,14 +56,8 @@ class StoreHandle:
         self._backpressure = backpressure
         self._on_error = on_error
         self._notify = notify
-        self._hang_s = hang_s
         self._tally = Tally()
-        self._errors: list[str] = []
-        self._failed_sequences: set[int] = set()
-        self._deaths = 0
-        self._seen_progress = (-1, time.monotonic())
-        self._hangs = False
-        self._saver: SaverProcess | None = SaverProcess(shared, lock)
+        self._saver = Supervisor(shared, self._slots, lock, self._tally, hang_s)
         self._closed = False
         _open_handles.add(self)
 
@@ -126,7 +118,7 @@ class StoreHandle:
     @property
     def saver_pid(self) -> int | None:
         """The saver process; None once it is given up or ended."""
-        return None if self._saver is None else self._saver.pid
+        return self._saver.pid
 
     def acquire(self) -> Slot | None:
         """A slot to fill; None (counted) where backpressure is `skip` and none is free.
@@ -153,7 +145,7 @@ class StoreHandle:
         self._slots.stage(slot, iteration, record, due=due)
         self._tally.stage(iteration)
         if due:
-            self._tell(WAKE)
+            self._saver.tell(WAKE)
 
     def abandon(self, slot: Slot) -> None:
         """Give back a slot whose filling failed."""
@@ -163,14 +155,15 @@ class StoreHandle:
         """Have the newest staged checkpoint persisted soon, and retained for good if `keep`; None if there is none."""
         sequence = self._slots.newest_sequence
         if sequence is not None and (keep or self.shared.durable_sequence < sequence):
-            self._failed_sequences.discard(sequence)
+            self._saver.failed.discard(sequence)
             self._slots.ask(keep=keep)
-            self._tell(WAKE)
+            self._saver.tell(WAKE)
         return sequence
 
     def poll(self) -> None:
         """Raise (or notify of) what went wrong in the background since; restart a saver that died. Never waits."""
-        self._tend()
+        if not self._closed:
+            self._saver.tend()
         self._deliver()
 
     def drain(self, deadline_s: float) -> bool:
@@ -182,7 +175,7 @@ class StoreHandle:
     @property
     def pending(self) -> bool:
         """Whether a staged checkpoint waits to be persisted, or is being."""
-        return self._slots.pending or self._slots.persisting
+        return self._slots.pending
 
     def status(self) -> Status:
         """Counters, as far as the saver has reported."""
@@ -194,11 +187,9 @@ class StoreHandle:
             return
         deadline = time.monotonic() + deadline_s
         try:
-            self._tend()  # one that died is started again, to remove what it left
+            self._saver.tend()  # one that died is started again, to remove what it left
             self._drain(deadline)
-            self._closed = True
-            if self._saver is not None:
-                self._end(self._saver, deadline)
+            self._saver.end(deadline)
         finally:
             self._closed = True
             _open_handles.discard(self)
@@ -206,37 +197,21 @@ class StoreHandle:
             self.shared.close()
         self._deliver()
 
-    def _end(self, saver: SaverProcess, deadline: float) -> None:
-        saver.tell(CLOSE)
-        while saver.ended() is None and time.monotonic() < deadline:
-            self._wait(saver, min(0.1, deadline - time.monotonic()))
-            self._listen(saver)
-        if not saver.wait(0):
-            saver.kill()
-            saver.wait(1.0)
-            self._fail("the saver did not end by the deadline and was killed; check the disk, or give a later deadline")
-        self._listen(saver)
-        saver.close()
-        self._saver = None
-
     def _drain(self, deadline: float) -> bool:
         sequence = self.persist_now()
+        what = f"the checkpoint of iteration {self._slots.staged_iteration}"
         while sequence is not None and self.shared.durable_sequence < sequence:
-            if self._saver is None:
-                self._fail(f"the checkpoint of iteration {self._slots.staged_iteration} is lost: no saver runs")
+            if self._saver.pid is None:
+                self._saver.fail(f"{what} is lost: no saver runs")
                 return False
-            if sequence in self._failed_sequences or self._hangs:
+            if sequence in self._saver.failed or self._saver.hangs:
                 return False
             if time.monotonic() >= deadline:
-                self._fail(
-                    f"the checkpoint of iteration {self._slots.staged_iteration} is not durable at the deadline; check "
-                    "the disk, or give a later deadline"
-                )
+                self._saver.fail(f"{what} is not durable at the deadline; check the disk, or give a later deadline")
                 return False
-            self._wait(self._saver, min(0.1, deadline - time.monotonic()))
-            self._tend()
-        if self._saver is not None:
-            self._listen(self._saver)
+            self._saver.wait(min(0.1, deadline - time.monotonic()))
+            self._saver.tend()
+        self._saver.tend()
         return True
 
     def _wait_for_slot(self) -> Slot | None:
@@ -244,82 +219,19 @@ class StoreHandle:
         try:
             while True:
                 slot = self._slots.try_acquire()
-                if slot is not None or self._saver is None or self._hangs:
+                if slot is not None or self._saver.pid is None or self._saver.hangs:
                     return slot
                 if not self.pending:
                     raise StoreError("slots: all are being filled; stage or abandon one before acquiring another")
-                self._wait(self._saver, 0.05)
+                self._saver.wait(0.05)
                 self.poll()
         finally:
             self._tally.blocked_ns += time.monotonic_ns() - started
 
-    @staticmethod
-    def _wait(saver: SaverProcess, timeout_s: float) -> None:
-        poll = select.poll()
-        poll.register(saver.fd, select.POLLIN)
-        poll.poll(max(0.0, timeout_s) * 1000)
-
-    def _tend(self) -> None:
-        """Hear the saver, restart it if it died, see whether it hangs."""
-        if self._saver is None or self._closed:
-            return
-        self._listen(self._saver)
-        how = self._saver.ended()
-        if how is not None:
-            self._listen(self._saver)
-            self._saver.close()
-            self._restart(how)
-        self._watch()
-
-    def _listen(self, saver: SaverProcess) -> None:
-        for message in saver.messages():
-            if isinstance(message, Durable):
-                self._deaths = 0
-                self._tally.persist(message.iteration, message.size_bytes, message.write_ns)
-            elif isinstance(message, Verified):
-                self._tally.verify(message.iteration, message.verify_ns, message.pruned)
-            elif isinstance(message, Failed):
-                self._failed_sequences.add(message.sequence)
-                self._fail(message.message)
-
-    def _restart(self, how: str) -> None:
-        self._deaths += 1
-        if self._deaths > MAX_DEATHS:
-            self._saver = None
-            self._fail(
-                f"the saver process died {self._deaths} times in a row (last: {how}); nothing more is made durable; "
-                "check memory limits and the disk"
-            )
-            return
-        self._tally.restarts += 1
-        try:
-            self._saver = SaverProcess(self.shared, self._lock)
-        except StoreError as error:
-            self._saver = None
-            self._fail(str(error))
-
-    def _watch(self) -> None:
-        """A saver that has work and does not move hangs: told once, until it moves."""
-        now, progress = time.monotonic(), self.shared.progress
-        if progress != self._seen_progress[0] or not self.pending:
-            self._seen_progress = (progress, now)
-            self._hangs = False
-        elif not self._hangs and now - self._seen_progress[1] > self._hang_s:
-            self._hangs = True
-            self._fail(f"the saver has not moved for {self._hang_s:g} s; the disk may hang: check it")
-
-    def _tell(self, word: bytes) -> None:
-        if self._saver is not None:
-            self._saver.tell(word)
-
-    def _fail(self, message: str) -> None:
-        self._tally.errors += 1
-        self._errors.append(message)
-
     def _deliver(self) -> None:
-        if not self._errors:
+        errors, self._saver.errors = self._saver.errors, []
+        if not errors:
             return
-        errors, self._errors = self._errors, []
         message = errors[0] + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "")
         if self._on_error == "raise":
             raise StoreError(message)
@@ -331,8 +243,7 @@ class StoreHandle:
         self._closed = True
         self._lock.disown()
         self.shared.close()
-        if self._saver is not None:
-            self._saver.close()
+        self._saver.disown()
 
 
 _open_handles: weakref.WeakSet[StoreHandle] = weakref.WeakSet()

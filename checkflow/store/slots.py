@@ -107,10 +107,7 @@ class Slots:
 
     @property
     def pending(self) -> bool:
-        """Whether a staged checkpoint waits to be persisted."""
-        return any(word.due and word.state is State.STAGED for word in self._shared.words())
-
-    @property
-    def persisting(self) -> bool:
-        """Whether the saver reads a slot now."""
-        return any(word.state is State.PERSISTING for word in self._shared.words())
+        """Whether a staged checkpoint waits to be persisted, or is being."""
+        return any(
+            word.state is State.PERSISTING or (word.due and word.state is State.STAGED) for word in self._shared.words()
+        )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -136,3 +139,50 @@ def gone(pid: int) -> bool:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def saver_of(handle: StoreHandle) -> int:
+    assert handle.saver_pid is not None
+    return handle.saver_pid
+
+
+def until_verified(handle: StoreHandle, count: int) -> None:
+    """Until the saver has nothing more to do."""
+
+    def verified() -> bool:
+        handle.poll()
+        return handle.status().verified == count
+
+    until(verified, "it is verified")
+
+
+def until_idle(handle: StoreHandle) -> None:
+    """Until all that is due is durable and verified."""
+
+    def verified() -> bool:
+        handle.poll()
+        status = handle.status()
+        return not handle.pending and status.verified == status.durable
+
+    until(verified, "nothing is pending")
+
+
+def stop(handle: StoreHandle) -> int:
+    """Stop the saver, but not within the few instructions in which it excludes the trainer; its pid."""
+    saver = saver_of(handle)
+    while True:
+        os.kill(saver, signal.SIGSTOP)
+        with handle.shared.locked(timeout_s=0.1) as held:
+            if held:
+                return saver
+        os.kill(saver, signal.SIGCONT)
+
+
+@contextmanager
+def stopped(handle: StoreHandle) -> Iterator[None]:
+    """The saver does nothing here."""
+    saver = stop(handle)
+    try:
+        yield
+    finally:
+        os.kill(saver, signal.SIGCONT)

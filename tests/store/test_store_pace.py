@@ -1,0 +1,54 @@
+"""How often, and how long: the settings and what they decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from checkflow.errors import InputError
+from checkflow.store.pace import Pace, PersistEvery
+from checkflow.store.retention import Retention
+
+
+@pytest.mark.parametrize(
+    ("every", "iterations", "due"),
+    [
+        (PersistEvery(iterations=1), [1, 2, 3], [1, 2, 3]),
+        (PersistEvery(iterations=3), [1, 2, 3, 4, 5, 6, 7], [3, 6]),
+        (PersistEvery(iterations=3), [2, 4, 8, 11], [4, 8, 11]),
+        (PersistEvery(iterations=100), [250, 299, 301], [301]),
+    ],
+)
+def test_pace_in_iterations(every: PersistEvery, iterations: list[int], due: list[int]) -> None:
+    """At each multiple, or at the first staged iteration after it."""
+    pace = Pace(every)
+    assert [iteration for iteration in iterations if pace.due(iteration, 0.0, 0.0)] == due
+
+
+def test_pace_in_seconds() -> None:
+    """The first at once; then by the clock, and by default at most a tenth of the time, within bounds."""
+    pace = Pace(PersistEvery(seconds=2))
+    assert [now for now in range(8) if pace.due(now, float(now), 0.0)] == [0, 2, 4, 6]
+    pace = Pace(PersistEvery())
+    assert [now for now in range(100) if pace.due(now, float(now), 1.0)] == [0, 30, 60, 90]
+    pace = Pace(PersistEvery())
+    assert [now for now in range(500) if pace.due(now, float(now), 20.0)] == [0, 200, 400]
+    pace = Pace(PersistEvery())
+    assert [now for now in range(2000) if pace.due(now, float(now), 300.0)] == [0, 600, 1200, 1800]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: PersistEvery(iterations=0),
+        lambda: PersistEvery(seconds=-1),
+        lambda: PersistEvery(seconds=float("nan")),
+        lambda: PersistEvery(iterations=1, seconds=1),
+        lambda: Retention(last=0),
+        lambda: Retention(every=0),
+    ],
+)
+def test_wrong_settings_are_refused(wrong: Callable[[], object]) -> None:
+    with pytest.raises(InputError):
+        wrong()

@@ -1,0 +1,168 @@
+"""Who else is there: second trainers, former savers, forked workers; and what is left of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from small_store import (
+    SMALL,
+    gone,
+    newest_whole,
+    saver_of,
+    silent,
+    stage,
+    trainer_command,
+    until,
+    until_idle,
+    until_verified,
+)
+
+from checkflow.errors import StoreBusyError
+from checkflow.store.handle import StoreHandle
+from checkflow.store.lock import StoreLock
+from checkflow.store.pace import PersistEvery
+from checkflow.store.saver import LOG
+
+
+def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
+    """In this process or another; the line names the first one's pid and host."""
+    with StoreHandle.open(tmp_path, SMALL, notify=silent):
+        with pytest.raises(StoreBusyError, match=f"another trainer, process {os.getpid()} on {os.uname().nodename}"):
+            StoreHandle.open(tmp_path, SMALL, notify=silent)
+        script = (
+            "import pathlib\nfrom checkflow.store.lock import StoreLock\n"
+            "from checkflow.errors import StoreBusyError\n"
+            "try: StoreLock.acquire(pathlib.Path(sys.argv[1]), print)\n"
+            "except StoreBusyError as error: sys.stdout.write(str(error))"
+        )
+        refused = subprocess.run(trainer_command(script, tmp_path), capture_output=True, text=True, check=True)
+        assert f"process {os.getpid()}" in refused.stdout
+    StoreHandle.open(tmp_path, SMALL, notify=silent).close()
+
+
+def test_a_new_trainer_waits_for_the_old_saver_and_says_so(tmp_path: Path) -> None:
+    """The dead trainer's newest checkpoint is on disk before the new one starts."""
+    script = (
+        "import pathlib, os, signal\nfrom small_store import *\n"
+        "handle = StoreHandle.open(pathlib.Path(sys.argv[1]), SMALL, notify=print)\n"
+        "stop(handle)\n"
+        "stage(handle, SMALL, 41)\n"
+        "print(handle.saver_pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run(trainer_command(script, tmp_path), capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    saver = int(killed.stdout)
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        os.kill(saver, signal.SIGCONT)
+
+    StoreLock.acquire(tmp_path, tell).close()
+    assert f"waiting for the previous run's saver, process {saver}" in told[0]
+    assert newest_whole(tmp_path) == 41
+
+
+def test_errors_after_the_trainers_death_are_told_to_the_next(tmp_path: Path) -> None:
+    """Nobody heard them, so they wait in the store; the saver does not try for ever."""
+    script = (
+        "import pathlib, os, signal\nfrom small_store import *\n"
+        "handle = StoreHandle.open(pathlib.Path(sys.argv[1]), SMALL, notify=print)\n"
+        "stop(handle)\n"
+        "stage(handle, SMALL, 41)\n"
+        "handle.shared._words[64 + 3] ^= 1\n"  # the record's hash no longer matches
+        "print(handle.saver_pid, flush=True)\n"
+        "os.kill(handle.saver_pid, signal.SIGCONT)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run(trainer_command(script, tmp_path), capture_output=True, text=True, check=False)
+    until(lambda: gone(int(killed.stdout)), "the saver ended")
+    assert newest_whole(tmp_path) == 0
+    told: list[str] = []
+    StoreHandle.open(tmp_path, SMALL, notify=told.append).close()
+    assert "could not tell" in told[0] and "is not what was staged" in told[0]
+    assert not (tmp_path / LOG).exists()
+
+
+def _child(pid_file: str) -> None:
+    Path(pid_file).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def test_a_forked_worker_holds_nothing(tmp_path: Path) -> None:
+    """A data-loader worker that outlives its trainer keeps neither the lock nor the saver's socket open."""
+    handle = StoreHandle.open(tmp_path / "store", SMALL, notify=silent)
+    worker = multiprocessing.get_context("fork").Process(target=_child, args=(str(tmp_path / "pid"),))
+    worker.start()
+    until(lambda: (tmp_path / "pid").exists(), "the worker runs")
+    held = [os.readlink(f"/proc/{worker.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{worker.pid}/fd")]  # noqa: PTH115, PTH208
+    assert not [path for path in held if path.endswith("/lock")]
+    handle.close()
+    StoreHandle.open(tmp_path / "store", SMALL, notify=silent).close()
+    worker.kill()
+    worker.join()
+
+
+def test_the_saver_has_no_descriptor_but_its_own_and_no_torch(tmp_path: Path) -> None:
+    """Memory, socket, lock, pidfd and the null device; its own session; torch is not in its address space."""
+    with StoreHandle.open(tmp_path, SMALL, notify=silent) as handle, (tmp_path / "opened").open("w") as opened:
+        os.set_inheritable(opened.fileno(), True)
+        assert stage(handle, SMALL, 1)
+        until_verified(handle, 1)
+        saver = saver_of(handle)
+        files = {os.readlink(f"/proc/{saver}/fd/{fd}") for fd in os.listdir(f"/proc/{saver}/fd")}  # noqa: PTH115, PTH208
+        kinds = {path.split(":")[0] for path in files}
+        assert kinds <= {"/dev/null", "/memfd", "socket", "anon_inode", "pidfd", str(tmp_path / "lock")} | {
+            path for path in files if path.startswith("/memfd:")
+        }
+        assert os.getsid(saver) == saver
+        assert "torch" not in Path(f"/proc/{saver}/maps").read_text()
+
+
+def test_nothing_leaks_over_many_stores(tmp_path: Path) -> None:
+    """Descriptors, threads, children and mappings are as before."""
+
+    def resources() -> tuple[int, int, int, str]:
+        maps = Path("/proc/self/maps").read_text().count("checkflow-slots")
+        tasks = list(Path("/proc/self/task").iterdir())
+        children = "".join((task / "children").read_text() for task in tasks)
+        return len(list(Path("/proc/self/fd").iterdir())), len(tasks), maps, children
+
+    StoreHandle.open(tmp_path / "0", SMALL, notify=silent).close()
+    before = resources()
+    for number in range(1, 6):
+        with StoreHandle.open(tmp_path / str(number), SMALL, notify=silent) as handle:
+            assert stage(handle, SMALL, 1)
+    assert resources() == before
+
+
+def test_ten_thousand_iterations_are_flat(tmp_path: Path) -> None:
+    """Descriptors, threads and memory of trainer and saver, after 10,000 staged checkpoints."""
+
+    def resources(saver: int) -> tuple[int, ...]:
+        both = (os.getpid(), saver)
+        return tuple(len(list(Path(f"/proc/{pid}/{what}").iterdir())) for pid in both for what in ("fd", "task"))
+
+    def private_kib(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/status").read_text().split("RssAnon:")[1].split()[0])
+
+    with StoreHandle.open(tmp_path, SMALL, notify=silent, persist_every=PersistEvery(iterations=500)) as handle:
+        saver = saver_of(handle)
+        for iteration in range(1, 10_001):
+            assert stage(handle, SMALL, iteration)
+            handle.poll()
+            if iteration == 2000:
+                until_idle(handle)
+                before, memory = resources(saver), (private_kib(os.getpid()), private_kib(saver))
+        until_idle(handle)
+        assert resources(saver) == before
+        assert private_kib(os.getpid()) - memory[0] < 4096
+        assert private_kib(saver) - memory[1] < 4096
+        assert handle.status().staged == 10_000
