@@ -16,12 +16,12 @@ _QUANTITY = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(?P<sca
 
 
 def parse_bytes(text: str, what: str = "size") -> int:
-    """"4MiB" -> 4194304. Raises InputError unless it is a positive size; a bare number is bytes."""
+    """ "4MiB" -> 4194304. Raises InputError unless it is a positive size; a bare number is bytes."""
     return _parse(text, what, rate=False)
 
 
 def parse_rate(text: str, what: str = "bandwidth") -> int:
-    """"63GB/s" -> 63000000000 (bytes per second). Raises InputError unless it is a positive rate."""
+    """ "63GB/s" -> 63000000000 (bytes per second). Raises InputError unless it is a positive rate."""
     return _parse(text, what, rate=True)
 
 

@@ -40,8 +40,8 @@ ALLOWED: dict[str, set[str]] = {
     "checkpointing": {"errors", "training", "schedule", "runtime", "store", "hoststate", "restore"},
     "examples": {"training", "data"},
     "cli": {
-        "errors", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify", "compiler",
-        "report", "sources", "training", "solve", "store",
+        "errors", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify",
+        "compiler", "report", "sources", "training", "solve", "store",
     },
 }  # fmt: skip
 

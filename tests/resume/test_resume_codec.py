@@ -141,7 +141,7 @@ BAD: list[Json] = [
 ]
 
 
-@pytest.mark.parametrize("value", BAD, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize("value", BAD, ids=range(len(BAD)))
 def test_what_the_encoder_cannot_have_written_is_refused(value: Json) -> None:
     """One malformed form at a time."""
     with pytest.raises(FormatError, match="value: "):
@@ -192,7 +192,7 @@ REFUSED: list[tuple[object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "message"), REFUSED, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("value", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_what_cannot_be_saved_is_named_with_its_path(value: object, message: str) -> None:
     """The message begins with the path that a user would write."""
     with pytest.raises(InputError, match=message):
