@@ -75,7 +75,7 @@ def draw(compiled: Compiled) -> Figure:
     memory.axhline(max(training), color="#30507a", linewidth=0.8, linestyle="--", label="training peak")
     memory.set_ylabel("GPU memory (GiB)")
     memory.set_ylim(0, max(total) * 1.18)
-    memory.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)  # beside the phases' names, not on them
+    memory.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
     for name, at_ns in timeline.phases:
         memory.axvline(at_ns / 1e6, color="#888888", linewidth=0.6)
         memory.annotate(name, (at_ns / 1e6, 0.97), xycoords=("data", "axes fraction"), xytext=(4, 0),
