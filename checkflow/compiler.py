@@ -146,7 +146,7 @@ def explain(refused: Refused) -> str:
     answer = refused.answer
     ways = []
     if answer.needed_bandwidth_bytes_per_s is not None:
-        ways.append(f"--bandwidth {-(-answer.needed_bandwidth_bytes_per_s // 10**8) / 10:g}GB/s")
+        ways.append(f"--bandwidth {-(-answer.needed_bandwidth_bytes_per_s // 10**8) / 10:.1f}GB/s")
     if answer.smallest_interval is not None:
         cost = answer.snapshot_bytes_at_that_interval
         price = f" (snapshots {format_bytes(cost)})" if cost is not None else ""
@@ -155,8 +155,6 @@ def explain(refused: Refused) -> str:
         ways.append("a larger batch")
     if answer.reason is Reason.MEMORY:
         ways.append("a higher --memory-limit, or --relax-memory")
-    if answer.reason is Reason.CHUNK:
-        ways.append("a smaller --chunk")
-    if answer.reason is Reason.DEADLINE or (answer.reason is not Reason.MEMORY and not ways):
+    if answer.reason in (Reason.DEADLINE, Reason.CHUNK):
         ways.append("--formulation direct")
     return f"infeasible ({answer.reason}): {answer.detail}; what would do: {', or '.join(ways)}"

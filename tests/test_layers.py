@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "restore": {"errors", "training", "store", "runtime", "hoststate"},
     "data": {"errors"},
     "checkpointing": {"errors", "training", "schedule", "runtime", "store", "hoststate", "restore"},
-    "examples": {"training", "data"},
+    "examples": {"__init__", "data"},
     "cli": {
         "errors", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify",
         "compiler", "report", "sources", "training", "solve", "store",

@@ -47,7 +47,7 @@ from checkflow.solve.program import solvers
 )
 @click.option("--solver", type=click.Choice(("auto", *solvers())), default="auto", show_default=True)
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True,
-              help="Seconds for the solver.")  # fmt: skip
+              help="Seconds for the solver, each time it is asked.")  # fmt: skip
 @click.option("--report", type=click.Path(path_type=Path), help="Timeline as a standalone .html or a .png.")
 @click.option("--trace-out", type=click.Path(path_type=Path), help="Timeline for Chrome's tracing or Perfetto (JSON).")
 @json_option

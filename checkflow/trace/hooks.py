@@ -13,7 +13,7 @@ from checkflow.trace.names import parameters_of, prefixes
 from checkflow.trace.storages import Ledger
 from checkflow.training import Training
 
-# At one position the first of these stays, then the outermost subject.
+# Of the hooks at one position between which nothing was freed, the first of these stays, then the outermost subject.
 _PREFERENCE = (
     AnchorKind.ITERATION_END,
     AnchorKind.OPTIMIZER_PRE,
@@ -30,24 +30,26 @@ class Firings:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._counts: Counter[tuple[AnchorKind, str]] = Counter()
-        self.all: list[Anchor] = []
+        self.all: list[tuple[Anchor, int]] = []  # with the storages that had died by then
 
     def fire(self, kind: AnchorKind, subject: str) -> None:
         self._counts[kind, subject] += 1
-        self.all.append(Anchor(kind, subject, self._counts[kind, subject], self._ledger.step))
+        anchor = Anchor(kind, subject, self._counts[kind, subject], self._ledger.step)
+        self.all.append((anchor, self._ledger.deaths))
 
     def kept(self) -> tuple[Anchor, ...]:
-        """One for each position, in order of position."""
-        best: dict[int, Anchor] = {}
-        for anchor in self.all:
-            if anchor.position not in best or _rank(anchor) < _rank(best[anchor.position]):
-                best[anchor.position] = anchor
-        return tuple(best[position] for position in sorted(best))
+        """One for each position, in order of position: the last ones, after which the least memory is still held."""
+        best: dict[int, tuple[tuple[int, int, int], Anchor]] = {}
+        for anchor, deaths in self.all:
+            rank = _rank(anchor, deaths)
+            if anchor.position not in best or rank < best[anchor.position][0]:
+                best[anchor.position] = rank, anchor
+        return tuple(best[position][1] for position in sorted(best))
 
 
-def _rank(anchor: Anchor) -> tuple[int, int]:
+def _rank(anchor: Anchor, deaths: int) -> tuple[int, int, int]:
     depth = anchor.subject.count(".") + anchor.subject.count("/")
-    return _PREFERENCE.index(anchor.kind), depth
+    return -deaths, _PREFERENCE.index(anchor.kind), depth
 
 
 @contextmanager

@@ -36,6 +36,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.step = 0
+        self.deaths = 0  # of storages, so far
         self.on_cuda = False  # the model is: then all CPU tensors are the host's
         self.alive: dict[int, Storage] = {}
         self.freed: list[Storage] = []  # those born before the iteration, and freed by it
@@ -62,6 +63,7 @@ class Ledger:
 
         def dead(_: object) -> None:
             storage.freed = self.step
+            self.deaths += not self.is_host(storage)
             if not storage.born:
                 self.freed.append(storage)
             del self.alive[identity], self._references[identity]

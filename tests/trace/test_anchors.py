@@ -96,3 +96,24 @@ def test_all_hooks_are_removed() -> None:
         assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
     (optimizer,) = built[0].optimizers
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+
+
+def test_of_the_hooks_at_one_position_the_one_after_which_memory_was_freed_stays() -> None:
+    """Between the first optimizer's post hook and the second model's forward, zero_grad frees all gradients."""
+
+    def training() -> Training:
+        models = [torch.nn.Linear(8, 8) for _ in range(2)]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+        x = torch.ones(2, 8)
+
+        def iteration() -> None:
+            for model, optimizer in zip(models, optimizers, strict=True):
+                torch.autograd.backward(model(x).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+
+        return Training(models, optimizers, iteration)
+
+    kept = [(anchor.kind, anchor.subject) for anchor in trace_training(training, model="two").graph.anchors]
+    assert (AnchorKind.FORWARD_PRE, "model.1") in kept
+    assert (AnchorKind.OPTIMIZER, "optimizer.0") not in kept
