@@ -237,7 +237,8 @@ def channels_last() -> Training:
 @feature
 def half_precision() -> Training:
     model, (x, y) = mlp().to(torch.bfloat16), batch()
-    sgd = optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=True)
+    # Not fused: on the CPU torch 2.13's fused bfloat16 kernel gives another momentum buffer from run to run.
+    sgd = optim.SGD(model.parameters(), 0.1, momentum=0.9)
     return loop(model, sgd, lambda: F.cross_entropy(model(x.bfloat16()), y))
 
 
