@@ -59,7 +59,7 @@ class Slots:
             return True
         if word.state is not State.STAGED or word.sequence == self._sequence:
             return False
-        return not word.due or (self._backpressure == "skip" and not word.keep)
+        return not word.due  # stage() passes that on to a newer one; what a dead saver left due waits for the next
 
     def stage(self, slot: Slot, iteration: int, record: bytes, *, due: bool) -> int:
         """Declare a filled slot a whole checkpoint and return its sequence number.

@@ -152,6 +152,24 @@ class SlotMachine(RuleBasedStateMachine):
 TestSlotMachine = SlotMachine.TestCase
 TestSlotMachine.settings = settings(stateful_step_count=40)
 
+
+def test_what_a_dead_saver_left_due_is_not_overwritten() -> None:
+    """A checkpoint that was being persisted when the saver died stays until the next saver takes it."""
+    machine = SlotMachine()
+    machine.start(slots=3, backpressure="skip")
+    machine.acquire()
+    machine.stage(due=True)
+    machine.take()
+    machine.acquire()
+    machine.stage(due=False)
+    machine.saver_dies()
+    for _ in range(3):
+        machine.acquire()
+    machine.take()
+    assert machine.taken is not None and machine.taken.sequence == 1
+    machine.teardown()
+
+
 FILLER = """
 import os
 from small_store import *
