@@ -162,7 +162,8 @@ def test_ten_thousand_iterations_are_flat(tmp_path: Path) -> None:
                 until_idle(handle)
                 before, memory = resources(saver), (private_kib(os.getpid()), private_kib(saver))
         until_idle(handle)
-        assert resources(saver) == before
+        grown = [now - then for now, then in zip(resources(saver), before, strict=True)]
+        assert max(grown) <= 0  # fewer is no leak: the saver may have been reading back at the first count
         assert private_kib(os.getpid()) - memory[0] < 4096
         assert private_kib(saver) - memory[1] < 4096
         assert handle.status().staged == 10_000
