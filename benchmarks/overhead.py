@@ -1,21 +1,29 @@
 """Iteration time with a checkpoint at every iteration against none, interleaved in one process.
 
-One training; blocks of iterations alternate between attached and not. Beside the ratio: what the copies alone predict,
-that is the state's bytes over the measured copy bandwidth when they take the training's own cores (CPU), or the
-snapshots' copies on the compute stream (CUDA). Times are of whole iterations, medians over all blocks.
+Two trainings of the same model, one attached and one not, take turns of a few iterations; the first of each turn is
+left out, and the ratio is the median over pairs of neighbouring turns, so that a machine whose clock drifts slows both
+sides. Beside the ratio: what the copies alone predict, that is the state's bytes over the measured copy bandwidth when
+they take the training's own cores (CPU), or the snapshots' copies on the compute stream (CUDA).
 
-    python benchmarks/overhead.py [--models small,gpt2] [--blocks 6] [--iterations 10] [--persist-every N]
+On a CPU, glibc returns every large block to the kernel when it is freed: half a second of GPT-2's iteration are page
+faults, whose cost in a virtual machine swings with what else memory is used for. Both sides therefore run with an
+allocator that keeps its memory; `--keep-allocator` leaves glibc as it is.
+
+    python benchmarks/overhead.py [--models small,gpt2] [--pairs 12] [--iterations 3] [--persist-every N]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -32,6 +40,7 @@ from checkflow.store.pace import PersistEvery
 from checkflow.trace import trace_training
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 SMALL = {"width": 256, "layers": 4, "tokens": 128, "batch": 8}
 
 
@@ -59,39 +68,60 @@ def factory_of(name: str) -> Callable[[], checkflow.Training]:
 
 
 @dataclass(frozen=True, slots=True)
+class Turns:
+    """Times of iterations, one list for each turn; turns of the two sides alternate."""
+
+    plain_s: list[list[float]]
+    attached_s: list[list[float]]
+
+    def ratio(self) -> float:
+        """Attached over plain: the median of neighbouring turns' ratios."""
+        pairs = zip(self.attached_s, self.plain_s, strict=True)
+        return statistics.median(statistics.median(attached) / statistics.median(plain) for attached, plain in pairs)
+
+    def p99_ratio(self) -> float:
+        return _p99(_flat(self.attached_s)) / _p99(_flat(self.plain_s))
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
-    plain_s: list[float]
-    attached_s: list[float]
+    turns: Turns
     stats: Stats
     state_bytes: int
     snapshot_bytes: int
     predicted_peak_bytes: int
     measured_peak_bytes: int | None
 
+    def predicted_s(self, profile: hardware.Profile) -> float:
+        """What the copies take from the training, in seconds for each iteration."""
+        moved = self.state_bytes if DEVICE == "cpu" else 0
+        copied = 2 * self.snapshot_bytes / profile.memory_bandwidth_bytes_per_s
+        return moved / profile.link_bandwidth_bytes_per_s + copied
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="small,gpt2")
-    parser.add_argument("--blocks", type=int, default=6, help="of each kind")
-    parser.add_argument("--iterations", type=int, default=10, help="in each block")
+    parser.add_argument("--pairs", type=int, default=12, help="of turns")
+    parser.add_argument("--iterations", type=int, default=3, help="measured in each turn, after one that is not")
     parser.add_argument("--persist-every", type=int, default=10**9, help="iterations; the default leaves the disk out")
+    parser.add_argument("--keep-allocator", action="store_true", help="as glibc is")
     chosen = parser.parse_args()
+    if DEVICE == "cpu" and not chosen.keep_allocator and "MALLOC_MMAP_MAX_" not in os.environ:
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEEP_MEMORY)
     profile = hardware.measure_profile("here", DEVICE)
     table = Table("model", "state MB", "none ms", "attached ms", "ratio", "p99 ratio", "predicted", "stall", box=None)
     for name in chosen.models.split(","):
-        figures = measure(factory_of(name), profile, chosen.blocks, chosen.iterations, chosen.persist_every)
-        plain, attached = statistics.median(figures.plain_s), statistics.median(figures.attached_s)
-        moved = figures.state_bytes if DEVICE == "cpu" else 0
-        predicted = moved / profile.link_bandwidth_bytes_per_s
-        predicted += 2 * figures.snapshot_bytes / profile.memory_bandwidth_bytes_per_s
+        figures = measure(factory_of(name), profile, chosen.pairs, chosen.iterations, chosen.persist_every)
+        plain, attached = (statistics.median(_flat(side)) for side in (figures.turns.plain_s, figures.turns.attached_s))
         table.add_row(
             name,
             f"{figures.state_bytes / 1e6:.0f}",
             f"{plain * 1e3:.1f}",
             f"{attached * 1e3:.1f}",
-            f"{attached / plain:.4f}",
-            f"{_p99(figures.attached_s) / _p99(figures.plain_s):.3f}",
-            f"{1 + predicted / plain:.4f}",
+            f"{figures.turns.ratio():.4f}",
+            f"{figures.turns.p99_ratio():.3f}",
+            f"{1 + figures.predicted_s(profile) / plain:.4f}",
             f"{figures.stats.stall_per_iteration_ns / 1e6:.2f} ms: {_causes(figures.stats)}",
         )
         if figures.measured_peak_bytes is not None:
@@ -104,6 +134,10 @@ def _causes(stats: Stats) -> str:
     return ", ".join(f"{cause} {ns / 1e6:.0f} ms" for cause, ns in stats.stall_ns_by_cause.items() if ns) or "none"
 
 
+def _flat(turns: list[list[float]]) -> list[float]:
+    return list(chain.from_iterable(turns))
+
+
 def _p99(values: list[float]) -> float:
     return statistics.quantiles(values, n=100)[98]
 
@@ -111,47 +145,51 @@ def _p99(values: list[float]) -> float:
 def measure(
     factory: Callable[[], checkflow.Training],
     profile: hardware.Profile,
-    blocks: int,
+    pairs: int,
     iterations: int,
     persist_every: int,
 ) -> Figures:
-    """Train one model, attached and not in turn."""
+    """Train a model twice, attached and not, in turns."""
     with torch.device(DEVICE):
         traced = trace_training(factory, model="benchmark", measure=True)
+        plain = factory()
+        plain.iteration()
+        held = torch.cuda.memory_allocated() if DEVICE == "cuda" else 0
         training = factory()
-    graph = traced.graph
-    compiled = compile_graph(graph, Options(hardware.link_bytes_per_s(profile), interval=1))
+    compiled = compile_graph(traced.graph, Options(hardware.link_bytes_per_s(profile), interval=1))
     assert isinstance(compiled, Compiled), "the link is too slow for a checkpoint at every iteration"
-    plain: list[float] = []
-    attached: list[float] = []
-    stats = None
     training.iteration()
-    for block in range(blocks):
-        _block(training.iteration, iterations, plain if block else [])
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            checkflow.attach(
-                training.model,
-                training.optimizer,
-                schedule=compiled.schedule,
-                store=Path(folder, "store"),
-                policy="block",
-                persist_every=PersistEvery(iterations=persist_every),
-            ) as ckpt,
-        ):
-            _block(partial(_attached_iteration, training, ckpt), iterations, attached if block else [])
-            stats = ckpt.stats()
-    peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else None
+    turns = Turns([], [])
+    peak = 0
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        checkflow.attach(
+            training.model,
+            training.optimizer,
+            schedule=compiled.schedule,
+            store=Path(folder, "store"),
+            policy="block",
+            persist_every=PersistEvery(iterations=persist_every),
+        ) as ckpt,
+    ):
+        attached = partial(_attached_iteration, training, ckpt)
+        _turn(attached, 3)  # each slot's memory is touched for the first time
+        for _ in range(pairs):
+            turns.plain_s.append(_turn(plain.iteration, iterations))
+            if DEVICE == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            turns.attached_s.append(_turn(attached, iterations))
+            if DEVICE == "cuda":
+                peak = max(peak, torch.cuda.max_memory_allocated() - held)
+        stats = ckpt.stats()
     certificate = compiled.schedule.certificate
-    assert stats is not None
     return Figures(
-        plain,
-        attached,
+        turns,
         stats,
         compiled.problem.state_bytes,
         certificate.executed_snapshot_bytes,
         certificate.executed_peak_bytes,
-        peak,
+        peak or None,
     )
 
 
@@ -160,14 +198,15 @@ def _attached_iteration(training: checkflow.Training, ckpt: Checkpointer) -> Non
     ckpt.step()
 
 
-def _block(iteration: Callable[[], object], count: int, times_s: list[float]) -> None:
-    for number in range(count + 2):
+def _turn(iteration: Callable[[], object], count: int) -> list[float]:
+    times_s = []
+    for _ in range(count + 1):
         began = time.perf_counter()
         iteration()
         if DEVICE == "cuda":
             torch.cuda.synchronize()
-        if number >= 2:  # the first of a block warm its caches up
-            times_s.append(time.perf_counter() - began)
+        times_s.append(time.perf_counter() - began)
+    return times_s[1:]
 
 
 if __name__ == "__main__":
