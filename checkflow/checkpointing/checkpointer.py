@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -133,21 +134,29 @@ class Checkpointer:
         return self._handle.status()
 
     def close(self) -> None:
-        """Complete the last checkpoint that was due, make it durable, and let the training go.
+        """Make the last completed iteration durable, due or not, and let the training go.
 
-        With an interval above 1, call `save` before where the last iterations matter.
+        Where the next iteration has begun, its host state has moved on: the last checkpoint that was due is the newest.
         """
+        self._close(complete=True)
+
+    def _close(self, *, complete: bool) -> None:
         if self._closed:
             return
         self._closed = True
         if self._on_terminate is not None:
             self._on_terminate.remove()
-        for hook in self._hooks:
-            hook.remove()
         try:
-            self._executor.close()
+            if complete and self._executor.unsaved:
+                with self._told(StoreError):  # no slot is free: the handle's own error says why, by the user's policy
+                    self.save(keep=False)
         finally:
-            self._handle.close(DURABLE_DEADLINE_S)
+            for hook in self._hooks:
+                hook.remove()
+            try:
+                self._executor.close()
+            finally:
+                self._handle.close(DURABLE_DEADLINE_S)
         _LOG.info("%s: %s", self._store, self.stats())
 
     def __enter__(self) -> Checkpointer:
@@ -156,12 +165,19 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is None:
+            self._close(complete=True)
+        else:  # it is the one to raise; and the loader may be ahead of the last iteration
+            with self._told(CheckflowError):
+                self._close(complete=False)
+
+    @contextmanager
+    def _told(self, kind: type[CheckflowError]) -> Iterator[None]:
+        """What goes wrong inside is told, not raised."""
         try:
-            self.close()
-        except CheckflowError as problem:
-            if error is None:
-                raise
-            self._notify(f"{self._store}: {problem}")  # the loop's own error is the one to raise
+            yield
+        except kind as problem:
+            self._notify(f"{self._store}: {problem}")
 
     def _terminate(self) -> None:
         assert self._deadline_s is not None

@@ -172,6 +172,12 @@ class Executor:
             self.completed = self.pipeline.last_staged = completed
             self.rebind()
 
+    @property
+    def unsaved(self) -> bool:
+        """Whether the last completed iteration is not checkpointed and still can be."""
+        behind = self.completed > 0 and not self.pipeline.has(self.completed)
+        return behind and not (self._touched or self._broken)
+
     def save(self) -> bool:
         """Stage a checkpoint of the last completed iteration; False where no slot is to be had.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -167,6 +168,18 @@ def test_save_finds_a_slot_with_two_slots_and_skip(tmp_path: Path) -> None:
             ckpt.save(keep=False)
         assert ckpt.stats().staged >= 5
     assert ckpt.status().durable_iteration == 5
+
+
+def test_closing_saves_the_last_iteration_at_any_interval(tmp_path: Path) -> None:
+    """Unless the loop failed: then the newest that was due is what a resume gets."""
+    schedule = compiled(small, interval=3)
+    for failing, durable in ((False, 5), (True, 3)):
+        training, store = small(), tmp_path / str(failing)
+        with contextlib.suppress(ZeroDivisionError), attached(training, schedule, store) as ckpt:
+            train_more(training, ckpt, 5)
+            if failing:
+                raise ZeroDivisionError
+        assert ckpt.status().durable_iteration == durable
 
 
 def test_an_error_in_the_loop_propagates_and_the_last_iteration_is_durable(schedule: Schedule, tmp_path: Path) -> None:
