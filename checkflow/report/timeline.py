@@ -8,6 +8,7 @@ from itertools import accumulate
 from checkflow.compiler import Compiled
 from checkflow.execution import play
 from checkflow.graph import AnchorKind, Graph
+from checkflow.plan import Problem
 from checkflow.schedule import ActionRow
 
 
@@ -31,6 +32,8 @@ class Timeline:
     memory_bytes: tuple[int, ...]  # in each step, with the snapshots
     spans: tuple[Span, ...]
     phases: tuple[tuple[str, int], ...]  # name and beginning in ns, of the first iteration
+    anchors_ns: tuple[int, ...]  # where hooks run, in each iteration
+    due: tuple[tuple[int, int], ...]  # ns and bytes: what has to have left by then, or be held in a snapshot
 
     @property
     def period_ns(self) -> int:
@@ -54,6 +57,12 @@ def timeline_of(compiled: Compiled) -> Timeline:
         memory_bytes=tuple(a + b for a, b in zip(training, extra, strict=True)),
         spans=_spans(compiled),
         phases=_phases(graph, edges),
+        anchors_ns=tuple(
+            edges[iteration * graph.steps + anchor.position]
+            for iteration in range(problem.interval)
+            for anchor in graph.anchors
+        ),
+        due=_due(problem, graph, edges),
     )
 
 
@@ -78,6 +87,16 @@ def _spans(compiled: Compiled) -> tuple[Span, ...]:
         )
         for item in play(schedule, problem)
     )
+
+
+def _due(problem: Problem, graph: Graph, edges: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Deadlines as executed: the last anchor that is not after a tensor's deadline."""
+    positions = (0, *(anchor.position for anchor in graph.anchors))
+    due: dict[int, int] = {}
+    for tensor in problem.state:
+        at_ns = edges[max(position for position in positions if position < tensor.first_write)]
+        due[at_ns] = due.get(at_ns, 0) + tensor.size_bytes
+    return tuple(sorted(due.items()))
 
 
 def _phases(graph: Graph, edges: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
