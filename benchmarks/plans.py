@@ -17,7 +17,7 @@ from rich.table import Table
 
 from checkflow.compiler import Compiled, Options, Refused, compile_graph
 from checkflow.plan import Formulation, Transfers
-from checkflow.policies.checkfreq import checkfreq_peak_bytes
+from checkflow.policies.checkfreq import unlimited
 
 COLUMNS = (
     "cell", "iter ms", "state MiB", "link use", "interval 1", "k", "trace s", "plan s", "gap", "proven by",
@@ -40,7 +40,7 @@ def main() -> None:
         assert isinstance(result, Compiled)
         certificate, problem = result.schedule.certificate, result.problem
         training = certificate.training_peak_bytes
-        checkfreq = checkfreq_peak_bytes(graph, problem)
+        checkfreq = unlimited(problem).peak_bytes
         paper = None if chosen.no_paper else _paper(result, chosen.limit)
         plan_s.append(first.plan_s)
         trace_s.append(cell.trace_s)

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from checkflow.errors import InputError
-from checkflow.graph import Graph
+from checkflow.graph import Graph, Role
 
 PPM = 1_000_000
 
@@ -53,6 +53,7 @@ class StateTensor:
     size_bytes: int
     first_write: int  # u(e), 1..T
     last_write: int  # 1..T, at or after u(e)
+    role: Role = Role.PARAMETER  # a buffer may be written before the update
 
 
 @dataclass(frozen=True)
@@ -187,8 +188,8 @@ def problem_of(
         time_ns=tuple(op.time_ns * (PPM - slack_ppm) // PPM for op in graph.ops),
         resident_bytes=graph.resident_bytes,
         state=tuple(
-            StateTensor(i, graph.tensors[i].name, graph.tensors[i].size_bytes, graph.writes[i][0], graph.writes[i][-1])
-            for i in graph.written_state
+            StateTensor(i, tensor.name, tensor.size_bytes, graph.writes[i][0], graph.writes[i][-1], tensor.role)
+            for i, tensor in ((i, graph.tensors[i]) for i in graph.written_state)
         ),
         bandwidth_bytes_per_s=bandwidth_bytes_per_s * (PPM - slack_ppm) // PPM,
         interval=interval,

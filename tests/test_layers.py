@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "lower": {"errors", "graph", "graphfile", "plan", "link", "schedule"},
     "models": {"errors", "training"},
     "execution": {"graph", "plan", "link", "schedule"},
-    "policies": {"errors", "graph", "plan", "link"},
+    "policies": {"errors", "graph", "plan", "link", "solve"},
     "compiler": {"errors", "units", "graph", "plan", "solve", "schedule", "lower", "verify"},
     "report": {"errors", "units", "graph", "plan", "link", "policies", "schedule", "jsonfile", "compiler", "execution"},
     "sources": {"errors", "training", "models"},

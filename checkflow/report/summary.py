@@ -6,7 +6,7 @@ from checkflow.compiler import Compiled, Options, Refused, explain
 from checkflow.execution import tolerated_drift_ppm
 from checkflow.graph import Graph
 from checkflow.plan import Problem
-from checkflow.policies.checkfreq import checkfreq_peak_bytes
+from checkflow.policies import checkfreq
 
 Figures = dict[str, str | int | float | bool | None]
 
@@ -25,7 +25,7 @@ def of_compiled(compiled: Compiled, trace_s: float, path: str) -> Figures:
         "gap": certificate.gap,
         "proven_by": certificate.proven_by,
         "memory_limit_bytes": compiled.problem.memory_limit_bytes,
-        "checkfreq_peak_bytes": checkfreq_peak_bytes(compiled.graph, compiled.problem),
+        "checkfreq_peak_bytes": checkfreq.unlimited(compiled.problem).peak_bytes,
         "formulation": compiled.schedule.formulation,
         "transfers": compiled.schedule.transfers,
         "solver": certificate.solver,

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from checkflow.compiler import Compiled
 from checkflow.execution import tolerated_drift_ppm
-from checkflow.policies.checkfreq import checkfreq_peak_bytes
+from checkflow.policies import checkfreq
 from checkflow.report.timeline import Timeline, timeline_of
 from checkflow.units import format_bytes, format_ns, format_rate
 
@@ -23,7 +23,6 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
     """The summary a person reads, as (name, value)."""
     problem, certificate, schedule = compiled.problem, compiled.schedule.certificate, compiled.schedule
     capacity = problem.clock(problem.steps) * problem.interval / 1e9
-    checkfreq = checkfreq_peak_bytes(compiled.graph, problem)
     arguments = " ".join(f"{name}={value}" for name, value in compiled.graph.arguments)
     every = "every iteration" if problem.interval == 1 else f"every {problem.interval} iterations"
     rows = [
@@ -37,7 +36,7 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
         ("training peak", format_bytes(certificate.training_peak_bytes)),
         ("peak with the plan", _against(certificate.peak_bytes, certificate.training_peak_bytes)),
         ("peak as executed", _against(certificate.executed_peak_bytes, certificate.training_peak_bytes)),
-        ("CheckFreq's peak", _against(checkfreq, certificate.training_peak_bytes)),
+        ("CheckFreq's peak", _against(checkfreq.unlimited(problem).peak_bytes, certificate.training_peak_bytes)),
         ("snapshots", f"{format_bytes(certificate.executed_snapshot_bytes)} as executed; the rest leaves directly"),
         ("certificate", _certificate(compiled)),
         ("solver", f"{certificate.solver}: {certificate.solver_why}"),
