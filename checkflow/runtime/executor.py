@@ -107,10 +107,10 @@ class Executor:
         with self._entered():
             if self._audit is not None:
                 self._audit.check(guard.storages)
+            self.pipeline.protect(guard.storages, CAUSES[guard.kind])
             for storage in guard.storages:
                 if changes(storage, guard.kind):
                     storage.epoch += 1
-            self.pipeline.protect(guard.storages, CAUSES[guard.kind])
 
     def updated(self, number: int) -> None:
         """Optimizer `number` has made an update. Raises InputError if state of the schedule is still absent then."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import IntEnum
+from itertools import chain, groupby
 
 import torch
 
@@ -29,6 +30,13 @@ class SlotMap:
         self._targets: dict[tuple[int, str], torch.Tensor] = {}
         self._moves: dict[tuple[int, int], tuple[Copy, ...]] = {}
         self._sources: dict[int, torch.Tensor] = {}
+        guarded = chain(binding.optimizer_storages, binding.buffer_storages.values())
+        self._guards = {storage.id: guard for guard, storages in enumerate(guarded) for storage in storages}
+
+    def awaited_by(self, index: int) -> tuple[int | None, int | None]:
+        """What waits for a move: the release of its snapshot, or the guard of the tensor that it reads."""
+        move = self._program.moves[index]
+        return move.release, None if move.snapshot else self._guards.get(move.storage)
 
     def of_move(self, slot: Slot, index: int) -> tuple[Copy, ...]:
         """The copies of a direct move. A storage that is absent has none."""
@@ -79,6 +87,7 @@ class Flight:
         self.record: Callable[[], bytes] | None = None
         self.last: Event | None = None  # of everything issued so far
         self.checks: dict[Storage, tuple[int, ...]] = {}  # static state being copied: no write until it is staged
+        self.written_unseen = False  # some of it, before a guard waited for the copy
         self._program = program
         self._slots = slots
         self._device = device
@@ -150,7 +159,9 @@ class Flight:
             else:
                 later.append(index)
         self._take([index for index in snapshots if self._progress[index] is Progress.PENDING])
-        self._issue([index for index in offloads if self._progress[index] is not Progress.ISSUED])
+        left = [index for index in offloads if self._progress[index] is not Progress.ISSUED]
+        for _, together in groupby(left, key=self._slots.awaited_by):  # nothing waits for what it does not need
+            self._issue(list(together))
         for index in later:
             self._release(index)
 

@@ -95,7 +95,7 @@ class Pipeline:
         for storage in storages:
             storage.reading = None
             for flight in self._flights:
-                flight.checks.pop(storage, None)
+                flight.written_unseen |= flight.checks.pop(storage, storage.version()) != storage.version()
 
     def stage_finished(self) -> None:
         """Hand over what is complete. Never blocks."""
@@ -105,7 +105,7 @@ class Pipeline:
                 return
             self._flights.popleft()
             assert flight.record is not None
-            if any(storage.version() != version for storage, version in flight.checks.items()):
+            if flight.written_unseen or any(s.version() != version for s, version in flight.checks.items()):
                 self._discard(flight)
                 continue
             self._sink.stage(flight.slot, flight.iteration, flight.record())

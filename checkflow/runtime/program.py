@@ -24,6 +24,7 @@ class Move:
     offset_bytes: int
     size_bytes: int
     snapshot: bool
+    release: int | None  # when the snapshot's memory is returned
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,16 @@ def program_of(schedule: Schedule) -> Program:
     for number, anchor in enumerate(schedule.anchors, start=1):
         anchors.setdefault((anchor.kind, anchor.subject), {})[anchor.occurrence] = number
     return Program(
-        moves=tuple(Move(row.tensor, row.offset, row.bytes, row.snapshot is not None) for row in schedule.actions),
+        moves=tuple(
+            Move(
+                row.tensor,
+                row.offset,
+                row.bytes,
+                row.snapshot is not None,
+                None if row.release is None else time(row.release),
+            )
+            for row in schedule.actions
+        ),
         events=tuple(sorted(events)),
         moves_of={storage: tuple(indices) for storage, indices in moves_of.items()},
         anchors=anchors,

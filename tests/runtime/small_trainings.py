@@ -236,7 +236,7 @@ def averaging() -> Case:
 
 
 def reloading() -> Case:
-    """The optimizer and a frozen layer are loaded again right after some iterations."""
+    """The optimizer, a trained layer and a frozen one are loaded again right after some iterations."""
     case = frozen()
     net, optimizer = case.training.models[0], case.training.optimizers[0]
     weights = {name: torch.randn_like(tensor) for name, tensor in net[0].state_dict().items()}  # type: ignore[index]
@@ -244,8 +244,9 @@ def reloading() -> Case:
     def iterate(number: int) -> None:
         if number > 1 and number % 3 == 0:
             net[0].load_state_dict({name: tensor + number for name, tensor in weights.items()})  # type: ignore[index]
-            net[4].load_state_dict(net[4].state_dict())  # type: ignore[index]
             optimizer.load_state_dict(optimizer.state_dict())
+        if number > 1 and number % 3 == 1:
+            net[4].load_state_dict({n: 0.9 * t for n, t in net[4].state_dict().items()})  # type: ignore[index]
         case.iterate(number)
 
     return Case(case.training, iterate)
