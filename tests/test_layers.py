@@ -39,9 +39,13 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors"},
     "checkpointing": {"errors", "training", "schedule", "runtime", "store", "hoststate", "restore"},
     "examples": {"__init__", "data"},
+    "sweep": {
+        "errors", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "compiler", "policies",
+        "sources", "models",
+    },
     "cli": {
         "errors", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify",
-        "compiler", "report", "sources", "training", "solve", "store",
+        "compiler", "report", "sources", "training", "solve", "store", "sweep",
     },
 }  # fmt: skip
 

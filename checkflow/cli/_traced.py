@@ -34,10 +34,8 @@ class TimedGraph:
         return hardware.link_bytes_per_s(self.profile)
 
     def copy_ns(self, size_bytes: int) -> int | None:
-        """What copies within the device's memory take: each byte is read and written."""
-        if self.profile is None:
-            return None
-        return round(2e9 * size_bytes / (self.profile.memory_bandwidth_bytes_per_s * self.profile.efficiency.memory))
+        """What copies within the device's memory take; None where the device is not known."""
+        return None if self.profile is None else hardware.copy_ns(size_bytes, self.profile)
 
 
 def traced(

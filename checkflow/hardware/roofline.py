@@ -30,6 +30,11 @@ def link_bytes_per_s(profile: Profile) -> int:
     return _reached(profile.link_bandwidth_bytes_per_s, profile.efficiency.link)
 
 
+def copy_ns(size_bytes: int, profile: Profile) -> int:
+    """What a copy within the device's memory takes: each byte is read and written."""
+    return round(2e9 * size_bytes / (profile.memory_bandwidth_bytes_per_s * profile.efficiency.memory))
+
+
 def _reached(nominal: int, efficiency: float) -> int:
     return max(1, round(nominal * efficiency))
 

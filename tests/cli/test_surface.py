@@ -24,6 +24,10 @@ OPTIONS = {
     "demo": {"--iterations"},
     "list": {"store", "--json"},
     "check": {"store", "--repair", "--json"},
+    "sweep": {
+        "models", "--batch-size", "--set", "--bandwidth", "--device", "--policy", "--formulation", "--interval",
+        "--chunk", "--slack", "--find", "--up-to", "--jobs", "-o", "--output", "--journal", "--json",
+    },
     "export": {"store", "--to", "-o", "--output", "--iteration", "--json"},
 }  # fmt: skip
 

@@ -1,0 +1,139 @@
+"""checkflow sweep: grids of compilations, and where the edge of feasibility lies."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from checkflow.cli import EXIT_INTERRUPTED, _console
+from checkflow.cli._options import interval_of, json_option, settings_of, slack_ppm
+from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
+from checkflow.plan import Formulation
+from checkflow.report.figure import check_output
+from checkflow.sweep import files, tables
+from checkflow.sweep.cells import Axis, Grid, Question
+from checkflow.sweep.running import Given, answers, in_order
+from checkflow.units import parse_bytes, parse_rate
+
+Value = TypeVar("Value")
+
+
+@click.command()
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.option("--batch-size", metavar="N,...", help="Short for --set batch_size=N,...")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE,...", help="Values of a factory's argument.")
+@click.option("--bandwidth", metavar="RATE,...", help="Of the link to the host  [default: the device's]")
+@click.option("--device", metavar="NAME|FILE,...", help="Profiles  [default: rtx3090, or the times that a graph has]")
+@click.option("--policy", default="checkflow", show_default=True, metavar="NAME,...", help="Whose plans.")
+@click.option("--formulation", default="direct", show_default=True, metavar="NAME,...", help="Of policy checkflow.")
+@click.option(
+    "--interval", default="1", show_default=True, metavar="N|auto,...", help="Iterations between checkpoints."
+)
+@click.option("--chunk", metavar="SIZE,...", help="Largest chunk  [default: as large as the plan allows]")
+@click.option("--slack", default="0", show_default=True, metavar="FRACTION,...", help="Drift to tolerate.")
+@click.option("--find", type=click.Choice([axis.value for axis in Axis]),
+              help="Look for the least that is feasible, for each cell of the other axes.")  # fmt: skip
+@click.option("--up-to", type=click.IntRange(min=1), default=4096, show_default=True,
+              help="Largest batch that --find batch_size tries.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(min=1), help="Worker processes  [default: one for each core]")
+@click.option("-o", "--output", "outputs", multiple=True, type=click.Path(path_type=Path),
+              help="Write the rows, .json or .csv; may be given for both.")  # fmt: skip
+@click.option("--journal", type=click.Path(path_type=Path),
+              help="Where each result is kept as it comes  [default: beside the first output]")  # fmt: skip
+@json_option
+def command(
+    models: tuple[str, ...],
+    batch_size: str | None,
+    settings: tuple[str, ...],
+    bandwidth: str | None,
+    device: str | None,
+    policy: str,
+    formulation: str,
+    interval: str,
+    chunk: str | None,
+    slack: str,
+    find: str | None,
+    up_to: int,
+    jobs: int | None,
+    outputs: tuple[Path, ...],
+    journal: Path | None,
+    as_json: bool,
+) -> int:
+    """Compile each cell of a grid: every MODEL with every combination of the options' values.
+
+    Each option takes several values, separated by commas. A model is traced once, and timed and planned for each
+    device, bandwidth and so on. What is done is kept in the journal; the same command again does only what is missing.
+    """
+    for path in outputs:
+        files.check_suffix(path)
+        check_output(path)
+    if journal is None and outputs:
+        journal = outputs[0].with_suffix(".journal.jsonl")
+    grid = Grid(
+        models=tuple(dict.fromkeys(models)),
+        settings=tuple(
+            (name, _list(value, str, f"--set {name}")) for name, value in settings_of(settings, batch_size).items()
+        ),
+        devices=(None,) if device is None else _list(device, str, "--device"),
+        policies=_list(policy, str, "--policy"),
+        formulations=_list(formulation, _formulation, "--formulation"),
+        chunks_bytes=(None,) if chunk is None else _list(chunk, lambda text: parse_bytes(text, "--chunk"), "--chunk"),
+        slacks_ppm=_list(slack, _slack, "--slack"),
+        intervals=_list(interval, interval_of, "--interval"),
+        bandwidths_bytes_per_s=(
+            (None,)
+            if bandwidth is None
+            else _list(bandwidth, lambda text: parse_rate(text, "--bandwidth"), "--bandwidth")
+        ),
+    )
+    questions: tuple[Question, ...] = grid.searches(Axis(find), up_to) if find else grid.cells()
+    jobs = jobs or len(os.sched_getaffinity(0))
+    began = time.monotonic()
+    given: list[Given] = []
+    try:
+        with _console.progress() as progress, closing(answers(questions, jobs, journal, progress)) as coming:
+            for each in coming:  # one by one: what came before an interrupt counts
+                given.append(each)
+    except KeyboardInterrupt:
+        kept = f"{journal} keeps them, the same command goes on from there" if journal else "give -o or --journal"
+        click.echo(f"checkflow: interrupted; {len(given)} of {len(questions)} done: {kept}", err=True)
+        return EXIT_INTERRUPTED
+    found = in_order(questions, given)
+    for path in outputs:
+        files.write(path, found)
+    if as_json:
+        click.echo(json.dumps(files.document(found)))
+    else:
+        reused = sum(each.reused for each in given)
+        tables.show(_console.out, found, reused=reused, wall_s=time.monotonic() - began, jobs=jobs)
+    return EXIT_NO if any(answer.failed for answer in found) else EXIT_DONE
+
+
+def _list(text: str, convert: Callable[[str], Value], option: str) -> tuple[Value, ...]:
+    """ "1,32" -> (1, 32), each once. Raises InputError where a value is missing or wrong."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise InputError(f"{option} {text!r}: a value is missing; separate values by single commas, like 1,32")
+    return tuple(dict.fromkeys(convert(part) for part in parts))
+
+
+def _formulation(text: str) -> Formulation:
+    try:
+        return Formulation(text)
+    except ValueError:
+        known = ", ".join(Formulation)
+        raise InputError(f"--formulation {text}: is not one; choose from {known}") from None
+
+
+def _slack(text: str) -> int:
+    try:
+        return slack_ppm(float(text))
+    except ValueError:
+        raise InputError(f"--slack {text}: is not a number; 0.1 tolerates 10% drift") from None

@@ -1,0 +1,155 @@
+"""One cell on a graph: its Row."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from checkflow import hardware, policies
+from checkflow.compiler import Compiled, Options, Refused, compile_graph, explain
+from checkflow.errors import CheckflowError
+from checkflow.graph import Graph
+from checkflow.plan import Formulation, Infeasible, Problem, Transfers, problem_of
+from checkflow.sources import brief
+from checkflow.sweep.cells import CHECKFLOW, Cell, Outcome, Row
+
+CHECKFREQ = "checkfreq"
+
+
+def evaluate(cell: Cell, graph: Graph, profile: hardware.Profile | None) -> Row:
+    """Plan a cell.
+
+    Args:
+        graph: with the times that the cell asks for.
+        profile: of the device; None where only the graph's times are known, and then the cell has a bandwidth.
+
+    Raises what compile_graph and the policies raise.
+    """
+    bandwidth = cell.bandwidth_bytes_per_s
+    if bandwidth is None:
+        assert profile is not None, "check() asks for one of them"
+        bandwidth = hardware.link_bytes_per_s(profile)
+    row = Row(
+        cell=cell,
+        outcome=Outcome.INFEASIBLE,
+        device=graph.device,
+        device_memory_bytes=profile.memory_bytes if profile else None,
+        bandwidth_bytes_per_s=bandwidth,
+        steps=graph.steps,
+        iteration_time_ns=graph.iteration_time_ns,
+        training_peak_bytes=graph.training_peak_bytes,
+        state_bytes=sum(graph.tensors[index].size_bytes for index in graph.written_state),
+    )
+    return _compiled(row, graph, profile) if cell.policy == CHECKFLOW else _by_policy(row, graph, profile)
+
+
+def failure(cell: Cell, message: str) -> Row:
+    """The row of a cell without an answer."""
+    return Row(cell=cell, outcome=Outcome.FAILED, message=message)
+
+
+def complaint(error: BaseException) -> str:
+    """An exception in one line, as a row's message."""
+    return " ".join(str(error).split()) if isinstance(error, CheckflowError) else f"internal error: {brief(error)}"
+
+
+def _compiled(row: Row, graph: Graph, profile: hardware.Profile | None) -> Row:
+    """Policy checkflow: a schedule that is verified, and the peak of its execution."""
+    cell = row.cell
+    assert cell.formulation is not None and row.bandwidth_bytes_per_s is not None
+    direct = cell.formulation is Formulation.DIRECT
+    options = Options(
+        bandwidth_bytes_per_s=row.bandwidth_bytes_per_s,
+        interval=cell.interval,
+        chunk_bytes=cell.chunk_bytes,
+        slack_ppm=cell.slack_ppm,
+        formulation=cell.formulation,
+        transfers=Transfers.STREAMING if direct else Transfers.PACKED,
+    )
+    result = compile_graph(graph, options)
+    if isinstance(result, Refused):
+        return _infeasible(row, result.problem.interval, result.answer, explain(result), result.plan_s)
+    assert isinstance(result, Compiled)
+    certificate = result.schedule.certificate
+    return _feasible(
+        row.model_copy(
+            update={
+                "peak_bytes": certificate.peak_bytes,
+                "executed_peak_bytes": certificate.executed_peak_bytes,
+                "lower_bound_bytes": certificate.lower_bound_bytes,
+                "plan_s": result.plan_s,
+            }
+        ),
+        result.problem,
+        profile,
+        pause_ns=0,
+        snapshot_bytes=certificate.executed_snapshot_bytes,
+    )
+
+
+def _by_policy(row: Row, graph: Graph, profile: hardware.Profile | None) -> Row:
+    """Another policy's plan, which nothing executes."""
+    cell, policy = row.cell, policies.load(row.cell.policy)
+    assert row.bandwidth_bytes_per_s is not None
+    problem = problem_of(
+        graph,
+        bandwidth_bytes_per_s=row.bandwidth_bytes_per_s,
+        interval=cell.interval or 1,
+        chunk_bytes=cell.chunk_bytes,
+        slack_ppm=cell.slack_ppm,
+    )
+    began = time.perf_counter()
+    answer = policy.plan(problem)
+    while isinstance(answer, Infeasible):
+        longer = answer.smallest_interval
+        if cell.interval is not None or longer is None or longer <= problem.interval:
+            message = f"infeasible ({answer.reason}): {answer.detail}"
+            return _infeasible(row, problem.interval, answer, message, time.perf_counter() - began)
+        problem = replace(problem, interval=longer)
+        answer = policy.plan(problem)
+    return _feasible(
+        row.model_copy(update={"peak_bytes": answer.peak_bytes, "plan_s": time.perf_counter() - began}),
+        problem,
+        profile,
+        pause_ns=answer.pause_ns,
+        snapshot_bytes=answer.plan.snapshot_bytes,
+    )
+
+
+def _infeasible(row: Row, interval: int, answer: Infeasible, message: str, plan_s: float) -> Row:
+    return row.model_copy(
+        update={
+            "interval": interval,
+            "reason": answer.reason,
+            "message": message,
+            "needed_bandwidth_bytes_per_s": answer.needed_bandwidth_bytes_per_s,
+            "smallest_interval": answer.smallest_interval,
+            "plan_s": plan_s,
+        }
+    )
+
+
+def _feasible(
+    row: Row, problem: Problem, profile: hardware.Profile | None, *, pause_ns: int, snapshot_bytes: int
+) -> Row:
+    """The row of a plan, with what it costs."""
+    assert row.iteration_time_ns and row.state_bytes is not None
+    period_ns = problem.interval * row.iteration_time_ns
+    copy_ns = None if profile is None else hardware.copy_ns(snapshot_bytes, profile)
+    checkfreq = policies.load(CHECKFREQ).plan(problem)
+    checkfreq_bytes = None if isinstance(checkfreq, Infeasible) else checkfreq.peak_bytes
+    largest = row.largest_bytes
+    assert largest is not None
+    return row.model_copy(
+        update={
+            "outcome": Outcome.FEASIBLE,
+            "interval": problem.interval,
+            "snapshot_bytes": snapshot_bytes,
+            "pause_ns": pause_ns,
+            "copy_ns": copy_ns,
+            "overhead": None if copy_ns is None else (pause_ns + copy_ns) / period_ns,
+            "checkfreq_peak_bytes": checkfreq_bytes,
+            "saving": None if checkfreq_bytes is None else 1 - largest / checkfreq_bytes,
+            "disk_bytes_per_s": -(-row.state_bytes * 10**9 // period_ns),
+        }
+    )

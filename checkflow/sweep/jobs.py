@@ -1,0 +1,94 @@
+"""What a sweep's worker processes are told to do, and how they do it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from checkflow import hardware
+from checkflow.sweep.cells import Answer, Cell, Question, Row
+from checkflow.sweep.edges import edge_of
+from checkflow.sweep.evaluate import complaint, evaluate, failure
+from checkflow.sweep.traces import Files, Settings, Traced, is_graph, trace
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Job: trace a model once. The only reply is a Traced or a Broken."""
+
+    model: str
+    settings: Settings
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """Job: answer each question. The replies are an Answered for each, in order."""
+
+    questions: tuple[Question, ...]
+    profiles: tuple[hardware.Profile | None, ...]  # of each question's device
+    traced: Traced | None  # None: searches over the batch size, which trace by themselves
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A model that could not be traced."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Answered:
+    answer: Answer
+    files: Files  # of the user's, on which it depends
+
+
+Job = Trace | Ask
+Reply = Traced | Broken | Answered
+
+
+def replies(job: Job) -> Iterator[Reply]:
+    """Do a job. Nothing that a model or a planner raises gets out: it is in the reply."""
+    if isinstance(job, Trace):
+        yield _trace(job)
+        return
+    known: dict[Settings, Traced | Broken] = {}  # of this job's one model
+    for question, profile in zip(job.questions, job.profiles, strict=True):
+        yield _answer(question, profile, job.traced, known)
+
+
+def _trace(job: Trace) -> Traced | Broken:
+    try:
+        return trace(job.model, job.settings)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever a model does is the answer for its cells)
+        return Broken(complaint(error))
+
+
+def _answer(
+    question: Question, profile: hardware.Profile | None, traced: Traced | None, known: dict[Settings, Traced | Broken]
+) -> Answered:
+    used: dict[str, str] = {}
+
+    def row_of(cell: Cell) -> Row:
+        found = traced or known.get(cell.settings)
+        if found is None:
+            found = known[cell.settings] = _trace(Trace(cell.model, cell.settings))
+        if isinstance(found, Broken):
+            return failure(cell, found.message)
+        used.update(found.files)
+        return _row(cell, found, profile)
+
+    if isinstance(question, Cell):
+        answer: Answer = row_of(question)
+    else:
+        answer = edge_of(question, hardware.link_bytes_per_s(profile) if profile else None, row_of)
+    return Answered(answer, tuple(sorted(used.items())))
+
+
+def _row(cell: Cell, traced: Traced, profile: hardware.Profile | None) -> Row:
+    graph = traced.graph
+    try:
+        if profile is not None and (cell.device is not None or not is_graph(cell.model)):
+            graph = hardware.retime(graph, profile)
+        return evaluate(cell, graph, profile)
+    except Exception as error:  # noqa: BLE001 (one cell's trouble does not stop the others)
+        return failure(cell, complaint(error))

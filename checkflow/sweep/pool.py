@@ -1,0 +1,133 @@
+"""Worker processes: started, given jobs, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+
+from checkflow.errors import CheckflowError
+from checkflow.sweep.jobs import Job, Reply
+
+PATIENCE_S = 5.0  # with a process that has closed its socket and not yet ended
+
+
+@dataclass(frozen=True)
+class Replied:
+    """A worker's reply; None when the job is done."""
+
+    job: Job
+    reply: Reply | None
+
+
+@dataclass(frozen=True)
+class Died:
+    """A worker ended in the middle of a job: killed for memory, or by a crash of native code."""
+
+    job: Job
+    how: str
+
+
+class Pool:
+    """Up to `size` processes. As a context: at its end, however it comes, none of them is left."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._jobs: deque[Job] = deque()
+        self._idle: list[_Worker] = []
+        self._busy: dict[Connection, tuple[_Worker, Job]] = {}
+
+    def __enter__(self) -> Pool:
+        self._folder = tempfile.TemporaryDirectory(prefix="checkflow-sweep-", ignore_cleanup_errors=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for worker in (*self._idle, *(worker for worker, _ in self._busy.values())):
+            worker.kill()
+        self._folder.cleanup()
+
+    def submit(self, job: Job, *, first: bool = False) -> None:
+        """Queue a job, in front of all others if it is to be `first`."""
+        (self._jobs.appendleft if first else self._jobs.append)(job)
+
+    def events(self) -> Iterator[Replied | Died]:
+        """What the workers say, until all jobs are done. Jobs may be submitted meanwhile."""
+        while self._jobs or self._busy:
+            while self._jobs and (self._idle or len(self._busy) < self._size):
+                worker = self._idle.pop() if self._idle else _Worker(self._folder.name)
+                self._busy[worker.connection] = (worker, self._jobs.popleft())
+                worker.send(self._busy[worker.connection][1])
+            for connection in wait(list(self._busy)):
+                assert isinstance(connection, Connection)
+                yield self._event(connection)
+
+    def _event(self, connection: Connection) -> Replied | Died:
+        worker, job = self._busy[connection]
+        try:
+            reply: Reply | None = connection.recv()
+        except (EOFError, OSError):
+            del self._busy[connection]
+            return Died(job, worker.ended())
+        if reply is None:
+            del self._busy[connection]
+            self._idle.append(worker)
+        return Replied(job, reply)
+
+
+class _Worker:
+    """One process and our end of its socket."""
+
+    def __init__(self, folder: str) -> None:
+        if not sys.executable:
+            raise CheckflowError("sweep: this Python does not know its own program; start it with a python command")
+        ours, theirs = socket.socketpair()
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "TMPDIR": folder,
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        said = None if os.environ.get("CHECKFLOW_DEBUG") else subprocess.DEVNULL
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "checkflow.sweep.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # what users' models print is no part of the answer
+                stderr=said,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env=environment,
+            )
+        self.connection = Connection(ours.detach())
+
+    def send(self, job: Job) -> None:
+        with suppress(OSError):  # it is dead, which the next recv tells
+            self.connection.send(job)
+
+    def ended(self) -> str:
+        """How it ended; it has closed its end of the socket."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(PATIENCE_S)
+        code = self._process.poll()
+        self.kill()
+        if code is None or code >= 0:
+            return f"exit code {code}"
+        return signal.Signals(-code).name + (" (out of memory?)" if code == -signal.SIGKILL else "")
+
+    def kill(self) -> None:
+        """End it and all that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self.connection.close()

@@ -1,0 +1,85 @@
+"""A model's graph, traced once, and the user's files that made it."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkflow import models, sources
+from checkflow.graph import Graph
+from checkflow.graphfile import read_graph
+from checkflow.trace import trace_training
+
+Settings = tuple[tuple[str, str], ...]
+Files = tuple[tuple[str, str], ...]  # absolute path and SHA-256, sorted
+
+PACKAGE = Path(__file__).resolve().parent.parent
+_INSTALLED = (Path(sysconfig.get_path("stdlib")), PACKAGE)
+
+
+@dataclass(frozen=True)
+class Traced:
+    graph: Graph
+    files: Files  # the model's own file and what it imported of the user's; none for a bundled model
+
+
+def is_graph(model: str) -> bool:
+    """Whether MODEL is a graph that `checkflow trace` wrote."""
+    return model.endswith(".json")
+
+
+def file_of(model: str) -> Path | None:
+    """The absolute path of a user's model; None for a bundled one."""
+    if model in models.NAMES:
+        return None
+    path = Path(model) if Path(model).is_file() else Path(model.rpartition(":")[0])
+    return path.resolve()
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file; "" where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def trace(model: str, settings: Settings) -> Traced:
+    """Trace a model, or read its graph. Raises as sources.load, trace_training and read_graph do."""
+    path = file_of(model)
+    own = {} if path is None else {str(path): digest(path)}
+    if is_graph(model):
+        return Traced(read_graph(Path(model)), tuple(own.items()))
+    with users_modules() as imported:
+        source = sources.load(model, dict(settings))
+        result = trace_training(source.factory, model=source.name, arguments=source.arguments)
+    files = {str(found): digest(found) for found in imported} | own
+    return Traced(result.graph, tuple(sorted(files.items())))
+
+
+@contextmanager
+def users_modules() -> Iterator[list[Path]]:
+    """Collects, when it ends, the files of the modules imported inside that are the user's own, and forgets these.
+
+    The next model may have another module of the same name in its own folder.
+    """
+    known, path, files = set(sys.modules), list(sys.path), list[Path]()
+    try:
+        yield files
+    finally:
+        for name in set(sys.modules) - known:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and file.endswith(".py") and _is_users(Path(file).resolve()):
+                files.append(Path(file).resolve())
+                del sys.modules[name]
+        sys.path[:] = path
+
+
+def _is_users(path: Path) -> bool:
+    installed = {"site-packages", "dist-packages"}.intersection(path.parts)
+    return not installed and not any(path.is_relative_to(folder) for folder in _INSTALLED)

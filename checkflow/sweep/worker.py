@@ -1,0 +1,45 @@
+"""The worker process: does the jobs that arrive on a socket, until whoever sends them is gone.
+
+It leads a process group of its own, so that a solver's process that it started ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from multiprocessing.connection import Connection
+
+import torch
+
+from checkflow.sweep.jobs import replies
+
+DONE = None  # follows the last reply to a job
+
+
+def main(fd: int) -> None:
+    """Serve until killed, or until the other end of the socket is closed."""
+    threading.Thread(target=_end_with_sender, args=(fd,), daemon=True).start()
+    torch.set_num_threads(1)  # there is a worker for each core
+    connection = Connection(fd)
+    while True:
+        for reply in replies(connection.recv()):
+            connection.send(reply)
+        connection.send(DONE)
+
+
+def _end_with_sender(fd: int) -> None:
+    """However the sender ended, even killed: stop at once, with all that was started here."""
+    hangup = select.poll()
+    hangup.register(fd, select.POLLRDHUP)
+    hangup.poll()
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)  # made for this sweep
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
