@@ -7,7 +7,7 @@ import io
 import os
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,13 +24,14 @@ def begin() -> None:
     os.chdir(folder.name)
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     os.environ["COLUMNS"] = str(COLUMNS)
+    os.environ.pop("FORCE_COLOR", None)  # which the kernel sets; a page shows text
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
     """A picture that a notebook shows: the bytes of a .png."""
 
-    png: bytes
+    png: bytes = field(repr=False)
 
     @classmethod
     def of(cls, figure: Figure) -> Picture:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from itertools import chain
+from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from checkflow.report import style
@@ -13,46 +14,52 @@ if TYPE_CHECKING:
 
 Turns = Sequence[Sequence[float]]  # seconds of each iteration, turn by turn; the turns of two sides alternate
 
+ATTACHED = "a checkpoint at every iteration"
 
-def ratio(plain: Turns, attached: Turns) -> float:
-    """Attached over plain: the median of neighbouring turns' ratios, so that a drifting clock slows both sides."""
-    return median(median(b) / median(a) for a, b in zip(plain, attached, strict=True))
+
+def ratios(plain: Turns, attached: Turns) -> tuple[float, float, float]:
+    """Quartiles of attached over plain, over pairs of neighbouring turns, so that a drifting clock slows both sides.
+
+    Needs at least two pairs.
+    """
+    low, middle, high = quantiles(
+        [median(b) / median(a) for a, b in zip(plain, attached, strict=True)], method="inclusive"
+    )
+    return low, middle, high
 
 
 @style.styled()
 def draw(plain: Turns, attached: Turns) -> Figure:
-    """Each iteration as a dot, in the order in which they ran, with each side's median.
+    """Each iteration as a dot, in the order in which they ran (plain first; turns of equal length), with the medians.
 
-    The axis ends at twice the larger median: what lies above is drawn at the edge as a triangle.
+    The axis ends at twice the larger median: what lies above is drawn at its end, as a triangle.
     """
     figure = style.new_figure(4.2)
     axes = figure.subplots()
-    sides = (
-        ("no checkpoints", style.PLAIN, plain, "o"),
-        ("a checkpoint at every iteration", style.CHECKFLOW, attached, "s"),
-    )
-    medians_ms = [1e3 * median(time_s for turn in side for time_s in turn) for _, _, side, _ in sides]
-    top_ms, count = 2 * max(medians_ms), 0
-    for pair in zip(plain, attached, strict=True):
-        for (_, colour, _, marker), turn in zip(sides, pair, strict=True):
-            times_ms = [1e3 * time_s for time_s in turn]
-            for number, time_ms in enumerate(times_ms, start=count + 1):
-                high = time_ms > top_ms
-                axes.plot(
-                    number, min(time_ms, top_ms), "^" if high else marker, color=colour, markersize=5, clip_on=False
-                )
-            count += len(turn)
-    for (name, colour, _, marker), median_ms in zip(sides, medians_ms, strict=True):
+    sides = ((plain, "no checkpoints", style.PLAIN, "o"), (attached, ATTACHED, style.CHECKFLOW, "s"))
+    top_ms = 2e3 * max(median(chain(*turns)) for turns, *_ in sides)
+    for side, (turns, name, colour, marker) in enumerate(sides):
+        length = len(turns[0])
+        dots = [
+            ((2 * turn + side) * length + number, 1e3 * time_s)
+            for turn, times_s in enumerate(turns)
+            for number, time_s in enumerate(times_s, start=1)
+        ]
+        median_ms = median(time_ms for _, time_ms in dots)
         axes.axhline(median_ms, color=colour, linewidth=1.2)
         axes.plot(
-            [], [], marker, color=colour, linestyle="-", linewidth=1.2, label=f"{name}: median {median_ms:.1f} ms"
+            *zip(*dots, strict=True), marker, color=colour, markersize=5, label=f"{name}: median {median_ms:.1f} ms"
         )
+        above = [number for number, time_ms in dots if time_ms > top_ms]
+        axes.plot(above, [top_ms] * len(above), "^", color=colour, markersize=7, clip_on=False)
+    low, middle, high = (ratio - 1 for ratio in ratios(plain, attached))
     axes.set_title(
-        f"What a checkpoint at every iteration costs: {ratio(plain, attached) - 1:+.1%} of the iteration time"
+        f"{ATTACHED.capitalize()}: iteration time {middle:+.1%} "
+        f"(median of neighbouring turns; quartiles {low:+.1%}, {high:+.1%})"
     )
     axes.set_xlabel("iteration, in the order in which they ran")
     axes.set_ylabel("iteration time (ms)")
-    axes.set_ylim(0, top_ms)
-    axes.set_xlim(0, count + 1)
+    axes.set_ylim(0, 1.04 * top_ms)
+    axes.set_xlim(left=0)
     axes.legend(loc="lower right")
     return figure
