@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from checkflow.compiler import Compiled, Options, Refused, explain
-from checkflow.execution import tolerated_drift_ppm
 from checkflow.graph import Graph
 from checkflow.plan import Problem
 from checkflow.policies import checkfreq
+from checkflow.simulation.drift import tolerated_drift_ppm
 
 Figures = dict[str, str | int | float | bool | None]
 

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from checkflow.compiler import Compiled
-from checkflow.execution import tolerated_drift_ppm
 from checkflow.policies import checkfreq
 from checkflow.report.timeline import Timeline, timeline_of
+from checkflow.simulation.drift import tolerated_drift_ppm
 from checkflow.units import format_bytes, format_ns, format_rate
 
 BARS = " ▁▂▃▄▅▆▇█"

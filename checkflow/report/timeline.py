@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from checkflow.compiler import Compiled
-from checkflow.execution import play
 from checkflow.graph import AnchorKind, Graph
 from checkflow.plan import Problem
 from checkflow.schedule import ActionRow
+from checkflow.simulation.simulate import play
 
 
 @dataclass(frozen=True, slots=True)
