@@ -326,16 +326,21 @@ def test_checkfreq_frees_its_copy_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "bandwidth"),
+    ("resident", "limit", "bandwidth"),
     [
-        (114, 1_500_000_000),  # room at step 1 alone: 15 bytes in 10 ns
-        (94, None),  # no room at step 1
-        (99, None),  # no room for training
+        ((80, 100, 70), 114, 1_500_000_000),  # room at step 1 alone: 15 bytes in 10 ns
+        ((85, 100, 70), 100, 1_500_000_000),  # just room at step 1
+        ((86, 100, 70), 100, None),  # no room at step 1
+        ((80, 85, 100), 100, 750_000_000),  # room at steps 1 and 2
+        ((80, 100, 70), 99, None),  # no room for training
     ],
 )
-def test_checkfreq_says_which_bandwidth_keeps_to_the_limit(limit: int, bandwidth: int | None) -> None:
-    """It needs 115 bytes, and less only if the copy leaves before the step that needs most."""
-    answer = policies.load("checkfreq").plan(replace(by_hand([WEIGHT]), memory_limit_bytes=limit))
+def test_checkfreq_says_which_bandwidth_keeps_to_the_limit(
+    resident: tuple[int, int, int], limit: int, bandwidth: int | None
+) -> None:
+    """The copy has to leave before the first step that has no room for it."""
+    problem = replace(by_hand([WEIGHT], resident=resident), memory_limit_bytes=limit, bandwidth_bytes_per_s=NS // 2)
+    answer = policies.load("checkfreq").plan(problem)
     assert isinstance(answer, Infeasible) and answer.reason is Reason.MEMORY
     assert (answer.needed_bandwidth_bytes_per_s, answer.smallest_interval) == (bandwidth, None)
 
