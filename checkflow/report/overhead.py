@@ -32,12 +32,12 @@ def ratios(plain: Turns, attached: Turns) -> tuple[float, float, float]:
 def draw(plain: Turns, attached: Turns) -> Figure:
     """Each iteration as a dot, in the order in which they ran (plain first; turns of equal length), with the medians.
 
-    The axis ends at twice the larger median: what lies above is drawn at its end, as a triangle.
+    The axis ends at one and a half times the larger median: what lies above is drawn at its end, as a triangle.
     """
     figure = style.new_figure(4.2)
     axes = figure.subplots()
     sides = ((plain, "no checkpoints", style.PLAIN, "o"), (attached, ATTACHED, style.CHECKFLOW, "s"))
-    top_ms = 2e3 * max(median(chain(*turns)) for turns, *_ in sides)
+    top_ms = 1.5e3 * max(median(chain(*turns)) for turns, *_ in sides)
     for side, (turns, name, colour, marker) in enumerate(sides):
         length = len(turns[0])
         dots = [
@@ -50,13 +50,12 @@ def draw(plain: Turns, attached: Turns) -> Figure:
         axes.plot(
             *zip(*dots, strict=True), marker, color=colour, markersize=5, label=f"{name}: median {median_ms:.1f} ms"
         )
-        above = [number for number, time_ms in dots if time_ms > top_ms]
-        axes.plot(above, [top_ms] * len(above), "^", color=colour, markersize=7, clip_on=False)
+        if above := [number for number, time_ms in dots if time_ms > top_ms]:
+            axes.plot(above, [top_ms] * len(above), "^", color=colour, markersize=7, clip_on=False)
     low, middle, high = (ratio - 1 for ratio in ratios(plain, attached))
-    axes.set_title(
-        f"{ATTACHED.capitalize()}: iteration time {middle:+.1%} "
-        f"(median of neighbouring turns; quartiles {low:+.1%}, {high:+.1%})"
-    )
+    figure.suptitle(f"{ATTACHED.capitalize()}: iteration time {middle:+.1%}", x=0.01, ha="left")
+    quartiles = f"median over pairs of neighbouring turns, half of which lie within {low:+.1%} and {high:+.1%}"
+    axes.set_title(quartiles, fontsize=10, color=style.FAINT)
     axes.set_xlabel("iteration, in the order in which they ran")
     axes.set_ylabel("iteration time (ms)")
     axes.set_ylim(0, 1.04 * top_ms)

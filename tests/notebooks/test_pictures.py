@@ -69,4 +69,4 @@ def test_the_cost_is_of_neighbouring_turns() -> None:
     plain = [[1.0, 1.0, 9.0], [1.0, 1.0, 1.0], [10.0, 10.0, 10.0], [10.0, 10.0, 10.0]]
     attached = [[1.1, 1.1, 1.1], [1.1, 1.1, 1.1], [11.0, 11.0, 99.0], [11.0, 11.0, 11.0]]
     assert overhead.ratios(plain, attached) == pytest.approx((1.1, 1.1, 1.1))
-    assert "+10.0%" in overhead.draw(plain, attached).axes[0].get_title(loc="left")
+    assert overhead.draw(plain, attached).get_suptitle().endswith("+10.0%")
