@@ -62,6 +62,8 @@ def _snapshot_bytes(placement: Placement) -> int:
 
 def _too_slow(problem: Problem) -> Infeasible:
     """More bytes than the link moves from one checkpoint to the next."""
+    if not problem.iteration_time_ns:
+        return Infeasible(Reason.BANDWIDTH, "the iteration takes no time, so no link carries a byte", None, None, None)
     work = problem.state_bytes * TICKS_PER_BYTE
     needed = -(-work // (problem.interval * problem.iteration_time_ns))
     smallest = -(-work // problem.clock(problem.steps))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import event, given
 from hypothesis import strategies as st
 from instances import WHOLE, problems, unit_chunks
@@ -46,3 +48,13 @@ def test_the_streaming_bound_holds_for_any_times(problem: Problem) -> None:
     assert isinstance(plan, Plan)
     assert plan.lower_bound_bytes <= best.peak_bytes
     assert plan.peak_bytes >= plan.lower_bound_bytes
+
+
+@given(problem=tiny(WHOLE))
+def test_an_iteration_without_times_has_a_reason(problem: Problem) -> None:
+    """No bandwidth and no interval would do."""
+    answer = plan_streaming(replace(problem, time_ns=(0,) * problem.steps))
+    if isinstance(answer, Infeasible):
+        assert answer.needed_bandwidth_bytes_per_s is answer.smallest_interval is None
+    else:
+        assert not problem.state_bytes
