@@ -43,10 +43,12 @@ def stalls(made: Compiled, bandwidth_bytes_per_s: int) -> bool:
 @pytest.mark.parametrize("name", ["alexnet-1", "bert-1", "resnet-1", "resnet3d-1", "transformer-32", "vgg-1", "vit-1"])
 @pytest.mark.parametrize("slack_ppm", [0, 50_000, 300_000])
 def test_a_plan_with_slack_stands_as_much_uniform_drift(name: str, slack_ppm: int) -> None:
-    """Operators and link together; and beyond what is tolerated, something waits."""
+    """Operators and link together, also at random; and beyond what is tolerated, something waits."""
     made = compiled(name, slack_ppm)
     (within,) = under_uniform_drift(made.schedule, made.graph, [slack_ppm / PPM])
     assert within.stalled == 0
+    (noisy,) = under_random_drift(made.schedule, made.graph, [slack_ppm / PPM])
+    assert noisy.stalled == 0
     ppm = tolerated_drift_ppm(made.schedule, made.graph)
     assert ppm >= 1 - (1 - slack_ppm / PPM) ** 2
     assert not stalls(made, BANDWIDTH * (PPM - ppm) // PPM)
