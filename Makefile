@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types nightly artifacts clean
+.PHONY: demo test lint types nightly artifacts notebooks clean
 
 demo: $(READY)
 	$(BIN)/checkflow demo
@@ -31,6 +31,10 @@ artifacts: $(READY)
 	    $(BIN)/checkflow trace $$network --batch-size $$batch -o graphs/$$name && \
 	    $(BIN)/checkflow compile graphs/$$name --bandwidth 63GB/s --interval auto -o schedules/$$name || exit 1; \
 	done; done
+
+# Execute every notebook from a clean kernel and write it with its outputs.
+notebooks: $(READY)
+	$(BIN)/python notebooks/execute.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "checkflow needs Python 3.11 or later"'
