@@ -19,6 +19,11 @@ class Trace:
     model: str
     settings: Settings
 
+    @property
+    def replies(self) -> int:
+        """How many there will be."""
+        return 1
+
 
 @dataclass(frozen=True, eq=False)
 class Ask:
@@ -27,6 +32,11 @@ class Ask:
     questions: tuple[Question, ...]
     profiles: tuple[hardware.Profile | None, ...]  # of each question's device
     traced: Traced | None  # None: searches over the batch size, which trace by themselves
+
+    @property
+    def replies(self) -> int:
+        """How many there will be."""
+        return len(self.questions)
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,11 @@ PATIENCE_S = 5.0  # with a process that has closed its socket and not yet ended
 
 @dataclass(frozen=True)
 class Replied:
-    """A worker's reply; None when the job is done."""
+    """A worker's reply; after the last one the worker is free."""
 
     job: Job
-    reply: Reply | None
+    reply: Reply
+    last: bool
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Pool:
         self._size = size
         self._jobs: deque[Job] = deque()
         self._idle: list[_Worker] = []
-        self._busy: dict[Connection, tuple[_Worker, Job]] = {}
+        self._busy: dict[Connection, _Working] = {}
 
     def __enter__(self) -> Pool:
         self._folder = tempfile.TemporaryDirectory(prefix="checkflow-sweep-", ignore_cleanup_errors=True)
@@ -53,7 +54,7 @@ class Pool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for worker in (*self._idle, *(worker for worker, _ in self._busy.values())):
+        for worker in (*self._idle, *(working.worker for working in self._busy.values())):
             worker.kill()
         self._folder.cleanup()
 
@@ -66,23 +67,25 @@ class Pool:
         while self._jobs or self._busy:
             while self._jobs and (self._idle or len(self._busy) < self._size):
                 worker = self._idle.pop() if self._idle else _Worker(self._folder.name)
-                self._busy[worker.connection] = (worker, self._jobs.popleft())
-                worker.send(self._busy[worker.connection][1])
+                job = self._jobs.popleft()
+                self._busy[worker.connection] = _Working(worker, job, job.replies)
+                worker.send(job)
             for connection in wait(list(self._busy)):
                 assert isinstance(connection, Connection)
                 yield self._event(connection)
 
     def _event(self, connection: Connection) -> Replied | Died:
-        worker, job = self._busy[connection]
+        working = self._busy[connection]
         try:
-            reply: Reply | None = connection.recv()
+            reply: Reply = connection.recv()
         except (EOFError, OSError):
             del self._busy[connection]
-            return Died(job, worker.ended())
-        if reply is None:
+            return Died(working.job, working.worker.ended())
+        working.to_come -= 1
+        if not working.to_come:
             del self._busy[connection]
-            self._idle.append(worker)
-        return Replied(job, reply)
+            self._idle.append(working.worker)
+        return Replied(working.job, reply, last=not working.to_come)
 
 
 class _Worker:
@@ -131,3 +134,12 @@ class _Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self.connection.close()
+
+
+@dataclass
+class _Working:
+    """A worker that has a job."""
+
+    worker: _Worker
+    job: Job
+    to_come: int  # replies

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from checkflow.sweep.journal import Journal, Profiles, read_journal
 from checkflow.sweep.pool import Died, Pool
 from checkflow.sweep.traces import Settings, Traced
 
+TELL_EVERY_S = 0.5
 AT_ONCE = 4  # questions in a job: a few, so that all cores end at about the same time
 
 Progress = Callable[[str], None]
@@ -78,6 +80,7 @@ def answers(
     missing = [question for question in questions if question not in known]
     if not missing:
         return
+    told = -TELL_EVERY_S
     with contextlib.ExitStack() as stack:
         kept = stack.enter_context(Journal(journal)) if journal else None
         pool = stack.enter_context(Pool(jobs or len(os.sched_getaffinity(0))))
@@ -86,7 +89,9 @@ def answers(
             if kept is not None:
                 kept.keep(found.answer, profiles[question], found.files)
             yield Given(found.answer, reused=False)
-            progress(f"{count} of {len(questions)}: {name_of(cell_of(question))}")
+            if time.monotonic() - told > TELL_EVERY_S or count == len(questions):
+                progress(f"{count} of {len(questions)}: {name_of(cell_of(question))}")
+                told = time.monotonic()
 
 
 def _computed(pool: Pool, questions: Sequence[Question], profiles: Profiles, progress: Progress) -> Iterator[Answered]:
@@ -108,6 +113,8 @@ def _computed(pool: Pool, questions: Sequence[Question], profiles: Profiles, pro
     progress(f"{len(questions)} to compute, in {len(left)} traces")
     for event in pool.events():
         group = left[event.job]
+        if isinstance(event, Died) or event.last:
+            del left[event.job]
         if isinstance(event, Died):
             failed, again = (group[:1], group[1:]) if isinstance(event.job, Ask) else (group, [])
             yield from _failed(failed, f"its process ended: {event.how}")
@@ -121,8 +128,6 @@ def _computed(pool: Pool, questions: Sequence[Question], profiles: Profiles, pro
         elif isinstance(event.reply, Answered):
             group.remove(question_of(event.reply.answer))
             yield event.reply
-        else:
-            del left[event.job]
 
 
 def _groups(questions: Sequence[Question]) -> dict[tuple[str, Settings, bool], list[Question]]:

@@ -130,4 +130,4 @@ def summary(answers: Sequence[Answer], *, reused: int, wall_s: float, jobs: int)
         parts.append(f"{above} above the device's memory (*)")
     computed = len(answers) - reused
     taken = f"{reused} taken from the journal, " if reused else ""
-    return f"{'; '.join(parts)}. {taken}{computed} computed in {wall_s:.1f} s by {jobs} processes."
+    return f"{'; '.join(parts)}. {taken}{computed} computed in {wall_s:.1f} s (--jobs {jobs})."

@@ -18,18 +18,19 @@ import torch
 
 from checkflow.sweep.jobs import replies
 
-DONE = None  # follows the last reply to a job
-
 
 def main(fd: int) -> None:
     """Serve until killed, or until the other end of the socket is closed."""
-    threading.Thread(target=_end_with_sender, args=(fd,), daemon=True).start()
+    end = threading.Thread(target=_end_with_sender, args=(fd,), daemon=True)
+    end.start()
     torch.set_num_threads(1)  # there is a worker for each core
     connection = Connection(fd)
-    while True:
-        for reply in replies(connection.recv()):
-            connection.send(reply)
-        connection.send(DONE)
+    try:
+        while True:
+            for reply in replies(connection.recv()):
+                connection.send(reply)
+    except (EOFError, OSError):
+        end.join()
 
 
 def _end_with_sender(fd: int) -> None:
