@@ -1,0 +1,87 @@
+"""checkflow: attach, restore, step."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+import checkflow
+from checkflow import hardware
+from checkflow.compiler import Compiled, Options, compile_graph
+from checkflow.schedule import write_schedule
+from checkflow.store.pace import PersistEvery
+from checkflow.trace import trace_training
+from contenders import Contender, Job, Tier
+
+SCHEDULE = "schedule.json"
+NEVER = 10**9
+
+
+def silent(_message: str) -> None:
+    """Waits for a former saver are part of what is measured."""
+
+
+class Checkflow(Contender):
+    what = 'attach(policy="block"), every checkpoint persisted on disk; in memory its own slots, none persisted'
+    durable = True
+    verifies = True
+    prepares = True
+
+    def __init__(self, job: Job, training: checkflow.Training) -> None:
+        super().__init__(job, training)
+        self._stepping_s = 0.0
+        self._saved = 0
+        self._ckpt = checkflow.attach(
+            training.model,
+            training.optimizer,
+            schedule=job.prepared / SCHEDULE,
+            store=job.folder,
+            interval=job.interval,
+            policy="block",
+            persist_every=PersistEvery(iterations=job.interval if job.tier is Tier.DISK else NEVER),
+            notify=silent,
+        )
+
+    @classmethod
+    def version(cls) -> str:
+        from importlib.metadata import version
+
+        return f"checkflow {version('checkflow')}"
+
+    @classmethod
+    def prepare(cls, workload: str, folder: Path) -> None:
+        from peering.workloads import WORKLOADS
+
+        device = WORKLOADS[workload].device
+        with torch.device(device):
+            graph = trace_training(WORKLOADS[workload].build, model=workload, measure=True).graph
+        bandwidth = hardware.link_bytes_per_s(hardware.measure_profile("here", device))
+        compiled = compile_graph(graph, Options(bandwidth))
+        if not isinstance(compiled, Compiled):  # slower than the iteration: planned for the smallest that does fit
+            compiled = compile_graph(graph, Options(bandwidth, interval=None))
+        assert isinstance(compiled, Compiled), f"{workload}: the link is too slow at any interval"
+        write_schedule(folder / SCHEDULE, compiled.schedule)
+
+    def after_iteration(self, iteration: int) -> None:
+        began = time.perf_counter()
+        self._ckpt.step()
+        self._stepping_s += time.perf_counter() - began
+        if self.job.due(iteration):
+            self._saved = iteration
+
+    def wait(self) -> None:
+        """In memory what is missing is staged at the next iteration's anchors."""
+        status = self._ckpt.status()
+        if self.job.tier is Tier.DISK and self._saved > (status.durable_iteration or 0):
+            self._ckpt.save(keep=False)
+
+    def close(self) -> None:
+        self._ckpt.close()
+
+    def hidden_s(self) -> float:
+        return self._ckpt.stats().hook_ns / 1e9 - self._stepping_s
+
+    def restore(self) -> int:
+        return self._ckpt.restore()

@@ -1,0 +1,161 @@
+"""Iterations with a contender against iterations without, in neighbouring turns.
+
+This machine's and any shared machine's speed drifts within seconds, so each turn of a contender lies between two turns
+of `none`, and every figure is a ratio to those two, the median over such pairs. Whoever has not the turn is frozen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from contenders import Job
+
+from .orders import Attach, Done, Saved, SaveOne, Train, Turn
+from .processes import Process
+from .results import Overhead, Save
+
+WARM_SAVES = 3  # every buffer is touched for the first time, every helper started
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long to measure."""
+
+    turn: int  # iterations in a turn, a multiple of the interval
+    baseline: int  # iterations in a turn of none
+    pairs: int
+    warm: int  # iterations before
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Memory, at the highest seen."""
+
+    host_bytes: int
+    gpu_bytes: int
+
+
+def folder_bytes(job: Job) -> int:
+    """What a memory tier made of files holds."""
+    total = 0
+    for folder, _, names in os.walk(job.folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                total += Path(folder, name).stat().st_blocks * 512
+    return total
+
+
+def measure(none: Process, tool: Process, job: Job, plan: Plan, save_in_memory: bool) -> Overhead:
+    """`tool` is not attached yet and stays so, frozen; `none` is attached and frozen before and after.
+
+    `save_in_memory`: the job's folder is in memory, so its files count as the host's memory. Raises ToolError.
+    """
+    tool.thaw()
+    tool.ask(Attach(job), Done)
+    tool.ask(Train(plan.warm), Turn)
+    tool.freeze()
+    before, written = _baseline(none, plan), 0
+    losses, medians, curves = [], [], []
+    blocked: list[float] = []
+    mine: list[float] = []
+    theirs = list(before.times_s)
+    held = Held(0, 0)
+    for _ in range(plan.pairs):
+        tool.thaw()
+        started = tool.written_bytes()
+        tool.tell(Train(plan.turn))
+        held = _watch(tool, job, held, save_in_memory)
+        turn = tool.hear(Turn)
+        tool.freeze()
+        written += tool.written_bytes() - started
+        after = _baseline(none, plan)
+        beside = before.times_s + after.times_s
+        mean = statistics.mean(beside)
+        losses.append(1 - mean / statistics.mean(turn.times_s))
+        medians.append(statistics.median(turn.times_s) / statistics.median(beside))
+        curves.append([time_s / mean for time_s in turn.times_s])
+        blocked += turn.blocked_s
+        mine += turn.times_s
+        theirs += after.times_s
+        held = Held(held.host_bytes, max(held.gpu_bytes, turn.gpu_peak_bytes - before.gpu_peak_bytes))
+        before = after
+    saves = plan.pairs * max(1, plan.turn // job.interval)
+    return Overhead(
+        workload=job.workload,
+        contender="",
+        tier=job.tier,
+        interval=job.interval,
+        turn=plan.turn,
+        pairs=plan.pairs,
+        none_ms=statistics.median(theirs) * 1e3,
+        loss=statistics.median(losses),
+        low=min(losses),
+        high=max(losses),
+        median_ratio=statistics.median(medians),
+        p99_ratio=_p99(mine) / _p99(theirs),
+        blocked_ms=statistics.mean(blocked) * 1e3,
+        blocked_save_ms=sum(blocked) / saves * 1e3,
+        extra_host_bytes=held.host_bytes - none.memory_bytes(),
+        extra_gpu_bytes=held.gpu_bytes,
+        written_bytes=written / saves,
+        curve=tuple(statistics.median(column) for column in zip(*curves, strict=True)),
+    )
+
+
+def spread(measured: Overhead, interval: int) -> Overhead:
+    """The same saves at a longer interval: each save's cost is what it was, over more iterations."""
+    factor = measured.interval / interval
+
+    def thinned(loss: float) -> float:
+        slowdown = (1 / (1 - loss) - 1) * factor
+        return 1 - 1 / (1 + slowdown)
+
+    return Overhead(
+        measured.workload, measured.contender, measured.tier, interval, measured.turn, measured.pairs,
+        measured.none_ms, thinned(measured.loss), thinned(measured.low), thinned(measured.high), 1.0,
+        measured.p99_ratio, measured.blocked_ms * factor, measured.blocked_save_ms, measured.extra_host_bytes,
+        measured.extra_gpu_bytes, measured.written_bytes, measured.curve, spread=True,
+    )  # fmt: skip
+
+
+def save_alone(tool: Process, job: Job, contender: str, rounds: int) -> Save:
+    """Saves that are waited for, one after the other; `tool` is attached with interval 1."""
+    tool.thaw()
+    state = tool.ask(Attach(job), Done).state_bytes
+    for _ in range(WARM_SAVES):
+        tool.ask(SaveOne(), Saved)
+    saved = [tool.ask(SaveOne(), Saved) for _ in range(rounds)]
+    complete_s = statistics.median(each.complete_s for each in saved)
+    return Save(
+        workload=job.workload,
+        contender=contender,
+        tier=job.tier,
+        state_bytes=state,
+        blocked_ms=statistics.median(each.blocked_s for each in saved) * 1e3,
+        complete_ms=complete_s * 1e3,
+        bytes_per_s=state / complete_s,
+    )
+
+
+def _baseline(none: Process, plan: Plan) -> Turn:
+    none.thaw()
+    turn = none.ask(Train(plan.baseline), Turn)
+    none.freeze()
+    return turn
+
+
+def _watch(tool: Process, job: Job, held: Held, save_in_memory: bool) -> Held:
+    """Look at the memory now and then until there is an answer."""
+    most = held.host_bytes
+    while True:
+        most = max(most, tool.memory_bytes() + (folder_bytes(job) if save_in_memory else 0))
+        if tool.answered(0.1):
+            return Held(most, held.gpu_bytes)
+
+
+def _p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]

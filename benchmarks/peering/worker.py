@@ -1,0 +1,85 @@
+"""A process that trains one workload under one contender, as told over a pipe.
+
+python -m peering.worker WORKLOAD CONTENDER DESCRIPTOR
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from multiprocessing.connection import Connection
+
+import contenders
+import torch
+
+import checkflow
+
+from .lives import live
+from .orders import Answer, Attach, Detach, Done, Failed, Live, Order, Prepare, Restore, SaveOne, Train
+from .session import Session
+from .workloads import WORKLOADS, state_bytes
+
+
+class Worker:
+    def __init__(self, workload: str, contender: str) -> None:
+        self._workload = workload
+        self._kind = contenders.load(contender)
+        self._training: checkflow.Training | None = None
+        self._session: Session | None = None
+
+    def answer(self, order: Order) -> Answer:
+        match order:
+            case Prepare(prepared):
+                self._kind.prepare(self._workload, prepared)
+            case Attach(job):
+                if self._training is None:
+                    self._training = WORKLOADS[self._workload].build()
+                self._session = Session(self._kind, job, self._training)
+                return Done(state_bytes(self._training), self._kind.version())
+            case Train(iterations):
+                return self._attached.train(iterations)
+            case SaveOne():
+                return self._attached.save_one()
+            case Restore():
+                return self._attached.restore()
+            case Live(job, diary):
+                live(self._workload, self._kind, job, diary)
+            case Detach():
+                session, self._session = self._attached, None
+                session.close()
+                assert self._training is not None
+                return Done(state_bytes(self._training))
+        return Done()
+
+    @property
+    def _attached(self) -> Session:
+        assert self._session is not None, "not attached"
+        return self._session
+
+
+def main(workload: str, contender: str, descriptor: int) -> None:
+    warnings.simplefilter("ignore")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what tools print goes to the log
+    if workload.startswith("tiny"):
+        torch.set_num_threads(1)
+    worker = Worker(workload, contender)
+    with Connection(descriptor) as driver:
+        while True:
+            try:
+                order = driver.recv()
+            except EOFError:
+                return
+            try:
+                driver.send(worker.answer(order))
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 (DCP's errors are not Exceptions; each is a result)
+                traceback.print_exc()
+                said = str(error).strip().splitlines() or [""]
+                driver.send(Failed(f"{type(error).__name__}: {said[0]}"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,8 @@
+"""The benchmarks' modules, as peers.py sees them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))

@@ -1,0 +1,66 @@
+"""Every contender of the comparison saves and restores, in a process of its own, what the others save and restore."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import benchmarks_path  # noqa: F401 (makes the next ones importable)
+import contenders
+import pytest
+from contenders import Job, Tier
+from peering.orders import Attach, Detach, Done, Prepare, Restore, Restored, Saved, SaveOne, Train, Turn
+from peering.processes import Process, tree, worker
+
+TOOLS = [name for name in contenders.NAMES if name != "none"]
+
+
+@pytest.fixture(scope="module")
+def digests(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Of the training's state after each iteration, without a tool."""
+    folder = tmp_path_factory.mktemp("none")
+    with worker("tiny", "none", folder / "log") as process:
+        process.ask(Attach(Job(folder, 1, Tier.DISK, "tiny", folder)), Done)
+        return [process.ask(SaveOne(), Saved).digest for _ in range(4)]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "prepared").mkdir()
+    return Job(tmp_path / "store", 1, Tier.DISK, "tiny", tmp_path / "prepared")
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_new_process_goes_on_as_if_nothing_had_happened(
+    name: str, job: Job, digests: list[str], tmp_path: Path
+) -> None:
+    """Saved after three iterations, restored elsewhere, trained once more: bit for bit the uninterrupted training."""
+    kind = contenders.load(name)
+    reason = kind.missing()
+    if reason:
+        pytest.skip(reason)
+    with worker("tiny", name, tmp_path / "log") as saver:
+        saver.ask(Prepare(job.prepared), Done)
+        saver.ask(Attach(job), Done)
+        saver.ask(Train(2), Turn)
+        saved = saver.ask(SaveOne(), Saved)
+        saver.ask(Detach(), Done)
+    assert (saved.iteration, saved.digest) == (3, digests[2])
+    with worker("tiny", name, tmp_path / "log") as fresh:
+        fresh.ask(Attach(job), Done)
+        restored = fresh.ask(Restore(), Restored)
+        assert (restored.iteration, restored.digest) == (3, digests[2])
+        assert fresh.ask(SaveOne(), Saved).digest == digests[3]
+
+
+def test_a_frozen_worker_does_nothing_until_it_is_thawed(job: Job, tmp_path: Path) -> None:
+    """Between its turns a tool takes nothing from the others."""
+    process = Process("tiny", "none", tmp_path / "log")
+    process.ask(Attach(job), Done)
+    process.freeze()
+    process.tell(Train(1))
+    assert not process.answered(0.3)
+    process.thaw()
+    assert len(process.hear(Turn).times_s) == 1
+    assert tree(process.pid) == [process.pid]
+    process.end()

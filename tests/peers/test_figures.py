@@ -1,0 +1,80 @@
+"""What peers.py computes from its measurements, and the files it writes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import benchmarks_path  # noqa: F401 (makes the next ones importable)
+import peers
+import pytest
+from contenders import Job, Tier
+from peering import faults, kills
+from peering.figure import draw
+from peering.orders import Attach, Done
+from peering.pairs import spread
+from peering.processes import ToolError, worker
+from peering.reportfile import read_report, write_report
+from peering.results import Overhead, Report, Tool
+from peering.tables import show
+from rich.console import Console
+
+MEASURED = Overhead(
+    "tiny", "torch_save", "disk", 10, 10, 3, 5.0, 0.5, 0.4, 0.6, 1.0, 1.5, 2.0, 20.0, 10**6, 0, 1e6, (2.0, 1.0)
+)
+
+
+def test_a_save_costs_the_same_time_at_a_longer_interval() -> None:
+    """Half the throughput lost at every tenth: ten iterations' time for a save, a tenth of a hundred's."""
+    sparse = spread(MEASURED, 100)
+    assert sparse.spread
+    assert sparse.loss == pytest.approx(1 - 1 / 1.1)
+    assert sparse.blocked_ms == pytest.approx(0.2)
+    assert sparse.blocked_save_ms == 20.0
+
+
+def test_a_report_is_written_read_shown_and_drawn(tmp_path: Path) -> None:
+    """JSON gives back what went in; table and figure take it."""
+    tool = Tool("torch_save", "how", "torch 0", durable=True, verifies=False)
+    report = Report(
+        "machine", "2026-01-01", "peers.py", 1.0, 0.5, {}, (tool, replace(tool, name="other", missing="not here")),
+        {"tiny": "a model"}, {"gpt2-cuda": "needs CUDA"}, [MEASURED, replace(MEASURED, interval=1)],
+    )  # fmt: skip
+    write_report(tmp_path / "report.json", report)
+    assert read_report(tmp_path / "report.json") == report
+    console = Console(record=True, width=200)
+    show(report, console)
+    shown = console.export_text()
+    assert "50.0%" in shown and "not here" in shown and "needs CUDA" in shown
+    draw(report, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_flipped_bits_and_kills_are_told_apart(tmp_path: Path) -> None:
+    """torch.save: a killed trainer loses nothing that it had saved; most flipped bits are loaded."""
+    job = Job(tmp_path / "store", 1, Tier.MEMORY, "tiny", tmp_path)
+    job.folder.mkdir()
+    lost = kills.measure("torch_save", job, tmp_path / "log", 2)
+    assert lost.lost == (0, 0) and lost.refused == 0
+    flipped = tmp_path / "flipped"
+    flipped.mkdir()
+    assert "loaded silently" in faults.flipped_bit("torch_save", replace(job, folder=flipped), tmp_path / "log").outcome
+
+
+def test_a_worker_that_raises_says_what(tmp_path: Path) -> None:
+    """A tool's error is a result, in one line, and the worker goes on."""
+    job = Job(tmp_path / "absent", 1, Tier.DISK, "tiny", tmp_path)
+    with worker("tiny", "checkflow", tmp_path / "log") as process:
+        with pytest.raises(ToolError, match=r"schedule\.json"):
+            process.ask(Attach(job), Done)
+        assert not process.ended
+
+
+def test_names_that_are_not_known_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line that lists what there is."""
+    monkeypatch.setattr("sys.argv", ["peers.py", "--contenders", "torch_sav"])
+    with pytest.raises(SystemExit):
+        peers.chosen()
+    assert "'torch_sav' is not known" in capsys.readouterr().err
