@@ -31,8 +31,8 @@ QUICK_PARTS = ("overhead", "kills", "faults")
 CPU, CUDA = ("conv", "gpt2"), ("gpt2-cuda", "llama-1b-cuda")
 
 DEFAULT = {
-    "conv": Sizes(measured={1: (10, 5), 10: (20, 3), 100: (100, 1)}, baseline=8, warm=45, reported=(1, 10, 100)),
-    "gpt2": Sizes(measured={1: (3, 3), 5: (5, 2)}, baseline=2, warm=15, reported=(1, 10, 100)),
+    "conv": Sizes(measured={1: (10, 8), 10: (20, 5), 100: (100, 2)}, baseline=5, warm=331, reported=(1, 10, 100)),
+    "gpt2": Sizes(measured={1: (3, 3), 5: (5, 2)}, baseline=2, warm=11, reported=(1, 10, 100), durable_only=True),
     "gpt2-cuda": Sizes(measured={1: (20, 6), 10: (40, 4), 100: (100, 2)}, baseline=20, warm=300, reported=(1, 10, 100)),
     "llama-1b-cuda": Sizes(
         measured={1: (10, 4), 10: (20, 3), 100: (100, 1)}, baseline=10, warm=30, reported=(1, 10, 100)

@@ -26,6 +26,7 @@ NONE = "none"
 MEMORY = Path("/dev/shm")
 KILLED = "tiny"
 SAVES = 3
+PIECE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,10 @@ class Sizes:
     """How a workload is measured: interval -> (iterations in a turn, pairs); what is reported beyond is spread."""
 
     measured: dict[int, tuple[int, int]]
-    baseline: int
+    baseline: int  # iterations of none between two turns
     warm: int  # iterations before the first turn, at most three saves
     reported: tuple[int, ...]
+    durable_only: bool = False  # leave out what is not durable on disk
 
 
 class Driver:
@@ -74,6 +76,8 @@ class Driver:
             none.ask(Train(3), Turn)
             none.freeze()
             for name in self._running():
+                if sizes.durable_only and name != NONE and not contenders.load(name).durable:
+                    continue
                 for tier in tiers if name != NONE else (Tier.DISK,):
                     with self._trying(name, f"{workload}, {tier}"):
                         self._overhead(none, name, workload, tier, sizes)
@@ -82,7 +86,7 @@ class Driver:
         with worker(workload, name, self._disk / f"{name}.log") as tool:
             found: list[Overhead] = []
             for interval, (turn, count) in sizes.measured.items():
-                plan = pairs.Plan(turn, sizes.baseline, count, min(sizes.warm, pairs.WARM_SAVES * interval))
+                plan = pairs.Plan(turn, PIECE, sizes.baseline, count, min(sizes.warm, pairs.WARM_SAVES * interval))
                 with self._job(name, workload, tier, interval) as job:
                     in_files = tier is Tier.MEMORY and name != "checkflow"
                     measured = replace(pairs.measure(none, tool, job, plan, in_files), contender=name)
@@ -109,6 +113,8 @@ class Driver:
 
     def restores(self, workload: str) -> None:
         for name in self._running(NONE):
+            if self._sizes[workload].durable_only and not contenders.load(name).durable:
+                continue
             with self._trying(name, f"{workload}, restore"), self._job(name, workload, Tier.DISK, 1) as job:
                 self._restores += restores.measure(name, job, self._disk / f"{name}.log")
 

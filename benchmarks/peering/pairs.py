@@ -25,7 +25,8 @@ WARM_SAVES = 3  # every buffer is touched for the first time, every helper start
 class Plan:
     """How long to measure."""
 
-    turn: int  # iterations in a turn, a multiple of the interval
+    turn: int  # iterations that are compared, a multiple of the interval
+    piece: int  # at most so many of them between two turns of none
     baseline: int  # iterations in a turn of none
     pairs: int
     warm: int  # iterations before
@@ -65,24 +66,31 @@ def measure(none: Process, tool: Process, job: Job, plan: Plan, save_in_memory: 
     theirs = list(before.times_s)
     held = Held(0, 0)
     for _ in range(plan.pairs):
-        tool.thaw()
-        started = tool.written_bytes()
-        tool.tell(Train(plan.turn))
-        held = _watch(tool, job, held, save_in_memory)
-        turn = tool.hear(Turn)
-        tool.freeze()
-        written += tool.written_bytes() - started
-        after = _baseline(none, plan)
-        beside = before.times_s + after.times_s
-        mean = statistics.mean(beside)
-        losses.append(1 - mean / statistics.mean(turn.times_s))
-        medians.append(statistics.median(turn.times_s) / statistics.median(beside))
-        curves.append([time_s / mean for time_s in turn.times_s])
-        blocked += turn.blocked_s
-        mine += turn.times_s
-        theirs += after.times_s
-        held = Held(held.host_bytes, max(held.gpu_bytes, turn.gpu_peak_bytes - before.gpu_peak_bytes))
-        before = after
+        cycle: list[float] = []
+        curve: list[float] = []
+        unsaved_s = 0.0
+        for size in _pieces(plan.turn, plan.piece):
+            tool.thaw()
+            started = tool.written_bytes()
+            tool.tell(Train(size))
+            held = _watch(tool, job, held, save_in_memory)
+            turn = tool.hear(Turn)
+            tool.freeze()
+            written += tool.written_bytes() - started
+            after = _baseline(none, plan)
+            beside = before.times_s + after.times_s
+            mean = statistics.mean(beside)
+            unsaved_s += mean * size
+            medians.append(statistics.median(turn.times_s) / statistics.median(beside))
+            curve += [time_s / mean for time_s in turn.times_s]
+            cycle += turn.times_s
+            blocked += turn.blocked_s
+            theirs += after.times_s
+            held = Held(held.host_bytes, max(held.gpu_bytes, turn.gpu_peak_bytes - before.gpu_peak_bytes))
+            before = after
+        losses.append(1 - unsaved_s / sum(cycle))
+        curves.append(curve)
+        mine += cycle
     saves = plan.pairs * max(1, plan.turn // job.interval)
     return Overhead(
         workload=job.workload,
@@ -146,6 +154,10 @@ def _baseline(none: Process, plan: Plan) -> Turn:
     turn = none.ask(Train(plan.baseline), Turn)
     none.freeze()
     return turn
+
+
+def _pieces(total: int, most: int) -> list[int]:
+    return [min(most, total - done) for done in range(0, total, most)]
 
 
 def _watch(tool: Process, job: Job, held: Held, save_in_memory: bool) -> Held:
