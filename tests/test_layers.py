@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "compiler": {"errors", "units", "graph", "plan", "solve", "schedule", "lower", "verify"},
     "report": {
         "errors", "units", "graph", "plan", "link", "policies", "schedule", "jsonfile", "compiler", "simulation",
+        "hardware", "solve", "lower", "verify", "sweep",
     },
     "sources": {"errors", "training", "models"},
     "store": {"errors", "units", "jsonfile"},
