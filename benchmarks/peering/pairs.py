@@ -1,7 +1,9 @@
 """Iterations with a contender against iterations without, in neighbouring turns.
 
 This machine's and any shared machine's speed drifts within seconds, so each turn of a contender lies between two turns
-of `none`, and every figure is a ratio to those two, the median over such pairs. Whoever has not the turn is frozen.
+of `none`, and every figure is a ratio to the median iteration of those two. Whoever has not the turn is frozen. What
+another program takes at one moment shows at one iteration of one turn; what a save costs, at the same one of each turn:
+so the median over turns of each iteration's ratio is taken first, and the throughput lost is that of their mean.
 """
 
 from __future__ import annotations
@@ -68,7 +70,6 @@ def measure(none: Process, tool: Process, job: Job, plan: Plan, save_in_memory: 
     for _ in range(plan.pairs):
         cycle: list[float] = []
         curve: list[float] = []
-        unsaved_s = 0.0
         for size in _pieces(plan.turn, plan.piece):
             tool.thaw()
             started = tool.written_bytes()
@@ -79,18 +80,18 @@ def measure(none: Process, tool: Process, job: Job, plan: Plan, save_in_memory: 
             written += tool.written_bytes() - started
             after = _baseline(none, plan)
             beside = before.times_s + after.times_s
-            mean = statistics.mean(beside)
-            unsaved_s += mean * size
-            medians.append(statistics.median(turn.times_s) / statistics.median(beside))
-            curve += [time_s / mean for time_s in turn.times_s]
+            unsaved_s = statistics.median(beside)
+            medians.append(statistics.median(turn.times_s) / unsaved_s)
+            curve += [time_s / unsaved_s for time_s in turn.times_s]
             cycle += turn.times_s
             blocked += turn.blocked_s
             theirs += after.times_s
             held = Held(held.host_bytes, max(held.gpu_bytes, turn.gpu_peak_bytes - before.gpu_peak_bytes))
             before = after
-        losses.append(1 - unsaved_s / sum(cycle))
+        losses.append(1 - 1 / statistics.mean(curve))
         curves.append(curve)
         mine += cycle
+    typical = tuple(statistics.median(column) for column in zip(*curves, strict=True))
     saves = plan.pairs * max(1, plan.turn // job.interval)
     return Overhead(
         workload=job.workload,
@@ -100,7 +101,7 @@ def measure(none: Process, tool: Process, job: Job, plan: Plan, save_in_memory: 
         turn=plan.turn,
         pairs=plan.pairs,
         none_ms=statistics.median(theirs) * 1e3,
-        loss=statistics.median(losses),
+        loss=1 - 1 / statistics.mean(typical),
         low=min(losses),
         high=max(losses),
         median_ratio=statistics.median(medians),
@@ -110,7 +111,7 @@ def measure(none: Process, tool: Process, job: Job, plan: Plan, save_in_memory: 
         extra_host_bytes=held.host_bytes - none.memory_bytes(),
         extra_gpu_bytes=held.gpu_bytes,
         written_bytes=written / saves,
-        curve=tuple(statistics.median(column) for column in zip(*curves, strict=True)),
+        curve=typical,
     )
 
 

@@ -21,8 +21,8 @@ class Tool:
 class Overhead:
     """One contender on one workload: iterations against those without a checkpoint, in pairs of neighbouring turns.
 
-    `loss` is the part of throughput lost over whole turns; `low`, `high` are its extremes over the pairs. `curve` is
-    the median over pairs of each iteration's time in a turn, relative to none; a turn's first follows a save.
+    `curve` is the median over turns of each iteration's time, relative to none; `loss` is the part of throughput that
+    its mean loses, `low` and `high` are the extremes over single turns.
     """
 
     workload: str

@@ -5,14 +5,15 @@ python -m peering.worker WORKLOAD CONTENDER DESCRIPTOR
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 import traceback
 import warnings
 from multiprocessing.connection import Connection
 
 import contenders
-import torch
 
 import checkflow
 
@@ -20,6 +21,8 @@ from .lives import live
 from .orders import Answer, Attach, Detach, Done, Failed, Live, Order, Prepare, Restore, SaveOne, Train
 from .session import Session
 from .workloads import WORKLOADS, state_bytes
+
+PR_SET_PDEATHSIG = 1
 
 
 class Worker:
@@ -60,10 +63,9 @@ class Worker:
 
 
 def main(workload: str, contender: str, descriptor: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a frozen worker cannot see that its driver is gone
     warnings.simplefilter("ignore")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what tools print goes to the log
-    if workload.startswith("tiny"):
-        torch.set_num_threads(1)
     worker = Worker(workload, contender)
     with Connection(descriptor) as driver:
         while True:

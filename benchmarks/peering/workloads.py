@@ -26,9 +26,12 @@ class Workload:
     what: str
     factory: Callable[[], checkflow.Training]
     device: str = "cpu"
+    threads: int | None = None  # of the training on the CPU; None: as torch has it, one for each core
 
     def build(self) -> checkflow.Training:
         """On its device, from the seed."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
         torch.manual_seed(SEED)
         with torch.device(self.device):
             return self.factory()
@@ -88,10 +91,12 @@ def llama(batch: int, length: int, *, small: bool = False) -> checkflow.Training
 
 
 WORKLOADS = {
-    "tiny": Workload("a small convolutional net (kills, faults, tests)", partial(convolutions, 4, 8, 4)),
-    "conv": Workload("convolutions with BatchNorm, dropout, AdamW; 16 images of 32x32", convolutions),
+    "tiny": Workload("a small convolutional net (kills, faults, tests)", partial(convolutions, 4, 8, 4), threads=1),
+    "conv": Workload(
+        "convolutions with BatchNorm, dropout, AdamW; 16 images of 32x32, one thread", convolutions, threads=1
+    ),
     "gpt2": Workload("GPT-2 small, AdamW, dropout; 32 tokens", partial(gpt2, 1, 32)),
-    "tiny-llama": Workload("two narrow Llama layers in bfloat16 (tests)", partial(llama, 1, 16, small=True)),
+    "tiny-llama": Workload("two narrow Llama layers in bfloat16 (tests)", partial(llama, 1, 16, small=True), threads=1),
     "gpt2-cuda": Workload("GPT-2 small, AdamW, dropout; 8 x 1024 tokens", partial(gpt2, 8, 1024), "cuda"),
     "llama-1b-cuda": Workload(
         "Llama-3.2-1B in bfloat16, AdamW in float32; 2048 tokens", partial(llama, 1, 2048), "cuda"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import select
+import subprocess
+import sys
 from pathlib import Path
 
 import benchmarks_path  # noqa: F401 (makes the next ones importable)
@@ -64,3 +68,35 @@ def test_a_frozen_worker_does_nothing_until_it_is_thawed(job: Job, tmp_path: Pat
     assert len(process.hear(Turn).times_s) == 1
     assert tree(process.pid) == [process.pid]
     process.end()
+
+
+DRIVER = """
+import sys, time
+import benchmarks_path
+from pathlib import Path
+from contenders import Job, Tier
+from peering.orders import Attach, Done
+from peering.processes import Process
+
+folder = Path(sys.argv[1])
+process = Process("tiny", "none", folder / "log")
+process.ask(Attach(Job(folder, 1, Tier.DISK, "tiny", folder)), Done)
+process.freeze()
+print(process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_frozen_worker_ends_with_its_driver(tmp_path: Path) -> None:
+    """A driver that is killed leaves no stopped process behind."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert driver.stdout is not None
+    frozen = os.pidfd_open(int(driver.stdout.readline()))
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    assert select.select([frozen], [], [], 30.0)[0]
+    os.close(frozen)
