@@ -65,7 +65,7 @@ def test_schemes_are_compared_at_one_interval() -> None:
 def test_bars_stand_for_the_peaks() -> None:
     """The added bytes drawn are those of the plans: two of three bars where the paper's optimum is not given."""
     small, large = peaks.peaks_of(_rows())
-    figure = bars.draw_added((small, large))
+    figure = bars.draw_added((small, large), "rtx3090")
     heights = [[patch.get_height() for patch in axes.patches] for axes in figure.axes]  # type: ignore[attr-defined]
     for found, drawn in zip((small, large), heights, strict=True):
         wanted = [found.checkfreq_bytes - found.training_bytes, found.executed_bytes - found.training_bytes]

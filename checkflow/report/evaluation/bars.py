@@ -24,8 +24,8 @@ HELD = "CheckFreq, if its copy is still there at training's peak"
 
 
 @style.styled()
-def draw_peaks(peaks: Sequence[Peaks]) -> Figure:
-    """Figure 2a: peaks as multiples of what training alone needs, and the saving against CheckFreq."""
+def draw_peaks(peaks: Sequence[Peaks], timings: str) -> Figure:
+    """Figure 2a: peaks as multiples of what training alone needs, and the saving; `timings` names the profile."""
 
     def panel(axes: Axes, here: Sequence[Peaks]) -> None:
         _bars(axes, here, lambda each, peak: peak / each.training_bytes)
@@ -39,13 +39,13 @@ def draw_peaks(peaks: Sequence[Peaks]) -> Figure:
         axes.set_ylim(0, 1.65)
         axes.set_ylabel("peak / training alone")
 
-    title = "Peak GPU memory; above ours, what it saves of CheckFreq's peak"
+    title = f"Peak GPU memory ({timings}); above ours, what it saves of CheckFreq's peak"
     return _panels(peaks, panel, title, height_in=7.2)
 
 
 @style.styled()
-def draw_added(peaks: Sequence[Peaks]) -> Figure:
-    """Figure 2b: what checkpoints add to training's peak, in percent of their own bytes."""
+def draw_added(peaks: Sequence[Peaks], timings: str) -> Figure:
+    """Figure 2b: what checkpoints add to training's peak, in percent of their own bytes; `timings` as above."""
 
     def panel(axes: Axes, here: Sequence[Peaks]) -> None:
         for at, share, colour in _bars(axes, here, _added_percent):
@@ -53,7 +53,7 @@ def draw_added(peaks: Sequence[Peaks]) -> Figure:
         axes.set_ylim(0, 115)
         axes.set_ylabel("added to the peak\n(% of the state)")
 
-    title = "What checkpoints add to training's peak; 0 is not one byte"
+    title = f"What checkpoints add to training's peak ({timings}); 0 is not one byte"
     return _panels(peaks, panel, title, height_in=6.4)
 
 
