@@ -1,0 +1,1 @@
+"""What can be checkpointed how often, where, and at what cost: pictures and tables of sweeps."""
