@@ -104,7 +104,7 @@ class _Worker:
         said = None if os.environ.get("CHECKFLOW_DEBUG") else subprocess.DEVNULL
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "checkflow.sweep.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "checkflow.sweep.worker", str(theirs.fileno()), folder],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # what users' models print is no part of the answer
                 stderr=said,

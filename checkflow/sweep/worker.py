@@ -10,7 +10,6 @@ import select
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from multiprocessing.connection import Connection
 
@@ -19,9 +18,9 @@ import torch
 from checkflow.sweep.jobs import replies
 
 
-def main(fd: int) -> None:
-    """Serve until killed, or until the other end of the socket is closed."""
-    end = threading.Thread(target=_end_with_sender, args=(fd,), daemon=True)
+def main(fd: int, folder: str) -> None:
+    """Serve until killed, or until the other end of the socket is closed; `folder` is the sweep's own."""
+    end = threading.Thread(target=_end_with_sender, args=(fd, folder), daemon=True)
     end.start()
     torch.set_num_threads(1)  # there is a worker for each core
     connection = Connection(fd)
@@ -33,14 +32,14 @@ def main(fd: int) -> None:
         end.join()
 
 
-def _end_with_sender(fd: int) -> None:
+def _end_with_sender(fd: int, folder: str) -> None:
     """However the sender ended, even killed: stop at once, with all that was started here."""
     hangup = select.poll()
     hangup.register(fd, select.POLLRDHUP)
     hangup.poll()
-    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)  # made for this sweep
+    shutil.rmtree(folder, ignore_errors=True)  # another worker may have done it already
     os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])
