@@ -94,28 +94,34 @@ def _listed(
     return values
 
 
+def measure(driver: Driver, asked: Chosen) -> None:
+    for workload in asked.workloads:
+        reason = WORKLOADS[workload].missing()
+        if reason:
+            driver.skipped[workload] = reason
+            continue
+        if "overhead" in asked.parts:
+            driver.overheads(workload, asked.tiers)
+        if "save" in asked.parts:
+            driver.saves(workload, asked.tiers)
+        if "restore" in asked.parts:
+            driver.restores(workload)
+    if "kills" in asked.parts:
+        driver.kills(asked.tiers, asked.kills)
+    if "faults" in asked.parts:
+        driver.faults()
+
+
 def main() -> None:
     asked = chosen()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its folders are removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was measured is shown, its folders are removed
     console = Console(width=200)
     progress = Console(stderr=True)
     with Driver(asked.contenders, asked.directory, asked.sizes, progress.log) as driver:
-        for workload in asked.workloads:
-            reason = WORKLOADS[workload].missing()
-            if reason:
-                driver.skipped[workload] = reason
-                continue
-            for part in asked.parts:
-                if part == "overhead":
-                    driver.overheads(workload, asked.tiers)
-                elif part == "save":
-                    driver.saves(workload, asked.tiers)
-                elif part == "restore":
-                    driver.restores(workload)
-        if "kills" in asked.parts:
-            driver.kills(asked.tiers, asked.kills)
-        if "faults" in asked.parts:
-            driver.faults()
+        try:
+            measure(driver, asked)
+        except (KeyboardInterrupt, SystemExit):
+            progress.log("interrupted: what was measured so far")
         report = driver.report(describe(), " ".join(["peers.py", *sys.argv[1:]]))
     tables.show(report, console)
     if asked.output is not None:

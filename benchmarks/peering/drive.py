@@ -146,7 +146,7 @@ class Driver:
             load=self._load,
             versions={"torch": torch.__version__},
             tools=tuple(tools),
-            workloads={name: WORKLOADS[name].what for name in self._sizes},
+            workloads={name: WORKLOADS[name].what for name in self._sizes if name not in self.skipped},
             skipped=self.skipped,
             overheads=self._overheads,
             saves=self._saves,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,8 @@ class MixedAdamW(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01})
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]  # no closure
-        """One update of every parameter that has a gradient."""
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        """One update of every parameter that has a gradient; takes no closure."""
         for group in self.param_groups:
             with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
             for parameter in with_gradient:
@@ -32,6 +33,16 @@ class MixedAdamW(torch.optim.Optimizer):
                     }
             if with_gradient:
                 self._update(with_gradient, group["lr"], group["betas"], group["eps"], group["weight_decay"])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, which would round the state to the weights' bfloat16."""
+        super().load_state_dict(state_dict)
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        for key, parameter in zip(keys, parameters, strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                device = "cpu" if name == "step" else parameter.device
+                self.state[parameter][name] = value.to(device, torch.float32, copy=True)
 
     def _update(
         self, parameters: list[nn.Parameter], lr: float, betas: tuple[float, float], eps: float, weight_decay: float

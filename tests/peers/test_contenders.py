@@ -6,7 +6,10 @@ import os
 import select
 import subprocess
 import sys
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import benchmarks_path  # noqa: F401 (makes the next ones importable)
 import contenders
@@ -18,12 +21,14 @@ from peering.processes import Process, tree, worker
 TOOLS = [name for name in contenders.NAMES if name != "none"]
 
 
-@pytest.fixture(scope="module")
-def digests(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+CASES = [("tiny", name) for name in TOOLS] + [("tiny-llama", name) for name in ("checkflow", "dcp")]
+
+
+@cache
+def digests(workload: str) -> list[str]:
     """Of the training's state after each iteration, without a tool."""
-    folder = tmp_path_factory.mktemp("none")
-    with worker("tiny", "none", folder / "log") as process:
-        process.ask(Attach(Job(folder, 1, Tier.DISK, "tiny", folder)), Done)
+    with TemporaryDirectory() as name, worker(workload, "none", Path(name, "log")) as process:
+        process.ask(Attach(Job(Path(name), 1, Tier.DISK, workload, Path(name))), Done)
         return [process.ask(SaveOne(), Saved).digest for _ in range(4)]
 
 
@@ -34,27 +39,27 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path / "store", 1, Tier.DISK, "tiny", tmp_path / "prepared")
 
 
-@pytest.mark.parametrize("name", TOOLS)
-def test_a_new_process_goes_on_as_if_nothing_had_happened(
-    name: str, job: Job, digests: list[str], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("workload", "name"), CASES)
+def test_a_new_process_goes_on_as_if_nothing_had_happened(workload: str, name: str, job: Job, tmp_path: Path) -> None:
     """Saved after three iterations, restored elsewhere, trained once more: bit for bit the uninterrupted training."""
     kind = contenders.load(name)
     reason = kind.missing()
     if reason:
         pytest.skip(reason)
-    with worker("tiny", name, tmp_path / "log") as saver:
-        saver.ask(Prepare(job.prepared), Done)
+    job, expected = replace(job, workload=workload), digests(workload)
+    with worker(workload, name, tmp_path / "log") as saver:
+        if kind.prepares:
+            saver.ask(Prepare(job.prepared), Done)
         saver.ask(Attach(job), Done)
         saver.ask(Train(2), Turn)
         saved = saver.ask(SaveOne(), Saved)
         saver.ask(Detach(), Done)
-    assert (saved.iteration, saved.digest) == (3, digests[2])
-    with worker("tiny", name, tmp_path / "log") as fresh:
+    assert (saved.iteration, saved.digest) == (3, expected[2])
+    with worker(workload, name, tmp_path / "log") as fresh:
         fresh.ask(Attach(job), Done)
         restored = fresh.ask(Restore(), Restored)
-        assert (restored.iteration, restored.digest) == (3, digests[2])
-        assert fresh.ask(SaveOne(), Saved).digest == digests[3]
+        assert (restored.iteration, restored.digest) == (3, expected[2])
+        assert fresh.ask(SaveOne(), Saved).digest == expected[3]
 
 
 def test_a_frozen_worker_does_nothing_until_it_is_thawed(job: Job, tmp_path: Path) -> None:
