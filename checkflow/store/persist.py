@@ -1,4 +1,4 @@
-"""One staged checkpoint all the way: written, durable, verified, and the old ones pruned."""
+"""One staged checkpoint all the way: written and durable, then settled: verified, and the old ones pruned."""
 
 from __future__ import annotations
 
@@ -31,8 +31,16 @@ _ADVICE = {
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """A durable checkpoint that is to be settled."""
+
+    taken: Taken
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
 class Persister:
-    """Persists slots to a store and reports what became of each."""
+    """Persists slots to a store and reports what became of each. Settling may run beside the next one's writing."""
 
     shared: SharedMemory
     config: SaverConfig
@@ -43,11 +51,43 @@ class Persister:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", Layout.of(self.config.files))
 
-    def persist(self, taken: Taken) -> None:
-        """Make a taken checkpoint durable, give its slot back, read it back, prune. Errors are reported, not raised."""
-        manifest = self._write(taken)
-        if manifest is None:
-            return
+    def write(self, taken: Taken, settled: Callable[[], bool] = lambda: False) -> Written | None:
+        """Make a taken checkpoint durable and give its slot back; None where that failed.
+
+        `settled` waits until nothing is being settled, and tells whether it had to: what was pruned may make room.
+        Errors are reported, not raised.
+        """
+        started = time.monotonic_ns()
+        if taken.record is None:
+            give_back(self.shared, taken, durable=False)
+            self._fail(taken, "a staged checkpoint's record in memory is not what was staged; its slot was overwritten")
+            return None
+        staged = Staged(self.shared.slot_bytes(taken.index), taken.iteration, taken.record, taken.keep)
+        try:
+            manifest = self._write(staged, settled)
+        except OSError as error:
+            give_back(self.shared, taken, durable=False)
+            self._fail(
+                taken,
+                f"the checkpoint of iteration {taken.iteration} cannot be made durable ({_reason(error)}); "
+                f"{_advice(error)}",
+            )
+            return None
+        give_back(self.shared, taken, durable=True)
+        self.report(
+            Durable(
+                sequence=taken.sequence,
+                iteration=taken.iteration,
+                serial=manifest.serial,
+                size_bytes=manifest.size_bytes,
+                write_ns=time.monotonic_ns() - started,
+            )
+        )
+        return Written(taken, manifest)
+
+    def settle(self, written: Written) -> None:
+        """Read a durable checkpoint back and prune. Errors are reported, not raised."""
+        taken, manifest = written.taken, written.manifest
         started = time.monotonic_ns()
         path = self.config.store / directory_name(manifest.serial, manifest.iteration)
         try:
@@ -68,38 +108,19 @@ class Persister:
             Verified(sequence=taken.sequence, iteration=taken.iteration, verify_ns=verify_ns, pruned=pruned),
         )
 
-    def _write(self, taken: Taken) -> Manifest | None:
-        started = time.monotonic_ns()
-        if taken.record is None:
-            give_back(self.shared, taken, durable=False)
-            self._fail(taken, "a staged checkpoint's record in memory is not what was staged; its slot was overwritten")
-            return None
-        staged = Staged(self.shared.slot_bytes(taken.index), taken.iteration, taken.record, taken.keep)
-        try:
-            manifest = write_checkpoint(
-                self.disk, self.config.store, self.layout, staged, self.config.versions, self.shared.advance
-            )
-        except OSError as error:
-            with contextlib.suppress(OSError):  # the error itself is reported; the next saver tries again
-                self.remove_leftovers()
-            give_back(self.shared, taken, durable=False)
-            self._fail(
-                taken,
-                f"the checkpoint of iteration {taken.iteration} cannot be made durable ({_reason(error)}); "
-                f"{_advice(error)}",
-            )
-            return None
-        give_back(self.shared, taken, durable=True)
-        self.report(
-            Durable(
-                sequence=taken.sequence,
-                iteration=taken.iteration,
-                serial=manifest.serial,
-                size_bytes=manifest.size_bytes,
-                write_ns=time.monotonic_ns() - started,
-            )
-        )
-        return manifest
+    def _write(self, staged: Staged, settled: Callable[[], bool]) -> Manifest:
+        """Where the disk is full, once more after what is being settled made room."""
+        while True:
+            try:
+                return write_checkpoint(
+                    self.disk, self.config.store, self.layout, staged, self.config.versions, self.shared.advance
+                )
+            except OSError as error:
+                waited = settled()
+                with contextlib.suppress(OSError):  # the error itself is reported; the next saver tries again
+                    self.remove_leftovers()
+                if not waited or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
 
     def _prune(self, verified_serial: int) -> int:
         checkpoints = {found.path: found for found in list_checkpoints(self.config.store)}

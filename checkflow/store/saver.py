@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import socket
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -14,9 +15,11 @@ from checkflow.store.config import SaverConfig
 from checkflow.store.disk import Disk
 from checkflow.store.messages import CLOSE, MAX_TEXT, Failed, Message, encode, send
 from checkflow.store.persist import Persister
+from checkflow.store.settler import Settler
 from checkflow.store.shared import SharedMemory
-from checkflow.store.take import recover, take_due, take_last
+from checkflow.store.take import Taken, recover, take_due, take_last
 
+LOOK_MS = 20  # how often to look after what is settled in the background, where nothing else wakes the saver
 LOG = "saver.log"  # errors that came too late for any trainer to hear; the next one tells them
 
 
@@ -31,6 +34,8 @@ class Saver:
         self._outbox: deque[Message] = deque()
         self._closing = self._orphan = self._last_tried = False
         self._persister = Persister(shared, self._config, disk, self._report)
+        self._settler = Settler(self._persister.settle)
+        self._sending = threading.Lock()  # reports come from the settler's thread too
 
     def run(self) -> None:
         """Until the trainer is gone and all that can be durable is."""
@@ -56,7 +61,10 @@ class Saver:
             self._last_tried = True  # with nobody to tell, an error must not be tried for ever
             taken = take_last(self._shared)
         if taken is not None:
-            self._persister.persist(taken)
+            self._persist(taken)
+            return True
+        if self._settler.busy:
+            self._listen(LOOK_MS)
             return True
         if self._orphan:
             self._log()
@@ -65,6 +73,11 @@ class Saver:
             return False
         self._listen(None)
         return True
+
+    def _persist(self, taken: Taken) -> None:
+        written = self._persister.write(taken, self._settler.wait)
+        if written is not None:
+            self._settler.add(written)
 
     def _listen(self, timeout_ms: int | None) -> None:
         """Wait for the trainer's word or end."""
@@ -97,8 +110,9 @@ class Saver:
         self._flush()
 
     def _flush(self) -> None:
-        while self._outbox and not self._orphan and send(self._end, encode(self._outbox[0])):
-            self._outbox.popleft()
+        with self._sending:
+            while self._outbox and not self._orphan and send(self._end, encode(self._outbox[0])):
+                self._outbox.popleft()
 
     def _log(self) -> None:
         failures = [message for message in self._outbox if isinstance(message, Failed)]

@@ -22,7 +22,7 @@ from checkflow.store.reader import Checkpoint, Loaded, load, load_newest
 from checkflow.store.retention import Retention
 from checkflow.store.shared import SharedMemory
 from checkflow.store.slots import Slots
-from checkflow.store.take import take_due
+from checkflow.store.take import Taken, take_due
 
 SMALL = Layout.of(
     (
@@ -106,6 +106,12 @@ class InProcess:
 
     def persist(self, iteration: int, *, keep: bool = False) -> None:
         """Stage an iteration and persist it."""
+        written = self.persister.write(self.take(iteration, keep=keep))
+        if written is not None:
+            self.persister.settle(written)
+
+    def take(self, iteration: int, *, keep: bool = False) -> Taken:
+        """Stage an iteration and take it, as the saver does."""
         slot = self.slots.try_acquire()
         assert slot is not None
         fill(slot.data, self.layout, iteration)
@@ -114,7 +120,7 @@ class InProcess:
             self.slots.ask(keep=True)
         taken = take_due(self.shared)
         assert taken is not None
-        self.persister.persist(taken)
+        return taken
 
     def close(self) -> None:
         self.shared.close()

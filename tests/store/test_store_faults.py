@@ -123,6 +123,32 @@ def test_messages_name_the_store_and_what_to_do(tmp_path: Path) -> None:
     saver.close()
 
 
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
+def test_a_full_disk_waits_for_what_is_being_pruned(tmp_path: Path, error: int) -> None:
+    """The write is tried once more after that, and only after that; another error is one at once."""
+    disk = FailingDisk(error=error)
+    saver = InProcess(tmp_path / "store", disk=disk, retention=Retention(last=1))
+    saver.persist(1)
+    pending = [saver.persister.write(saver.take(2))]
+
+    def settled() -> bool:
+        waited = bool(pending)
+        while pending:
+            written = pending.pop()
+            assert written is not None
+            saver.persister.settle(written)
+        return waited
+
+    disk.fails = disk.done + 4
+    written = saver.persister.write(saver.take(3), settled)
+    assert (written is not None) == (error == errno.ENOSPC)
+    assert not pending
+    assert newest_whole(tmp_path / "store") == (3 if written is not None else 2)
+    disk.fails = disk.done + 4
+    assert saver.persister.write(saver.take(4), settled) is None
+    saver.close()
+
+
 def test_a_bad_disk_prunes_nothing(tmp_path: Path) -> None:
     """What does not read back as written is reported, and the old checkpoint stays."""
 
