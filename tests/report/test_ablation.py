@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from handmade import GRAPH
 from matplotlib.patches import Rectangle
 
 from checkflow.compiler import Compiled, Options, compile_graph
@@ -23,7 +24,6 @@ from checkflow.report.ablation.freelink import free_link
 from checkflow.report.ablation.study import NOT_CYCLIC, PARTS, Study, ablate, cells_of, study
 from checkflow.simulation.slack import price_of_slack
 from checkflow.solve import solve
-from tests.handmade import GRAPH
 
 ROOT = Path(__file__).parent.parent.parent
 BANDWIDTH = 63 * 10**9
