@@ -19,7 +19,7 @@ from pathlib import Path
 
 from contenders import Job, Tier
 
-from .lives import REFUSED, UNKNOWN, Diary, Entry
+from .lives import UNKNOWN, Diary, Entry
 from .orders import Done, Live
 from .processes import Process, ToolError, kill_all, tree
 from .results import Kills
@@ -37,30 +37,29 @@ def measure(contender: str, job: Job, log: Path, kills: int, seed: int = 0) -> K
     lost, completed, refused, left = [], [], 0, []
     try:
         before = 0
-        for _ in range(kills + 1):  # the last one only shows what was restored
+        for _ in range(2 * kills + 1):  # those after a life that could not go on start anew and lose nothing
             diary_path.unlink(missing_ok=True)
             diary = Diary(diary_path)
             process.tell(Live(job, diary_path))
             entry = _until(diary, process, _knows)
-            if entry.restored == REFUSED:
-                refused += 1
             if before:
                 lost.append(max(0, before - max(0, entry.restored)))  # killed after a save and before its note: none
             if len(lost) == kills:
                 left += _kill(entry.pid, job.tier)
                 break
-            if entry.restored == REFUSED:
-                process.hear(Done)
-                _clear(job.folder)
+            began = max(0, entry.restored)
+            entry = _until(diary, process, partial(_settled, began))
+            if _settled(began, entry):
+                time.sleep(chance.uniform(0.0, LONGEST_S))
+                left += _kill(entry.pid, job.tier)
+                before = diary.read().completed
+                completed.append(before - began)
+            else:  # nothing could be restored, or the resumed training could not be saved
+                refused += 1
                 before = 0
-                continue
-            began = entry.restored
-            _until(diary, process, partial(_settled, began))
-            time.sleep(chance.uniform(0.0, LONGEST_S))
-            left += _kill(entry.pid, job.tier)
-            before = diary.read().completed
-            completed.append(before - began)
             process.hear(Done, PATIENCE_S)
+            if not before:
+                _clear(job.folder)
     finally:
         kill_all(process.pid)
         process.end()
@@ -69,14 +68,15 @@ def measure(contender: str, job: Job, log: Path, kills: int, seed: int = 0) -> K
 
 
 def _until(diary: Diary, process: Process, ready: Callable[[Entry], bool]) -> Entry:
+    """What the diary says when it is ready, or when the life has ended by itself."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         entry = diary.read()
         if entry.pid and ready(entry):
             return entry
         if process.answered(0.001):
-            break
-    raise ToolError(f"the training ended or hung at {diary.read()}")
+            return diary.read()
+    raise ToolError(f"the training hangs at {diary.read()}")
 
 
 def _knows(entry: Entry) -> bool:
@@ -96,7 +96,8 @@ def _kill(pid: int, tier: Tier) -> list[int]:
     if tier is Tier.DISK:
         kill_all(pid)
     else:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     return helpers
 
 

@@ -82,7 +82,7 @@ class Kills:
     tier: str
     lost: tuple[int, ...]  # completed and not restored, without the one in flight
     completed: tuple[int, ...]  # in that life
-    refused: int  # restores that failed
+    refused: int  # lives that restored nothing although there was something, or could not save again
 
 
 @dataclass(frozen=True, slots=True)
