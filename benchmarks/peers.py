@@ -32,7 +32,9 @@ QUICK_PARTS = ("overhead", "kills", "faults")
 CPU, CUDA = ("conv", "gpt2"), ("gpt2-cuda", "llama-1b-cuda")
 
 DEFAULT = {
-    "conv": Sizes(measured={1: (10, 12), 10: (10, 12), 100: (100, 4)}, baseline=5, warm=131, reported=(1, 10, 100)),
+    "conv": Sizes(
+        measured={1: (10, 6), 10: (10, 6), 100: (100, 2)}, baseline=5, warm=101, reported=(1, 10, 100), processes=2
+    ),
     "gpt2": Sizes(measured={1: (3, 4), 5: (5, 3)}, baseline=2, warm=11, reported=(1, 10, 100), durable_only=True),
     "gpt2-cuda": Sizes(measured={1: (20, 6), 10: (40, 4), 100: (100, 2)}, baseline=20, warm=300, reported=(1, 10, 100)),
     "llama-1b-cuda": Sizes(
@@ -40,7 +42,9 @@ DEFAULT = {
     ),
 }
 THOROUGH = {
-    "conv": Sizes(measured={1: (10, 40), 10: (10, 40), 100: (100, 15)}, baseline=10, warm=331, reported=(1, 10, 100)),
+    "conv": Sizes(
+        measured={1: (10, 8), 10: (10, 8), 100: (100, 3)}, baseline=10, warm=101, reported=(1, 10, 100), processes=5
+    ),
     "gpt2": Sizes(measured={1: (4, 6), 10: (10, 3)}, baseline=3, warm=30, reported=(1, 10, 100)),
 }
 QUICK = {"tiny": Sizes(measured={1: (5, 2), 10: (10, 1)}, baseline=5, warm=11, reported=(1, 10, 100))}

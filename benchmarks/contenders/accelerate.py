@@ -16,8 +16,8 @@ class Accelerate(Contender):
 
     def __init__(self, job: Job, training: checkflow.Training) -> None:
         super().__init__(job, training)
-        from accelerate import Accelerator  # type: ignore[import-not-found]
-        from accelerate.utils import ProjectConfiguration  # type: ignore[import-not-found]
+        from accelerate import Accelerator
+        from accelerate.utils import ProjectConfiguration
 
         project = ProjectConfiguration(project_dir=str(job.folder), automatic_checkpoint_naming=True, total_limit=KEPT)
         self._accelerator = Accelerator(project_config=project)

@@ -26,7 +26,7 @@ class Lightning(Contender):
 
     def __init__(self, job: Job, training: checkflow.Training) -> None:
         super().__init__(job, training)
-        from lightning.fabric import Fabric  # type: ignore[import-not-found]
+        from lightning.fabric import Fabric
 
         self._fabric = Fabric(accelerator="cuda" if torch.cuda.is_available() else "cpu", devices=1)
 

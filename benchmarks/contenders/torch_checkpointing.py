@@ -26,7 +26,7 @@ from contenders._state import (
 )
 
 if TYPE_CHECKING:
-    from torch_checkpointing.checkpoint_writer import CallbackArgs  # type: ignore[import-not-found]
+    from torch_checkpointing.checkpoint_writer import CallbackArgs
 
 
 def sync_files(args: CallbackArgs) -> None:
@@ -45,8 +45,8 @@ class TorchCheckpointing(Contender):
 
     def __init__(self, job: Job, training: checkflow.Training) -> None:
         super().__init__(job, training)
-        from torch_checkpointing import CheckpointManager  # type: ignore[import-not-found]
-        from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig  # type: ignore[import-not-found]
+        from torch_checkpointing import CheckpointManager
+        from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
         disk = job.tier is Tier.DISK
         self._manager = CheckpointManager(

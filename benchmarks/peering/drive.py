@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import contenders
@@ -38,6 +38,7 @@ class Sizes:
     warm: int  # iterations before the first turn, at most three saves
     reported: tuple[int, ...]
     durable_only: bool = False  # leave out what is not durable on disk
+    processes: int = 1  # of each contender, one after the other, with so many pairs each
 
 
 class Driver:
@@ -83,21 +84,28 @@ class Driver:
                         self._overhead(none, name, workload, tier, sizes)
 
     def _overhead(self, none: Process, name: str, workload: str, tier: Tier, sizes: Sizes) -> None:
-        with worker(workload, name, self._disk / f"{name}.log") as tool:
-            found: list[Overhead] = []
-            for interval, (turn, count) in sizes.measured.items():
-                plan = pairs.Plan(turn, PIECE, sizes.baseline, count, min(sizes.warm, pairs.WARM_SAVES * interval))
-                with self._job(name, workload, tier, interval) as job:
-                    in_files = tier is Tier.MEMORY and name != "checkflow"
-                    measured = replace(pairs.measure(none, tool, job, plan, in_files), contender=name)
-                    tool.thaw()
-                    tool.ask(Detach(), Done)
-                found.append(measured)
-                self._log(f"{workload}, {name}, {tier}, every {interval}: {measured.loss:+.1%} throughput lost")
-            sparse = found[-1]
-            self._overheads += [each for each in found if each.interval in sizes.reported]
-            measured_intervals = {each.interval for each in found}
-            self._overheads += [pairs.spread(sparse, each) for each in sizes.reported if each not in measured_intervals]
+        samples: dict[int, list[pairs.Samples]] = {interval: [] for interval in sizes.measured}
+        plans = {
+            interval: pairs.Plan(turn, PIECE, sizes.baseline, count, min(sizes.warm, pairs.WARM_SAVES * interval))
+            for interval, (turn, count) in sizes.measured.items()
+        }
+        in_files = tier is Tier.MEMORY and name != "checkflow"
+        found: list[Overhead] = []
+        for process in range(sizes.processes):
+            with worker(workload, name, self._disk / f"{name}.log") as tool:
+                for interval, plan in plans.items():
+                    with self._job(name, workload, tier, interval) as job:
+                        samples[interval].append(pairs.measure(none, tool, job, plan, in_files))
+                        tool.thaw()
+                        tool.ask(Detach(), Done)
+                    if process == sizes.processes - 1:
+                        measured = pairs.overhead(job, name, plan, samples[interval])
+                        self._log(f"{workload}, {name}, {tier}, every {interval}: {measured.loss:+.1%} throughput lost")
+                        found.append(measured)
+        sparse = found[-1]
+        self._overheads += [each for each in found if each.interval in sizes.reported]
+        measured_intervals = {each.interval for each in found}
+        self._overheads += [pairs.spread(sparse, each) for each in sizes.reported if each not in measured_intervals]
 
     def saves(self, workload: str, tiers: tuple[Tier, ...]) -> None:
         for name in self._running(NONE):

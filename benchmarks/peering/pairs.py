@@ -4,6 +4,9 @@ This machine's and any shared machine's speed drifts within seconds, so each tur
 of `none`, and every figure is a ratio to the median iteration of those two. Whoever has not the turn is frozen. What
 another program takes at one moment shows at one iteration of one turn; what a save costs, at the same one of each turn:
 so the median over turns of each iteration's ratio is taken first, and the throughput lost is that of their mean.
+
+Two processes that do the same differ by a few percent, by where their memory came to lie, for as long as they live: a
+short workload is measured in several.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from contenders import Job
@@ -52,7 +55,21 @@ def folder_bytes(job: Job) -> int:
     return total
 
 
-def measure(none: Process, tool: Process, job: Job, plan: Plan, save_in_memory: bool) -> Overhead:
+@dataclass(slots=True)
+class Samples:
+    """Of one process of a contender. Times over the median iteration of the two turns of `none` beside them."""
+
+    losses: list[float] = field(default_factory=list)  # of throughput, a turn each
+    medians: list[float] = field(default_factory=list)  # median iteration, a piece each
+    curves: list[list[float]] = field(default_factory=list)  # each iteration of a turn
+    mine_s: list[float] = field(default_factory=list)
+    theirs_s: list[float] = field(default_factory=list)
+    blocked_s: list[float] = field(default_factory=list)
+    held: Held = Held(0, 0)
+    written_bytes: int = 0
+
+
+def measure(none: Process, tool: Process, job: Job, plan: Plan, save_in_memory: bool) -> Samples:
     """`tool` is not attached yet and stays so, frozen; `none` is attached and frozen before and after.
 
     `save_in_memory`: the job's folder is in memory, so its files count as the host's memory. Raises ToolError.
@@ -61,14 +78,10 @@ def measure(none: Process, tool: Process, job: Job, plan: Plan, save_in_memory: 
     tool.ask(Attach(job), Done)
     tool.ask(Train(plan.warm), Turn)
     tool.freeze()
-    before, written = _baseline(none, plan), 0
-    losses, medians, curves = [], [], []
-    blocked: list[float] = []
-    mine: list[float] = []
-    theirs = list(before.times_s)
-    held = Held(0, 0)
+    before = _baseline(none, plan)
+    found = Samples(theirs_s=list(before.times_s))
+    held = found.held
     for _ in range(plan.pairs):
-        cycle: list[float] = []
         curve: list[float] = []
         for size in _pieces(plan.turn, plan.piece):
             tool.thaw()
@@ -77,40 +90,49 @@ def measure(none: Process, tool: Process, job: Job, plan: Plan, save_in_memory: 
             held = _watch(tool, job, held, save_in_memory)
             turn = tool.hear(Turn)
             tool.freeze()
-            written += tool.written_bytes() - started
+            found.written_bytes += tool.written_bytes() - started
             after = _baseline(none, plan)
-            beside = before.times_s + after.times_s
-            unsaved_s = statistics.median(beside)
-            medians.append(statistics.median(turn.times_s) / unsaved_s)
+            unsaved_s = statistics.median(before.times_s + after.times_s)
+            found.medians.append(statistics.median(turn.times_s) / unsaved_s)
             curve += [time_s / unsaved_s for time_s in turn.times_s]
-            cycle += turn.times_s
-            blocked += turn.blocked_s
-            theirs += after.times_s
+            found.mine_s += turn.times_s
+            found.blocked_s += turn.blocked_s
+            found.theirs_s += after.times_s
             held = Held(held.host_bytes, max(held.gpu_bytes, turn.gpu_peak_bytes - before.gpu_peak_bytes))
             before = after
-        losses.append(1 - 1 / statistics.mean(curve))
-        curves.append(curve)
-        mine += cycle
+        found.losses.append(1 - 1 / statistics.mean(curve))
+        found.curves.append(curve)
+    found.held = Held(held.host_bytes - none.memory_bytes(), held.gpu_bytes)
+    return found
+
+
+def overhead(job: Job, contender: str, plan: Plan, processes: list[Samples]) -> Overhead:
+    """One row of what all processes of a contender measured."""
+    curves = [curve for each in processes for curve in each.curves]
     typical = tuple(statistics.median(column) for column in zip(*curves, strict=True))
-    saves = plan.pairs * max(1, plan.turn // job.interval)
+    losses = [loss for each in processes for loss in each.losses]
+    mine, theirs, blocked = (
+        [time_s for each in processes for time_s in getattr(each, name)] for name in ("mine_s", "theirs_s", "blocked_s")
+    )
+    saves = len(curves) * max(1, plan.turn // job.interval)
     return Overhead(
         workload=job.workload,
-        contender="",
+        contender=contender,
         tier=job.tier,
         interval=job.interval,
         turn=plan.turn,
-        pairs=plan.pairs,
+        pairs=len(curves),
         none_ms=statistics.median(theirs) * 1e3,
         loss=1 - 1 / statistics.mean(typical),
         low=min(losses),
         high=max(losses),
-        median_ratio=statistics.median(medians),
+        median_ratio=statistics.median(ratio for each in processes for ratio in each.medians),
         p99_ratio=_p99(mine) / _p99(theirs),
         blocked_ms=statistics.mean(blocked) * 1e3,
         blocked_save_ms=sum(blocked) / saves * 1e3,
-        extra_host_bytes=held.host_bytes - none.memory_bytes(),
-        extra_gpu_bytes=held.gpu_bytes,
-        written_bytes=written / saves,
+        extra_host_bytes=max(each.held.host_bytes for each in processes),
+        extra_gpu_bytes=max(each.held.gpu_bytes for each in processes),
+        written_bytes=sum(each.written_bytes for each in processes) / saves,
         curve=typical,
     )
 

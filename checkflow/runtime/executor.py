@@ -93,9 +93,13 @@ class Executor:
             return
         self._touched = True
         number = self.spots.fire(kind, subject)
-        if number is not None and number > self._anchor:
+        if number is None or number <= self._anchor:
+            return
+        if number in self.program.used or self.pipeline.waiting:
             with self._entered():
                 self._advance(number)
+        else:
+            self._anchor = number  # most anchors have nothing to do, and this is the training's time
 
     def guard(self, guard: Guard) -> None:
         """What this guard covers is about to be written."""

@@ -42,6 +42,11 @@ class Pipeline:
         """Flights that are closed keep the tensors that they began with."""
         self._binding, self._slots = binding, SlotMap(self._program, binding)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a closed checkpoint is not staged yet."""
+        return bool(self._flights)
+
     def advance(self, running: int, anchor: int, *, due: bool) -> None:
         """Iteration `running`, a checkpoint of which is `due` or not, has reached an anchor."""
         for flight in self._flights:

@@ -23,6 +23,7 @@ from checkflow.store.layout import padded
 from checkflow.store.manifest import BLOCK_BYTES, FileEntry
 
 THREADS = 3
+PARALLEL_BYTES = 4 * BLOCK_BYTES  # below that threads cost more processor time than they save
 
 
 def buffer_of(size_bytes: int) -> memoryview:
@@ -99,12 +100,15 @@ def read_files(
         target = targets()
 
         def read(share: list[tuple[Block, int]]) -> None:
-            scratch = buffer_of(BLOCK_BYTES if target is None else 0)
+            scratch = buffer_of(max(block.size_bytes for block, _ in share) if target is None else 0)
             for block, fd in share:
                 _read(fd, block, scratch if target is None else target(block))
                 progress()
 
-        threads = max(1, min(THREADS, len(work)))
+        if sum(block.size_bytes for block, _ in work) < PARALLEL_BYTES:
+            read(work)
+            return
+        threads = min(THREADS, len(work))
         with ThreadPoolExecutor(threads, "read") as pool:
             for done in [pool.submit(read, work[thread::threads]) for thread in range(threads)]:
                 done.result()

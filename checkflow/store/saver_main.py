@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 from checkflow.store.disk import LocalDisk
 from checkflow.store.saver import Saver
@@ -25,8 +26,7 @@ def main(arguments: list[str]) -> None:
     memory, end, _lock, trainer = map(int, arguments)  # the lock is held by being open
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)  # a signal to the trainer's whole group must not cost its last state
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
+    _give_way()
     os.chdir("/")
     saver = Saver(SharedMemory.attach(memory), LocalDisk(), socket.socket(fileno=end), trainer)
     try:
@@ -34,6 +34,13 @@ def main(arguments: list[str]) -> None:
     except Exception as error:
         saver.fail(f"the saver ended on an internal error, please report it ({type(error).__name__}: {error})")
         raise
+
+
+def _give_way() -> None:
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # where each session is a scheduling group, the group's niceness is what counts
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 if __name__ == "__main__":
