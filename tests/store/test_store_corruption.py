@@ -15,6 +15,7 @@ from small_store import TINY, InProcess, newest_whole, trainer_command
 
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.jsonfile import digest_of
+from checkflow.store import blocks
 from checkflow.store.manifest import HASH_HEX, Manifest, parse_directory_name
 from checkflow.store.reader import Checkpoint, Skipped, list_checkpoints, load, load_newest, newest, read_file, verify
 from checkflow.store.writer import hash_blocks
@@ -84,6 +85,18 @@ def test_every_flipped_byte_is_seen(store: Path) -> None:
                     flips += 1
                 os.pwrite(file.fileno(), bytes([byte]), position)
     assert flips >= 4096 + 700
+    assert newest_whole(store, TINY) == 2
+
+
+def test_readers_beside_each_other_see_it_too(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large checkpoints are read by several threads; here these small ones are."""
+    monkeypatch.setattr(blocks, "PARALLEL_BYTES", 0)
+    assert newest_whole(store, TINY) == 2
+    for path in sorted(latest(store).iterdir()):
+        original = path.read_bytes()
+        path.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
+        assert path.name in refused(store)
+        path.write_bytes(original)
     assert newest_whole(store, TINY) == 2
 
 

@@ -28,6 +28,7 @@ from checkflow.store.handle import StoreHandle
 from checkflow.store.lock import StoreLock
 from checkflow.store.pace import PersistEvery
 from checkflow.store.saver import LOG
+from checkflow.store.saver_main import NICENESS
 
 
 def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
@@ -44,6 +45,18 @@ def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
         refused = subprocess.run(trainer_command(script, tmp_path), capture_output=True, text=True, check=True)
         assert f"process {os.getpid()}" in refused.stdout
     StoreHandle.open(tmp_path, SMALL, notify=silent).close()
+
+
+def test_the_saver_gives_way_to_the_training(tmp_path: Path) -> None:
+    """By its own niceness and its session's: where sessions are scheduling groups, only the group's counts."""
+    with StoreHandle.open(tmp_path, SMALL, notify=silent) as handle:
+        stage(handle, SMALL, 1)
+        until_verified(handle, 1)  # it runs
+        saver = saver_of(handle)
+        assert os.getpriority(os.PRIO_PROCESS, saver) == min(19, os.nice(0) + NICENESS)
+        group = Path(f"/proc/{saver}/autogroup")
+        if group.exists():
+            assert group.read_text().split()[-1] == str(NICENESS)
 
 
 def test_a_new_trainer_waits_for_the_old_saver_and_says_so(tmp_path: Path) -> None:
