@@ -127,9 +127,9 @@ def main() -> None:
         except (KeyboardInterrupt, SystemExit):
             progress.log("interrupted: what was measured so far")
         report = driver.report(describe(), " ".join(["peers.py", *sys.argv[1:]]))
-    tables.show(report, console)
     if asked.output is not None:
         write_report(asked.output, report)
+    tables.show(report, console)
     if asked.figure is not None:
         from peering.figure import draw
 

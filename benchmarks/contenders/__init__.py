@@ -67,6 +67,11 @@ class Contender(abc.ABC):
         return f"torch {torch.__version__}"
 
     @classmethod
+    def preload(cls) -> None:
+        """Import what the module does not: a new process imports its libraries before it builds its model."""
+        return
+
+    @classmethod
     def prepare(cls, workload: str, folder: Path) -> None:  # noqa: ARG003
         """What is done once for a workload, in a process of its own."""
         return

@@ -11,7 +11,7 @@ from contenders._state import KEPT, first_that_loads, not_installed, optimizer_o
 
 
 class Accelerate(Contender):
-    what = "Accelerator.save_state, automatic naming, total_limit=2; nothing synced"
+    what = "Accelerator.save_state, automatic naming, total_limit=3, for it removes before it saves; nothing synced"
     durable = False
 
     def __init__(self, job: Job, training: checkflow.Training) -> None:
@@ -19,7 +19,9 @@ class Accelerate(Contender):
         from accelerate import Accelerator
         from accelerate.utils import ProjectConfiguration
 
-        project = ProjectConfiguration(project_dir=str(job.folder), automatic_checkpoint_naming=True, total_limit=KEPT)
+        project = ProjectConfiguration(
+            project_dir=str(job.folder), automatic_checkpoint_naming=True, total_limit=KEPT + 1
+        )
         self._accelerator = Accelerator(project_config=project)
         self._accelerator.prepare(training.models[0], optimizer_of(training))
         self._accelerator.register_for_checkpointing(self)
@@ -28,6 +30,10 @@ class Accelerate(Contender):
     @classmethod
     def missing(cls) -> str | None:
         return not_installed("accelerate")
+
+    @classmethod
+    def preload(cls) -> None:
+        import accelerate  # noqa: F401
 
     @classmethod
     def version(cls) -> str:

@@ -60,6 +60,10 @@ class CheckFreq(Contender):
         self._persisting = False
         self._copier: threading.Thread | None = None
 
+    @classmethod
+    def version(cls) -> str:
+        return f"after its paper, on {super().version()}"
+
     def before_update(self) -> None:
         self._snapshot_made.wait()
 
@@ -70,8 +74,8 @@ class CheckFreq(Contender):
         leaves, structure = _pytree.tree_flatten(state_of(self.training, iteration))
         if self._staged is None:
             self._start(leaves, structure)
+        self._snapshot_made.clear()  # set again at once where the snapshot is made in GPU memory
         source, ready = self._on_device(leaves)
-        self._snapshot_made.clear()
         self._persisting = True
         self._copier = threading.Thread(target=self._copy, args=(source, ready, place(self.job.folder, iteration)))
         self._copier.start()

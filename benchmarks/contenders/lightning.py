@@ -35,6 +35,10 @@ class Lightning(Contender):
         return not_installed("lightning")
 
     @classmethod
+    def preload(cls) -> None:
+        from lightning import fabric  # noqa: F401
+
+    @classmethod
     def version(cls) -> str:
         return f"lightning {version('lightning')}"
 

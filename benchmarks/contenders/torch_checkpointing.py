@@ -65,6 +65,10 @@ class TorchCheckpointing(Contender):
         return not_installed("torch_checkpointing")
 
     @classmethod
+    def preload(cls) -> None:
+        import torch_checkpointing.storage.filesystem  # noqa: F401
+
+    @classmethod
     def version(cls) -> str:
         return f"torch_checkpointing {version('torch_checkpointing')}"
 

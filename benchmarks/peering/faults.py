@@ -11,10 +11,11 @@ from pathlib import Path
 from contenders import Job
 
 from .orders import Attach, Detach, Done, Restore, Restored, Saved, SaveOne
-from .processes import Process, ToolError, tree, worker
+from .processes import NoAnswerError, Process, ToolError, tree, worker
 from .results import Fault
 
 FLIPS = 16
+PATIENCE_S = 60.0
 
 
 def flipped_bit(contender: str, job: Job, log: Path) -> Fault:
@@ -49,14 +50,18 @@ def flipped_bit(contender: str, job: Job, log: Path) -> Fault:
 
 def failed_write(contender: str, job: Job, log: Path) -> Fault:
     """Two good checkpoints; then no file may grow beyond half of what the largest needs (EFBIG, as a full disk)."""
-    reported = ""
+    reported, hangs = "", False
     with worker(job.workload, contender, log) as saver:
         saver.ask(Attach(job), Done)
         saved = [saver.ask(SaveOne(), Saved) for _ in range(2)]
         _limit(saver, _newest_large_file(job.folder).stat().st_size // 2)
         for order, answer in ((SaveOne(), Saved), (SaveOne(), Saved), (Detach(), Done)):
             try:
-                saver.ask(order, answer, 60.0)
+                saver.ask(order, answer, PATIENCE_S)
+            except NoAnswerError as error:
+                reported, hangs = str(error), True
+                saver.kill_trainer()  # its answer must not be taken for the next one's
+                break
             except ToolError as error:
                 reported = reported or str(error)
     try:
@@ -67,14 +72,15 @@ def failed_write(contender: str, job: Job, log: Path) -> Fault:
         after = f"iteration {restored.iteration} restored" if good else "something else restored"
     except ToolError as error:
         after = f"nothing restored ({error})"
-    outcome = "reported" if reported else "reported as success"
+    outcome = "hangs" if hangs else "reported" if reported else "reported as success"
     return Fault(contender, "failed write", f"{outcome}; {after[:80]}", reported[:200])
 
 
 def _judge(restored: Restored, saved: list[Saved]) -> str:
-    if restored.digest == saved[-1].digest:
+    is_one_of = [(restored.iteration, restored.digest) == (each.iteration, each.digest) for each in saved]
+    if is_one_of[-1]:
         return "harmless"
-    if any(restored.digest == each.digest for each in saved[:-1]):
+    if any(is_one_of):
         return "detected, older one restored"
     return "loaded silently" if restored.iteration else "nothing restored, nothing said"
 

@@ -72,7 +72,7 @@ def live(workload: str, kind: type[Contender], job: Job, path: Path) -> None:
             os._exit(0)
         diary.write(Entry(os.getpid(), restored, restored))
         while True:
-            diary.note(session.iterate())
+            session.iterate(diary.note)
     except BaseException:  # noqa: BLE001 (a fork must not return into the worker)
         traceback.print_exc()
     finally:

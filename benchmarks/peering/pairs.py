@@ -3,7 +3,8 @@
 This machine's and any shared machine's speed drifts within seconds, so each turn of a contender lies between two turns
 of `none`, and every figure is a ratio to the median iteration of those two. Whoever has not the turn is frozen. What
 another program takes at one moment shows at one iteration of one turn; what a save costs, at the same one of each turn:
-so the median over turns of each iteration's ratio is taken first, and the throughput lost is that of their mean.
+so the median over turns of each iteration's ratio is taken first, and the throughput lost is that of their mean. What
+stalls at another iteration each time falls out of that, so the loss by plain mean over all iterations stands beside it.
 
 Two processes that do the same differ by a few percent, by where their memory came to lie, for as long as they live: a
 short workload is measured in several.
@@ -14,15 +15,17 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from contenders import Job
 
-from .orders import Attach, Done, Saved, SaveOne, Train, Turn
-from .processes import Process
+from .orders import Attach, Detach, Done, Saved, SaveOne, Train, Turn
+from .processes import Process, ToolError
 from .results import Overhead, Save
 
+LONGEST_TURN_S = 600.0
 WARM_SAVES = 3  # every buffer is touched for the first time, every helper started
 
 
@@ -124,6 +127,7 @@ def overhead(job: Job, contender: str, plan: Plan, processes: list[Samples]) -> 
         pairs=len(curves),
         none_ms=statistics.median(theirs) * 1e3,
         loss=1 - 1 / statistics.mean(typical),
+        mean_loss=1 - 1 / statistics.mean(ratio for curve in curves for ratio in curve),
         low=min(losses),
         high=max(losses),
         median_ratio=statistics.median(ratio for each in processes for ratio in each.medians),
@@ -145,22 +149,28 @@ def spread(measured: Overhead, interval: int) -> Overhead:
         slowdown = (1 / (1 - loss) - 1) * factor
         return 1 - 1 / (1 + slowdown)
 
-    return Overhead(
-        measured.workload, measured.contender, measured.tier, interval, measured.turn, measured.pairs,
-        measured.none_ms, thinned(measured.loss), thinned(measured.low), thinned(measured.high), 1.0,
-        measured.p99_ratio, measured.blocked_ms * factor, measured.blocked_save_ms, measured.extra_host_bytes,
-        measured.extra_gpu_bytes, measured.written_bytes, measured.curve, spread=True,
-    )  # fmt: skip
+    return replace(
+        measured,
+        interval=interval,
+        loss=thinned(measured.loss),
+        mean_loss=thinned(measured.mean_loss),
+        low=thinned(measured.low),
+        high=thinned(measured.high),
+        median_ratio=1.0,
+        blocked_ms=measured.blocked_ms * factor,
+        spread=True,
+    )
 
 
 def save_alone(tool: Process, job: Job, contender: str, rounds: int) -> Save:
     """Saves that are waited for, one after the other; `tool` is attached with interval 1."""
     tool.thaw()
-    state = tool.ask(Attach(job), Done).state_bytes
+    tool.ask(Attach(job), Done)
     for _ in range(WARM_SAVES):
         tool.ask(SaveOne(), Saved)
     saved = [tool.ask(SaveOne(), Saved) for _ in range(rounds)]
     complete_s = statistics.median(each.complete_s for each in saved)
+    state = tool.ask(Detach(), Done).state_bytes  # now that the optimizer has its own
     return Save(
         workload=job.workload,
         contender=contender,
@@ -186,11 +196,13 @@ def _pieces(total: int, most: int) -> list[int]:
 def _watch(tool: Process, job: Job, held: Held, save_in_memory: bool) -> Held:
     """Look at the memory now and then until there is an answer."""
     most = held.host_bytes
-    while True:
+    deadline = time.monotonic() + LONGEST_TURN_S
+    while time.monotonic() < deadline:
         most = max(most, tool.memory_bytes() + (folder_bytes(job) if save_in_memory else 0))
         if tool.answered(0.1):
             return Held(most, held.gpu_bytes)
+    raise ToolError(f"no answer in {LONGEST_TURN_S:g} s")
 
 
 def _p99(values: list[float]) -> float:
-    return statistics.quantiles(values, n=100)[98]
+    return statistics.quantiles(values, n=100, method="inclusive")[98]

@@ -29,6 +29,10 @@ class ToolError(Exception):
     """The contender raised in the worker, or ended it."""
 
 
+class NoAnswerError(ToolError):
+    """Nor did it die."""
+
+
 class Process:
     """A worker."""
 
@@ -67,7 +71,7 @@ class Process:
     def hear(self, kind: type[A], timeout_s: float | None = None) -> A:
         """The answer. Raises ToolError where the contender raised, died, or took longer."""
         if timeout_s is not None and not self._pipe.poll(timeout_s):
-            raise ToolError(f"no answer in {timeout_s:g} s")
+            raise NoAnswerError(f"no answer in {timeout_s:g} s")
         try:
             answer: Answer = self._pipe.recv()
         except (EOFError, ConnectionError):

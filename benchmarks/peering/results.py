@@ -22,7 +22,8 @@ class Overhead:
     """One contender on one workload: iterations against those without a checkpoint, in pairs of neighbouring turns.
 
     `curve` is the median over turns of each iteration's time, relative to none; `loss` is the part of throughput that
-    its mean loses, `low` and `high` are the extremes over single turns.
+    its mean loses, `mean_loss` counts each
+    iteration of each turn, what happened to it by chance too, and `low` and `high` are the extremes over single turns.
     """
 
     workload: str
@@ -33,6 +34,7 @@ class Overhead:
     pairs: int
     none_ms: float
     loss: float
+    mean_loss: float  # by the mean of all iterations of all turns, outliers of the machine included
     low: float
     high: float
     median_ratio: float

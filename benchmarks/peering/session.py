@@ -18,6 +18,7 @@ class Session:
     """The contender's calls around the update are made by hooks of the optimizer, so that any training will do."""
 
     def __init__(self, kind: type[Contender], job: Job, training: checkflow.Training) -> None:
+        kind.preload()
         began = time.perf_counter()
         self._training = training
         self._tool = kind(job, training)
@@ -35,7 +36,8 @@ class Session:
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
         for _ in range(iterations):
-            began, blocked = time.perf_counter(), self._blocked_s()
+            blocked = self._blocked_s()
+            began = time.perf_counter()
             self.iterate()
             if self._cuda:
                 torch.cuda.current_stream().synchronize()
@@ -44,16 +46,18 @@ class Session:
         peak = torch.cuda.max_memory_allocated() if self._cuda else 0
         return Turn(tuple(times_s), tuple(blocked_s), peak)
 
-    def iterate(self) -> int:
-        """One iteration; how many are completed."""
+    def iterate(self, completed: Callable[[int], None] = lambda _: None) -> None:
+        """One iteration; tells how many are completed, and then the tool."""
         self._training.iteration()
         self._completed += 1
+        completed(self._completed)
         self._timed(lambda: self._tool.after_iteration(self._completed))
-        return self._completed
 
     def save_one(self) -> Saved:
         self._training.iteration()
         self._completed += 1
+        if self._cuda:
+            torch.cuda.synchronize()
         began = time.perf_counter()
         self._tool.after_iteration(self._completed)
         blocked_s = time.perf_counter() - began

@@ -42,8 +42,8 @@ def tools(found: tuple[Tool, ...]) -> Table:
 
 def overheads(title: str, rows: list[Overhead], report: Report) -> Table:
     table = _table(
-        "", "every", "throughput lost", "(lowest, highest)", "median iteration", "p99", "blocked ms / iteration",
-        "ms / save", "host MB", "GPU MB", "written MB / save", title=title,
+        "", "every", "throughput lost", "(lowest, highest)", "by mean", "median iteration", "p99",
+        "blocked ms / iteration", "ms / save", "host MB", "GPU MB", "written MB / save", title=title,
     )  # fmt: skip
     durable = {tool.name: tool.durable for tool in report.tools}
     for each in sorted(rows, key=lambda row: (row.interval, row.loss)):
@@ -53,6 +53,7 @@ def overheads(title: str, rows: list[Overhead], report: Report) -> Table:
             ("~" if each.spread else "") + str(each.interval),
             f"{each.loss:.1%}",
             f"{each.low:.1%}, {each.high:.1%}",
+            f"{each.mean_loss:.1%}",
             "" if each.spread else f"{each.median_ratio:.3f}",
             "" if each.spread else f"{each.p99_ratio:.2f}",
             f"{each.blocked_ms:.2f}",
@@ -91,9 +92,9 @@ def kills(report: Report) -> Table:
     )
     for each in sorted(report.kills, key=lambda kills: (kills.tier, sum(kills.lost))):
         table.add_row(
-            _marked(each.contender, each.tier, report), each.tier, f"{statistics.mean(each.lost):.2f}",
-            str(max(each.lost)), str(each.lost.count(0)), str(len(each.lost)), str(each.refused),
-            f"{statistics.median(each.completed):.0f}",
+            _marked(each.contender, each.tier, report), each.tier, f"{statistics.mean(each.lost or [0]):.2f}",
+            str(max(each.lost, default=0)), str(each.lost.count(0)), str(len(each.lost)), str(each.refused),
+            f"{statistics.median(each.completed or [0]):.0f}",
         )  # fmt: skip
     return table
 

@@ -52,8 +52,9 @@ class Worker:
             case Detach():
                 session, self._session = self._attached, None
                 session.close()
-                assert self._training is not None
-                return Done(state_bytes(self._training))
+                training, self._training = self._training, None  # the next one begins from the seed
+                assert training is not None
+                return Done(state_bytes(training))
         return Done()
 
     @property

@@ -26,7 +26,7 @@ class Removable(Protocol):
 
 
 def place(executor: Executor, training: Training) -> list[Removable]:
-    """Hooks wherever the schedule needs an anchor, and guards everywhere. Removing what is returned undoes it."""
+    """Hooks at the anchors that the program names, and guards everywhere. Removing what is returned undoes it."""
     handles: list[Removable] = [OnCompile(executor.compiling)]
     guards: list[Guard] = []
     for prefix, model in zip(prefixes("model", len(training.models)), training.models, strict=True):
@@ -41,14 +41,15 @@ def place(executor: Executor, training: Training) -> list[Removable]:
 def _on_model(
     executor: Executor, model: torch.nn.Module, prefix: str, handles: list[Removable], guards: list[Guard]
 ) -> None:
-    anchors = executor.program.anchors
+    anchors = executor.program.hooked
     original = uncompiled(model)
     if original is not model:
         guards.append(Guard(GuardKind.FORWARD, model, inside=tuple(original.modules())))
         handles += _on_module(executor, model, prefix, guards[-1])
     for path, module in original.named_modules():
         subject = f"{prefix}/{path}" if path else prefix
-        anchored = ("forward_pre", subject) in anchors or ("forward", subject) in anchors
+        first = module is original  # tells that the next iteration has begun
+        anchored = first or ("forward_pre", subject) in anchors or ("forward", subject) in anchors
         persistent = [name for name in module._buffers if name not in module._non_persistent_buffers_set]
         guard = Guard(GuardKind.FORWARD, module) if persistent else None
         if guard is not None:
@@ -77,7 +78,7 @@ def _on_module(executor: Executor, module: torch.nn.Module, subject: str, guard:
             executor.reach("forward", subject)
 
     handles = [module.register_forward_pre_hook(before, prepend=True)]  # before a user's hook that writes buffers
-    if ("forward", subject) in executor.program.anchors:
+    if ("forward", subject) in executor.program.hooked:
         handles.append(module.register_forward_hook(after))
     return handles
 

@@ -36,6 +36,7 @@ class Program:
     moves_of: dict[int, tuple[int, ...]]  # storage -> its moves
     anchors: dict[tuple[str, str], dict[int, int]]  # (kind, subject) -> occurrence -> number of the anchor, from 1
     used: frozenset[int]  # anchors that some event needs
+    hooked: frozenset[tuple[str, str]]  # (kind, subject) of these, and of a few more that look what has been copied
     anchor_count: int
 
     def time(self, iteration: int, anchor: int) -> int:
@@ -45,6 +46,9 @@ class Program:
     def first(self) -> int:
         """When the first event is due."""
         return self.events[0][0] if self.events else self.time(0, self.anchor_count)
+
+
+LOOKS = 8  # anchors spread over an iteration that are hooked though nothing is planned there
 
 
 def program_of(schedule: Schedule) -> Program:
@@ -64,6 +68,10 @@ def program_of(schedule: Schedule) -> Program:
     anchors: dict[tuple[str, str], dict[int, int]] = {}
     for number, anchor in enumerate(schedule.anchors, start=1):
         anchors.setdefault((anchor.kind, anchor.subject), {})[anchor.occurrence] = number
+    used = frozenset(
+        place[1] for row in schedule.actions for place in (row.snapshot, row.offload, row.release) if place is not None
+    )
+    hooked = used | {count * part // LOOKS for part in range(1, LOOKS)}
     return Program(
         moves=tuple(
             Move(
@@ -78,11 +86,7 @@ def program_of(schedule: Schedule) -> Program:
         events=tuple(sorted(events)),
         moves_of={storage: tuple(indices) for storage, indices in moves_of.items()},
         anchors=anchors,
-        used=frozenset(
-            place[1]
-            for row in schedule.actions
-            for place in (row.snapshot, row.offload, row.release)
-            if place is not None
-        ),
+        used=used,
+        hooked=frozenset(key for key, numbers in anchors.items() if not hooked.isdisjoint(numbers.values())),
         anchor_count=count,
     )

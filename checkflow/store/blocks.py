@@ -100,7 +100,7 @@ def read_files(
         target = targets()
 
         def read(share: list[tuple[Block, int]]) -> None:
-            scratch = buffer_of(max(block.size_bytes for block, _ in share) if target is None else 0)
+            scratch = buffer_of(max((block.size_bytes for block, _ in share), default=0) if target is None else 0)
             for block, fd in share:
                 _read(fd, block, scratch if target is None else target(block))
                 progress()
@@ -108,7 +108,7 @@ def read_files(
         if sum(block.size_bytes for block, _ in work) < PARALLEL_BYTES:
             read(work)
             return
-        threads = min(THREADS, len(work))
+        threads = max(1, min(THREADS, len(work)))
         with ThreadPoolExecutor(threads, "read") as pool:
             for done in [pool.submit(read, work[thread::threads]) for thread in range(threads)]:
                 done.result()
@@ -118,10 +118,10 @@ def _read(fd: int, block: Block, memory: memoryview) -> None:
     name, size = block.entry.name, block.size_bytes
     done = 0
     while done < size:
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)  # before the read: another block's reader may change them meanwhile
         try:
             got = os.preadv(fd, [memory[done : padded(size)]], block.start_bytes + done)
         except OSError as error:
-            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
             if error.errno == errno.EINVAL and flags & os.O_DIRECT:
                 fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
                 continue

@@ -205,7 +205,10 @@ class _Stream:
 
 
 def remove_tree(disk: Disk, path: Path) -> None:
-    """Remove a checkpoint's directory, which holds files only. Raises OSError."""
+    """Remove a checkpoint's directory, which holds files only; of a link only the link. Raises OSError."""
+    if path.is_symlink():
+        disk.unlink(path)
+        return
     for entry in sorted(path.iterdir()):
         disk.unlink(entry)
     disk.remove_directory(path)

@@ -218,10 +218,11 @@ class StoreHandle:
         started = time.monotonic_ns()
         try:
             while True:
+                pending = self.pending  # asked first: what is made durable in between frees a slot for the next try
                 slot = self._slots.try_acquire()
                 if slot is not None or self._saver.pid is None or self._saver.hangs:
                     return slot
-                if not self.pending:
+                if not pending:
                     raise StoreError("slots: all are being filled; stage or abandon one before acquiring another")
                 self._saver.wait(0.05)
                 self.poll()

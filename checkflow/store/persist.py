@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from checkflow.errors import CorruptStoreError, StoreError
@@ -14,7 +14,7 @@ from checkflow.store.disk import Disk, remove_tree
 from checkflow.store.layout import Layout
 from checkflow.store.manifest import Manifest, directory_name
 from checkflow.store.messages import MAX_TEXT, Durable, Failed, Message, Verified
-from checkflow.store.reader import Checkpoint, list_checkpoints, verify
+from checkflow.store.reader import Checkpoint, list_checkpoints, verify_written
 from checkflow.store.retention import Retained, to_prune
 from checkflow.store.shared import SharedMemory
 from checkflow.store.take import Taken, give_back
@@ -24,6 +24,7 @@ _ADVICE = {
     errno.ENOSPC: "free space, or retain fewer checkpoints",
     errno.EDQUOT: "free space below the quota, or retain fewer checkpoints",
     errno.EIO: "check the disk",
+    errno.EAGAIN: "allow more processes and threads",
     errno.EROFS: "mount the store writable",
     errno.EACCES: "give this user the right to write to the store",
     errno.ENOENT: "do not remove a store that is in use",
@@ -47,6 +48,7 @@ class Persister:
     disk: Disk
     report: Callable[[Message], None]
     layout: Layout = field(init=False)
+    _wrong: set[int] = field(init=False, default_factory=set)  # serials that did not read back
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", Layout.of(self.config.files))
@@ -54,7 +56,8 @@ class Persister:
     def write(self, taken: Taken, settled: Callable[[], bool] = lambda: False) -> Written | None:
         """Make a taken checkpoint durable and give its slot back; None where that failed.
 
-        `settled` waits until nothing is being settled, and tells whether it had to: what was pruned may make room.
+        `settled` waits until nothing is being settled, and tells whether anything was settled since this began: what
+        was pruned may have made room.
         Errors are reported, not raised.
         """
         started = time.monotonic_ns()
@@ -91,9 +94,14 @@ class Persister:
         started = time.monotonic_ns()
         path = self.config.store / directory_name(manifest.serial, manifest.iteration)
         try:
-            verify(Checkpoint(path, manifest), self.shared.advance)
+            with _threads_are_resources():
+                verify_written(Checkpoint(path, manifest), self.shared.advance)
         except CorruptStoreError as error:
+            self._wrong.add(manifest.serial)
             self._fail(taken, f"checkpoint {path.name} does not read back as it was written ({error}); check the disk")
+            return
+        except OSError as error:
+            self._fail(taken, f"checkpoint {path.name} cannot be read back ({_reason(error)}); {_advice(error)}")
             return
         verify_ns = time.monotonic_ns() - started
         try:
@@ -109,18 +117,21 @@ class Persister:
         )
 
     def _write(self, staged: Staged, settled: Callable[[], bool]) -> Manifest:
-        """Where the disk is full, once more after what is being settled made room."""
+        """Where the disk is full, once more after what was being settled made room."""
+        again = True
         while True:
             try:
-                return write_checkpoint(
-                    self.disk, self.config.store, self.layout, staged, self.config.versions, self.shared.advance
-                )
+                with _threads_are_resources():
+                    return write_checkpoint(
+                        self.disk, self.config.store, self.layout, staged, self.config.versions, self.shared.advance
+                    )
             except OSError as error:
-                waited = settled()
+                made_room = settled()
                 with contextlib.suppress(OSError):  # the error itself is reported; the next saver tries again
                     self.remove_leftovers()
-                if not waited or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if not (again and made_room and error.errno in (errno.ENOSPC, errno.EDQUOT)):
                     raise
+                again = False
 
     def _prune(self, verified_serial: int) -> int:
         checkpoints = {found.path: found for found in list_checkpoints(self.config.store)}
@@ -129,7 +140,7 @@ class Persister:
             for path, found in checkpoints.items()
         }
         retained = [
-            Retained(found.serial, found.iteration, found.manifest.keep)
+            Retained(found.serial, found.iteration, found.manifest.keep, sound=found.serial not in self._wrong)
             if isinstance(found, Checkpoint)
             else Retained(found.serial, found.iteration, keep=False, sound=False)
             for found in checkpoints.values()
@@ -146,12 +157,27 @@ class Persister:
 
     def remove_leftovers(self) -> None:
         """Remove what a killed or failed saver left half-written or half-removed. Raises OSError."""
+        failed: OSError | None = None
         for path in sorted(self.config.store.iterdir()):
             if path.name.startswith((INCOMPLETE, PRUNED)):
-                remove_tree(self.disk, path)
+                try:
+                    remove_tree(self.disk, path)
+                except OSError as error:
+                    failed = failed or error  # the others may still make room
+        if failed is not None:
+            raise failed
 
     def _fail(self, taken: Taken, message: str) -> None:
         self.report(Failed(sequence=taken.sequence, message=f"{self.config.store}: {message}"[:MAX_TEXT]))
+
+
+@contextlib.contextmanager
+def _threads_are_resources() -> Iterator[None]:
+    """A thread that cannot be started is an error of the machine, to be reported as those of the disk are."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, str(error)) from None
 
 
 def _reason(error: OSError) -> str:

@@ -93,6 +93,17 @@ def verify(checkpoint: Checkpoint, progress: Callable[[], None] = lambda: None) 
         read_files(directory, checkpoint.manifest.files, progress=progress)
 
 
+def verify_written(checkpoint: Checkpoint, progress: Callable[[], None] = lambda: None) -> None:
+    """As `verify`, of a checkpoint just written: its manifest too has to be on the device as it is here."""
+    with _directory(checkpoint.path) as directory:
+        fd = open_file(directory, MANIFEST)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache would prove nothing
+        os.close(fd)
+    if _read_manifest(checkpoint.path) != checkpoint.manifest:
+        raise CorruptStoreError(f"{MANIFEST}: is not what was written")
+    verify(checkpoint, progress)
+
+
 def newest(store: Path, iteration: int | None = None) -> Newest:
     """The newest checkpoint that verifies (of that iteration, if given).
 

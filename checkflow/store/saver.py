@@ -36,6 +36,7 @@ class Saver:
         self._persister = Persister(shared, self._config, disk, self._report)
         self._settler = Settler(self._persister.settle)
         self._sending = threading.Lock()  # reports come from the settler's thread too
+        self._told: deque[Failed] = deque(maxlen=100)  # sent, maybe to a trainer that died before it listened
 
     def run(self) -> None:
         """Until the trainer is gone and all that can be durable is."""
@@ -49,6 +50,7 @@ class Saver:
 
     def fail(self, message: str) -> None:
         """Report the saver's own end."""
+        self._settler.close()
         self._report(Failed(sequence=0, message=message[:MAX_TEXT]))
         if self._orphan:
             self._log()
@@ -64,7 +66,10 @@ class Saver:
             self._persist(taken)
             return True
         if self._settler.busy:
-            self._listen(LOOK_MS)
+            if self._orphan:
+                self._settler.wait()
+            else:
+                self._listen(LOOK_MS)
             return True
         if self._orphan:
             self._log()
@@ -75,7 +80,8 @@ class Saver:
         return True
 
     def _persist(self, taken: Taken) -> None:
-        written = self._persister.write(taken, self._settler.wait)
+        busy = self._settler.busy  # what is settled meanwhile makes room just as what is waited for
+        written = self._persister.write(taken, lambda: self._settler.wait() or busy)
         if written is not None:
             self._settler.add(written)
 
@@ -112,10 +118,12 @@ class Saver:
     def _flush(self) -> None:
         with self._sending:
             while self._outbox and not self._orphan and send(self._end, encode(self._outbox[0])):
-                self._outbox.popleft()
+                sent = self._outbox.popleft()
+                if isinstance(sent, Failed):
+                    self._told.append(sent)
 
     def _log(self) -> None:
-        failures = [message for message in self._outbox if isinstance(message, Failed)]
+        failures = [*([] if self._closing else self._told), *(m for m in self._outbox if isinstance(m, Failed))]
         self._outbox.clear()
         if failures:
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

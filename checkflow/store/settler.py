@@ -32,6 +32,10 @@ class Settler:
             self._pending.popleft().result()
         return bool(self._pending)
 
+    def close(self) -> None:
+        """Wait until all is settled and the thread has ended, whatever goes wrong in it."""
+        self._pool.shutdown()
+
     def wait(self) -> bool:
         """Until all is settled; False where all was."""
         waited = self.busy

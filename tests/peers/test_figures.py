@@ -20,7 +20,7 @@ from peering.tables import show
 from rich.console import Console
 
 MEASURED = Overhead(
-    "tiny", "torch_save", "disk", 10, 10, 3, 5.0, 0.5, 0.4, 0.6, 1.0, 1.5, 2.0, 20.0, 10**6, 0, 1e6, (2.0, 1.0)
+    "tiny", "torch_save", "disk", 10, 10, 3, 5.0, 0.5, 0.5, 0.4, 0.6, 1.0, 1.5, 2.0, 20.0, 10**6, 0, 1e6, (2.0, 1.0)
 )
 
 
@@ -51,11 +51,11 @@ def test_a_report_is_written_read_shown_and_drawn(tmp_path: Path) -> None:
 
 
 def test_flipped_bits_and_kills_are_told_apart(tmp_path: Path) -> None:
-    """torch.save: a killed trainer loses nothing that it had saved; most flipped bits are loaded."""
+    """torch.save: a killed trainer loses at most what it was saving; most flipped bits are loaded."""
     job = Job(tmp_path / "store", 1, Tier.MEMORY, "tiny", tmp_path)
     job.folder.mkdir()
     lost = kills.measure("torch_save", job, tmp_path / "log", 2)
-    assert lost.lost == (0, 0) and lost.refused == 0
+    assert len(lost.lost) == 2 and max(lost.lost) <= 1 and lost.refused == 0
     flipped = tmp_path / "flipped"
     flipped.mkdir()
     assert "loaded silently" in faults.flipped_bit("torch_save", replace(job, folder=flipped), tmp_path / "log").outcome

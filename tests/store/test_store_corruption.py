@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import random
@@ -16,8 +18,11 @@ from small_store import TINY, InProcess, newest_whole, trainer_command
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.jsonfile import digest_of
 from checkflow.store import blocks
+from checkflow.store.layout import Layout
 from checkflow.store.manifest import HASH_HEX, Manifest, parse_directory_name
+from checkflow.store.messages import Verified
 from checkflow.store.reader import Checkpoint, Skipped, list_checkpoints, load, load_newest, newest, read_file, verify
+from checkflow.store.take import take_due
 from checkflow.store.writer import hash_blocks
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
@@ -98,6 +103,49 @@ def test_readers_beside_each_other_see_it_too(store: Path, monkeypatch: pytest.M
         assert path.name in refused(store)
         path.write_bytes(original)
     assert newest_whole(store, TINY) == 2
+
+
+def test_readers_share_a_descriptor_that_proves_not_to_be_direct(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two direct reads are refused at once: the other reader has switched to buffered ones when ours comes back."""
+    read = os.preadv
+    refused_once: set[int] = set()
+
+    def preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
+        if fd not in refused_once:
+            refused_once.add(fd)
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return read(fd, buffers, offset)
+
+    saver = InProcess(tmp_path / "store", TINY)
+    saver.persist(1)
+    saver.close()
+    (found,) = list_checkpoints(tmp_path / "store")
+    assert isinstance(found, Checkpoint)
+    try:
+        os.close(os.open(found.path / "commit.json", os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip("this file system has no direct reads")
+    monkeypatch.setattr(os, "preadv", preadv)
+    verify(found)
+    assert refused_once
+
+
+def test_files_without_a_byte_verify(tmp_path: Path) -> None:
+    """There is nothing to read of them."""
+    saver = InProcess(tmp_path / "store", Layout.of(()))
+    slot = saver.slots.try_acquire()
+    assert slot is not None
+    saver.slots.stage(slot, 1, b"", due=True)
+    taken = take_due(saver.shared)
+    assert taken is not None
+    written = saver.persister.write(taken)
+    assert written is not None
+    saver.persister.settle(written)
+    assert isinstance(saver.reports[-1], Verified)
+    saver.close()
 
 
 def test_every_truncation_is_seen(store: Path) -> None:

@@ -149,22 +149,92 @@ def test_a_full_disk_waits_for_what_is_being_pruned(tmp_path: Path, error: int) 
     saver.close()
 
 
-def test_a_bad_disk_prunes_nothing(tmp_path: Path) -> None:
-    """What does not read back as written is reported, and the old checkpoint stays."""
+def test_a_disk_that_stays_full_is_tried_twice(tmp_path: Path) -> None:
+    """However often pruning has made room."""
 
-    class Flips(LocalDisk):
-        flips = False
+    class Full(LocalDisk):
+        tries = 0
 
-        def write(self, fd: int, data: memoryview, offset: int) -> int:
-            wrong = aligned(bytes(data))
-            if self.flips:
-                wrong[100] ^= 1
-            return super().write(fd, wrong, offset)
+        def make_directory(self, path: Path) -> None:  # noqa: ARG002
+            self.tries += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    disk = Full()
+    saver = InProcess(tmp_path / "store", disk=disk)
+    assert saver.persister.write(saver.take(1), lambda: True) is None
+    assert disk.tries == 2
+    saver.close()
+
+
+def test_a_thread_that_cannot_be_started_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As any other lack, while writing and while reading back; it does not end the saver."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    saver = InProcess(tmp_path / "store", retention=Retention(last=1))
+    saver.persist(1)
+    for where in ("writer.write_file", "persist.verify_written"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"checkflow.store.{where}", refuse)
+            saver.persist(2)
+        failure = saver.reports[-1]
+        assert isinstance(failure, Failed)
+        assert "can't start new thread); allow more processes" in failure.message
+        assert newest_whole(tmp_path / "store") >= 1
+    saver.close()
+
+
+def test_leftovers_are_removed_whatever_is_among_them(tmp_path: Path) -> None:
+    """One that cannot be removed does not keep the others; of a link only the link goes."""
+    saver = InProcess(tmp_path / "store")
+    store, victim = tmp_path / "store", tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("mine")
+    (store / f"{INCOMPLETE}a").symlink_to(victim)
+    (store / f"{INCOMPLETE}b" / "folder").mkdir(parents=True)
+    (store / f"{INCOMPLETE}c").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        saver.persister.remove_leftovers()
+    assert sorted(path.name for path in store.glob(f"{INCOMPLETE}*")) == [f"{INCOMPLETE}b"]
+    assert (victim / "file").read_text() == "mine"
+    saver.close()
+
+
+def test_one_that_did_not_read_back_is_none_of_those_to_retain(tmp_path: Path) -> None:
+    """Retaining two means two that verified; the bad one is left for a person to look at."""
+    disk = Flips()
+    saver = InProcess(tmp_path / "store", disk=disk, retention=Retention(last=2))
+    saver.persist(1)
+    disk.flips = "model"
+    saver.persist(2)
+    disk.flips = ""
+    saver.persist(3)
+    assert [found.iteration for found in list_checkpoints(tmp_path / "store") if isinstance(found, Checkpoint)] == [
+        3, 2, 1,
+    ]  # fmt: skip
+    saver.close()
+
+
+class Flips(LocalDisk):
+    """Writes a wrong bit to files whose names begin so."""
+
+    flips = ""
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        wrong = aligned(bytes(data))
+        if self.flips and Path(f"/proc/self/fd/{fd}").readlink().name.startswith(self.flips):
+            wrong[100] ^= 1
+        return super().write(fd, wrong, offset)
+
+
+@pytest.mark.parametrize("name", ["model", "manifest"])
+def test_a_bad_disk_prunes_nothing(tmp_path: Path, name: str) -> None:
+    """What does not read back as written, be it the manifest alone, is reported, and the old checkpoint stays."""
     disk = Flips()
     saver = InProcess(tmp_path / "store", disk=disk, retention=Retention(last=1))
     saver.persist(1)
-    disk.flips = True
+    disk.flips = name
     saver.persist(2)
     assert isinstance(saver.reports[-1], Failed)
     assert "does not read back" in saver.reports[-1].message

@@ -20,6 +20,7 @@ from small_store import (
     stop,
     stopped,
     until,
+    until_idle,
     until_verified,
 )
 
@@ -143,6 +144,27 @@ def test_too_many_slots_in_use_is_an_error_not_a_hang(tmp_path: Path) -> None:
         assert first is not None and second is not None
         with pytest.raises(StoreError, match="all are being filled"):
             handle.acquire()
+
+
+def test_a_slot_may_become_free_while_one_looks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is pending any more when the look for a slot has failed: one looks again."""
+    with StoreHandle.open(tmp_path, SMALL, slots=3, backpressure="block", notify=silent, persist_every=EACH) as handle:
+        saver = stop(handle)
+        assert stage(handle, SMALL, 1) and stage(handle, SMALL, 2)
+        filling = handle.acquire()
+        assert filling is not None
+        look = handle._slots.try_acquire
+
+        def too_early() -> None:
+            os.kill(saver, signal.SIGCONT)
+            until_idle(handle)
+            monkeypatch.setattr(handle._slots, "try_acquire", look)
+
+        monkeypatch.setattr(handle._slots, "try_acquire", too_early)
+        second = handle.acquire()
+        assert second is not None
+        handle.abandon(filling)
+        handle.abandon(second)
 
 
 def test_a_dead_saver_is_started_again(tmp_path: Path) -> None:
