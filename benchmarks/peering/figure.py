@@ -45,14 +45,27 @@ def _colour(report: Report, name: str, tier: str) -> str:
 
 
 def _losses(axis: Axes, report: Report, workload: str, tier: str) -> None:
-    rows = [each for each in report.overheads if (each.workload, each.tier) == (workload, tier) and each.interval == 1]
-    rows.sort(key=lambda row: -row.loss)
-    values = [100 * max(0.0, row.loss) for row in rows]
-    axis.barh([row.contender for row in rows], values, color=[_colour(report, row.contender, tier) for row in rows])
-    for index, value in enumerate(values):
-        axis.text(value, index, f" {value:.1f}", va="center", fontsize=8)
-    axis.set_xlabel("% of throughput lost, a checkpoint at every iteration")
+    """A bar for each interval, the shortest on top and darkest."""
+    rows = [each for each in report.overheads if (each.workload, each.tier) == (workload, tier)]
+    intervals = sorted({row.interval for row in rows})
     axis.set_title(f"{workload}, {'on disk' if tier == 'disk' else 'in memory'}")
+    if not rows:
+        axis.text(0.5, 0.5, "not measured", ha="center", va="center", transform=axis.transAxes)
+        return
+    frequent = sorted((row for row in rows if row.interval == intervals[0]), key=lambda row: -row.loss)
+    names = [row.contender for row in frequent]
+    height = 0.8 / len(intervals)
+    for place, interval in enumerate(intervals):
+        losses = {row.contender: 100 * max(0.0, row.loss) for row in rows if row.interval == interval}
+        positions = [index + 0.4 - height * (place + 0.5) for index in range(len(names))]
+        values = [losses.get(name, 0.0) for name in names]
+        colours = [_colour(report, name, tier) for name in names]
+        axis.barh(positions, values, height=height, color=colours, alpha=1 - 0.3 * place)
+        for position, value in zip(positions, values, strict=True):
+            axis.text(value, position, f" {value:.1f}, every {interval}", va="center", fontsize=7)
+    axis.set_yticks(range(len(names)), names)
+    axis.margins(x=0.15)
+    axis.set_xlabel("% of throughput lost")
 
 
 def _curves(axis: Axes, report: Report, workload: str) -> None:

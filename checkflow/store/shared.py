@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -30,7 +31,10 @@ from checkflow.units import format_bytes
 MAGIC = int.from_bytes(b"chkflow1", "little")
 MAX_SLOTS = 8
 CONTROL_BYTES = ALIGN_BYTES
+MAX_POPULATING = 8  # threads
+_PART_BYTES = 64 * 2**20  # less is not worth a thread
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11 does not name it
+_LIBC = ctypes.CDLL(None)  # mmap.madvise would hold the interpreter's lock
 
 # Words of the control page
 _MAGIC, _SLOTS, _LAYOUT_BYTES, _RECORD_ROOM, _CONFIG_BYTES, _DURABLE, _PROGRESS = range(7)
@@ -117,13 +121,27 @@ class SharedMemory:
 
     def _allocate(self) -> None:
         self._ask_for_huge_pages()
-        with contextlib.suppress(
-            OSError
-        ):  # older kernels map pages at the first copy; what is refused, is refused below
-            self._map.madvise(_MADV_POPULATE_WRITE)
+        self._populate()
         os.posix_fallocate(self.fd, 0, self.size_bytes)  # the guarantee; by itself it would take small pages
         # A forked data-loader worker has no use for the slots, and copying their page table makes every fork slow.
         self._map.madvise(mmap.MADV_DONTFORK)
+
+    def _populate(self) -> None:
+        """Map and clear every page, by several threads: it is the kernel's work, and gigabytes of it take seconds.
+
+        Errors are left: older kernels map pages at the first copy, and memory that is refused is refused again by
+        fallocate.
+        """
+        parts = max(1, min(len(os.sched_getaffinity(0)), MAX_POPULATING, self.size_bytes // _PART_BYTES))
+        part = padded(self.size_bytes // parts)
+        address = self.address
+
+        def populate(start: int) -> None:
+            size = min(part, self.size_bytes - start)
+            _LIBC.madvise(ctypes.c_void_p(address + start), ctypes.c_size_t(size), _MADV_POPULATE_WRITE)
+
+        with ThreadPoolExecutor(parts, "populate") as pool, contextlib.suppress(RuntimeError):  # no thread to be had
+            list(pool.map(populate, range(0, self.size_bytes, part)))
 
     def close(self) -> None:
         """Let the memory go, at once or with the last view of a slot."""
