@@ -51,6 +51,7 @@ def _losses(axis: Axes, report: Report, workload: str, tier: str) -> None:
     axis.set_title(f"{workload}, {'on disk' if tier == 'disk' else 'in memory'}")
     if not rows:
         axis.text(0.5, 0.5, "not measured", ha="center", va="center", transform=axis.transAxes)
+        axis.set_axis_off()
         return
     frequent = sorted((row for row in rows if row.interval == intervals[0]), key=lambda row: -row.loss)
     names = [row.contender for row in frequent]
@@ -74,8 +75,10 @@ def _curves(axis: Axes, report: Report, workload: str) -> None:
         each for each in report.overheads if each.workload == workload and each.tier == "disk" and each.interval > 1
     ]
     turns = {row.turn for row in rows}
+    drawn: set[str] = set()  # rows that are spread share a curve
     for row in rows:
-        if row.turn == max(turns, default=0) or row.spread:
+        if row.contender not in drawn and (row.turn == max(turns, default=0) or row.spread):
+            drawn.add(row.contender)
             ours = row.contender == "checkflow"
             axis.plot(
                 range(1, len(row.curve) + 1), [1 / ratio for ratio in row.curve], label=row.contender,
@@ -87,7 +90,7 @@ def _curves(axis: Axes, report: Report, workload: str) -> None:
     axis.set_ylabel("throughput, none = 1")
     axis.set_title(f"{workload}, on disk: the dip after a save")
     if rows:
-        axis.legend(fontsize=7)
+        axis.legend(fontsize=7, loc="lower center", ncols=3)
 
 
 def _restores(axis: Axes, report: Report) -> None:
