@@ -74,15 +74,16 @@ def writing_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple
         stage(handle, SMALL, 2)
         handle.close()
     found: list[tuple[str, int]] = []
-    seen: Counter[str] = Counter()
+    seen: Counter[tuple[str, str]] = Counter()
     for line in trace.read_text().splitlines():
-        match = re.match(r"\d+ +(\w+)\(", line)
+        match = re.match(r"(\d+) +(\w+)\(", line)
         if match is None:
             continue
-        seen[match[1]] += 1
-        if match[1] != "openat" or "O_CREAT" in line:
-            found.append((match[1], seen[match[1]]))
-    return found
+        thread, name = match.groups()
+        seen[thread, name] += 1  # strace counts each thread's calls apart
+        if name != "openat" or "O_CREAT" in line:
+            found.append((name, seen[thread, name]))
+    return list(dict.fromkeys(found))
 
 
 def test_the_saver_is_killed_at_each_writing_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
