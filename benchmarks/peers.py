@@ -71,7 +71,7 @@ def chosen() -> Chosen:
     parser.add_argument("--tiers", help="of disk,memory")
     parser.add_argument("--kills", type=int, default=20, help="of each contender in each tier")
     parser.add_argument("--quick", action="store_true", help="everything once on a tiny model: shows that it works")
-    parser.add_argument("--thorough", action="store_true", help="more turns, half an hour")
+    parser.add_argument("--thorough", action="store_true", help="more turns: hours")
     parser.add_argument("--directory", type=Path, default=Path(), help="on the disk to measure")
     parser.add_argument("-o", "--output", type=Path, help="JSON of all figures")
     parser.add_argument("--figure", type=Path, help="PNG")
