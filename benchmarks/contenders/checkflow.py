@@ -51,6 +51,10 @@ class Checkflow(Contender):
         return f"checkflow {version('checkflow')}"
 
     @classmethod
+    def preload(cls) -> None:
+        import checkflow.checkpointing.attach  # noqa: F401
+
+    @classmethod
     def prepare(cls, workload: str, folder: Path) -> None:
         from peering.workloads import WORKLOADS
 

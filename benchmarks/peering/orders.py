@@ -16,6 +16,11 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
+class Build:
+    """-> Done. The training, before there is a tool."""
+
+
+@dataclass(frozen=True, slots=True)
 class Attach:
     """-> Done. Builds the training where there is none yet."""
 
@@ -79,12 +84,9 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """`ended` is time.clock_gettime(CLOCK_MONOTONIC), the driver's clock too."""
-
     iteration: int
     attach_s: float
     restore_s: float
-    ended: float
     digest: str
 
 
@@ -95,5 +97,5 @@ class Failed:
     message: str
 
 
-Order = Prepare | Attach | Train | SaveOne | Restore | Live | Detach
+Order = Prepare | Build | Attach | Train | SaveOne | Restore | Live | Detach
 Answer = Done | Turn | Saved | Restored | Failed

@@ -39,7 +39,7 @@ class Process:
     def __init__(self, workload: str, contender: str, log: Path) -> None:
         ours, theirs = Pipe()
         path = os.pathsep.join(filter(None, (str(BENCHMARKS), os.environ.get("PYTHONPATH"))))
-        self.started = time.clock_gettime(time.CLOCK_MONOTONIC)
+        self.started = time.monotonic()
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "peering.worker", workload, contender, str(theirs.fileno())],

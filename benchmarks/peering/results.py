@@ -63,17 +63,22 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """From a process's start to the restored model; `tool_s` is the tool's part, the rest Python, torch, model."""
+    """A new process's way to the restored model: `start_s` for Python, torch and the model, then the tool's."""
 
     workload: str
     contender: str
     tier: str
     case: str  # cold, warm, killed
-    total_s: float
-    tool_s: float
+    start_s: float
+    attach_s: float
+    restore_s: float
     iteration: int
     expected: int  # iteration; of a killed trainer the last one completed
     exact: bool | None  # the same bytes as were saved; None where that is not known
+
+    @property
+    def tool_s(self) -> float:
+        return self.attach_s + self.restore_s
 
 
 @dataclass(frozen=True, slots=True)

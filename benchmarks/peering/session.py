@@ -70,8 +70,8 @@ class Session:
         self._completed = self._tool.restore()
         if self._cuda:
             torch.cuda.synchronize()
-        took_s, ended = time.perf_counter() - began, time.clock_gettime(time.CLOCK_MONOTONIC)
-        return Restored(self._completed, self._attach_s, took_s, ended, digest(self._training))
+        took_s = time.perf_counter() - began
+        return Restored(self._completed, self._attach_s, took_s, digest(self._training))
 
     def close(self) -> None:
         for hook in self._hooks:

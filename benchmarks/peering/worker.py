@@ -18,7 +18,7 @@ import contenders
 import checkflow
 
 from .lives import live
-from .orders import Answer, Attach, Detach, Done, Failed, Live, Order, Prepare, Restore, SaveOne, Train
+from .orders import Answer, Attach, Build, Detach, Done, Failed, Live, Order, Prepare, Restore, SaveOne, Train
 from .session import Session
 from .workloads import WORKLOADS, state_bytes
 
@@ -36,6 +36,8 @@ class Worker:
         match order:
             case Prepare(prepared):
                 self._kind.prepare(self._workload, prepared)
+            case Build():
+                self._training = WORKLOADS[self._workload].build()
             case Attach(job):
                 if self._training is None:
                     self._training = WORKLOADS[self._workload].build()

@@ -63,9 +63,12 @@ class Checkpointer:
         self._counters = Counters()
         self._meter = Meter(self._counters)
         self._closed = False
-        device: Device = (
-            CudaDevice(self._counters, binding.device) if binding.device.type == "cuda" else HostDevice(self._counters)
-        )
+        device: Device
+        if binding.device.type == "cuda":
+            handle.take_memory()  # to be pinned
+            device = CudaDevice(self._counters, binding.device)
+        else:
+            device = HostDevice(self._counters)
         try:
             device.register(handle.address, handle.shared.size_bytes)
         except BaseException:
@@ -99,12 +102,13 @@ class Checkpointer:
         what could not be restored. Raises CorruptStoreError where none verifies, InputError where it is of another
         training.
         """
-        found = load_newest(self._store, iteration)
-        for skipped in found.skipped:
-            self._notify(f"{self._store}: skipped {skipped}")
-        if found.loaded is None:
-            return 0
-        restored = restore(found.loaded.files, found.loaded.record, self._training, self._objects)
+        with self._handle.shared.pages.paused():  # both take memory, and this one is waited for
+            found = load_newest(self._store, iteration)
+            for skipped in found.skipped:
+                self._notify(f"{self._store}: skipped {skipped}")
+            if found.loaded is None:
+                return 0
+            restored = restore(found.loaded.files, found.loaded.record, self._training, self._objects)
         self._executor.resume(restored.iteration)
         return restored.iteration
 

@@ -54,7 +54,7 @@ def restore(files: Mapping[str, memoryview], record: bytes, training: Training, 
     """Set models, optimizers, objects and generators to what the verified bytes of a checkpoint say.
 
     Args:
-        files: each safetensors file's bytes by its name.
+        files: each safetensors file's bytes by its name, given away: on the CPU they become the optimizers' state.
         record: the commit record's.
         training: the live models and optimizers; parameters and buffers are written in place, optimizer state too where
             it exists, and is created where it does not.

@@ -166,15 +166,19 @@ def _said(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 
 def _placed(value: object, now: object, device: torch.device, like: torch.Tensor | None = None) -> object:
     """The value for a place where `now` is: its tensors copied into what is there, or made on the device."""
+    fresh = isinstance(value, FileTensor)
     if isinstance(value, FileTensor):
         value = value.view()
     if isinstance(value, torch.Tensor):
         if isinstance(now, torch.Tensor) and now.shape == value.shape and now.dtype == value.dtype:
             with torch.no_grad():
                 return now.copy_(value)
-        if like is not None and like.shape == value.shape:  # memory order as torch's zeros_like would choose
-            return torch.empty_like(like, dtype=value.dtype, device=device, requires_grad=False).copy_(value)
-        return torch.empty(value.shape, dtype=value.dtype, device=device).copy_(value)
+        if like is None or like.shape != value.shape:
+            like = value
+        if fresh and device == value.device and like.stride() == value.stride():
+            return value  # the bytes were read for this: a copy would take as much memory again
+        # memory order as torch's zeros_like would choose
+        return torch.empty_like(like, dtype=value.dtype, device=device, requires_grad=False).copy_(value)
     if type(value) is dict:
         nows = now if isinstance(now, dict) else {}
         return {key: _placed(item, nows.get(key), device, like) for key, item in value.items()}

@@ -180,12 +180,12 @@ class Pipeline:
 
     def _demanded_slot(self, *, wait: bool) -> Slot | None:
         """What is in flight has to be staged before anything is waited for: the sink frees only what is older."""
-        if not wait:
-            return self._sink.acquire()
-        self.drain()
+        if wait:
+            self.drain()
         started = time.perf_counter_ns()
         slot = self._sink.acquire()
-        self._counters.stalled(Cause.SLOT, time.perf_counter_ns() - started)
+        if wait or slot is not None:  # whose memory was still on its way
+            self._counters.stalled(Cause.SLOT, time.perf_counter_ns() - started)
         return slot
 
     def _discard(self, flight: Flight) -> None:

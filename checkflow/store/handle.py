@@ -6,7 +6,7 @@
     handle.poll()                                    # raises what went wrong in the background
     handle.close()                                   # the newest staged checkpoint is durable
 
-One thread calls these. None but `acquire` under block, `drain` and `close` ever waits.
+One thread calls these. None but `acquire`, `drain` and `close` ever waits.
 """
 
 from __future__ import annotations
@@ -123,9 +123,12 @@ class StoreHandle:
     def acquire(self) -> Slot | None:
         """A slot to fill; None (counted) where backpressure is `skip` and none is free.
 
-        Under `block` waits until the saver has persisted one. None there too if it cannot and on_error is "warn".
+        Waits for a slot whose memory is still on its way. Under `block` waits until the saver has persisted one; None
+        there too if it cannot and on_error is "warn".
         """
         slot = self._slots.try_acquire()
+        if slot is None:
+            slot = self._wait_for_memory()
         if slot is None and self._backpressure == "block":
             slot = self._wait_for_slot()
         if slot is None:
@@ -135,6 +138,12 @@ class StoreHandle:
     def try_acquire(self) -> Slot | None:
         """As `acquire`, but never waits and counts nothing: the caller may ask again for the same checkpoint."""
         return self._slots.try_acquire()
+
+    def take_memory(self) -> None:
+        """Wait until every slot has its memory. Raises StoreError (or notifies) where it is refused."""
+        while self.shared.pages.wait_for_more():
+            pass
+        self.poll()
 
     def stage(self, slot: Slot, iteration: int, record: bytes) -> None:
         """The slot holds a whole checkpoint of this many completed iterations; `record` is its commit record, JSON.
@@ -164,6 +173,9 @@ class StoreHandle:
         """Raise (or notify of) what went wrong in the background since; restart a saver that died. Never waits."""
         if not self._closed:
             self._saver.tend()
+            refusal = self.shared.pages.take_refusal()
+            if refusal is not None:
+                self._saver.fail(refusal)
         self._deliver()
 
     def drain(self, deadline_s: float) -> bool:
@@ -214,6 +226,14 @@ class StoreHandle:
         self._saver.tend()
         return True
 
+    def _wait_for_memory(self) -> Slot | None:
+        started = time.monotonic_ns()
+        slot = None
+        while slot is None and self.shared.pages.wait_for_more():
+            slot = self._slots.try_acquire()
+        self._tally.blocked_ns += time.monotonic_ns() - started
+        return slot
+
     def _wait_for_slot(self) -> Slot | None:
         started = time.monotonic_ns()
         try:
@@ -222,6 +242,8 @@ class StoreHandle:
                 slot = self._slots.try_acquire()
                 if slot is not None or self._saver.pid is None or self._saver.hangs:
                     return slot
+                if not pending and self.shared.pages.refused:
+                    return None
                 if not pending:
                     raise StoreError("slots: all are being filled; stage or abandon one before acquiring another")
                 self._saver.wait(0.05)

@@ -121,37 +121,37 @@ def load_newest(store: Path, iteration: int | None = None, buffer: memoryview | 
 
 
 def load(checkpoint: Checkpoint, buffer: memoryview | None = None) -> Loaded:
-    """Read a whole checkpoint, all or nothing, into fresh memory or one page-aligned buffer.
+    """Read a whole checkpoint, all or nothing, each file into memory of its own or all into one page-aligned buffer.
 
     Each file begins at a multiple of 4096 of the buffer, in the manifest's order, as in a slot. Raises
     CorruptStoreError, and StoreError for a buffer that is too small.
     """
     manifest = checkpoint.manifest
-    places: dict[str, int] = {}
-    end = 0
-    for file in manifest.files:
-        if file.name != RECORD:
-            places[file.name] = end
-            end += padded(file.size_bytes)
-    found: list[memoryview] = []
+    found: dict[str, memoryview] = {}
 
     def targets() -> Callable[[Block], memoryview]:  # called before memory is taken on the manifest's word alone
-        if buffer is not None and len(buffer) < end:
-            raise StoreError(f"{checkpoint.path}: needs {end} bytes, the buffer has {len(buffer)}; give a larger one")
-        data = buffer if buffer is not None else buffer_of(end)
-        record = buffer_of(manifest.entry(RECORD).size_bytes)
-        found.extend((data, record))
-        return lambda block: (record if block.entry.name == RECORD else data[places[block.entry.name] :])[
-            block.start_bytes :
-        ]
+        found.update(_places(checkpoint, buffer))
+        return lambda block: found[block.entry.name][block.start_bytes :]
 
     with _directory(checkpoint.path) as directory:
         read_files(directory, manifest.files, targets)
-    data, record = found
-    contents = {
-        file.name: data[places[file.name] :][: file.size_bytes] for file in manifest.files if file.name in places
-    }
-    return Loaded(checkpoint, contents, bytes(record[: manifest.entry(RECORD).size_bytes]))
+    contents = {file.name: found[file.name][: file.size_bytes] for file in manifest.files}
+    record = bytes(contents.pop(RECORD))
+    return Loaded(checkpoint, contents, record)
+
+
+def _places(checkpoint: Checkpoint, buffer: memoryview | None) -> dict[str, memoryview]:
+    """Memory for each file, with room to the next multiple of 4096."""
+    places = {RECORD: buffer_of(checkpoint.manifest.entry(RECORD).size_bytes)}
+    end = 0
+    for file in checkpoint.manifest.files:
+        if file.name == RECORD:
+            continue
+        start, end = end, end + padded(file.size_bytes)
+        places[file.name] = buffer_of(file.size_bytes) if buffer is None else buffer[start:end]
+    if buffer is not None and len(buffer) < end:
+        raise StoreError(f"{checkpoint.path}: needs {end} bytes, the buffer has {len(buffer)}; give a larger one")
+    return places
 
 
 def read_file(checkpoint: Checkpoint, name: str) -> memoryview:

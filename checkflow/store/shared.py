@@ -1,7 +1,6 @@
 """The memory that trainer and saver share: one memfd with a control page, the saver's configuration and the slots.
 
-A memfd has no name, so nothing is left behind when its last process ends. It is allocated in full at once: a missing
-page would be a SIGBUS in the middle of training. docs/store.md draws the bytes.
+A memfd has no name, so nothing is left behind when its last process ends. docs/store.md draws the bytes.
 
 Every change of state is a single aligned 8-byte store, so a process killed between two stores leaves a valid state.
 A reader's decision and its store are made under a POSIX record lock, which the kernel drops when its owner dies.
@@ -17,7 +16,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -26,15 +24,12 @@ import xxhash
 from checkflow.errors import StoreError
 from checkflow.store.layout import ALIGN_BYTES, Layout, padded
 from checkflow.store.memory import allowance
+from checkflow.store.pages import Pages, Span
 from checkflow.units import format_bytes
 
 MAGIC = int.from_bytes(b"chkflow1", "little")
 MAX_SLOTS = 8
 CONTROL_BYTES = ALIGN_BYTES
-MAX_POPULATING = 8  # threads
-_PART_BYTES = 64 * 2**20  # less is not worth a thread
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11 does not name it
-_LIBC = ctypes.CDLL(None)  # mmap.madvise would hold the interpreter's lock
 
 # Words of the control page
 _MAGIC, _SLOTS, _LAYOUT_BYTES, _RECORD_ROOM, _CONFIG_BYTES, _DURABLE, _PROGRESS = range(7)
@@ -78,32 +73,43 @@ class SharedMemory:
         self._bytes = memoryview(self._map)
         self._words = self._bytes[:CONTROL_BYTES].cast("Q")
         self._mutex = threading.Lock()
+        self.pages = Pages(fd, self.address)  # the slots', in the trainer
 
     @classmethod
     def create(cls, layout: Layout, *, slots: int, record_room_bytes: int, config: bytes) -> SharedMemory:
-        """A new buffer with the files' headers in each slot. Raises StoreError where memory does not suffice."""
+        """A new buffer with the files' headers in each slot; the slots' pages follow.
+
+        Raises StoreError where memory does not suffice.
+        """
         if not 2 <= slots <= MAX_SLOTS:
             raise StoreError(f"slots: {slots} is not supported; use 2 to {MAX_SLOTS}")
-        room = padded(record_room_bytes)
-        size = CONTROL_BYTES + padded(len(config)) + slots * (layout.size_bytes + room)
-        _check_memory(size, slots, layout)
+        stride = layout.size_bytes + padded(record_room_bytes)
+        size = CONTROL_BYTES + padded(len(config)) + slots * stride
+        need = f"{slots} slots of {format_bytes(layout.size_bytes)} need {format_bytes(size)} of shared memory"
+        _check_memory(need, size, slots)
         fd = os.memfd_create("checkflow-slots", os.MFD_CLOEXEC)
         try:
-            shared = cls(_sized(fd, size), size)
-            shared._allocate()
+            os.ftruncate(fd, size)
+            shared = cls(fd, size)
+            shared._map.madvise(mmap.MADV_DONTFORK)  # a data-loader worker has no use for it, and would copy its table
+            shared._ask_for_huge_pages()
+            os.posix_fallocate(fd, 0, size - slots * stride)
+            shared._bytes[CONTROL_BYTES : CONTROL_BYTES + len(config)] = config
+            for word, value in (
+                (_SLOTS, slots), (_LAYOUT_BYTES, layout.size_bytes), (_RECORD_ROOM, padded(record_room_bytes)),
+                (_CONFIG_BYTES, len(config)), (_MAGIC, MAGIC),
+            ):  # fmt: skip
+                shared._words[word] = value
+            starts = [shared.slot_offset(slot) for slot in range(slots)]
+            for place, header in (
+                (start + file.offset_bytes, file.header) for start in starts for file in layout.files
+            ):
+                os.posix_fallocate(fd, place, len(header))
+                shared._bytes[place : place + len(header)] = header
+            shared.pages = Pages(fd, shared.address, [Span(start, stride) for start in starts])
         except OSError as error:
             os.close(fd)
-            raise StoreError(f"slots: {_need(size, slots, layout)}; the system refuses it ({error.strerror})") from None
-        shared._bytes[CONTROL_BYTES : CONTROL_BYTES + len(config)] = config
-        for word, value in (
-            (_SLOTS, slots), (_LAYOUT_BYTES, layout.size_bytes), (_RECORD_ROOM, room),
-            (_CONFIG_BYTES, len(config)), (_MAGIC, MAGIC),
-        ):  # fmt: skip
-            shared._words[word] = value
-        for slot in range(slots):
-            data = shared.slot_bytes(slot)
-            for file in layout.files:
-                data[file.offset_bytes : file.offset_bytes + len(file.header)] = file.header
+            raise StoreError(f"slots: {need}; the system refuses it ({error.strerror})") from None
         return shared
 
     @classmethod
@@ -119,34 +125,11 @@ class SharedMemory:
         with contextlib.suppress(OSError):  # where the kernel has them for shared memory
             self._map.madvise(mmap.MADV_HUGEPAGE)
 
-    def _allocate(self) -> None:
-        self._ask_for_huge_pages()
-        self._populate()
-        os.posix_fallocate(self.fd, 0, self.size_bytes)  # the guarantee; by itself it would take small pages
-        # A forked data-loader worker has no use for the slots, and copying their page table makes every fork slow.
-        self._map.madvise(mmap.MADV_DONTFORK)
-
-    def _populate(self) -> None:
-        """Map and clear every page, by several threads: it is the kernel's work, and gigabytes of it take seconds.
-
-        Errors are left: older kernels map pages at the first copy, and memory that is refused is refused again by
-        fallocate.
-        """
-        parts = max(1, min(len(os.sched_getaffinity(0)), MAX_POPULATING, self.size_bytes // _PART_BYTES))
-        part = padded(self.size_bytes // parts)
-        address = self.address
-
-        def populate(start: int) -> None:
-            size = min(part, self.size_bytes - start)
-            _LIBC.madvise(ctypes.c_void_p(address + start), ctypes.c_size_t(size), _MADV_POPULATE_WRITE)
-
-        with ThreadPoolExecutor(parts, "populate") as pool, contextlib.suppress(RuntimeError):  # no thread to be had
-            list(pool.map(populate, range(0, self.size_bytes, part)))
-
     def close(self) -> None:
         """Let the memory go, at once or with the last view of a slot."""
         if self.fd < 0:
             return
+        self.pages.close()
         os.close(self.fd)
         self.fd = -1
         self._words.release()
@@ -249,11 +232,6 @@ class SharedMemory:
                     fcntl.lockf(self.fd, fcntl.LOCK_UN)
 
 
-def _sized(fd: int, size_bytes: int) -> int:
-    os.ftruncate(fd, size_bytes)
-    return fd
-
-
 def _record_hash(sequence: int, iteration: int, record: bytes) -> int:
     hasher = xxhash.xxh3_64()
     hasher.update(f"{sequence} {iteration} {len(record)} ".encode())
@@ -273,16 +251,12 @@ def _lock(fd: int, timeout_s: float) -> bool:
             time.sleep(50e-6)
 
 
-def _need(size_bytes: int, slots: int, layout: Layout) -> str:
-    return f"{slots} slots of {format_bytes(layout.size_bytes)} need {format_bytes(size_bytes)} of shared memory"
-
-
-def _check_memory(size_bytes: int, slots: int, layout: Layout) -> None:
+def _check_memory(need: str, size_bytes: int, slots: int) -> None:
     free = allowance()
     if free is None or size_bytes <= free.free_bytes:
         return
     advice = "use slots=2" if slots > 2 else "raise the limit"
     raise StoreError(
-        f"slots: {_need(size_bytes, slots, layout)}, but {free.limit} leaves {format_bytes(free.free_bytes)}; "
-        f"{advice}, free memory, or train on a machine with more"
+        f"slots: {need}, but {free.limit} leaves {format_bytes(free.free_bytes)}; {advice}, free memory, or train on a "
+        "machine with more"
     )

@@ -46,7 +46,8 @@ class Slots:
             if not held:
                 return None
             words = self._shared.words()
-            usable = [index for index, word in enumerate(words) if self._usable(word)]
+            ready = self._shared.pages.ready
+            usable = [index for index, word in enumerate(words) if self._usable(word) and ready(index)]
             if not usable:
                 return None
             index = min(usable, key=lambda index: words[index].sequence)  # free ones, then the oldest staged

@@ -101,3 +101,30 @@ def test_a_new_optimizer_gets_no_state_that_was_not_there() -> None:
     advance(run, 1)
     load(saved, run.training, run.objects)
     assert len(run.training.optimizers[0].state) == 0
+
+
+def test_state_that_did_not_exist_is_what_was_read() -> None:
+    """Not a copy of it, which would need as much memory again; what existed stays where it is."""
+    run = TRAININGS["adamw foreach"]()
+    advance(run, 1)
+    saved = save(run.training, run.objects, 1)
+    read = torch.frombuffer(saved.files["optimizer.safetensors"], dtype=torch.uint8)
+    span = range(read.data_ptr(), read.data_ptr() + read.numel())
+    before = addresses(run)
+    load(saved, run.training, run.objects)
+    assert addresses(run) == before
+    other = TRAININGS["adamw foreach"]()
+    load(saved, other.training, other.objects)
+    assert before.keys() == addresses(other).keys() and all(at in span for at in addresses(other).values())
+
+
+def addresses(run: Run) -> dict[tuple[int, str], int]:
+    """Of the first optimizer's averages."""
+    optimizer = run.training.optimizers[0]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        (number, slot): value.data_ptr()
+        for number, parameter in enumerate(parameters)
+        for slot, value in optimizer.state[parameter].items()
+        if slot != "step"
+    }
