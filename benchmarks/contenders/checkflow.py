@@ -24,7 +24,9 @@ def silent(_message: str) -> None:
 
 
 class Checkflow(Contender):
-    what = 'attach(policy="block"), every checkpoint persisted on disk; in memory its own slots, none persisted'
+    what = (
+        'attach(policy="block", slots=2), every checkpoint persisted on disk; in memory its own slots, none persisted'
+    )
     durable = True
     verifies = True
     prepares = True
@@ -39,6 +41,7 @@ class Checkflow(Contender):
             schedule=job.prepared / SCHEDULE,
             store=job.folder,
             interval=job.interval,
+            slots=2,
             policy="block",
             persist_every=PersistEvery(iterations=job.interval if job.tier is Tier.DISK else NEVER),
             notify=silent,

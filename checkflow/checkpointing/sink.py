@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from dataclasses import dataclass
 
 from checkflow.checkpointing.files import file_and_tensor
 from checkflow.runtime.sink import Slot as RuntimeSlot
 from checkflow.store.handle import StoreHandle
 from checkflow.store.slots import Slot
+
+POLL_S = 0.2  # hearing the saver takes a tenth of a millisecond, which short iterations would pay each
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class StoreSink:
 
     def __init__(self, handle: StoreHandle) -> None:
         self._handle = handle
+        self._next_poll_s = 0.0  # time.monotonic
 
     def try_acquire(self) -> _NamedSlot | None:
         slot = self._handle.try_acquire()
@@ -49,4 +53,7 @@ class StoreSink:
         self._handle.abandon(slot.slot)
 
     def poll(self) -> None:
-        self._handle.poll()
+        now = time.monotonic()
+        if now >= self._next_poll_s:
+            self._next_poll_s = now + POLL_S
+            self._handle.poll()

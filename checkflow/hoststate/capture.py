@@ -24,7 +24,7 @@ from checkflow.hoststate.forms import dump
 from checkflow.hoststate.objects import HostObjects, read_without_waiting
 from checkflow.hoststate.optimizers import IsStored, OptimizerReader, file_of
 from checkflow.hoststate.record import FORMAT, VERSION
-from checkflow.hoststate.rng import read_rng
+from checkflow.hoststate.rng import RngReader
 from checkflow.runtime.state import parameter_names, prefixes, uncompiled
 from checkflow.training import Training
 
@@ -71,6 +71,7 @@ class HostState:
             )
         ]
         self._objects = objects
+        self._rng = RngReader()
         self._extra = [(prefix, path, module) for prefix, path, module in _with_extra_state(self._models)]
         head = {"format": FORMAT, "version": VERSION, "fingerprints": dict(fingerprints), "versions": _versions()}
         self._head = dump(head)[:-1]  # type: ignore[arg-type]
@@ -80,7 +81,7 @@ class HostState:
         optimizers = ",".join(reader.read() for reader in self._optimizers)
         before = f'{self._head},"iteration":{iteration},"models":[{self._model_texts()}],"optimizers":[{optimizers}]'
         objects = tuple(self._object_parts())
-        rng = read_rng(self._objects.generators)  # after the objects: a fresh loader may draw when it is asked
+        rng = self._rng.read(self._objects.generators)  # after the objects: a fresh loader may draw when it is asked
         metadata = dump(encode(dict(self._objects.metadata), "metadata"))
         return Captured((f'{before},"objects":[', *objects, f'],"rng":{rng},"metadata":{metadata}}}'))
 

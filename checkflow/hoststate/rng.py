@@ -46,17 +46,42 @@ class RngRecord(BaseModel):
     generators: dict[str, str]
 
 
-def read_rng(generators: Mapping[str, torch.Generator]) -> str:
-    """All states now, as RngRecord's JSON text, put together by hand: a dump would search all of it for escapes."""
-    _, words, gauss = random.getstate()
-    python = f'{{"words":"{base64_of(_WORDS.pack(*words))}","gauss":{dump(gauss)}}}'
-    numpy = dump(encode(np.random.get_state(legacy=False), "numpy.random"))
-    cuda = ",".join(f'"{_text(generator)}"' for generator in _cuda())
-    own = ",".join(f'{dump(name)}:"{_text(generator)}"' for name, generator in generators.items())
-    return (
-        f'{{"python":{python},"numpy":{numpy},"cpu":"{_text(torch.default_generator)}","cuda":[{cuda}],'
-        f'"generators":{{{own}}}}}'
-    )
+class RngReader:
+    """Reads them at each checkpoint. Those of Python and NumPy are encoded anew only where they moved."""
+
+    def __init__(self) -> None:
+        self._python: tuple[object, str] = (None, "")  # a state and its text
+        self._numpy: tuple[object, str] = (None, "")
+
+    def read(self, generators: Mapping[str, torch.Generator]) -> str:
+        """All states now, as RngRecord's JSON text, put together by hand: a dump would search all of it for escapes."""
+        cuda = ",".join(f'"{_text(generator)}"' for generator in _cuda())
+        own = ",".join(f'{dump(name)}:"{_text(generator)}"' for name, generator in generators.items())
+        return (
+            f'{{"python":{self._of_python()},"numpy":{self._of_numpy()},"cpu":"{_text(torch.default_generator)}",'
+            f'"cuda":[{cuda}],"generators":{{{own}}}}}'
+        )
+
+    def _of_python(self) -> str:
+        state = random.getstate()
+        if state != self._python[0]:
+            _, words, gauss = state
+            self._python = state, f'{{"words":"{base64_of(_WORDS.pack(*words))}","gauss":{dump(gauss)}}}'
+        return self._python[1]
+
+    def _of_numpy(self) -> str:
+        state = np.random.get_state(legacy=False)
+        values = _values(state)
+        if values != self._numpy[0]:
+            self._numpy = values, dump(encode(state, "numpy.random"))
+        return self._numpy[1]
+
+
+def _values(state: object) -> object:
+    """Of a state, to be compared."""
+    if isinstance(state, dict):
+        return [(key, _values(value)) for key, value in state.items()]
+    return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
 def _text(generator: torch.Generator) -> str:

@@ -17,7 +17,7 @@ import torch
 
 from checkflow.errors import DeviceError
 from checkflow.runtime.counters import Cause, Counters
-from checkflow.runtime.device import Copy, Event, Snapshot
+from checkflow.runtime.device import Batch, Event, Snapshot
 from checkflow.units import format_bytes
 
 _REGISTER_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context
@@ -43,12 +43,14 @@ class _Stall:
 class CudaDevice:
     """Raises DeviceError where CUDA refuses; a failed copy shows at the next call, as CUDA reports it."""
 
+    few_bytes = 0
+
     def __init__(self, counters: Counters, device: torch.device) -> None:
         self._counters = counters
         self._device = device
         self._offloads: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._given = 0
-        self._running: deque[tuple[CudaEvent, Sequence[Copy]]] = deque()  # keeps sources and slots alive
+        self._running: deque[tuple[CudaEvent, Batch]] = deque()  # keeps sources and slots alive
         self._stalls: deque[_Stall] = deque()
         self._registered: list[int] = []
 
@@ -73,19 +75,18 @@ class CudaDevice:
         self._counters.snapshot_bytes += sum(source.numel() for source in sources)
         return made
 
-    def offload(self, copies: Sequence[Copy]) -> CudaEvent:
+    def offload(self, batch: Batch) -> CudaEvent:
         self._forget_ended()
         start, end = _timed_event(), _timed_event()
         self._offloads.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._offloads):
             start.record(self._offloads)
-            if copies:
-                destinations, sources = [copy.destination for copy in copies], [copy.source for copy in copies]
-                torch._foreach_copy_(destinations, sources, non_blocking=True)
+            if batch:
+                torch._foreach_copy_(*batch.lists, non_blocking=True)
             end.record(self._offloads)
         self._given += 1
-        event = CudaEvent(self._given, start, end, sum(copy.source.numel() for copy in copies))
-        self._running.append((event, copies))
+        event = CudaEvent(self._given, start, end, batch.size_bytes)
+        self._running.append((event, batch))
         return event
 
     def wait(self, event: Event, cause: Cause) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 
 from checkflow.runtime.counters import Cause
+
+SMALL_BYTES = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,33 @@ class Copy:
 
     destination: torch.Tensor  # in a slot
     source: torch.Tensor  # live state, or a snapshot
+
+
+class Batch(tuple[Copy, ...]):
+    """Copies that leave together. The same ones do for each checkpoint, so what is found out about them is kept."""
+
+    @cached_property
+    def size_bytes(self) -> int:
+        return sum(copy.source.numel() for copy in self)
+
+    @cached_property
+    def lists(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Destinations and sources, for torch's foreach."""
+        return [copy.destination for copy in self], [copy.source for copy in self]
+
+    @cached_property
+    def small(self) -> Batch:
+        """Those that are not worth a call each."""
+        return Batch(copy for copy in self if copy.source.numel() <= SMALL_BYTES)
+
+    @cached_property
+    def large(self) -> tuple[tuple[int, int, int], ...]:
+        """The others: to which address, from which, how many bytes."""
+        return tuple(
+            (copy.destination.data_ptr(), copy.source.data_ptr(), copy.source.numel())
+            for copy in self
+            if copy.source.numel() > SMALL_BYTES
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +71,15 @@ class Event(Protocol):
 class Device(Protocol):
     """Errors of the copying itself are raised by the next call, as DeviceError."""
 
+    few_bytes: int  # so few leave with others, though the link could have them apart
+
     def register(self, address: int, size_bytes: int) -> None:
         """Prepare the slots' memory for fast copies, once. Raises DeviceError where that is refused."""
 
     def snapshot(self, sources: Sequence[torch.Tensor]) -> list[Snapshot]:
         """Copies in device memory, made on the compute stream. Raises DeviceError where there is no memory."""
 
-    def offload(self, copies: Sequence[Copy]) -> Event:
+    def offload(self, batch: Batch) -> Event:
         """Copy to slots on the offload stream, behind all that the compute stream was given so far."""
 
     def wait(self, event: Event, cause: Cause) -> None:

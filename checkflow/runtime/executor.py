@@ -56,7 +56,7 @@ class Executor:
         disarmed: frozenset[GuardKind] = frozenset(),
         audit: bool = False,
     ) -> None:
-        self.program = program_of(schedule)
+        self.program = program_of(schedule, device.few_bytes)
         self.spots = Spots(self.program)
         self.pipeline = Pipeline(
             self.program, binding, device, sink, counters, keep_early=GuardKind.REWRITE in disarmed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from itertools import chain, groupby
 
@@ -10,7 +10,7 @@ import torch
 
 from checkflow.errors import DeviceError
 from checkflow.runtime.binding import Binding, Storage
-from checkflow.runtime.device import Copy, Device, Event, Snapshot
+from checkflow.runtime.device import Batch, Copy, Device, Event, Snapshot
 from checkflow.runtime.program import Deed, Program
 from checkflow.runtime.sink import Slot
 
@@ -29,11 +29,23 @@ class SlotMap:
         self.binding = binding
         self._targets: dict[tuple[int, str], torch.Tensor] = {}
         self._moves: dict[tuple[int, int], tuple[Copy, ...]] = {}
+        self._batches: dict[tuple[int, tuple[int, ...]], tuple[Batch, tuple[Storage, ...]]] = {}
         self._sources: dict[int, torch.Tensor] = {}
         guarded = chain(binding.optimizer_storages, binding.buffer_storages.values())
         self._guards = {storage.id: guard for guard, storages in enumerate(guarded) for storage in storages}
 
-    def awaited_by(self, index: int) -> tuple[int | None, int | None]:
+    def batches(self, indices: Iterable[int]) -> Iterator[list[int]]:
+        """Moves in order, apart where something else waits for them, unless they are few bytes."""
+        batch: list[int] = []
+        for _, group in groupby(indices, key=self._awaited_by):
+            more = list(group)
+            if batch and sum(self._program.moves[index].size_bytes for index in batch + more) > self._program.few_bytes:
+                yield batch
+                batch = []
+            batch += more
+        yield batch
+
+    def _awaited_by(self, index: int) -> tuple[int | None, int | None]:
         """What waits for a move: the release of its snapshot, or the guard of the tensor that it reads."""
         move = self._program.moves[index]
         return move.release, None if move.snapshot else self._guards.get(move.storage)
@@ -47,6 +59,15 @@ class SlotMap:
             span = move.offset_bytes, move.offset_bytes + move.size_bytes
             self._moves[key] = () if storage is None else self.of_storage(slot, storage, span)
         return self._moves[key]
+
+    def of_moves(self, slot: Slot, indices: tuple[int, ...]) -> tuple[Batch, tuple[Storage, ...]]:
+        """The copies of direct moves that leave together, and what they read."""
+        key = slot.index, indices
+        if key not in self._batches:
+            read = (self.binding.storages.get(self._program.moves[index].storage) for index in indices)
+            copies = Batch(copy for index in indices for copy in self.of_move(slot, index))
+            self._batches[key] = copies, tuple(dict.fromkeys(storage for storage in read if storage is not None))
+        return self._batches[key]
 
     def source(self, index: int) -> torch.Tensor:
         """The live bytes of a move whose storage is not absent."""
@@ -160,8 +181,8 @@ class Flight:
                 later.append(index)
         self._take([index for index in snapshots if self._progress[index] is Progress.PENDING])
         left = [index for index in offloads if self._progress[index] is not Progress.ISSUED]
-        for _, together in groupby(left, key=self._slots.awaited_by):  # nothing waits for what it does not need
-            self._issue(list(together))
+        for together in self._slots.batches(left):
+            self._issue(together)
         for index in later:
             self._release(index)
 
@@ -188,21 +209,15 @@ class Flight:
     def _issue(self, indices: list[int]) -> None:
         if not indices:
             return
-        copies: list[Copy] = []
-        read: list[Storage] = []
-        for index in indices:
-            direct = self._slots.of_move(self.slot, index)
-            snapshot = self._snapshots.get(index)
-            if snapshot is None:
-                copies += direct
+        direct = tuple(index for index in indices if index not in self._snapshots)
+        batch, read = self._slots.of_moves(self.slot, direct)
+        if len(direct) < len(indices):
+            batch = Batch((*batch, *(copy for index in indices for copy in self._from_snapshot(index))))
+        if self.open:
+            for index in direct:
                 storage = self.binding.storages.get(self._program.moves[index].storage)
-                if storage is not None:
-                    read.append(storage)
-                if self.open:
-                    self._early[index] = () if storage is None else storage.version()
-            else:
-                copies += _from_snapshot(snapshot, direct, self._program.moves[index].offset_bytes)
-        self.last = self._device.offload(copies)
+                self._early[index] = () if storage is None else storage.version()
+        self.last = self._device.offload(batch)
         for storage in read:
             storage.reading = self.last
         for index in indices:
@@ -210,6 +225,15 @@ class Flight:
             self._progress[index] = Progress.ISSUED
             if index in self._snapshots:
                 self._events[index] = self.last
+
+    def _from_snapshot(self, index: int) -> Iterable[Copy]:
+        """A move's copies, from the snapshot of its bytes; none where there is no snapshot."""
+        snapshot = self._snapshots.get(index)
+        if snapshot is None:
+            return
+        for copy in self._slots.of_move(self.slot, index):
+            start = int(copy.source.storage_offset()) - self._program.moves[index].offset_bytes
+            yield Copy(copy.destination, snapshot.data[start : start + copy.source.numel()])
 
     def _release(self, index: int) -> None:
         snapshot, event = self._snapshots.pop(index, None), self._events.pop(index, None)
@@ -224,14 +248,3 @@ class Flight:
         self._early.pop(index, None)
         self._progress[index] = Progress.PENDING
         self._again.append(index)
-
-
-def _from_snapshot(snapshot: Snapshot, direct: tuple[Copy, ...], offset_bytes: int) -> list[Copy]:
-    """The same copies, from the snapshot of the bytes that begin at `offset_bytes` of the storage."""
-    if len(direct) == 1 and direct[0].source.numel() == snapshot.data.numel():
-        return [Copy(direct[0].destination, snapshot.data)]
-    copies = []
-    for copy in direct:
-        start = int(copy.source.storage_offset()) - offset_bytes
-        copies.append(Copy(copy.destination, snapshot.data[start : start + copy.source.numel()]))
-    return copies

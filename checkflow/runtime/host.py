@@ -13,9 +13,8 @@ import torch
 
 from checkflow.errors import DeviceError
 from checkflow.runtime.counters import Cause, Counters
-from checkflow.runtime.device import Copy, Event, Snapshot
+from checkflow.runtime.device import Batch, Event, Snapshot
 
-_SMALL_BYTES = 16384
 _NOTHING = 2**63
 
 
@@ -29,11 +28,12 @@ class HostEvent:
 class HostDevice:
     """Large copies are memmoves, small ones go together in one call; both run without the interpreter's lock."""
 
-    inline_bytes = 65536  # so little is copied at once if the thread is idle: to wake it up costs more
+    few_bytes = 256 * 1024  # to copy so little takes less than to run a hook and wake up the thread for it
+    inline_bytes = 65536  # so little is copied at once if the thread is idle
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._jobs: SimpleQueue[Sequence[Copy] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Batch | None] = SimpleQueue()
         self._given = 0
         self._ended = 0
         self._wanted = _NOTHING  # order that somebody waits for
@@ -54,14 +54,14 @@ class HostDevice:
         self._counters.snapshot_bytes += sum(source.numel() for source in sources)
         return made
 
-    def offload(self, copies: Sequence[Copy]) -> HostEvent:
+    def offload(self, batch: Batch) -> HostEvent:
         self.check()
         self._given += 1
-        if self._ended == self._given - 1 and sum(copy.source.numel() for copy in copies) <= self.inline_bytes:
-            self._serve(copies)
+        if self._ended == self._given - 1 and batch.size_bytes <= self.inline_bytes:
+            self._serve(batch)
             self.check()
         else:
-            self._jobs.put(copies)
+            self._jobs.put(batch)
         return HostEvent(self._given)
 
     def wait(self, event: Event, cause: Cause) -> None:
@@ -104,28 +104,26 @@ class HostDevice:
         return ended
 
     def _run(self) -> None:
-        while (copies := self._jobs.get()) is not None and not self._closed and self._error is None:
-            self._serve(copies)
-            copies = None  # drops the references to live state and to snapshots
+        while (batch := self._jobs.get()) is not None and not self._closed and self._error is None:
+            self._serve(batch)
+            batch = None  # drops the references to live state and to snapshots
             if self._ended >= self._wanted or self._error is not None:
                 with self._ends:
                     self._ends.notify_all()
 
-    def _serve(self, copies: Sequence[Copy]) -> None:
+    def _serve(self, batch: Batch) -> None:
         started = time.perf_counter_ns()
         try:
-            self._copy(copies)
+            self._copy(batch)
         except BaseException as error:  # noqa: BLE001, raised again by the next call in the training thread
             self._error = error
             return
         self._counters.link_busy_ns += time.perf_counter_ns() - started
-        self._counters.offloaded_bytes += sum(copy.source.numel() for copy in copies)
+        self._counters.offloaded_bytes += batch.size_bytes
         self._ended += 1
 
-    def _copy(self, copies: Sequence[Copy], /) -> None:
-        small = [copy for copy in copies if copy.source.numel() <= _SMALL_BYTES]
-        if small:  # too small for torch to split over the threads that training needs
-            torch._foreach_copy_([copy.destination for copy in small], [copy.source for copy in small])
-        for copy in copies:
-            if copy.source.numel() > _SMALL_BYTES:
-                ctypes.memmove(copy.destination.data_ptr(), copy.source.data_ptr(), copy.source.numel())
+    def _copy(self, batch: Batch, /) -> None:
+        if batch.small:  # too small for torch to split over the threads that training needs
+            torch._foreach_copy_(*batch.small.lists)
+        for destination, source, size_bytes in batch.large:
+            ctypes.memmove(destination, source, size_bytes)

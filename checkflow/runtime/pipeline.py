@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from checkflow.runtime.binding import Binding, Storage
 from checkflow.runtime.counters import Cause, Counters
-from checkflow.runtime.device import Device, Event
+from checkflow.runtime.device import Batch, Device, Event
 from checkflow.runtime.flight import Flight, SlotMap
 from checkflow.runtime.program import Program
 from checkflow.runtime.sink import Sink, Slot
@@ -169,7 +169,7 @@ class Pipeline:
                     self._statics[key] = version
         if changed:
             self.static_bytes += sum(storage.data.numel() for storage in changed)
-            event = self._device.offload([c for s in changed for c in self._slots.of_storage(flight.slot, s)])
+            event = self._device.offload(Batch(c for s in changed for c in self._slots.of_storage(flight.slot, s)))
             flight.last = event
             for storage in changed:
                 storage.reading = event

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from math import inf
 
 from checkflow.schedule import Place, Schedule
 
@@ -38,6 +39,7 @@ class Program:
     used: frozenset[int]  # anchors that some event needs
     hooked: frozenset[tuple[str, str]]  # (kind, subject) of these, and of a few more that look what has been copied
     anchor_count: int
+    few_bytes: int = 0  # to copy them costs less than to do it apart
 
     def time(self, iteration: int, anchor: int) -> int:
         return iteration * (self.anchor_count + 1) + anchor
@@ -48,29 +50,37 @@ class Program:
         return self.events[0][0] if self.events else self.time(0, self.anchor_count)
 
 
-LOOKS = 8  # anchors spread over an iteration that are hooked though nothing is planned there
+LOOKS = 4  # anchors spread over an iteration that are hooked though nothing is planned there
 
 
-def program_of(schedule: Schedule) -> Program:
-    """The program of a schedule that `read_schedule` or `lower` vouches for."""
+def program_of(schedule: Schedule, few_bytes: int = 0) -> Program:
+    """The program of a schedule that `read_schedule` or `lower` vouches for.
+
+    Moves without a snapshot that are planned before the iteration's end, or after it, leave at the end if together they
+    are at most `few_bytes`: they hold no memory, so any place after the last write will do.
+    """
     count = len(schedule.anchors)
 
     def time(place: Place) -> int:
         return place[0] * (count + 1) + place[1]
 
+    offloads = [time(row.offload) for row in schedule.actions]
+    for low, high in ((0, count), (count + 1, inf)):
+        direct = [n for n, row in enumerate(schedule.actions) if row.snapshot is None and low <= offloads[n] < high]
+        if sum(schedule.actions[number].bytes for number in direct) <= few_bytes:
+            for number in direct:
+                offloads[number] = count
     events: list[tuple[int, Deed, int]] = []
     moves_of: dict[int, list[int]] = {}
     for index, row in enumerate(schedule.actions):
         moves_of.setdefault(row.tensor, []).append(index)
-        events.append((time(row.offload), Deed.OFFLOAD, index))
+        events.append((offloads[index], Deed.OFFLOAD, index))
         if row.snapshot is not None and row.release is not None:
             events += [(time(row.snapshot), Deed.SNAPSHOT, index), (time(row.release), Deed.RELEASE, index)]
     anchors: dict[tuple[str, str], dict[int, int]] = {}
     for number, anchor in enumerate(schedule.anchors, start=1):
         anchors.setdefault((anchor.kind, anchor.subject), {})[anchor.occurrence] = number
-    used = frozenset(
-        place[1] for row in schedule.actions for place in (row.snapshot, row.offload, row.release) if place is not None
-    )
+    used = frozenset(at % (count + 1) for at, _, _ in events)
     hooked = used | {count * part // LOOKS for part in range(1, LOOKS)}
     return Program(
         moves=tuple(
@@ -89,4 +99,5 @@ def program_of(schedule: Schedule) -> Program:
         used=used,
         hooked=frozenset(key for key, numbers in anchors.items() if not hooked.isdisjoint(numbers.values())),
         anchor_count=count,
+        few_bytes=few_bytes,
     )

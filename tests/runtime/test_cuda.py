@@ -13,7 +13,7 @@ from checkflow.errors import DeviceError
 from checkflow.runtime.binding import bind
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.cuda import CudaDevice
-from checkflow.runtime.device import Copy
+from checkflow.runtime.device import Batch, Copy
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.hook import place
 from checkflow.training import Training
@@ -38,7 +38,7 @@ def test_an_offload_reads_what_the_compute_stream_wrote_before_it() -> None:
     source = torch.zeros(SIZE, dtype=torch.uint8, device="cuda")
     for value in range(1, 6):
         source.fill_(value)
-        event = device.offload([Copy(target, source)])
+        event = device.offload(Batch([Copy(target, source)]))
         device.wait(event, Cause.OPTIMIZER)
         source.fill_(99)
         assert device.synchronize(event)
@@ -60,7 +60,7 @@ def test_a_snapshots_memory_returns_without_the_host_waiting() -> None:
     before = torch.cuda.memory_allocated()
     (snapshot,) = device.snapshot([source])
     assert torch.cuda.memory_allocated() >= before + SIZE
-    event = device.offload([Copy(target, snapshot.data)])
+    event = device.offload(Batch([Copy(target, snapshot.data)]))
     device.release(snapshot, event)
     del snapshot
     device.synchronize(event)

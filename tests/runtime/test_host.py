@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 
 import pytest
 import small_trainings as trainings
@@ -13,7 +12,7 @@ from torn import Factory, random_schedule, rig
 
 from checkflow.errors import DeviceError
 from checkflow.runtime.counters import Cause, Counters
-from checkflow.runtime.device import Copy
+from checkflow.runtime.device import Batch, Copy
 from checkflow.runtime.host import HostDevice
 
 
@@ -28,12 +27,12 @@ class SlowDevice(Threaded):
 
     pause_s = 0.0003
 
-    def _copy(self, copies: Sequence[Copy]) -> None:
-        for copy in copies:
+    def _copy(self, batch: Batch) -> None:
+        for copy in batch:
             half = copy.source.numel() // 2
-            super()._copy([Copy(copy.destination[:half], copy.source[:half])])
+            super()._copy(Batch([Copy(copy.destination[:half], copy.source[:half])]))
             time.sleep(self.pause_s)
-            super()._copy([Copy(copy.destination[half:], copy.source[half:])])
+            super()._copy(Batch([Copy(copy.destination[half:], copy.source[half:])]))
 
 
 @pytest.mark.parametrize("factory", trainings.ALL, ids=lambda factory: factory.__name__)
@@ -55,7 +54,7 @@ def test_offloads_end_in_order_and_waiting_is_counted() -> None:
     counters = Counters()
     device = SlowDevice(counters)
     targets = [_tensor(0) for _ in range(10)]
-    events = [device.offload([Copy(target, _tensor(number))]) for number, target in enumerate(targets)]
+    events = [device.offload(Batch([Copy(target, _tensor(number))])) for number, target in enumerate(targets)]
     assert [event.order for event in events] == sorted({event.order for event in events})
     device.wait(events[6], Cause.OPTIMIZER)
     assert all(device.done(event) for event in events[:7])
@@ -71,11 +70,11 @@ def test_an_error_of_the_thread_surfaces_in_the_training_loop() -> None:
     """Not swallowed, and nothing waits for ever."""
 
     class Failing(Threaded):
-        def _copy(self, _copies: Sequence[Copy], /) -> None:
+        def _copy(self, _batch: Batch, /) -> None:
             raise OSError("no such page")
 
     device = Failing(Counters())
-    event = device.offload([Copy(_tensor(0), _tensor(1))])
+    event = device.offload(Batch([Copy(_tensor(0), _tensor(1))]))
     with pytest.raises(DeviceError, match="no such page"):
         device.wait(event, Cause.OPTIMIZER)
     with pytest.raises(DeviceError, match="no such page"):
@@ -94,11 +93,11 @@ def test_a_deadline_ends_a_wait() -> None:
     class Stuck(Threaded):
         go_on = threading.Event()
 
-        def _copy(self, _copies: Sequence[Copy], /) -> None:
+        def _copy(self, _batch: Batch, /) -> None:
             self.go_on.wait()
 
     device = Stuck(Counters())
-    event = device.offload([Copy(_tensor(0), _tensor(1))])
+    event = device.offload(Batch([Copy(_tensor(0), _tensor(1))]))
     assert not device.synchronize(event, 0.01)
     assert not device.done(event)
     Stuck.go_on.set()
@@ -112,7 +111,7 @@ def test_a_snapshot_does_not_see_later_writes() -> None:
     source, target = _tensor(1), _tensor(0)
     (snapshot,) = device.snapshot([source])
     source.fill_(2)
-    event = device.offload([Copy(target, snapshot.data)])
+    event = device.offload(Batch([Copy(target, snapshot.data)]))
     device.release(snapshot, event)
     assert device.done(event)
     assert torch.equal(target, _tensor(1))
@@ -124,7 +123,7 @@ def test_close_leaves_no_thread() -> None:
     before = threading.active_count()
     device = SlowDevice(Counters())
     for _ in range(50):
-        device.offload([Copy(_tensor(0), _tensor(1))])
+        device.offload(Batch([Copy(_tensor(0), _tensor(1))]))
     device.close()
     assert threading.active_count() == before
 
@@ -134,10 +133,10 @@ def test_little_is_copied_at_once_where_nothing_is_waiting() -> None:
     device = SlowDevice(Counters())
     device.inline_bytes = 1000
     first = _tensor(0)
-    assert device.done(device.offload([Copy(first, _tensor(1))]))
+    assert device.done(device.offload(Batch([Copy(first, _tensor(1))])))
     second, third = _tensor(0, 2000), _tensor(0)
-    earlier = device.offload([Copy(second, _tensor(2, 2000))])
-    later = device.offload([Copy(third, _tensor(3))])
+    earlier = device.offload(Batch([Copy(second, _tensor(2, 2000))]))
+    later = device.offload(Batch([Copy(third, _tensor(3))]))
     device.synchronize(later)
     assert device.done(earlier)
     assert torch.equal(third, _tensor(3))

@@ -10,12 +10,12 @@ from checkflow.runtime.guards import GuardKind
 
 
 @pytest.mark.parametrize("factory", trainings.ALL, ids=lambda factory: factory.__name__)
-@pytest.mark.parametrize("lag", [0, 3, 10**9])
+@pytest.mark.parametrize(("lag", "few_bytes"), [(0, 0), (3, 0), (10**9, 0), (0, 10**9), (3, 10**9), (10**9, 500)])
 @pytest.mark.parametrize("seed", range(3))
-def test_every_staged_byte_is_of_its_iterations_end(factory: Factory, lag: int, seed: int) -> None:
-    """Random places for every action, copies at once, late, or only when waited for."""
+def test_every_staged_byte_is_of_its_iterations_end(factory: Factory, lag: int, few_bytes: int, seed: int) -> None:
+    """Random places for every action, apart or together, copies at once, late, or only when waited for."""
     schedule = random_schedule(factory, seed)
-    made = rig(factory, schedule, lag=lag)
+    made = rig(factory, schedule, lag=lag, few_bytes=few_bytes)
     made.run(8)
     made.close()
     assert made.torn() == []

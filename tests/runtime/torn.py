@@ -12,7 +12,7 @@ import torch
 
 from checkflow.runtime.binding import Binding, bind
 from checkflow.runtime.counters import Cause, Counters
-from checkflow.runtime.device import Copy, Device, Event, Snapshot
+from checkflow.runtime.device import Batch, Device, Event, Snapshot
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.guards import GuardKind
 from checkflow.runtime.hook import Removable, place
@@ -115,10 +115,11 @@ def _size(dtype: str, shape: Sequence[int]) -> int:
 class LateDevice:
     """Copies an offload only when it is waited for, or when `lag` younger ones were issued: as late as it may."""
 
-    def __init__(self, counters: Counters, lag: int) -> None:
+    def __init__(self, counters: Counters, lag: int, few_bytes: int) -> None:
+        self.few_bytes = few_bytes
         self._counters = counters
         self._lag = lag
-        self._jobs: deque[Sequence[Copy]] = deque()
+        self._jobs: deque[Batch] = deque()
         self._given = 0
         self._ended = 0
         self.captures = False
@@ -130,8 +131,8 @@ class LateDevice:
         self._counters.snapshot_bytes += sum(source.numel() for source in sources)
         return [Snapshot(source.clone()) for source in sources]
 
-    def offload(self, copies: Sequence[Copy]) -> HostEvent:
-        self._jobs.append(copies)
+    def offload(self, batch: Batch) -> HostEvent:
+        self._jobs.append(batch)
         self._given += 1
         self._run(self._given - self._lag)
         return HostEvent(self._given)
@@ -362,6 +363,7 @@ def rig(
     schedule: Schedule,
     *,
     lag: int = 10**9,
+    few_bytes: int = 0,
     device: Callable[[Counters], Device] | None = None,
     slots: int = 3,
     hold: int = 0,
@@ -379,7 +381,7 @@ def rig(
         schedule,
         case.training,
         binding,
-        device(counters) if device is not None else LateDevice(counters, lag),
+        device(counters) if device is not None else LateDevice(counters, lag, few_bytes),
         sink,
         lambda iteration: lambda: b"%d" % iteration,
         counters,

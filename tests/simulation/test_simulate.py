@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
@@ -22,7 +21,7 @@ from checkflow.graph import Graph, Role
 from checkflow.lower import lower
 from checkflow.plan import Infeasible, Problem, problem_of
 from checkflow.runtime.counters import Counters
-from checkflow.runtime.device import Copy
+from checkflow.runtime.device import Batch
 from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
 from checkflow.simulation.simulate import play, simulate
@@ -90,10 +89,10 @@ class ThrottledDevice(HostDevice):
     bytes_per_s = 1.0
     _free_s = 0.0
 
-    def _copy(self, copies: Sequence[Copy], /) -> None:
+    def _copy(self, batch: Batch, /) -> None:
         began_s = max(self._free_s, time.perf_counter())
-        super()._copy(copies)
-        self._free_s = began_s + sum(copy.source.numel() for copy in copies) / self.bytes_per_s
+        super()._copy(batch)
+        self._free_s = began_s + batch.size_bytes / self.bytes_per_s
         time.sleep(max(0.0, self._free_s - time.perf_counter()))
 
 

@@ -15,7 +15,7 @@ from checkflow import hardware, models
 from checkflow.graph import Graph
 from checkflow.runtime.binding import Binding, bind
 from checkflow.runtime.counters import Cause, Counters
-from checkflow.runtime.device import Copy, Device, Event, Snapshot
+from checkflow.runtime.device import Batch, Device, Event, Snapshot
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.hook import Removable, place
 from checkflow.runtime.sink import Slot
@@ -46,6 +46,8 @@ class VirtualEvent:
 class VirtualDevice:
     """The compute stream is where `now` is; the link takes `ticks_per_byte` for each byte. Nothing is copied."""
 
+    few_bytes = 0
+
     def __init__(self, counters: Counters) -> None:
         self.now = 0
         self.ticks_per_byte = TICKS_PER_BYTE
@@ -64,8 +66,8 @@ class VirtualDevice:
             weakref.finalize(snapshot.data, self._freed, snapshot.data.numel())
         return made
 
-    def offload(self, copies: Sequence[Copy]) -> VirtualEvent:
-        size_bytes = sum(copy.source.numel() for copy in copies)
+    def offload(self, batch: Batch) -> VirtualEvent:
+        size_bytes = batch.size_bytes
         self._free = max(self._free, self.now) + size_bytes * self.ticks_per_byte
         self._given += 1
         self._counters.offloaded_bytes += size_bytes

@@ -1,0 +1,33 @@
+"""A schedule's actions as events: what may leave with others leaves with others, and nothing else moves."""
+
+from __future__ import annotations
+
+import small_trainings as trainings
+from torn import random_schedule
+
+from checkflow.runtime.program import Deed, program_of
+
+
+def test_few_bytes_wait_for_the_iterations_end() -> None:
+    """All moves without a snapshot if they are few, none where they are more; those with one stay where they are."""
+    seen = set()
+    for seed in range(20):
+        schedule = random_schedule(trainings.sgd, seed)
+        early = [row for row in schedule.actions if row.snapshot is None and row.offload[0] == 0]
+        end = len(schedule.anchors)
+        early = [row for row in early if row.offload[1] < end]
+        total = sum(row.bytes for row in early)
+        apart, one_too_few, together = (program_of(schedule, few) for few in (0, total - 1, total))
+        if total:
+            assert [event for event in one_too_few.events if event[0] < end] == [
+                event for event in apart.events if event[0] < end
+            ]
+        snapshots = {number for number, row in enumerate(schedule.actions) if row.snapshot is not None}
+        assert {number for at, deed, number in together.events if deed is Deed.OFFLOAD and at < end} <= snapshots
+        assert sorted(e for e in together.events if e[2] in snapshots) == sorted(
+            e for e in apart.events if e[2] in snapshots
+        )
+        assert len(together.events) == len(apart.events)
+        assert together.used <= apart.used | {end}
+        seen.add(together.used < apart.used)
+    assert True in seen
