@@ -3,6 +3,7 @@
     python benchmarks/peers.py -o peers.json --figure benchmarks/figures/peers.png
     python benchmarks/peers.py --quick
     python benchmarks/peers.py --contenders checkflow,torch_save --workloads conv --parts overhead,kills
+    python benchmarks/peers.py --report peers.json --markdown peers.md      # what was measured once, shown again
 
 Each tool trains in a process of its own, frozen while others have their turn; each turn lies between two turns without
 checkpoints, and every figure is relative to those. On CPU all of them run with an allocator that keeps its memory
@@ -23,7 +24,9 @@ from contenders import Tier
 from peering import tables
 from peering.drive import Driver, Sizes
 from peering.machine import describe
-from peering.reportfile import write_report
+from peering.markdown import markdown
+from peering.reportfile import read_report, write_report
+from peering.results import Report
 from peering.workloads import WORKLOADS
 from rich.console import Console
 
@@ -61,6 +64,8 @@ class Chosen:
     directory: Path
     output: Path | None
     figure: Path | None
+    markdown: Path | None
+    report: Path | None
 
 
 def chosen() -> Chosen:
@@ -75,6 +80,8 @@ def chosen() -> Chosen:
     parser.add_argument("--directory", type=Path, default=Path(), help="on the disk to measure")
     parser.add_argument("-o", "--output", type=Path, help="JSON of all figures")
     parser.add_argument("--figure", type=Path, help="PNG")
+    parser.add_argument("--markdown", type=Path, help="the tables as text")
+    parser.add_argument("--report", type=Path, help="show a former run's JSON and measure nothing")
     given = parser.parse_args()
     sizes = QUICK if given.quick else DEFAULT | THOROUGH if given.thorough else DEFAULT
     quick = given.quick
@@ -85,6 +92,7 @@ def chosen() -> Chosen:
     return Chosen(
         names, workloads, parts, tuple(Tier(tier) for tier in tiers), sizes,
         min(given.kills, 3) if quick else given.kills, given.directory, given.output, given.figure,
+        given.markdown, given.report,
     )  # fmt: skip
 
 
@@ -116,20 +124,26 @@ def measure(driver: Driver, asked: Chosen) -> None:
         driver.faults()
 
 
-def main() -> None:
-    asked = chosen()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was measured is shown, its folders are removed
-    console = Console(width=200)
+def run(asked: Chosen) -> Report:
+    """Measure; where that is interrupted, the report is of what there is."""
     progress = Console(stderr=True)
     with Driver(asked.contenders, asked.directory, asked.sizes, progress.log) as driver:
         try:
             measure(driver, asked)
         except (KeyboardInterrupt, SystemExit):
             progress.log("interrupted: what was measured so far")
-        report = driver.report(describe(), " ".join(["peers.py", *sys.argv[1:]]))
+        return driver.report(describe(), " ".join(["peers.py", *sys.argv[1:]]))
+
+
+def main() -> None:
+    asked = chosen()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was measured is shown, its folders are removed
+    report = run(asked) if asked.report is None else read_report(asked.report)
     if asked.output is not None:
         write_report(asked.output, report)
-    tables.show(report, console)
+    tables.show(report, Console(width=200))
+    if asked.markdown is not None:
+        asked.markdown.write_text(markdown(report))
     if asked.figure is not None:
         from peering.figure import draw
 

@@ -56,6 +56,7 @@ class Worker:
             case Detach():
                 session, self._session = self._attached, None
                 session.close()
+                gc.unfreeze()
                 training, self._training = self._training, None  # the next one begins from the seed
                 assert training is not None
                 return Done(state_bytes(training))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.files import layout_of
-from checkflow.errors import InputError
+from checkflow.errors import InputError, StoreError
 from checkflow.hoststate.capture import HostState, check_capturable
 from checkflow.hoststate.objects import HostObjects
 from checkflow.runtime.binding import bind
@@ -23,6 +24,7 @@ from checkflow.store.slots import Backpressure
 from checkflow.training import Training
 
 SIGTERM_DEADLINE_S = 20.0
+CLOSE_S = 5.0  # after attaching failed: nothing is to be written
 
 
 def _warn(message: str) -> None:
@@ -126,7 +128,8 @@ def attach(
             notify=notify,
         )
     except BaseException:
-        handle.close(0.0)
+        with contextlib.suppress(StoreError):  # the error to raise is the one that there is
+            handle.close(CLOSE_S)
         raise
 
 

@@ -40,22 +40,26 @@ class _Column:
     """A slot's tensors on the host, of all parameters of a cohort. `head` is what comes before their bytes."""
 
     def __init__(self, slot: str, tensors: list[torch.Tensor]) -> None:
-        """Raises RefusedError for what has no form."""
+        self.slot = slot
         self._tensors = tensors
-        parts = tensor_parts(torch.stack(tensors).detach())
-        assert isinstance(parts, dict)
-        self._head = f'{dump(slot)}:{{"dtype":{dump(parts["dtype"])},"shape":{dump(parts["shape"])},"data":"'
+        self._head = ""
         self._addresses: list[int] = []
         self._views: list[memoryview] = []
 
     def text(self) -> str:
-        """The slot and the tensors' bytes now. To stack them anew costs ten times what this does."""
+        """The slot and the tensors' bytes now. Raises RefusedError for what has no form.
+
+        To stack them anew at each checkpoint would cost ten times what this does.
+        """
         addresses = [tensor.data_ptr() for tensor in self._tensors]
         if addresses != self._addresses:
+            parts = tensor_parts(torch.stack(self._tensors).detach())
+            assert isinstance(parts, dict)
+            self._head = f'{dump(self.slot)}:{{"dtype":{dump(parts["dtype"])},"shape":{dump(parts["shape"])},"data":"'
             flat = [tensor.detach().resolve_conj().resolve_neg().reshape(-1) for tensor in self._tensors]
             self._views = [memoryview(tensor.view(torch.uint8).numpy()) for tensor in flat]  # type: ignore[arg-type]
-            if [tensor.data_ptr() for tensor in flat] == addresses:  # not copies
-                self._addresses = addresses
+            copied = [tensor.data_ptr() for tensor in flat] != addresses
+            self._addresses = [] if copied else addresses
         return f'{self._head}{base64_of(b"".join(self._views))}"}}'
 
 
@@ -202,10 +206,7 @@ class OptimizerReader:
                 values[slot] = [self._value(name, slot, state[slot]) for name, state in members]
             elif "host" in kind:
                 tensors = [value for _, state in members if isinstance(value := state[slot], torch.Tensor)]
-                try:
-                    host.append(_Column(slot, tensors))
-                except RefusedError as refused:
-                    raise InputError(f"{self._prefix}.state: {slot} of all parameters: {refused}") from None
+                host.append(_Column(slot, tensors))
         text = dump(
             {
                 "parameters": [name for name, _ in members],
@@ -221,7 +222,13 @@ class OptimizerReader:
         return encode(_marked(value, self._state_name(name, slot), self._prefix, self._stored), where)
 
     def _cohort(self, cohort: _Cohort) -> str:
-        host = ",".join(column.text() for column in cohort.host)
+        texts = []
+        for column in cohort.host:
+            try:
+                texts.append(column.text())
+            except RefusedError as refused:
+                raise InputError(f"{self._prefix}.state: {column.slot} of all parameters: {refused}") from None
+        host = ",".join(texts)
         values: dict[str, Json] = {slot: list(found) for slot, found in cohort.values.items()}
         return f'{cohort.text},"host":{{{host}}},"values":{dump(values)}}}'
 

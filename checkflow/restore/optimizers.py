@@ -28,14 +28,24 @@ class OptimizerPlan:
 
     def apply(self) -> None:
         """Copy into the tensors that exist, create the others."""
+        as_read = self._can_be_as_read()
         for group, values in zip(self.optimizer.param_groups, self.groups, strict=True):
             for key, value in values.items():
                 if key not in IMPLEMENTATION:
                     group[key] = _placed(value, group.get(key), group["params"][0].device)
             for parameter in group["params"]:
-                self._apply_state(parameter, group)
+                self._apply_state(parameter, group, as_read=as_read)
 
-    def _apply_state(self, parameter: torch.Tensor, group: Mapping[str, object]) -> None:
+    def _can_be_as_read(self) -> bool:
+        """Whether all state is new and lies as in the file. One tensor alone would keep all of the file in memory."""
+        for parameter, values in self.states.items():
+            now = self.optimizer.state.get(parameter, {})
+            for slot, value in values.items():
+                if isinstance(value, FileTensor) and (slot in now or not _lies_as(parameter, value)):
+                    return False
+        return True
+
+    def _apply_state(self, parameter: torch.Tensor, group: Mapping[str, object], *, as_read: bool) -> None:
         values = self.states.get(parameter)
         if values is None:
             self.optimizer.state.pop(parameter, None)
@@ -47,7 +57,10 @@ class OptimizerPlan:
             if slot == "step":  # torch's own rule: on the device only where the kernels read it there
                 on_host = not (group.get("fused") or group.get("capturable"))
             device = torch.device("cpu") if on_host else parameter.device
-            made[slot] = _placed(value, state.get(slot), device, parameter)
+            if as_read and isinstance(value, FileTensor):
+                made[slot] = value.view()
+            else:
+                made[slot] = _placed(value, state.get(slot), device, parameter)
         state.clear()
         state.update(made)
 
@@ -164,21 +177,23 @@ def _said(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
+def _lies_as(parameter: torch.Tensor, value: FileTensor) -> bool:
+    """Whether torch's zeros_like of the parameter would lie in memory as the file's tensor does."""
+    here = parameter.device.type == "cpu" and tuple(parameter.shape) == value.shape
+    return here and parameter.stride() == value.view().stride()
+
+
 def _placed(value: object, now: object, device: torch.device, like: torch.Tensor | None = None) -> object:
     """The value for a place where `now` is: its tensors copied into what is there, or made on the device."""
-    fresh = isinstance(value, FileTensor)
     if isinstance(value, FileTensor):
         value = value.view()
     if isinstance(value, torch.Tensor):
         if isinstance(now, torch.Tensor) and now.shape == value.shape and now.dtype == value.dtype:
             with torch.no_grad():
                 return now.copy_(value)
-        if like is None or like.shape != value.shape:
-            like = value
-        if fresh and device == value.device and like.stride() == value.stride():
-            return value  # the bytes were read for this: a copy would take as much memory again
-        # memory order as torch's zeros_like would choose
-        return torch.empty_like(like, dtype=value.dtype, device=device, requires_grad=False).copy_(value)
+        if like is not None and like.shape == value.shape:  # memory order as torch's zeros_like would choose
+            return torch.empty_like(like, dtype=value.dtype, device=device, requires_grad=False).copy_(value)
+        return torch.empty(value.shape, dtype=value.dtype, device=device).copy_(value)
     if type(value) is dict:
         nows = now if isinstance(now, dict) else {}
         return {key: _placed(item, nows.get(key), device, like) for key, item in value.items()}

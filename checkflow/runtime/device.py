@@ -44,13 +44,9 @@ class Batch(tuple[Copy, ...]):
         return Batch(copy for copy in self if copy.source.numel() <= SMALL_BYTES)
 
     @cached_property
-    def large(self) -> tuple[tuple[int, int, int], ...]:
-        """The others: to which address, from which, how many bytes."""
-        return tuple(
-            (copy.destination.data_ptr(), copy.source.data_ptr(), copy.source.numel())
-            for copy in self
-            if copy.source.numel() > SMALL_BYTES
-        )
+    def large(self) -> Batch:
+        """The others."""
+        return Batch(copy for copy in self if copy.source.numel() > SMALL_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

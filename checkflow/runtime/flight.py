@@ -14,6 +14,8 @@ from checkflow.runtime.device import Batch, Copy, Device, Event, Snapshot
 from checkflow.runtime.program import Deed, Program
 from checkflow.runtime.sink import Slot
 
+_KEPT_BATCHES = 1000
+
 
 class Progress(IntEnum):
     PENDING = 0  # the live tensor is the only copy
@@ -64,6 +66,8 @@ class SlotMap:
         """The copies of direct moves that leave together, and what they read."""
         key = slot.index, indices
         if key not in self._batches:
+            if len(self._batches) > _KEPT_BATCHES:  # hooks that fire differently in each iteration
+                self._batches.clear()
             read = (self.binding.storages.get(self._program.moves[index].storage) for index in indices)
             copies = Batch(copy for index in indices for copy in self.of_move(slot, index))
             self._batches[key] = copies, tuple(dict.fromkeys(storage for storage in read if storage is not None))

@@ -125,5 +125,5 @@ class HostDevice:
     def _copy(self, batch: Batch, /) -> None:
         if batch.small:  # too small for torch to split over the threads that training needs
             torch._foreach_copy_(*batch.small.lists)
-        for destination, source, size_bytes in batch.large:
-            ctypes.memmove(destination, source, size_bytes)
+        for copy in batch.large:  # addresses are asked now: share_memory_() moves a storage
+            ctypes.memmove(copy.destination.data_ptr(), copy.source.data_ptr(), copy.source.numel())

@@ -182,6 +182,8 @@ class Pipeline:
         """What is in flight has to be staged before anything is waited for: the sink frees only what is older."""
         if wait:
             self.drain()
+        else:
+            self.stage_finished()
         started = time.perf_counter_ns()
         slot = self._sink.acquire()
         if wait or slot is not None:  # whose memory was still on its way

@@ -173,9 +173,6 @@ class StoreHandle:
         """Raise (or notify of) what went wrong in the background since; restart a saver that died. Never waits."""
         if not self._closed:
             self._saver.tend()
-            refusal = self.shared.pages.take_refusal()
-            if refusal is not None:
-                self._saver.fail(refusal)
         self._deliver()
 
     def drain(self, deadline_s: float) -> bool:
@@ -228,8 +225,9 @@ class StoreHandle:
 
     def _wait_for_memory(self) -> Slot | None:
         started = time.monotonic_ns()
-        slot = None
-        while slot is None and self.shared.pages.wait_for_more():
+        slot, more = None, True
+        while slot is None and more:  # tried once more at the end: the last memory may have come before the wait
+            more = self.shared.pages.wait_for_more()
             slot = self._slots.try_acquire()
         self._tally.blocked_ns += time.monotonic_ns() - started
         return slot
@@ -252,6 +250,9 @@ class StoreHandle:
             self._tally.blocked_ns += time.monotonic_ns() - started
 
     def _deliver(self) -> None:
+        refusal = self.shared.pages.take_refusal()
+        if refusal is not None:
+            self._saver.fail(refusal)
         errors, self._saver.errors = self._saver.errors, []
         if not errors:
             return

@@ -9,8 +9,8 @@ import contextlib
 import ctypes
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 MAX_THREADS = 8
@@ -35,81 +35,108 @@ class Pages:
     """The pages of spans of a file mapped at an address, taken in this order.
 
     Little memory is taken at once, and refused by OSError; more of it by threads, half as many as there are cores, and
-    its refusal is
-    told by `take_refusal`.
+    its refusal is told by `take_refusal`. The threads are daemons: a program that ends without `close` waits for none.
     """
 
     def __init__(self, fd: int, address: int, spans: Sequence[Span] = ()) -> None:
         self._fd = fd
         self._address = address
-        self._go = threading.Event()
-        self._go.set()
-        self._pool: ThreadPoolExecutor | None = None
-        self.refused: OSError | None = None
+        self._owner = os.getpid()
+        self._changed = threading.Condition()
+        self._paused = self._closing = False
+        self._parts = deque((number, part) for number, span in enumerate(spans) for part in span.parts(PART_BYTES))
+        self._missing = {
+            number: -(-span.size_bytes // PART_BYTES) for number, span in enumerate(spans)
+        }  # parts, by span
+        self._refusals: dict[int, OSError] = {}  # by span
         self._told = False
-        self._left: dict[int, list[Future[None]]] = {}  # by span; of those that are not all there
+        self._threads: list[threading.Thread] = []
         if sum(span.size_bytes for span in spans) <= PART_BYTES:
-            for span in spans:
-                self._take(span)
+            for number, part in self._parts:
+                self._take(part)
+                self._missing[number] -= 1
             return
-        threads = min(MAX_THREADS, max(1, len(os.sched_getaffinity(0)) // 2))
-        self._pool = ThreadPoolExecutor(threads, "checkflow-pages")
-        try:
-            for number, span in enumerate(spans):
-                self._left[number] = [self._pool.submit(self._take, part) for part in span.parts(PART_BYTES)]
-        except RuntimeError as error:  # no thread to be had
-            self.close()
-            raise OSError(0, str(error)) from None
+        for number in range(min(MAX_THREADS, max(1, len(os.sched_getaffinity(0)) // 2))):
+            thread = threading.Thread(target=self._run, name=f"checkflow-pages-{number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no thread to be had
+                self.close()
+                raise OSError(0, str(error)) from None
+            self._threads.append(thread)
+
+    @property
+    def refused(self) -> int:
+        """How many spans will never have their pages."""
+        return len(self._refusals)
 
     def ready(self, number: int) -> bool:
         """Whether a span's pages are all there."""
-        left = self._left.get(number, [])
-        while left and left[0].done() and self._granted(left[0]):
-            left.pop(0)
-        if not left:
-            self._left.pop(number, None)
-        return not left
+        return self._missing.get(number, 0) == 0
 
     def wait_for_more(self) -> bool:
-        """Wait until one span more is there; False if none is to come."""
-        if self.refused is not None or not self._left:
-            return False
-        number = min(self._left)
-        wait(self._left[number])
-        return self.ready(number)
+        """Wait until one span more is there, and return whether it came; False if none is to come."""
+        with self._changed:
+            coming = [number for number, parts in self._missing.items() if parts and number not in self._refusals]
+            if not coming or self._closing:
+                return False
+            first = min(coming)
+            self._changed.wait_for(lambda: self.ready(first) or first in self._refusals or self._closing)
+        return self.ready(first) or self.wait_for_more()
 
     def take_refusal(self) -> str | None:
         """Why the slots that are not there will not come; said once."""
-        if self.refused is None or self._told:
+        if not self._refusals or self._told:
             return None
         self._told = True
-        return f"slots: the system refuses their memory ({self.refused.strerror}); free some, or use slots=2"
-
-    def _granted(self, part: Future[None]) -> bool:
-        error = part.exception()
-        if isinstance(error, OSError):
-            self.refused = error
-        elif error is not None:
-            raise error
-        return error is None
+        had, error = len(self._missing) - self.refused, next(iter(self._refusals.values()))
+        what = f"slots: the system refuses the memory of {self.refused} of {len(self._missing)} ({error.strerror})"
+        if had < 2:
+            return f"{what}, and with {had} nothing more is checkpointed; free memory, or train on a machine with more"
+        return f"{what}; training goes on with {had}: use slots={had}, or free memory"
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leave the memory to somebody who is in a hurry."""
-        self._go.clear()
+        self._paused = True
         try:
             yield
         finally:
-            self._go.set()
+            with self._changed:
+                self._paused = False
+                self._changed.notify_all()
 
     def close(self) -> None:
-        """No page is touched from now on."""
-        self._go.set()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        """No page is touched from now on. In a forked child, which has no such threads, nothing."""
+        if os.getpid() != self._owner:
+            return
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._paused or self._closing)
+                if self._closing or not self._parts:
+                    return
+                number, part = self._parts.popleft()
+            refusal = None
+            if number not in self._refusals:
+                try:
+                    self._take(part)
+                except OSError as error:
+                    refusal = error
+            with self._changed:
+                if refusal is not None:
+                    self._refusals.setdefault(number, refusal)
+                elif number not in self._refusals:
+                    self._missing[number] -= 1
+                self._changed.notify_all()
 
     def _take(self, part: Span) -> None:
-        self._go.wait()
         # Maps and clears. Older kernels refuse, and map at the first copy; memory that is refused is refused below.
         _LIBC.madvise(
             ctypes.c_void_p(self._address + part.start_bytes), ctypes.c_size_t(part.size_bytes), _MADV_POPULATE_WRITE

@@ -22,7 +22,7 @@ from torch import nn
 import checkflow
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.compiler import Compiled, Options, compile_graph
-from checkflow.errors import InputError, StoreError
+from checkflow.errors import DeviceError, InputError, StoreError
 from checkflow.schedule import Schedule, write_schedule
 from checkflow.store.pace import PersistEvery
 from checkflow.store.reader import Checkpoint, list_checkpoints
@@ -244,6 +244,22 @@ def test_bad_arguments_are_refused(schedule: Schedule, tmp_path: Path) -> None:
         )  # fmt: skip
     with pytest.raises(StoreError, match="slots: 1 is not supported"):
         checkflow.attach(training.model, training.optimizer, schedule=schedule, store=tmp_path / "s", slots=1)
+
+
+def test_what_attaching_fails_for_is_what_is_told(
+    schedule: Schedule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not how the saver that was started for it ended."""
+
+    def refuse(*_: object) -> None:
+        raise DeviceError("slots: CUDA refuses")
+
+    training = small()
+    monkeypatch.setattr("checkflow.runtime.host.HostDevice.register", refuse)
+    with pytest.raises(DeviceError, match="CUDA refuses"):
+        attached(training, schedule, tmp_path)
+    monkeypatch.undo()
+    attached(training, schedule, tmp_path).close()
 
 
 SCRIPT = """

@@ -11,6 +11,7 @@ import pytest
 from contenders import Job, Tier
 from peering import faults, kills
 from peering.figure import draw
+from peering.markdown import markdown
 from peering.orders import Attach, Done
 from peering.pairs import spread
 from peering.processes import ToolError, worker
@@ -46,6 +47,7 @@ def test_a_report_is_written_read_shown_and_drawn(tmp_path: Path) -> None:
     show(report, console)
     shown = console.export_text()
     assert "50.0%" in shown and "not here" in shown and "needs CUDA" in shown
+    assert "| torch_save | 50.0% (40% to 60%) |" in markdown(report)
     draw(report, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 

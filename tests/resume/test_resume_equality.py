@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 import torch
-from resume_memory import load, save
+from resume_memory import Saved, host_state, load, save
 from torch import nn
-from trainings_to_resume import TRAININGS, Make, Run
+from trainings_to_resume import TRAININGS, Make, Run, adamw, channels_last, simple
 
 from checkflow.restore import Restored
 from checkflow.runtime.state import live_state
@@ -116,6 +116,33 @@ def test_state_that_did_not_exist_is_what_was_read() -> None:
     other = TRAININGS["adamw foreach"]()
     load(saved, other.training, other.objects)
     assert before.keys() == addresses(other).keys() and all(at in span for at in addresses(other).values())
+
+
+def test_one_tensor_that_lies_otherwise_has_all_state_copied() -> None:
+    """Else the others would keep the bytes of all of it in memory."""
+    run = simple(adamw(), model=channels_last)
+    advance(run, 1)
+    saved = save(run.training, run.objects, 1)
+    read = torch.frombuffer(saved.files["optimizer.safetensors"], dtype=torch.uint8)
+    span = range(read.data_ptr(), read.data_ptr() + read.numel())
+    other = simple(adamw(), model=channels_last)
+    load(saved, other.training, other.objects)
+    assert not any(at in span for at in addresses(other).values())
+
+
+def test_a_step_that_changes_its_dtype_in_place_is_saved_as_it_is() -> None:
+    """The object is the same, and what was known of it is not."""
+    run = TRAININGS["adamw foreach"]()
+    advance(run, 1)
+    state = host_state(run.training, run.objects)
+    state.capture(1).record()
+    for values in run.training.optimizers[0].state.values():
+        values["step"].data = values["step"].data.double() + 4
+    saved = Saved(save(run.training, run.objects, 1).files, state.capture(1).record())
+    other = TRAININGS["adamw foreach"]()
+    load(saved, other.training, other.objects)
+    for values in other.training.optimizers[0].state.values():
+        assert (values["step"].dtype, values["step"].item()) == (torch.float64, 5)
 
 
 def addresses(run: Run) -> dict[tuple[int, str], int]:

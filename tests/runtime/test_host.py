@@ -49,6 +49,19 @@ def _tensor(value: int, size: int = 1000) -> torch.Tensor:
     return torch.full((size,), value, dtype=torch.uint8)
 
 
+def test_a_storage_that_moved_is_read_where_it_is() -> None:
+    """share_memory_() and sending a tensor to another process move it; a batch serves many checkpoints."""
+    device = HostDevice(Counters())
+    source, target = _tensor(1, 100_000), _tensor(0, 100_000)
+    batch = Batch([Copy(target, source)])
+    assert device.synchronize(device.offload(batch))
+    source.share_memory_()  # type: ignore[no-untyped-call]
+    source.fill_(7)
+    assert device.synchronize(device.offload(batch))
+    assert bool((target == 7).all())
+    device.close()
+
+
 def test_offloads_end_in_order_and_waiting_is_counted() -> None:
     """A later event implies the earlier ones."""
     counters = Counters()

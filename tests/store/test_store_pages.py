@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,16 +61,19 @@ def memory() -> Iterator[tuple[int, int]]:
     shared.close()
 
 
+def take_all(taken: Pages) -> None:
+    while taken.wait_for_more():
+        pass
+
+
 SPANS = (Span(PAGE, 5 * PAGE), Span(6 * PAGE, 5 * PAGE), Span(11 * PAGE, 5 * PAGE))
 
 
 def test_every_page_is_taken_span_by_span(kernel: Kernel, memory: tuple[int, int]) -> None:
-    """Each span is waited for in turn; together they are granted to the last byte, once."""
+    """To the last byte, once."""
     taken = Pages(*memory, SPANS)
-    for number in range(3):
-        assert taken.wait_for_more()
-        assert taken.ready(number)
-    assert not taken.wait_for_more()
+    take_all(taken)
+    assert all(taken.ready(number) for number in range(3))
     assert sorted(kernel.granted)[0][0] == PAGE
     assert sum(size for _, size in kernel.granted) == sum(span.size_bytes for span in SPANS)
     assert len(kernel.granted) == 9
@@ -81,7 +86,8 @@ def test_a_span_is_not_ready_before_its_last_page(kernel: Kernel, memory: tuple[
     taken = Pages(*memory, SPANS)
     assert not any(taken.ready(number) for number in range(3))
     kernel.go.set()
-    assert taken.wait_for_more() and taken.ready(0)
+    take_all(taken)
+    assert taken.ready(0)
     taken.close()
 
 
@@ -93,8 +99,7 @@ def test_who_is_in_a_hurry_goes_first(kernel: Kernel, memory: tuple[int, int]) -
         kernel.go.set()
         assert len(kernel.granted) <= pages.MAX_THREADS
         assert not taken.ready(2)
-    while taken.wait_for_more():
-        pass
+    take_all(taken)
     assert taken.ready(2)
     taken.close()
 
@@ -112,11 +117,11 @@ def test_what_the_kernel_refuses_is_told_once(kernel: Kernel, memory: tuple[int,
     """Spans before it are used, those behind it never."""
     kernel.refused_from = 6 * PAGE
     taken = Pages(*memory, SPANS)
-    assert taken.wait_for_more()
-    assert not taken.wait_for_more() and not taken.wait_for_more()
+    take_all(taken)
+    assert not taken.wait_for_more()
     assert [taken.ready(number) for number in range(3)] == [True, False, False]
     told = taken.take_refusal()
-    assert told is not None and "refuses their memory (Cannot allocate memory)" in told
+    assert told is not None and "refuses the memory of 2 of 3 (Cannot allocate memory), and with 1 nothing more" in told
     assert taken.take_refusal() is None
     taken.close()
 
@@ -136,14 +141,15 @@ def test_a_checkpoint_waits_for_its_slot_to_have_memory(tmp_path: Path, kernel: 
 
 def test_refused_memory_is_an_error_but_no_lost_checkpoint(tmp_path: Path, kernel: Kernel) -> None:
     """The slots that there are go on being used."""
-    kernel.refused_from = 2 * PAGE + SMALL.size_bytes + RECORD_ROOM_BYTES  # slot 1
+    kernel.refused_from = 2 * PAGE + 2 * (SMALL.size_bytes + RECORD_ROOM_BYTES)  # slot 2
     handle = StoreHandle.open(tmp_path, SMALL, notify=silent)
-    with pytest.raises(StoreError, match="refuses their memory"):
+    with pytest.raises(StoreError, match=r"refuses the memory of 1 of 3 .* goes on with 2: use slots=2"):
         handle.take_memory()
     handle.poll()  # said once
-    assert stage(handle, SMALL, 1)
+    for iteration in (1, 2, 3):
+        assert stage(handle, SMALL, iteration)
     handle.close()
-    assert newest_whole(tmp_path) == 1
+    assert newest_whole(tmp_path) == 3
 
 
 def test_no_memory_at_all(tmp_path: Path, kernel: Kernel) -> None:
@@ -151,7 +157,7 @@ def test_no_memory_at_all(tmp_path: Path, kernel: Kernel) -> None:
     kernel.refused_from = 0
     handle = StoreHandle.open(tmp_path, SMALL, notify=silent, backpressure="block")
     assert handle.acquire() is None
-    with pytest.raises(StoreError, match="refuses their memory"):
+    with pytest.raises(StoreError, match="with 0 nothing more is checkpointed"):
         handle.poll()
     handle.close()
 
@@ -165,3 +171,26 @@ def test_little_memory_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.Mo
         StoreHandle.open(tmp_path, SMALL, notify=silent)
     monkeypatch.undo()
     StoreHandle.open(tmp_path, SMALL, notify=silent).close()
+
+
+def test_a_program_that_ends_without_closing_waits_for_no_memory() -> None:
+    """Nor does a child that it forked, and neither says anything."""
+    program = """
+import os, sys, threading
+from checkflow.store import pages
+from checkflow.store.shared import SharedMemory
+from checkflow.store.layout import FileSpec, Layout, TensorSpec
+pages.PART_BYTES = 4096
+os.posix_fallocate = lambda fd, start, size: threading.current_thread() is threading.main_thread() or endless.wait()
+endless = threading.Event()
+layout = Layout.of((FileSpec("model.safetensors", (TensorSpec("w", "U8", (100_000,)),)),))
+shared = SharedMemory.create(layout, slots=2, record_room_bytes=100, config=b"{}")
+assert not shared.pages.ready(0)
+child = os.fork()
+if not child:
+    shared.close()
+    sys.exit(0)
+sys.exit(os.waitpid(child, 0)[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
