@@ -60,10 +60,11 @@ class Pages:
             thread = threading.Thread(target=self._run, name=f"checkflow-pages-{number}", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # no thread to be had
-                self.close()
-                raise OSError(0, str(error)) from None
+            except RuntimeError:  # no more to be had
+                break
             self._threads.append(thread)
+        if not self._threads:
+            self._run()
 
     @property
     def refused(self) -> int:

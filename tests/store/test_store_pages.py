@@ -162,6 +162,18 @@ def test_no_memory_at_all(tmp_path: Path, kernel: Kernel) -> None:
     handle.close()
 
 
+def test_without_threads_memory_is_taken_at_once(
+    kernel: Kernel, memory: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    taken = Pages(*memory, SPANS)
+    assert len(kernel.granted) == 9 and all(taken.ready(number) for number in range(3))
+    taken.close()
+
+
 def test_little_memory_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_fd: int, _start: int, _size: int) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
