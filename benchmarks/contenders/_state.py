@@ -97,4 +97,4 @@ def first_that_loads(paths: Iterable[Path], load: Callable[[Path], int]) -> int:
 
 
 def not_installed(package: str) -> str | None:
-    return None if find_spec(package) else f"{package} is not installed (see benchmarks/README.md)"
+    return None if find_spec(package) else f"{package} is not installed; `pip install -c constraints.txt -e '.[peers]'`"

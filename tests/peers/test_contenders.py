@@ -15,6 +15,7 @@ import benchmarks_path  # noqa: F401 (makes the next ones importable)
 import contenders
 import pytest
 from contenders import Job, Tier
+from peering.drive import Driver
 from peering.orders import Attach, Detach, Done, Prepare, Restore, Restored, Saved, SaveOne, Train, Turn
 from peering.processes import Process, tree, worker
 
@@ -43,9 +44,7 @@ def job(tmp_path: Path) -> Job:
 def test_a_new_process_goes_on_as_if_nothing_had_happened(workload: str, name: str, job: Job, tmp_path: Path) -> None:
     """Saved after three iterations, restored elsewhere, trained once more: bit for bit the uninterrupted training."""
     kind = contenders.load(name)
-    reason = kind.missing()
-    if reason:
-        pytest.skip(reason)
+    assert kind.missing() is None
     job, expected = replace(job, workload=workload), digests(workload)
     with worker(workload, name, tmp_path / "log") as saver:
         if kind.prepares:
@@ -60,6 +59,19 @@ def test_a_new_process_goes_on_as_if_nothing_had_happened(workload: str, name: s
         restored = fresh.ask(Restore(), Restored)
         assert (restored.iteration, restored.digest) == (3, expected[2])
         assert fresh.ask(SaveOne(), Saved).digest == expected[3]
+
+
+def test_a_tool_that_is_not_installed_is_listed_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And the others run."""
+    monkeypatch.setattr("contenders._state.find_spec", lambda _package: None)
+    with Driver(("lightning", "dcp"), tmp_path, {}, lambda _line: None) as driver:
+        tools = {tool.name: tool.missing for tool in driver.report("here", "peers.py").tools}
+    assert tools == {
+        "lightning": "lightning is not installed; `pip install -c constraints.txt -e '.[peers]'`",
+        "dcp": None,
+    }
 
 
 def test_a_frozen_worker_does_nothing_until_it_is_thawed(job: Job, tmp_path: Path) -> None:
@@ -80,6 +92,7 @@ import sys, time
 import benchmarks_path
 from pathlib import Path
 from contenders import Job, Tier
+from peering.drive import Driver
 from peering.orders import Attach, Done
 from peering.processes import Process
 

@@ -12,13 +12,11 @@ import torch
 from resume_memory import load, save
 from torch import nn
 from torch.utils.data import Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from checkflow.data import ResumableLoader
 from checkflow.hoststate.objects import HostObjects
 from checkflow.training import Training
-
-pytest.importorskip("torchdata")
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 on torch 2.13
 LENGTH = 11  # iterations; an epoch has 4

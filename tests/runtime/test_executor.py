@@ -16,6 +16,7 @@ from torn import Case, Factory, LateDevice, Rig, memory_of, random_schedule, rig
 from checkflow.errors import AuditError, InputError
 from checkflow.runtime.counters import Cause
 from checkflow.runtime.state import live_state
+from checkflow.trace.names import state_of
 from checkflow.training import Training
 
 
@@ -365,11 +366,10 @@ def test_the_first_difference_is_named(change: Callable[[nn.Sequential], object]
 
 def test_state_has_the_names_that_the_tracer_gives() -> None:
     """A schedule is found again by name, so both sides have to agree."""
-    names = pytest.importorskip("checkflow.trace.names")
     for factory in trainings.ALL:
         case = factory()
         case.iterate(0)
-        traced = [(state.name, id(state.tensor)) for state in names.state_of(case.training, "model")]
+        traced = [(state.name, id(state.tensor)) for state in state_of(case.training, "model")]
         assert sorted(traced) == sorted((live.name, id(live.tensor)) for live in live_state(case.training))
 
 
