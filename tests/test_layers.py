@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "checkflow"
 # What each part of the package may import from it. A package's own modules may import each other.
 ALLOWED: dict[str, set[str]] = {
     "__init__": {"training", "checkpointing"},
+    "collector": set(),
     "errors": set(),
     "training": set(),
     "units": {"errors"},
@@ -20,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "graphfile": {"errors", "graph", "jsonfile"},
     "hardware": {"errors", "units", "graph", "jsonfile"},
     "plan": {"errors", "graph"},
-    "trace": {"errors", "units", "graph", "training"},
+    "trace": {"collector", "errors", "units", "graph", "training"},
     "link": {"plan"},
     "solve": {"errors", "plan", "link"},
     "schedule": {"errors", "jsonfile"},
@@ -40,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "hoststate": {"errors", "training", "runtime"},
     "restore": {"errors", "training", "store", "runtime", "hoststate"},
     "data": {"errors"},
-    "checkpointing": {"errors", "training", "schedule", "runtime", "store", "hoststate", "restore"},
+    "checkpointing": {"collector", "errors", "training", "schedule", "runtime", "store", "hoststate", "restore"},
     "examples": {"__init__", "data"},
     "sweep": {
         "errors", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "compiler", "policies",

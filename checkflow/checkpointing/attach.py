@@ -11,6 +11,7 @@ import torch
 
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.files import layout_of
+from checkflow.collector import paused_collector
 from checkflow.errors import InputError, StoreError
 from checkflow.hoststate.capture import HostState, check_capturable
 from checkflow.hoststate.objects import HostObjects
@@ -31,6 +32,7 @@ def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=2)
 
 
+@paused_collector()
 def attach(
     model: torch.nn.Module | Sequence[torch.nn.Module],
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from checkflow.checkpointing.sink import StoreSink
+from checkflow.collector import paused_collector
 from checkflow.errors import CheckflowError, StoreError
 from checkflow.hoststate.capture import HostState
 from checkflow.hoststate.objects import HostObjects
@@ -102,7 +103,7 @@ class Checkpointer:
         what could not be restored. Raises CorruptStoreError where none verifies, InputError where it is of another
         training.
         """
-        with self._handle.shared.pages.paused():  # both take memory, and this one is waited for
+        with paused_collector(), self._handle.shared.pages.paused():  # both take memory, and this one is waited for
             found = load_newest(self._store, iteration)
             for skipped in found.skipped:
                 self._notify(f"{self._store}: skipped {skipped}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from checkflow.collector import paused_collector
 from checkflow.errors import CheckflowError, InputError, ModelFileError, TraceError
 from checkflow.graph import AnchorKind, Graph
 from checkflow.trace.assemble import assemble
@@ -174,16 +175,17 @@ def _record(
         mark_gradient(parameter, ledger)
     recording = Recording(Program(ledger, sources_of(training, model)))
     firings = Firings(ledger)
-    collecting = gc.isenabled()
-    gc.disable()  # cycles die when the collector happens to run: keep that out of the lifetimes
     try:
-        with hooked(training, firings, ledger), recording.program.recording_random_state(), _users_code("iteration"):
+        with (
+            paused_collector(),  # cycles die when the collector happens to run: keep that out of the lifetimes
+            hooked(training, firings, ledger),
+            recording.program.recording_random_state(),
+            _users_code("iteration"),
+        ):
             recorder.recording = recording
             training.iteration()
     finally:
         recorder.recording = None
-        if collecting:
-            gc.enable()
     firings.fire(AnchorKind.ITERATION_END, "")
     for _, parameter in parameters_of(training):
         mark_gradient(parameter, ledger)
