@@ -71,7 +71,8 @@ def attach(
         generators: the user's own random generators, by name.
         metadata: the user's own JSON; read anew for each checkpoint.
         interval: iterations from one checkpoint to the next; the schedule's unless given.
-        slots: checkpoints that host memory holds: 3 to fill, keep and persist at once, or 2.
+        slots: checkpoints that host memory holds: 3 to fill, keep and persist at once, or 2. With 1 each is on disk,
+            whatever `persist_every` says, before the next is begun: least memory, and least lost with the machine.
         policy: where no slot is free, "skip" this checkpoint or "block" until one is.
         persist_every: how often a staged checkpoint is written to disk.
         retention: which checkpoints stay on disk.

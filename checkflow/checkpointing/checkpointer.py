@@ -127,7 +127,8 @@ class Checkpointer:
             self._handle.drain(DURABLE_DEADLINE_S)
             if not self._executor.save():
                 raise StoreError(f"{self._store}: save: no slot is free; see what the saver reported, or use slots=3")
-        self._handle.persist_now(keep=keep)
+        if self._handle.persist_now(keep=keep) is None and keep:
+            raise StoreError(f"{self._store}: save: the next checkpoint has the only slot; call it right after step()")
         self._handle.drain(DURABLE_DEADLINE_S)
 
     def stats(self) -> Stats:

@@ -161,7 +161,7 @@ class StoreHandle:
         self._slots.abandon(slot)
 
     def persist_now(self, *, keep: bool = False) -> int | None:
-        """Have the newest staged checkpoint persisted soon, and retained for good if `keep`; None if there is none."""
+        """Have the newest staged checkpoint persisted soon, and retained for good if `keep`; None if no slot has it."""
         sequence = self._slots.newest_sequence
         if sequence is not None and (keep or self.shared.durable_sequence < sequence):
             self._saver.failed.discard(sequence)
@@ -221,7 +221,7 @@ class StoreHandle:
             self._saver.wait(min(0.1, deadline - time.monotonic()))
             self._saver.tend()
         self._saver.tend()
-        return True
+        return self._slots.newest_is_durable
 
     def _wait_for_memory(self) -> Slot | None:
         started = time.monotonic_ns()

@@ -93,7 +93,8 @@ class Pages:
         had, error = len(self._missing) - self.refused, next(iter(self._refusals.values()))
         what = f"slots: the system refuses the memory of {self.refused} of {len(self._missing)} ({error.strerror})"
         if had < 2:
-            return f"{what}, and with {had} nothing more is checkpointed; free memory, or train on a machine with more"
+            advice = "use slots=1, free memory" if had else "free memory"
+            return f"{what}, and with {had} nothing more is checkpointed; {advice}, or train on a machine with more"
         return f"{what}; training goes on with {had}: use slots={had}, or free memory"
 
     @contextlib.contextmanager

@@ -81,8 +81,8 @@ class SharedMemory:
 
         Raises StoreError where memory does not suffice.
         """
-        if not 2 <= slots <= MAX_SLOTS:
-            raise StoreError(f"slots: {slots} is not supported; use 2 to {MAX_SLOTS}")
+        if not 1 <= slots <= MAX_SLOTS:
+            raise StoreError(f"slots: {slots} is not supported; use 1 to {MAX_SLOTS}")
         stride = layout.size_bytes + padded(record_room_bytes)
         size = CONTROL_BYTES + padded(len(config)) + slots * stride
         need = f"{slots} slots of {format_bytes(layout.size_bytes)} need {format_bytes(size)} of shared memory"
@@ -255,7 +255,7 @@ def _check_memory(need: str, size_bytes: int, slots: int) -> None:
     free = allowance()
     if free is None or size_bytes <= free.free_bytes:
         return
-    advice = "use slots=2" if slots > 2 else "raise the limit"
+    advice = f"use slots={slots - 1}" if slots > 1 else "raise the limit"
     raise StoreError(
         f"slots: {need}, but {free.limit} leaves {format_bytes(free.free_bytes)}; {advice}, free memory, or train on a "
         "machine with more"

@@ -31,17 +31,21 @@ class Slot:
 
 
 class Slots:
-    """Which slot to fill next. `skip`: newest wins; `block`: a checkpoint that is due is never given up."""
+    """Which slot to fill next. `skip`: newest wins; `block`: a checkpoint that is due is never given up.
+
+    A single slot is filled again once its checkpoint was persisted, for which each is due.
+    """
 
     def __init__(self, shared: SharedMemory, layout: Layout, backpressure: Backpressure) -> None:
         self._shared = shared
         self._layout = layout
         self._backpressure = backpressure
+        self._single = shared.slots == 1
         self._sequence = 0
         self.staged_iteration: int | None = None
 
     def try_acquire(self) -> Slot | None:
-        """A slot to fill, never the newest staged one; None if all are needed."""
+        """A slot to fill, never the newest staged one unless it is the only one; None if all are needed."""
         with self._shared.locked() as held:
             if not held:
                 return None
@@ -58,9 +62,9 @@ class Slots:
     def _usable(self, word: Word) -> bool:
         if word.state is State.FREE:
             return True
-        if word.state is not State.STAGED or word.sequence == self._sequence:
-            return False
-        return not word.due  # stage() passes that on to a newer one; what a dead saver left due waits for the next
+        if word.state is not State.STAGED or word.due:
+            return False  # stage() passes `due` on to a newer one; what a dead saver left due waits for the next
+        return self._single or word.sequence != self._sequence
 
     def stage(self, slot: Slot, iteration: int, record: bytes, *, due: bool) -> int:
         """Declare a filled slot a whole checkpoint and return its sequence number.
@@ -74,7 +78,7 @@ class Slots:
         self._shared.put_record(slot.index, sequence, iteration, record)
         with self._shared.locked() as held:
             given_up = [index for index, word in enumerate(self._shared.words()) if held and self._gives_way(word)]
-            due = due or bool(given_up)
+            due = due or self._single or bool(given_up)
             self._shared.set_word(slot.index, Word(State.STAGED, sequence, due=due))  # from here on it is seen, whole
             for index in given_up:
                 self._shared.set_word(index, Word(State.STAGED, self._shared.word(index).sequence))
@@ -103,8 +107,15 @@ class Slots:
 
     @property
     def newest_sequence(self) -> int | None:
-        """The newest staged checkpoint's; None if none was staged."""
-        return self._sequence or None
+        """The newest staged checkpoint's; None if none was staged, or its slot, the only one, was taken again."""
+        if self._sequence and any(word.sequence == self._sequence for word in self._shared.words()):
+            return self._sequence
+        return None
+
+    @property
+    def newest_is_durable(self) -> bool:
+        """Whether the newest checkpoint that was ever staged is on disk, or none was."""
+        return self._shared.durable_sequence >= self._sequence
 
     @property
     def pending(self) -> bool:

@@ -26,6 +26,7 @@ from checkflow.errors import DeviceError, InputError, StoreError
 from checkflow.schedule import Schedule, write_schedule
 from checkflow.store.pace import PersistEvery
 from checkflow.store.reader import Checkpoint, list_checkpoints
+from checkflow.store.retention import Retention
 from checkflow.trace.tracing import trace_training
 from checkflow.training import Training
 
@@ -155,12 +156,18 @@ def train_more(training: Training, ckpt: Checkpointer, iterations: int) -> None:
         ckpt.step()
 
 
-def test_save_finds_a_slot_with_two_slots_and_skip(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slots", [1, 2])
+def test_save_finds_a_slot_with_few_slots_and_skip(tmp_path: Path, slots: int) -> None:
     """Where none is free it waits for the saver, whatever the policy is for iterations."""
     schedule = compiled(small, interval=3)
     training = small()
     with checkflow.attach(
-        training.model, training.optimizer, schedule=schedule, store=tmp_path / "store", slots=2, persist_every=EVERY
+        training.model,
+        training.optimizer,
+        schedule=schedule,
+        store=tmp_path / "store",
+        slots=slots,
+        persist_every=EVERY,
     ) as ckpt:
         for _ in range(5):
             training.iteration()
@@ -168,6 +175,20 @@ def test_save_finds_a_slot_with_two_slots_and_skip(tmp_path: Path) -> None:
             ckpt.save(keep=False)
         assert ckpt.stats().staged >= 5
     assert ckpt.status().durable_iteration == 5
+
+
+def test_a_single_slot_persists_each_before_the_next_is_begun(tmp_path: Path) -> None:
+    """Whatever persist_every says; so a lost machine costs the iteration that runs and the one being written."""
+    schedule = compiled(small, interval=1)
+    training = small()
+    with checkflow.attach(
+        training.model, training.optimizer, schedule=schedule, store=tmp_path, slots=1, policy="block",
+        retention=Retention(last=99),
+    ) as ckpt:  # fmt: skip
+        for iteration in range(1, 9):
+            train_more(training, ckpt, 1)
+            assert max((found.iteration for found in list_checkpoints(tmp_path)), default=0) >= iteration - 1
+    assert [found.iteration for found in list_checkpoints(tmp_path)] == [8, 7, 6, 5, 4, 3, 2, 1]
 
 
 def test_closing_saves_the_last_iteration_at_any_interval(tmp_path: Path) -> None:
@@ -242,8 +263,8 @@ def test_bad_arguments_are_refused(schedule: Schedule, tmp_path: Path) -> None:
             training.model, training.optimizer, schedule=schedule, store=tmp_path / "s",
             policy="wait",  # type: ignore[arg-type]
         )  # fmt: skip
-    with pytest.raises(StoreError, match="slots: 1 is not supported"):
-        checkflow.attach(training.model, training.optimizer, schedule=schedule, store=tmp_path / "s", slots=1)
+    with pytest.raises(StoreError, match="slots: 0 is not supported"):
+        checkflow.attach(training.model, training.optimizer, schedule=schedule, store=tmp_path / "s", slots=0)
 
 
 def test_what_attaching_fails_for_is_what_is_told(

@@ -1,7 +1,7 @@
 """A small training with everything random in it, run as a process of its own to be killed.
 
     python trainer_to_kill.py reference ITERATIONS
-    python trainer_to_kill.py attached ITERATIONS SCHEDULE STORE
+    python trainer_to_kill.py attached ITERATIONS SCHEDULE STORE SLOTS
 
 Prints "at I DIGEST" for each state that a checkpoint may hold: of iteration I when it is completed, and once when
 restored. The digest covers weights, buffers, optimizer state, the scheduler, and what the random generators give next.
@@ -57,7 +57,7 @@ def endless(loader: ResumableLoader[tuple[torch.Tensor, ...]]) -> Iterator[tuple
         yield from loader
 
 
-def main(mode: str, iterations: int, schedule: str = "", store: str = "") -> None:
+def main(mode: str, iterations: int, schedule: str = "", store: str = "", slots: str = "3") -> None:
     torch.set_num_threads(1)
     model, optimizer = build()
     generator = torch.Generator().manual_seed(1)
@@ -77,7 +77,7 @@ def main(mode: str, iterations: int, schedule: str = "", store: str = "") -> Non
         return
     with checkflow.attach(
         model, optimizer, schedule=schedule, store=store, scheduler=scheduler, loader=loader, policy="block",
-        notify=lambda _: None,
+        slots=int(slots), notify=lambda _: None,
     ) as ckpt:  # fmt: skip
         first = ckpt.restore()
         say(first)

@@ -124,6 +124,45 @@ def test_skip_never_waits_and_the_newest_wins(tmp_path: Path, slots: int) -> Non
         assert newest_whole(tmp_path) == 29
 
 
+def test_a_single_slot_waits_until_its_checkpoint_is_durable(tmp_path: Path) -> None:
+    """Under `skip` it has none to give until then; under `block` the trainer waits. Each is persisted."""
+    with StoreHandle.open(tmp_path, SMALL, slots=1, notify=silent) as handle:
+        assert stage(handle, SMALL, 1)
+        until_verified(handle, 1)
+        with stopped(handle):
+            assert stage(handle, SMALL, 2)
+            assert handle.acquire() is None
+        assert handle.drain(60) and handle.status().skipped == 1
+        assert handle.acquire() is not None
+        assert handle.persist_now(keep=True) is None  # what is on disk no slot has any more
+        assert handle.drain(60)
+    with StoreHandle.open(tmp_path, SMALL, slots=1, backpressure="block", notify=silent) as handle:
+        for iteration in range(3, 7):
+            assert stage(handle, SMALL, iteration)
+            assert handle.shared.durable_sequence >= iteration - 3
+    assert newest_whole(tmp_path) == 6
+
+
+def test_a_single_slot_is_filled_again_where_the_disk_fails(tmp_path: Path) -> None:
+    """What could not be made durable is told, and does not hold up what comes after it."""
+    told: list[str] = []
+    with StoreHandle.open(
+        tmp_path / "store", SMALL, slots=1, backpressure="block", on_error="warn", notify=told.append
+    ) as handle:
+        assert stage(handle, SMALL, 1) and handle.drain(60)
+        until_verified(handle, 1)
+        (tmp_path / "store").rename(tmp_path / "away")
+        assert stage(handle, SMALL, 2) and not handle.drain(60)
+        slot = handle.acquire()
+        assert slot is not None and not handle.drain(60)
+        (tmp_path / "away").rename(tmp_path / "store")
+        fill(slot.data, SMALL, 3)
+        handle.stage(slot, 3, record_of(3))
+        assert handle.drain(60)
+    assert newest_whole(tmp_path / "store") == 3
+    assert len(told) == 1 and "iteration 2 cannot be made durable" in told[0]
+
+
 def test_a_long_record_is_refused(tmp_path: Path) -> None:
     """One line that says the room; the slot can still be staged with a shorter one."""
     with StoreHandle.open(tmp_path, SMALL, notify=silent, record_room_bytes=5000) as handle:
