@@ -49,6 +49,8 @@ class Contender(abc.ABC):
     durable: ClassVar[bool]  # whether a checkpoint on disk that it reports as complete survives a power cut
     verifies: ClassVar[bool] = False  # whether a restore finds changed bytes
     prepares: ClassVar[bool] = False  # whether `prepare` does anything
+    tiers: ClassVar[tuple[Tier, ...]] = tuple(Tier)
+    in_files: ClassVar[bool] = True  # in memory too, of a tmpfs; else in memory of its own
 
     def __init__(self, job: Job, training: checkflow.Training) -> None:
         self.job = job

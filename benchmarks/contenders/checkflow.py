@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -30,6 +31,8 @@ class Checkflow(Contender):
     durable = True
     verifies = True
     prepares = True
+    in_files = False
+    slots: ClassVar[int] = 2
 
     def __init__(self, job: Job, training: checkflow.Training) -> None:
         super().__init__(job, training)
@@ -41,7 +44,7 @@ class Checkflow(Contender):
             schedule=job.prepared / SCHEDULE,
             store=job.folder,
             interval=job.interval,
-            slots=2,
+            slots=self.slots,
             policy="block",
             persist_every=PersistEvery(iterations=job.interval if job.tier is Tier.DISK else NEVER),
             notify=silent,

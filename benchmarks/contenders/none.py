@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contenders import Contender
+from contenders import Contender, Tier
 
 
 class Nothing(Contender):
     what = "no checkpoint; run against itself it shows the noise"
     durable = False
+    tiers = (Tier.DISK,)
 
     def after_iteration(self, iteration: int) -> None:
         """Nothing is saved."""

@@ -76,12 +76,11 @@ class Driver:
             none.ask(Attach(job), Done)
             none.ask(Train(3), Turn)
             none.freeze()
-            for name in self._running():
+            for name, tier in self._cells(tiers):
                 if sizes.durable_only and name != NONE and not contenders.load(name).durable:
                     continue
-                for tier in tiers if name != NONE else (Tier.DISK,):
-                    with self._trying(name, f"{workload}, {tier}"):
-                        self._overhead(none, name, workload, tier, sizes)
+                with self._trying(name, f"{workload}, {tier}"):
+                    self._overhead(none, name, workload, tier, sizes)
 
     def _overhead(self, none: Process, name: str, workload: str, tier: Tier, sizes: Sizes) -> None:
         samples: dict[int, list[pairs.Samples]] = {interval: [] for interval in sizes.measured}
@@ -89,7 +88,7 @@ class Driver:
             interval: pairs.Plan(turn, PIECE, sizes.baseline, count, min(sizes.warm, pairs.WARM_SAVES * interval))
             for interval, (turn, count) in sizes.measured.items()
         }
-        in_files = tier is Tier.MEMORY and name != "checkflow"
+        in_files = tier is Tier.MEMORY and contenders.load(name).in_files
         found: list[Overhead] = []
         for process in range(sizes.processes):
             with worker(workload, name, self._disk / f"{name}.log") as tool:
@@ -108,16 +107,15 @@ class Driver:
         self._overheads += [pairs.spread(sparse, each) for each in sizes.reported if each not in measured_intervals]
 
     def saves(self, workload: str, tiers: tuple[Tier, ...]) -> None:
-        for name in self._running(NONE):
-            for tier in tiers:
-                if tier is Tier.MEMORY and name == "checkflow":
-                    continue  # staged by the next iteration's anchors: there is no moment to wait for
-                with (
-                    self._trying(name, f"{workload}, save, {tier}"),
-                    self._job(name, workload, tier, 1) as job,
-                    worker(workload, name, self._disk / f"{name}.log") as tool,
-                ):
-                    self._saves.append(pairs.save_alone(tool, job, name, SAVES))
+        for name, tier in self._cells(tiers, NONE):
+            if tier is Tier.MEMORY and not contenders.load(name).in_files:
+                continue  # staged by the next iteration's anchors: there is no moment to wait for
+            with (
+                self._trying(name, f"{workload}, save, {tier}"),
+                self._job(name, workload, tier, 1) as job,
+                worker(workload, name, self._disk / f"{name}.log") as tool,
+            ):
+                self._saves.append(pairs.save_alone(tool, job, name, SAVES))
 
     def restores(self, workload: str) -> None:
         for name in self._running(NONE):
@@ -127,10 +125,9 @@ class Driver:
                 self._restores += restores.measure(name, job, self._disk / f"{name}.log")
 
     def kills(self, tiers: tuple[Tier, ...], count: int) -> None:
-        for name in self._running(NONE):
-            for tier in tiers:
-                with self._trying(name, f"kills, {tier}"), self._job(name, KILLED, tier, 1) as job:
-                    self._kills.append(kills.measure(name, job, self._disk / f"{name}.log", count))
+        for name, tier in self._cells(tiers, NONE):
+            with self._trying(name, f"kills, {tier}"), self._job(name, KILLED, tier, 1) as job:
+                self._kills.append(kills.measure(name, job, self._disk / f"{name}.log", count))
 
     def faults(self) -> None:
         for name in self._running(NONE):
@@ -162,6 +159,10 @@ class Driver:
             kills=self._kills,
             faults=self._faults,
         )
+
+    def _cells(self, tiers: tuple[Tier, ...], *left_out: str) -> Iterator[tuple[str, Tier]]:
+        for name in self._running(*left_out):
+            yield from ((name, tier) for tier in tiers if tier in contenders.load(name).tiers)
 
     def _running(self, *left_out: str) -> list[str]:
         return [name for name in self._names if not self._missing[name] and name not in left_out]

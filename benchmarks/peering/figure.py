@@ -38,7 +38,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def _colour(report: Report, name: str, tier: str) -> str:
-    if name == "checkflow":
+    if name.startswith("checkflow"):
         return OURS
     durable = {tool.name: tool.durable for tool in report.tools}[name]
     return THEIRS if durable or tier == "memory" else UNSAFE
