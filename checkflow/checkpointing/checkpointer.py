@@ -114,7 +114,7 @@ class Checkpointer:
         return restored.iteration
 
     def step(self) -> None:
-        """An iteration ended, its update included. Raises what went wrong in the background, within 0.2 s of it."""
+        """An iteration ended, its update included. Raises what went wrong in the background, within a second of it."""
         self._executor.step()
         self._meter.step()
 

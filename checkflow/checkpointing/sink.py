@@ -11,7 +11,7 @@ from checkflow.runtime.sink import Slot as RuntimeSlot
 from checkflow.store.handle import StoreHandle
 from checkflow.store.slots import Slot
 
-POLL_S = 0.2  # hearing the saver takes a tenth of a millisecond, which short iterations would pay each
+POLL_S = 1.0  # hearing the saver takes a fifth of a millisecond, which short iterations would pay each
 
 
 @dataclass(frozen=True, slots=True)

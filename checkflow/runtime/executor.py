@@ -62,6 +62,7 @@ class Executor:
             self.program, binding, device, sink, counters, keep_early=GuardKind.REWRITE in disarmed
         )
         self.completed = 0  # iterations
+        self.awake = audit or interval == 1  # a checkpoint is being filled, or is due when this iteration ends
         self.unwatched: tuple[Storage, ...] = ()  # written state that no trusted guard covered when an iteration ended
         self._schedule = schedule
         self._training = training
@@ -89,32 +90,38 @@ class Executor:
 
     def reach(self, kind: str, subject: str) -> None:
         """An anchor fires."""
+        started = time.perf_counter_ns()
         if self._stopped or self._captured():
             return
         self._touched = True
-        number = self.spots.fire(kind, subject)
-        if number is None or number <= self._anchor:
-            return
-        if number in self.program.used or self.pipeline.waiting:
-            with self._entered():
-                self._advance(number)
-        else:
-            self._anchor = number  # most anchors have nothing to do, and this is the training's time
+        if self.awake:
+            number = self.spots.fire(kind, subject)
+            if number is None or number <= self._anchor:
+                return
+            if number in self.program.used or self.pipeline.waiting:
+                with self._entered():
+                    self._advance(number)
+                return
+            self._anchor = number
+        self._counters.issue_ns += time.perf_counter_ns() - started  # little, but the training's time
 
     def guard(self, guard: Guard) -> None:
         """What this guard covers is about to be written."""
+        started = time.perf_counter_ns()
         if self._stopped or self._captured():
             return
         guard.fired = guard.ever = self._touched = True
         if guard.kind in self._disarmed:
             return
+        if not self.awake:  # nothing is read: only what slots hold from before may go stale
+            self._wrote(guard.unplanned, guard.kind)
+            self._counters.issue_ns += time.perf_counter_ns() - started
+            return
         with self._entered():
             if self._audit is not None:
                 self._audit.check(guard.storages)
             self.pipeline.protect(guard.storages, CAUSES[guard.kind])
-            for storage in guard.storages:
-                if changes(storage, guard.kind):
-                    storage.epoch += 1
+            self._wrote(guard.storages, guard.kind)
 
     def updated(self, number: int) -> None:
         """Optimizer `number` has made an update. Raises InputError if state of the schedule is still absent then."""
@@ -155,18 +162,17 @@ class Executor:
 
     def step(self) -> None:
         """An iteration ended: its state is the next checkpoint's, if one is due."""
-        with self._entered():
+        next_is_due = (self.completed + 2) % self._interval == 0
+        if self.awake or next_is_due:
+            with self._entered():
+                self._end(next_is_due=next_is_due)
+        else:
+            started = time.perf_counter_ns()
             self._device.check()
-            self._advance(self.program.anchor_count)
             self.completed += 1
-            if self.completed % self._interval == 0:
-                self._begin(wait=self._block)
-            self.spots.end()
-            for guard in self._guards:
-                guard.fired = False
-            self._anchor, self._touched = 0, False
+            self._touched = False
             self._device.collect()
-            self.pipeline.stage_finished()
+            self._counters.issue_ns += time.perf_counter_ns() - started
         self._sink.poll()
 
     def resume(self, completed: int) -> None:
@@ -174,6 +180,7 @@ class Executor:
         with self._entered():
             self.pipeline.drop_open()
             self.completed = self.pipeline.last_staged = completed
+            self.awake = True
             self.rebind()
 
     @property
@@ -254,7 +261,30 @@ class Executor:
         running = self.completed + 1
         self.pipeline.advance(running, anchor, due=running % self._interval == 0)
 
+    def _end(self, *, next_is_due: bool) -> None:
+        """An iteration ended that a checkpoint was filled or due in, or after which one is."""
+        self._device.check()
+        if self.awake:
+            self._advance(self.program.anchor_count)
+            self.spots.end()
+        self.completed += 1
+        if self.completed % self._interval == 0:
+            self._begin(wait=self._block)
+        for guard in self._guards:
+            guard.fired = False
+        self._anchor, self._touched = 0, False
+        self._device.collect()
+        self.pipeline.stage_finished()
+        self.awake = next_is_due or self.pipeline.busy or self._audit is not None
+
+    @staticmethod
+    def _wrote(storages: Iterable[Storage], kind: GuardKind) -> None:
+        for storage in storages:
+            if changes(storage, kind):
+                storage.epoch += 1
+
     def _begin(self, *, wait: bool) -> None:
+        self.awake = True
         if self._binding.stale(self._training):
             self.rebind()
         if not self.pipeline.begin(self.completed, self._capture, wait=wait):

@@ -35,6 +35,7 @@ class Guard:
     subject: int | torch.nn.Module  # number of the optimizer; the module whose buffers are guarded
     inside: tuple[torch.nn.Module, ...] = ()  # modules whose buffers a compiled wrapper guards
     storages: tuple[Storage, ...] = ()
+    unplanned: tuple[Storage, ...] = ()  # of these, what the traced iteration does not write
     ever: bool = False  # it fired once
     fired: bool = False  # it fired in this iteration
 
@@ -47,6 +48,7 @@ class Guard:
             modules = (self.subject, *self.inside)
             found = dict.fromkeys(s for module in modules for s in binding.buffer_storages.get(module, ()))
             self.storages = tuple(found)
+        self.unplanned = tuple(storage for storage in self.storages if not storage.written)
 
     def trusted(self, *, opaque: bool) -> bool:
         """Whether it will fire before the next write. `opaque`: code without hooks may have run in this process."""

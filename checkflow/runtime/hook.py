@@ -1,6 +1,7 @@
 """Hooks of one training: anchors and guards, placed so that they run before the code they are for.
 
-A hook that torch.compile traces does nothing; compiled wrappers are hooked from outside.
+A hook that torch.compile traces does nothing; compiled wrappers are hooked from outside. In an iteration that no
+checkpoint is filled or due in, only what tells that it began and that it updates calls the executor.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _on_model(
     original = uncompiled(model)
     if original is not model:
         guards.append(Guard(GuardKind.FORWARD, model, inside=tuple(original.modules())))
-        handles += _on_module(executor, model, prefix, guards[-1])
+        handles += _on_module(executor, model, prefix, guards[-1], first=True)
     for path, module in original.named_modules():
         subject = f"{prefix}/{path}" if path else prefix
         first = module is original  # tells that the next iteration has begun
@@ -55,7 +56,7 @@ def _on_model(
         if guard is not None:
             guards.append(guard)
         if (anchored or guard is not None) and not (module is original and original is not model):
-            handles += _on_module(executor, module, subject, guard)
+            handles += _on_module(executor, module, subject, guard, first=first)
         if module._parameters or persistent:
             guards.append(Guard(GuardKind.LOAD, module))
             handles.append(module.register_load_state_dict_pre_hook(_loading(executor, guards[-1])))
@@ -65,16 +66,21 @@ def _on_model(
             handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
 
-def _on_module(executor: Executor, module: torch.nn.Module, subject: str, guard: Guard | None) -> list[RemovableHandle]:
+def _on_module(
+    executor: Executor, module: torch.nn.Module, subject: str, guard: Guard | None, *, first: bool
+) -> list[RemovableHandle]:
+    anchored = first or ("forward_pre", subject) in executor.program.hooked
+
     def before(_module: torch.nn.Module, _args: object) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not (executor.awake or first or (guard is not None and guard.unplanned)):
             return
-        executor.reach("forward_pre", subject)
+        if anchored:
+            executor.reach("forward_pre", subject)
         if guard is not None:
             executor.guard(guard)
 
     def after(_module: torch.nn.Module, _args: object, _result: object) -> None:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and executor.awake:
             executor.reach("forward", subject)
 
     handles = [module.register_forward_pre_hook(before, prepend=True)]  # before a user's hook that writes buffers
@@ -87,7 +93,8 @@ def _gradient(executor: Executor, subject: str) -> Callable[[torch.Tensor], None
     """A tensor hook: a user's post-accumulate hook, which may update the parameter, runs after it."""
 
     def ready(_gradient: torch.Tensor) -> None:
-        executor.reach("gradient", subject)
+        if executor.awake:
+            executor.reach("gradient", subject)
 
     return ready
 
@@ -105,14 +112,16 @@ def _on_optimizer(
     def before(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         if torch.compiler.is_compiling():
             return
-        executor.reach("optimizer_pre", subject)
+        if executor.awake:
+            executor.reach("optimizer_pre", subject)
         executor.guard(guard)
 
     def after(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         if torch.compiler.is_compiling():
             return
         executor.updated(number)
-        executor.reach("optimizer", subject)
+        if executor.awake:
+            executor.reach("optimizer", subject)
 
     loading = Guard(GuardKind.LOAD, number)
     executor.watch([loading])

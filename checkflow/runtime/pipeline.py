@@ -43,6 +43,11 @@ class Pipeline:
         self._binding, self._slots = binding, SlotMap(self._program, binding)
 
     @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being filled."""
+        return self._open is not None or bool(self._flights)
+
+    @property
     def waiting(self) -> bool:
         """Whether a closed checkpoint is not staged yet."""
         return bool(self._flights)

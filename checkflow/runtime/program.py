@@ -57,17 +57,20 @@ def program_of(schedule: Schedule, few_bytes: int = 0) -> Program:
     """The program of a schedule that `read_schedule` or `lower` vouches for.
 
     Moves without a snapshot that are planned before the iteration's end, or after it, leave at the end if together they
-    are at most `few_bytes`: they hold no memory, so any place after the last write will do.
+    are at most `few_bytes`: they hold no memory, so any place after the last write will do. Where `few_bytes` is not 0
+    and no move has a snapshot, however many they are: in the plan's order they hold up nothing.
     """
     count = len(schedule.anchors)
 
     def time(place: Place) -> int:
         return place[0] * (count + 1) + place[1]
 
-    offloads = [time(row.offload) for row in schedule.actions]
+    planned = [time(row.offload) for row in schedule.actions]
+    offloads = list(planned)
+    ordered = few_bytes > 0 and all(row.snapshot is None for row in schedule.actions)
     for low, high in ((0, count), (count + 1, inf)):
         direct = [n for n, row in enumerate(schedule.actions) if row.snapshot is None and low <= offloads[n] < high]
-        if sum(schedule.actions[number].bytes for number in direct) <= few_bytes:
+        if ordered or sum(schedule.actions[number].bytes for number in direct) <= few_bytes:
             for number in direct:
                 offloads[number] = count
     events: list[tuple[int, Deed, int]] = []
@@ -93,7 +96,7 @@ def program_of(schedule: Schedule, few_bytes: int = 0) -> Program:
             )
             for row in schedule.actions
         ),
-        events=tuple(sorted(events)),
+        events=tuple(sorted(events, key=lambda event: (event[0], event[1], planned[event[2]], event[2]))),
         moves_of={storage: tuple(indices) for storage, indices in moves_of.items()},
         anchors=anchors,
         used=used,

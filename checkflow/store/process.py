@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -44,16 +45,17 @@ class SaverProcess:
             theirs.close()
             os.close(trainer)
         self._end = ours
+        self._poll = select.poll()
+        self._poll.register(ours, select.POLLIN)
         lock.name_holder(self._process.pid)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def fd(self) -> int:
-        """Becomes readable when the saver says something or ends."""
-        return self._end.fileno()
+    def stirs(self, timeout_s: float) -> bool:
+        """Whether it says something, or has ended, within this time."""
+        return bool(self._poll.poll(max(0.0, timeout_s) * 1000))
 
     def tell(self, word: bytes) -> None:
         """Never waits: a saver that does not listen looks at the slots by itself once it does."""

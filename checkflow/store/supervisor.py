@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import time
 
 from checkflow.errors import StoreError
@@ -51,19 +50,18 @@ class Supervisor:
     def wait(self, timeout_s: float) -> None:
         """Until the saver says something or ends, or the time has passed."""
         if self._saver is not None:
-            poll = select.poll()
-            poll.register(self._saver.fd, select.POLLIN)
-            poll.poll(max(0.0, timeout_s) * 1000)
+            self._saver.stirs(timeout_s)
 
     def tend(self) -> None:
         """Hear the saver, restart it if it died, see whether it hangs. Never waits."""
         if self._saver is None:
             return
-        how = self._saver.ended()
-        self._listen(self._saver)
-        if how is not None:
-            self._saver.close()
-            self._restart(how)
+        if self._saver.stirs(0):
+            how = self._saver.ended()
+            self._listen(self._saver)
+            if how is not None:
+                self._saver.close()
+                self._restart(how)
         self._watch()
 
     def end(self, deadline: float) -> None:

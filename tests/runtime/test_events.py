@@ -31,3 +31,17 @@ def test_few_bytes_wait_for_the_iterations_end() -> None:
         assert together.used <= apart.used | {end}
         seen.add(together.used < apart.used)
     assert True in seen
+
+
+def test_without_snapshots_all_wait_for_the_iterations_end_in_the_plans_order() -> None:
+    """Where few bytes may leave with others, and nothing holds memory, however many they are."""
+    reordered = False
+    for seed in range(20):
+        planned = random_schedule(trainings.momentum, seed)
+        direct = tuple(row.model_copy(update={"snapshot": None, "release": None}) for row in planned.actions)
+        schedule = planned.model_copy(update={"actions": direct[::-1]})
+        apart, together = (program_of(schedule, few) for few in (0, 1))
+        assert {at for at, _, _ in together.events} == {len(schedule.anchors)}
+        assert [number for _, _, number in together.events] == [number for _, _, number in apart.events]
+        reordered |= [number for _, _, number in together.events] != list(range(len(direct)))
+    assert reordered

@@ -81,6 +81,37 @@ def test_static_state_is_copied_once_for_each_slot_and_again_when_it_changed() -
     assert made.executor.pipeline.static_bytes == once + 2 * layer.get_parameter("weight").numel() * 4
 
 
+def test_static_state_written_where_nothing_is_due_is_copied_again() -> None:
+    """By an optimizer whose writes no version counter tells, in an iteration that no checkpoint is filled or due in."""
+
+    def thawing() -> Case:
+        net = trainings.mlp()
+        case = trainings.plain(lambda ps: torch.optim.SGD(ps, lr=0.1, fused=True), net)
+
+        def iterate(number: int) -> None:
+            for parameter in net[0].parameters():
+                parameter.requires_grad_(number == 7)
+            case.iterate(number)
+
+        return Case(case.training, iterate)
+
+    made = rig(thawing, random_schedule(thawing, 0), lag=0, slots=2, interval=3)
+    made.run(12)
+    made.close()
+    assert made.sink.order == [3, 6, 9, 12]
+    assert made.torn() == []
+
+
+def test_anchors_are_not_counted_where_nothing_is_due() -> None:
+    """What is silent is what did not fire in the last iteration that a checkpoint was filled or due in."""
+    made = rig(trainings.sgd, random_schedule(trainings.sgd, 0), lag=0, interval=4)
+    for iterations in (4, 2, 1, 1, 3):
+        made.run(iterations)
+        assert made.executor.spots.silent == frozenset()
+    made.close()
+    assert made.sink.order == [4, 8] and made.torn() == []
+
+
 def test_static_state_written_while_it_is_read_discards_the_checkpoint() -> None:
     """No guard sees the write, so the checkpoint cannot be vouched for; the next one is whole again."""
     schedule = random_schedule(trainings.frozen, 0)
