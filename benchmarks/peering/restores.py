@@ -34,7 +34,9 @@ def measure(contender: str, job: Job, log: Path) -> list[Figures]:
             figures.append(_restored(fresh, contender, job, case, start_s, saved.iteration, saved.digest))
     expected = _killed_while_training(contender, job, log)
     with worker(job.workload, contender, log) as fresh:
-        figures.append(_restored(fresh, contender, job, "killed", _built(fresh), expected, None))
+        start_s = _built(fresh)
+        touch(TOUCHED * state_bytes)
+        figures.append(_restored(fresh, contender, job, "killed", start_s, expected, None))
     return figures
 
 
