@@ -63,6 +63,7 @@ class Executor:
         )
         self.completed = 0  # iterations
         self.awake = audit or interval == 1  # a checkpoint is being filled, or is due when this iteration ends
+        self.touched = False  # something ran since the last iteration ended
         self.unwatched: tuple[Storage, ...] = ()  # written state that no trusted guard covered when an iteration ended
         self._schedule = schedule
         self._training = training
@@ -78,7 +79,6 @@ class Executor:
         self._guards: list[Guard] = []
         self._updated: set[int] = set()  # optimizers that made an update
         self._anchor = 0  # reached in the running iteration
-        self._touched = False  # something ran since the last iteration ended
         self._opaque = False  # code without hooks may run: compiled, or captured as a CUDA graph
         self._lock = threading.RLock()
         self._depth = 0
@@ -93,7 +93,7 @@ class Executor:
         started = time.perf_counter_ns()
         if self._stopped or self._captured():
             return
-        self._touched = True
+        self.touched = True
         if self.awake:
             number = self.spots.fire(kind, subject)
             if number is None or number <= self._anchor:
@@ -110,7 +110,7 @@ class Executor:
         started = time.perf_counter_ns()
         if self._stopped or self._captured():
             return
-        guard.fired = guard.ever = self._touched = True
+        guard.fired = guard.ever = self.touched = True
         if guard.kind in self._disarmed:
             return
         if not self.awake:  # nothing is read: only what slots hold from before may go stale
@@ -170,7 +170,7 @@ class Executor:
             started = time.perf_counter_ns()
             self._device.check()
             self.completed += 1
-            self._touched = False
+            self.touched = False
             self._device.collect()
             self._counters.issue_ns += time.perf_counter_ns() - started
         self._sink.poll()
@@ -187,14 +187,14 @@ class Executor:
     def unsaved(self) -> bool:
         """Whether the last completed iteration is not checkpointed and still can be."""
         behind = self.completed > 0 and not self.pipeline.has(self.completed)
-        return behind and not (self._touched or self._broken)
+        return behind and not (self.touched or self._broken)
 
     def save(self) -> bool:
         """Stage a checkpoint of the last completed iteration; False where no slot is to be had.
 
         Raises InputError where its state is gone already.
         """
-        if not self.pipeline.has(self.completed) and self._touched:
+        if not self.pipeline.has(self.completed) and self.touched:
             raise InputError("save: the next iteration has begun; call it right after step()")
         with self._entered():
             if not self.pipeline.has(self.completed):
@@ -272,7 +272,7 @@ class Executor:
             self._begin(wait=self._block)
         for guard in self._guards:
             guard.fired = False
-        self._anchor, self._touched = 0, False
+        self._anchor, self.touched = 0, False
         self._device.collect()
         self.pipeline.stage_finished()
         self.awake = next_is_due or self.pipeline.busy or self._audit is not None

@@ -1,7 +1,7 @@
 """Hooks of one training: anchors and guards, placed so that they run before the code they are for.
 
 A hook that torch.compile traces does nothing; compiled wrappers are hooked from outside. In an iteration that no
-checkpoint is filled or due in, only what tells that it began and that it updates calls the executor.
+checkpoint is filled or due in they leave the executor alone, but for a model's own forward and its optimizer's update.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ def _on_module(
     anchored = first or ("forward_pre", subject) in executor.program.hooked
 
     def before(_module: torch.nn.Module, _args: object) -> None:
-        if torch.compiler.is_compiling() or not (executor.awake or first or (guard is not None and guard.unplanned)):
+        if torch.compiler.is_compiling():
+            return
+        if not (executor.awake or first or (guard is not None and guard.unplanned)):
+            executor.touched = True
             return
         if anchored:
             executor.reach("forward_pre", subject)

@@ -215,6 +215,19 @@ def test_save_completes_the_last_iteration_at_once() -> None:
     assert made.torn() == []
 
 
+@pytest.mark.parametrize("path", ["", "1"])
+def test_a_save_is_refused_once_an_iteration_began_that_nothing_is_due_in(path: str) -> None:
+    """Its hooks return at once, but tell that. By the model, or by a part of it that has buffers."""
+    made = rig(trainings.sgd, random_schedule(trainings.sgd, 0, interval=9), lag=0, interval=9)
+    made.run(2)
+    assert not made.executor.awake
+    module = made.case.training.models[0].get_submodule(path)
+    module(torch.zeros(4, 8 if path else 6))
+    with pytest.raises(InputError, match="right after step"):
+        made.executor.save()
+    made.close()
+
+
 def test_the_last_iteration_is_complete_after_close_and_hooks_are_gone() -> None:
     """Close drains; training on afterwards touches nothing."""
     made = rig(trainings.sgd, random_schedule(trainings.sgd, 0))
