@@ -25,7 +25,7 @@ from peering import tables
 from peering.drive import Driver, Sizes
 from peering.machine import describe
 from peering.markdown import markdown
-from peering.reportfile import read_report, write_report
+from peering.reportfile import joined, read_report, write_report
 from peering.results import Report
 from peering.workloads import WORKLOADS
 from rich.console import Console
@@ -65,7 +65,7 @@ class Chosen:
     output: Path | None
     figure: Path | None
     markdown: Path | None
-    report: Path | None
+    reports: tuple[Path, ...]
 
 
 def chosen() -> Chosen:
@@ -81,7 +81,9 @@ def chosen() -> Chosen:
     parser.add_argument("-o", "--output", type=Path, help="JSON of all figures")
     parser.add_argument("--figure", type=Path, help="PNG")
     parser.add_argument("--markdown", type=Path, help="the tables as text")
-    parser.add_argument("--report", type=Path, help="show a former run's JSON and measure nothing")
+    parser.add_argument(
+        "--report", type=Path, nargs="+", default=(), help="show former runs' JSON, oldest first, and measure nothing"
+    )
     given = parser.parse_args()
     sizes = QUICK if given.quick else DEFAULT | THOROUGH if given.thorough else DEFAULT
     quick = given.quick
@@ -92,7 +94,7 @@ def chosen() -> Chosen:
     return Chosen(
         names, workloads, parts, tuple(Tier(tier) for tier in tiers), sizes,
         min(given.kills, 3) if quick else given.kills, given.directory, given.output, given.figure,
-        given.markdown, given.report,
+        given.markdown, tuple(given.report),
     )  # fmt: skip
 
 
@@ -138,7 +140,7 @@ def run(asked: Chosen) -> Report:
 def main() -> None:
     asked = chosen()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was measured is shown, its folders are removed
-    report = run(asked) if asked.report is None else read_report(asked.report)
+    report = joined([read_report(path) for path in asked.reports]) if asked.reports else run(asked)
     if asked.output is not None:
         write_report(asked.output, report)
     tables.show(report, Console(width=200))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contenders import Contender, Tier
+from contenders import Contender
 
 
 class Nothing(Contender):
     what = "no checkpoint; run against itself it shows the noise"
     durable = False
-    tiers = (Tier.DISK,)
 
     def after_iteration(self, iteration: int) -> None:
         """Nothing is saved."""

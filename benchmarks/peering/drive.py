@@ -162,7 +162,8 @@ class Driver:
 
     def _cells(self, tiers: tuple[Tier, ...], *left_out: str) -> Iterator[tuple[str, Tier]]:
         for name in self._running(*left_out):
-            yield from ((name, tier) for tier in tiers if tier in contenders.load(name).tiers)
+            wanted = (Tier.DISK,) if name == NONE else tiers
+            yield from ((name, tier) for tier in wanted if tier in contenders.load(name).tiers)
 
     def _running(self, *left_out: str) -> list[str]:
         return [name for name in self._names if not self._missing[name] and name not in left_out]

@@ -79,7 +79,7 @@ def _curves(axis: Axes, report: Report, workload: str) -> None:
     for row in rows:
         if row.contender not in drawn and (row.turn == max(turns, default=0) or row.spread):
             drawn.add(row.contender)
-            ours = row.contender == "checkflow"
+            ours = row.contender.startswith("checkflow")
             axis.plot(
                 range(1, len(row.curve) + 1), [1 / ratio for ratio in row.curve], label=row.contender,
                 linewidth=2.5 if ours else 1, color=OURS if ours else None, zorder=3 if ours else 2,

@@ -76,7 +76,7 @@ def attach(
         policy: where no slot is free, "skip" this checkpoint or "block" until one is.
         persist_every: how often a staged checkpoint is written to disk.
         retention: which checkpoints stay on disk.
-        on_error: "raise" what went wrong in the background at the next step(), or "warn" and train on.
+        on_error: "raise" what went wrong in the background at a step() within a second, or "warn" and train on.
         sigterm_deadline_s: time to stage and persist the last iteration when SIGTERM arrives; None: leave SIGTERM.
         audit: look for writes that no guard sees, by samples; costs a synchronization for each iteration.
         notify: told, in one line, what a person should know.

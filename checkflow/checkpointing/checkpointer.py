@@ -119,7 +119,9 @@ class Checkpointer:
         self._meter.step()
 
     def save(self, *, keep: bool = True) -> None:
-        """Checkpoint the iteration that just ended, and return when it is durable; `keep`: retain it for good.
+        """Checkpoint the iteration that just ended, or was restored, and return when it is durable.
+
+        `keep`: retain it for good.
 
         Raises InputError where the next iteration has begun already and this one was not saved.
         """

@@ -65,6 +65,7 @@ class Executor:
         self.awake = audit or interval == 1  # a checkpoint is being filled, or is due when this iteration ends
         self.touched = False  # something ran since the last iteration ended
         self.unwatched: tuple[Storage, ...] = ()  # written state that no trusted guard covered when an iteration ended
+        self._restored = -1  # iteration
         self._schedule = schedule
         self._training = training
         self._binding = binding
@@ -156,14 +157,15 @@ class Executor:
             return
         with self._entered():
             self._opaque = True
+            self._distrust()
             self.pipeline.protect(self._binding.storages.values(), Cause.UNWATCHED)
 
     # Called by the user, between iterations
 
     def step(self) -> None:
         """An iteration ended: its state is the next checkpoint's, if one is due."""
-        next_is_due = (self.completed + 2) % self._interval == 0
-        if self.awake or next_is_due:
+        is_due, next_is_due = ((self.completed + ahead) % self._interval == 0 for ahead in (1, 2))
+        if self.awake or is_due or next_is_due:
             with self._entered():
                 self._end(next_is_due=next_is_due)
         else:
@@ -179,14 +181,16 @@ class Executor:
         """The state was restored as it was after so many iterations."""
         with self._entered():
             self.pipeline.drop_open()
-            self.completed = self.pipeline.last_staged = completed
+            self.completed = self._restored = completed
+            self.pipeline.last_staged = -1
             self.awake = True
+            self._distrust()
             self.rebind()
 
     @property
     def unsaved(self) -> bool:
-        """Whether the last completed iteration is not checkpointed and still can be."""
-        behind = self.completed > 0 and not self.pipeline.has(self.completed)
+        """Whether the last completed iteration is in no checkpoint, nor was restored, and still can be saved."""
+        behind = self.completed not in (0, self._restored) and not self.pipeline.has(self.completed)
         return behind and not (self.touched or self._broken)
 
     def save(self) -> bool:
@@ -253,6 +257,7 @@ class Executor:
         if not self._device.capturing():
             return False
         self._opaque = True
+        self._distrust()  # a guard that fired before will not fire before a replay
         self.pipeline.drop_unissued()
         return True
 
@@ -270,12 +275,15 @@ class Executor:
         self.completed += 1
         if self.completed % self._interval == 0:
             self._begin(wait=self._block)
-        for guard in self._guards:
-            guard.fired = False
+        self._distrust()
         self._anchor, self.touched = 0, False
         self._device.collect()
         self.pipeline.stage_finished()
         self.awake = next_is_due or self.pipeline.busy or self._audit is not None
+
+    def _distrust(self) -> None:
+        for guard in self._guards:
+            guard.fired = False
 
     @staticmethod
     def _wrote(storages: Iterable[Storage], kind: GuardKind) -> None:

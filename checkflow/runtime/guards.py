@@ -37,7 +37,7 @@ class Guard:
     storages: tuple[Storage, ...] = ()
     unplanned: tuple[Storage, ...] = ()  # of these, what the traced iteration does not write
     ever: bool = False  # it fired once
-    fired: bool = False  # it fired in this iteration
+    fired: bool = False  # it fired in this iteration, as far as hooks call the executor in it
 
     def bind(self, binding: Binding) -> None:
         if isinstance(self.subject, int):

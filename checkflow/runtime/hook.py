@@ -1,7 +1,7 @@
 """Hooks of one training: anchors and guards, placed so that they run before the code they are for.
 
 A hook that torch.compile traces does nothing; compiled wrappers are hooked from outside. In an iteration that no
-checkpoint is filled or due in they leave the executor alone, but for a model's own forward and its optimizer's update.
+checkpoint is filled or due in most of them leave the executor alone.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ def _gradient(executor: Executor, subject: str) -> Callable[[torch.Tensor], None
     def ready(_gradient: torch.Tensor) -> None:
         if executor.awake:
             executor.reach("gradient", subject)
+        else:
+            executor.touched = True
 
     return ready
 

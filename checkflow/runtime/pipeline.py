@@ -190,7 +190,7 @@ class Pipeline:
         else:
             self.stage_finished()
         started = time.perf_counter_ns()
-        slot = self._sink.acquire()
+        slot = self._free_slot() or self._sink.acquire()  # one that was given up may be free now
         if wait or slot is not None:  # whose memory was still on its way
             self._counters.stalled(Cause.SLOT, time.perf_counter_ns() - started)
         return slot

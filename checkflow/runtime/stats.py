@@ -34,7 +34,7 @@ class Stats:
     predicted_iteration_ns: int
     iteration_ns: int  # mean, from step() to step()
     predicted_bytes_per_s: int
-    silent_anchors: tuple[str, ...]  # the schedule uses them, and they did not fire in the last iteration
+    silent_anchors: tuple[str, ...]  # the schedule uses them; did not fire when last a checkpoint was filled or due
     unwatched: tuple[str, ...]  # state that no hook guards; it is waited for when an iteration ends
 
     @property

@@ -45,8 +45,6 @@ class SaverProcess:
             theirs.close()
             os.close(trainer)
         self._end = ours
-        self._poll = select.poll()
-        self._poll.register(ours, select.POLLIN)
         lock.name_holder(self._process.pid)
 
     @property
@@ -55,7 +53,9 @@ class SaverProcess:
 
     def stirs(self, timeout_s: float) -> bool:
         """Whether it says something, or has ended, within this time."""
-        return bool(self._poll.poll(max(0.0, timeout_s) * 1000))
+        poll = select.poll()  # a new one each time: a signal handler may wait beside who was interrupted in waiting
+        poll.register(self._end, select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
     def tell(self, word: bytes) -> None:
         """Never waits: a saver that does not listen looks at the slots by itself once it does."""

@@ -40,7 +40,7 @@ class Slots:
         self._shared = shared
         self._layout = layout
         self._backpressure = backpressure
-        self._single = shared.slots == 1
+        self.each_is_due = shared.slots == 1
         self._sequence = 0
         self.staged_iteration: int | None = None
 
@@ -64,7 +64,7 @@ class Slots:
             return True
         if word.state is not State.STAGED or word.due:
             return False  # stage() passes `due` on to a newer one; what a dead saver left due waits for the next
-        return self._single or word.sequence != self._sequence
+        return self.each_is_due or word.sequence != self._sequence
 
     def stage(self, slot: Slot, iteration: int, record: bytes, *, due: bool) -> int:
         """Declare a filled slot a whole checkpoint and return its sequence number.
@@ -78,7 +78,7 @@ class Slots:
         self._shared.put_record(slot.index, sequence, iteration, record)
         with self._shared.locked() as held:
             given_up = [index for index, word in enumerate(self._shared.words()) if held and self._gives_way(word)]
-            due = due or self._single or bool(given_up)
+            due = due or self.each_is_due or bool(given_up)
             self._shared.set_word(slot.index, Word(State.STAGED, sequence, due=due))  # from here on it is seen, whole
             for index in given_up:
                 self._shared.set_word(index, Word(State.STAGED, self._shared.word(index).sequence))

@@ -56,12 +56,12 @@ class Supervisor:
         """Hear the saver, restart it if it died, see whether it hangs. Never waits."""
         if self._saver is None:
             return
-        if self._saver.stirs(0):
-            how = self._saver.ended()
+        how = self._saver.ended()
+        if how is not None or self._saver.stirs(0):
             self._listen(self._saver)
-            if how is not None:
-                self._saver.close()
-                self._restart(how)
+        if how is not None:
+            self._saver.close()
+            self._restart(how)
         self._watch()
 
     def end(self, deadline: float) -> None:

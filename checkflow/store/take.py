@@ -44,12 +44,12 @@ def take_last(shared: SharedMemory) -> Taken | None:
 
 def give_back(shared: SharedMemory, taken: Taken, *, durable: bool) -> None:
     """The slot is the trainer's again. A checkpoint that could not be made durable is not tried again by itself."""
-    if durable:
-        shared.durable_sequence = max(shared.durable_sequence, taken.sequence)
     with shared.locked(timeout_s=60.0):
         word = shared.word(taken.index)
         asked_again = word.keep and not taken.keep  # the trainer asked to keep it while it was being written
         shared.set_word(taken.index, Word(State.STAGED, word.sequence, due=asked_again, keep=asked_again))
+        if durable:  # told once the slot can be had: who waits for the one asks for the other
+            shared.durable_sequence = max(shared.durable_sequence, taken.sequence)
 
 
 def _staged(word: Word) -> bool:

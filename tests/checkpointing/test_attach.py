@@ -177,6 +177,25 @@ def test_save_finds_a_slot_with_few_slots_and_skip(tmp_path: Path, slots: int) -
     assert ckpt.status().durable_iteration == 5
 
 
+def test_what_was_restored_can_be_saved_to_keep(tmp_path: Path) -> None:
+    """Also an older one than the newest: it is the restored state that is kept. Closing does not save it again."""
+    schedule = compiled(small, interval=1)
+    training = small()
+    with attached(training, schedule, tmp_path) as ckpt:
+        for _ in range(3):
+            train_more(training, ckpt, 1)
+            ckpt.save(keep=True)
+    training, before = small(), list_checkpoints(tmp_path)
+    with attached(training, schedule, tmp_path) as ckpt:
+        assert ckpt.restore(2) == 2
+    assert list_checkpoints(tmp_path) == before
+    with attached(training, schedule, tmp_path) as ckpt:
+        assert ckpt.restore(2) == 2
+        ckpt.save(keep=True)
+    newest = list_checkpoints(tmp_path)[0]
+    assert isinstance(newest, Checkpoint) and newest.iteration == 2 and newest.manifest.keep
+
+
 def test_a_single_slot_persists_each_before_the_next_is_begun(tmp_path: Path) -> None:
     """Whatever persist_every says; so a lost machine costs the iteration that runs and the one being written."""
     schedule = compiled(small, interval=1)

@@ -64,7 +64,6 @@ def test_a_new_process_goes_on_as_if_nothing_had_happened(workload: str, name: s
 def test_a_tool_that_is_not_installed_is_listed_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And the others run."""
     monkeypatch.setattr("contenders._state.find_spec", lambda _package: None)
     with Driver(("lightning", "dcp"), tmp_path, {}, lambda _line: None) as driver:
         tools = {tool.name: tool.missing for tool in driver.report("here", "peers.py").tools}
@@ -92,7 +91,6 @@ import sys, time
 import benchmarks_path
 from pathlib import Path
 from contenders import Job, Tier
-from peering.drive import Driver
 from peering.orders import Attach, Done
 from peering.processes import Process
 

@@ -15,8 +15,8 @@ from peering.markdown import markdown
 from peering.orders import Attach, Done
 from peering.pairs import spread
 from peering.processes import ToolError, worker
-from peering.reportfile import read_report, write_report
-from peering.results import Overhead, Report, Tool
+from peering.reportfile import joined, read_report, write_report
+from peering.results import Kills, Overhead, Report, Tool
 from peering.tables import show
 from rich.console import Console
 
@@ -50,6 +50,18 @@ def test_a_report_is_written_read_shown_and_drawn(tmp_path: Path) -> None:
     assert "| torch_save | 50.0% (40% to 60%) |" in markdown(report)
     draw(report, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_runs_of_different_parts_are_shown_as_one() -> None:
+    """Of a part that both measured, the newer run counts."""
+    tool = Tool("torch_save", "how", "torch 0", durable=True, verifies=False)
+    kept = Kills("torch_save", "disk", (1, 0), (5, 6), 0)
+    older = Report("machine", "2026-01-01", "a", 1.0, 0.5, {}, (tool,), {}, {}, [MEASURED], kills=[kept])
+    newer = Report("machine", "2026-01-02", "b", 2.0, 0.1, {}, (replace(tool, version="torch 1"),), {}, {})
+    newer.overheads.append(replace(MEASURED, loss=0.1))
+    both = joined([older, newer])
+    assert (both.overheads, both.kills) == (newer.overheads, older.kills)
+    assert (both.date, both.command, both.seconds, both.tools) == ("2026-01-02", "a; b", 3.0, newer.tools)
 
 
 def test_flipped_bits_and_kills_are_told_apart(tmp_path: Path) -> None:

@@ -112,10 +112,11 @@ def test_anchors_are_not_counted_where_nothing_is_due() -> None:
     assert made.sink.order == [4, 8] and made.torn() == []
 
 
-def test_static_state_written_while_it_is_read_discards_the_checkpoint() -> None:
-    """No guard sees the write, so the checkpoint cannot be vouched for; the next one is whole again."""
+@pytest.mark.parametrize(("slots", "hold"), [(2, 1), (1, 0)])
+def test_static_state_written_while_it_is_read_discards_the_checkpoint(slots: int, hold: int) -> None:
+    """No guard sees the write, so the checkpoint cannot be vouched for; the next one, in its slot, is whole again."""
     schedule = random_schedule(trainings.frozen, 0)
-    made = rig(trainings.frozen, schedule, slots=2, hold=1)
+    made = rig(trainings.frozen, schedule, slots=slots, hold=hold)
     made.run(1)
     with torch.no_grad():
         made.case.training.models[0].get_submodule("0").get_parameter("weight").add_(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from checkflow.store.lock import StoreLock
 from checkflow.store.pace import PersistEvery
 from checkflow.store.reader import Checkpoint, list_checkpoints
 from checkflow.store.retention import Retention
+from checkflow.store.saver import LOOK_MS
 
 EACH = PersistEvery(iterations=1)
 
@@ -136,11 +138,32 @@ def test_a_single_slot_waits_until_its_checkpoint_is_durable(tmp_path: Path) -> 
         assert handle.acquire() is not None
         assert handle.persist_now(keep=True) is None  # what is on disk no slot has any more
         assert handle.drain(60)
-    with StoreHandle.open(tmp_path, SMALL, slots=1, backpressure="block", notify=silent) as handle:
-        for iteration in range(3, 7):
+
+
+def test_a_single_slot_wakes_its_saver_each_time(tmp_path: Path) -> None:
+    """Also one that has nothing left to settle and sleeps, and whatever persist_every says."""
+    never = PersistEvery(iterations=1000)
+    with StoreHandle.open(
+        tmp_path, SMALL, slots=1, backpressure="block", notify=silent, persist_every=never, hang_s=5.0
+    ) as handle:
+        for iteration in range(1, 4):
             assert stage(handle, SMALL, iteration)
-            assert handle.shared.durable_sequence >= iteration - 3
-    assert newest_whole(tmp_path) == 6
+            until_verified(handle, iteration)
+            time.sleep(10 * LOOK_MS / 1000)  # until it looks no more by itself
+    assert newest_whole(tmp_path) == 3
+
+
+def test_a_signal_handler_may_wait_for_the_saver_while_the_program_does(tmp_path: Path) -> None:
+    """As SIGTERM does that arrives in `save`."""
+    heard: list[bool] = []
+    with StoreHandle.open(tmp_path, SMALL, notify=silent) as handle:
+        assert stage(handle, SMALL, 1)
+        until_verified(handle, 1)
+        before = signal.signal(signal.SIGALRM, lambda *_: heard.append(handle.drain(60)))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        handle._saver.wait(0.3)
+        signal.signal(signal.SIGALRM, before)
+    assert heard == [True]
 
 
 def test_a_single_slot_is_filled_again_where_the_disk_fails(tmp_path: Path) -> None:
