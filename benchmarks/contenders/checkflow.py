@@ -9,11 +9,7 @@ from typing import ClassVar
 import torch
 
 import checkflow
-from checkflow import hardware
-from checkflow.compiler import Compiled, Options, compile_graph
-from checkflow.schedule import write_schedule
 from checkflow.store.pace import PersistEvery
-from checkflow.trace import trace_training
 from contenders import Contender, Job, Tier
 
 SCHEDULE = "schedule.json"
@@ -63,6 +59,11 @@ class Checkflow(Contender):
     @classmethod
     def prepare(cls, workload: str, folder: Path) -> None:
         from peering.workloads import WORKLOADS
+
+        from checkflow import hardware  # the compiler is none of a training's imports
+        from checkflow.compiler import Compiled, Options, compile_graph
+        from checkflow.schedule import write_schedule
+        from checkflow.trace import trace_training
 
         device = WORKLOADS[workload].device
         with torch.device(device):

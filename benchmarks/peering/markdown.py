@@ -45,16 +45,20 @@ def _overheads(rows: Sequence[Overhead], report: Report) -> str:
 
 
 def _restores(report: Report) -> str:
-    """Seconds in the tool, attaching and restoring; the slowest start is Python, torch and the model for all."""
+    """Seconds in the tool: the median, its two parts, the extremes; then with Python, torch and the model before it."""
     lines = []
     cases = {(each.workload, each.contender, each.case): each for each in report.restores}
     keys = dict.fromkeys((each.workload, each.contender) for each in report.restores)
     for workload, name in sorted(keys, key=lambda key: (key[0], cases[*key, "cold"].tool_s)):
         figures = [cases[workload, name, case] for case in CASES]
-        seconds = [f"{each.tool_s:.2f} ({each.attach_s:.2f} + {each.restore_s:.2f})" for each in figures]
+        seconds = [
+            f"{each.tool_s:.2f} ({each.attach_s:.2f} + {each.restore_s:.2f}), {each.low_s:.2f} to {each.high_s:.2f}"
+            for each in figures
+        ]
         killed = f"{figures[-1].iteration} of {figures[-1].expected}"
-        lines.append([_named(name, "disk", report), workload, *seconds, f"{figures[0].start_s:.1f}", killed])
-    return _table(["", "workload", *CASES, "start before", "restored after the kill"], lines)
+        whole = " / ".join(f"{each.start_s + each.tool_s:.1f}" for each in figures)
+        lines.append([_named(name, "disk", report), workload, *seconds, whole, killed])
+    return _table(["", "workload", *CASES, "from the process's start", "restored after the kill"], lines)
 
 
 def _kills(report: Report) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import os
+import statistics
 import time
 from pathlib import Path
 
@@ -14,29 +16,45 @@ from .processes import Process, worker
 from .results import Restore as Figures
 
 SAVES = 3
-TOUCHED = 4  # times the state
+KEPT = 4  # times the state
 
 
-def measure(contender: str, job: Job, log: Path) -> list[Figures]:
-    """Save, restore cold and warm, train on, kill, restore. Raises ToolError."""
+def measure(contender: str, job: Job, log: Path, repeats: int) -> list[Figures]:
+    """Save, restore cold and warm, train on, kill, restore, each so many times. Raises ToolError."""
     with worker(job.workload, contender, log) as saver:
         saver.ask(Attach(job), Done)
         for _ in range(SAVES):
             saved = saver.ask(SaveOne(), Saved)
         state_bytes = saver.ask(Detach(), Done).state_bytes
-    figures = []
-    for case in ("cold", "warm"):
+    runs: dict[str, list[Figures]] = {"cold": [], "warm": [], "killed": []}
+    for case in ("cold", "warm") * repeats:
         with worker(job.workload, contender, log) as fresh:
             start_s = _built(fresh)
-            touch(TOUCHED * state_bytes)
+            keep(KEPT * state_bytes).close()
             if case == "cold":
                 forget(job.folder)
-            figures.append(_restored(fresh, contender, job, case, start_s, saved.iteration, saved.digest))
-    expected = _killed_while_training(contender, job, log)
-    with worker(job.workload, contender, log) as fresh:
-        touch(TOUCHED * state_bytes)  # while it imports: a tool that goes on in the background is given no time
-        figures.append(_restored(fresh, contender, job, "killed", _built(fresh), expected, None))
-    return figures
+            runs[case].append(_restored(fresh, contender, job, case, start_s, saved.iteration, saved.digest))
+    for _ in range(repeats):
+        memory = keep(KEPT * state_bytes)  # long before the kill: a tool's background is given no time by it
+        expected = _killed_while_training(contender, job, log)
+        with worker(job.workload, contender, log) as fresh:
+            start_s = _built(fresh)
+            memory.close()
+            runs["killed"].append(_restored(fresh, contender, job, "killed", start_s, expected, None))
+    return [_median(each) for each in runs.values()]
+
+
+def _median(runs: list[Figures]) -> Figures:
+    """The run of median time in the tool, the others' extremes beside it, and what went wrong in any of them."""
+    ordered = sorted(runs, key=lambda run: run.tool_s)
+    return dataclasses.replace(
+        ordered[len(runs) // 2],
+        start_s=statistics.median(run.start_s for run in runs),
+        low_s=ordered[0].tool_s,
+        high_s=ordered[-1].tool_s,
+        repeats=len(runs),
+        exact=None if runs[0].exact is None else all(run.exact for run in runs),
+    )
 
 
 def _built(fresh: Process) -> float:
@@ -75,11 +93,13 @@ def _restored(
     )
 
 
-def touch(size_bytes: int) -> None:
-    """Use free memory and let it go again. A hypervisor may have taken back what was free, and whoever came next would
-    pay for that: 2.3 s for each GB where this was written, six times what reading as much from the disk takes.
+def keep(size_bytes: int) -> mmap.mmap:
+    """Memory in use until it is closed, then free for whoever comes next, at once.
+
+    What is free for two seconds a hypervisor may take back; its next use cost 2.3 s for each GB where this was written,
+    six times what reading as much from the disk takes.
     """
-    mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
+    return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
 
 
 def forget(folder: Path) -> None:

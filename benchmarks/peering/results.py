@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -63,7 +64,10 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """A new process's way to the restored model: `start_s` for Python, torch and the model, then the tool's."""
+    """A new process's way to the restored model: `start_s` for Python, torch and the model, then the tool's.
+
+    Of several repeats the one of median time in the tool.
+    """
 
     workload: str
     contender: str
@@ -74,7 +78,10 @@ class Restore:
     restore_s: float
     iteration: int
     expected: int  # iteration; of a killed trainer the last one completed
-    exact: bool | None  # the same bytes as were saved; None where that is not known
+    exact: bool | None  # the same bytes as were saved, every time; None where that is not known
+    low_s: float = math.nan  # in the tool, of all repeats
+    high_s: float = math.nan
+    repeats: int = 1
 
     @property
     def tool_s(self) -> float:

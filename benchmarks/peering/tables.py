@@ -77,13 +77,22 @@ def saves(report: Report) -> Table:
 
 def restores(report: Report) -> Table:
     table = _table(
-        "restore, a new process", "workload", "case", "start s", "attach s", "restore s", "restored", "exact"
+        "restore, a new process",
+        "workload",
+        "case",
+        "start s",
+        "attach s",
+        "restore s",
+        "low-high s",
+        "restored",
+        "exact",
     )
     for each in sorted(report.restores, key=lambda restore: (restore.workload, restore.case, restore.tool_s)):
         exact = "" if each.exact is None else "yes" if each.exact else "NO"
         table.add_row(
             _marked(each.contender, each.tier, report), each.workload, each.case, f"{each.start_s:.2f}",
-            f"{each.attach_s:.2f}", f"{each.restore_s:.2f}", f"{each.iteration} of {each.expected}", exact,
+            f"{each.attach_s:.2f}", f"{each.restore_s:.2f}", f"{each.low_s:.2f}-{each.high_s:.2f}",
+            f"{each.iteration} of {each.expected}", exact,
         )  # fmt: skip
     return table
 
