@@ -150,8 +150,8 @@ class StoreHandle:
 
         From here on it survives the trainer's death. Raises StoreError if the record is longer than its room.
         """
-        due = self._slots.each_is_due or self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
-        self._slots.stage(slot, iteration, record, due=due)
+        due = self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
+        due = self._slots.stage(slot, iteration, record, due=due)
         self._tally.stage(iteration)
         if due:
             self._saver.tell(WAKE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from checkflow.store.disk import Disk, remove_tree
 from checkflow.store.layout import Layout
 from checkflow.store.manifest import Manifest, directory_name
 from checkflow.store.messages import MAX_TEXT, Durable, Failed, Message, Verified
-from checkflow.store.reader import Checkpoint, list_checkpoints, verify_written
+from checkflow.store.reader import Checkpoint, Skipped, checkpoint_names, examine, verify_written
 from checkflow.store.retention import Retained, to_prune
 from checkflow.store.shared import SharedMemory
 from checkflow.store.take import Taken, give_back
@@ -48,7 +49,7 @@ class Persister:
     disk: Disk
     report: Callable[[Message], None]
     layout: Layout = field(init=False)
-    _wrong: set[int] = field(init=False, default_factory=set)  # serials that did not read back
+    _known: dict[str, Retained] = field(init=False, default_factory=dict)  # checkpoints looked at, by directory name
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", Layout.of(self.config.files))
@@ -93,17 +94,19 @@ class Persister:
         taken, manifest = written.taken, written.manifest
         started = time.monotonic_ns()
         path = self.config.store / directory_name(manifest.serial, manifest.iteration)
+        retained = Retained(manifest.serial, manifest.iteration, manifest.keep)
         try:
             with _threads_are_resources():
                 verify_written(Checkpoint(path, manifest), self.shared.advance)
         except CorruptStoreError as error:
-            self._wrong.add(manifest.serial)
+            self._known[path.name] = dataclasses.replace(retained, sound=False)
             self._fail(taken, f"checkpoint {path.name} does not read back as it was written ({error}); check the disk")
             return
         except OSError as error:
             self._fail(taken, f"checkpoint {path.name} cannot be read back ({_reason(error)}); {_advice(error)}")
             return
         verify_ns = time.monotonic_ns() - started
+        self._known[path.name] = retained
         try:
             pruned = self._prune(manifest.serial)
         except OSError as error:
@@ -134,23 +137,19 @@ class Persister:
                 again = False
 
     def _prune(self, verified_serial: int) -> int:
-        checkpoints = {found.path: found for found in list_checkpoints(self.config.store)}
-        known = {
-            (found.manifest.serial if isinstance(found, Checkpoint) else found.serial): path
-            for path, found in checkpoints.items()
-        }
-        retained = [
-            Retained(found.serial, found.iteration, found.manifest.keep, sound=found.serial not in self._wrong)
-            if isinstance(found, Checkpoint)
-            else Retained(found.serial, found.iteration, keep=False, sound=False)
-            for found in checkpoints.values()
-        ]
-        serials = to_prune(retained, verified_serial, self.config.retention)
-        for serial in serials:
-            path = known[serial]
+        store = self.config.store
+        names = checkpoint_names(store)
+        for name in self._known.keys() - set(names):
+            del self._known[name]
+        for name in names:
+            if name not in self._known:
+                self._known[name] = _retained(examine(store, name))
+        serials = to_prune(self._known.values(), verified_serial, self.config.retention)
+        paths = {self._known[name].serial: store / name for name in names if self._known[name].sound}
+        for path in [paths[serial] for serial in serials]:
             hidden = path.with_name(PRUNED + path.name)
             self.disk.rename(path, hidden)  # so that a half-removed one is no checkpoint
-            self.disk.sync_directory(self.config.store)
+            self.disk.sync_directory(store)
             remove_tree(self.disk, hidden)
             self.shared.advance()
         return len(serials)
@@ -169,6 +168,12 @@ class Persister:
 
     def _fail(self, taken: Taken, message: str) -> None:
         self.report(Failed(sequence=taken.sequence, message=f"{self.config.store}: {message}"[:MAX_TEXT]))
+
+
+def _retained(found: Checkpoint | Skipped) -> Retained:
+    if isinstance(found, Skipped):
+        return Retained(found.serial, found.iteration, keep=False, sound=False)
+    return Retained(found.serial, found.iteration, keep=found.manifest.keep)
 
 
 @contextlib.contextmanager

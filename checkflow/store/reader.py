@@ -83,7 +83,7 @@ class LoadedNewest:
 
 def list_checkpoints(store: Path) -> tuple[Checkpoint | Skipped, ...]:
     """Every checkpoint of a store, newest first, manifests checked but not the files. Raises StoreError."""
-    examined = (_examine(store, name) for name in _names(store))
+    examined = (examine(store, name) for name in checkpoint_names(store))
     return tuple(found for found in examined if found.path.exists())  # a running trainer prunes
 
 
@@ -95,13 +95,13 @@ def verify(checkpoint: Checkpoint, progress: Callable[[], None] = lambda: None) 
 
 def verify_written(checkpoint: Checkpoint, progress: Callable[[], None] = lambda: None) -> None:
     """As `verify`, of a checkpoint just written: its manifest too has to be on the device as it is here."""
+    expected = checkpoint.manifest.render()
     with _directory(checkpoint.path) as directory:
-        fd = open_file(directory, MANIFEST)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache would prove nothing
-        os.close(fd)
-    if _read_manifest(checkpoint.path) != checkpoint.manifest:
-        raise CorruptStoreError(f"{MANIFEST}: is not what was written")
-    verify(checkpoint, progress)
+        with os.fdopen(open_file(directory, MANIFEST), "rb") as stream:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache would prove nothing
+            if stream.read(len(expected) + 1) != expected:
+                raise CorruptStoreError(f"{MANIFEST}: is not what was written")
+        read_files(directory, checkpoint.manifest.files, progress=progress)
 
 
 def newest(store: Path, iteration: int | None = None) -> Newest:
@@ -177,13 +177,13 @@ def _first(
     store: Path, iteration: int | None, attempt: Callable[[Checkpoint], result]
 ) -> tuple[result | None, tuple[Skipped, ...]]:
     skipped: list[Skipped] = []
-    names = _names(store)
+    names = checkpoint_names(store)
     wanted = [name for name in names if iteration is None or _iteration(name) == iteration]
     if names and not wanted:
         has = ", ".join(sorted({str(_iteration(name)) for name in names}, key=int))
         raise StoreError(f"{store}: has no checkpoint of iteration {iteration}; it has {has}")
     for name in wanted:
-        examined = _examine(store, name)
+        examined = examine(store, name)
         if isinstance(examined, Skipped):
             skipped.append(examined)
             continue
@@ -197,7 +197,8 @@ def _first(
     return None, ()
 
 
-def _names(store: Path) -> list[str]:
+def checkpoint_names(store: Path) -> list[str]:
+    """The names of a store's checkpoints, newest first. Raises StoreError."""
     try:
         found = [(parse_directory_name(name), name) for name in os.listdir(store)]  # noqa: PTH208 (only the names)
     except OSError as error:
@@ -211,7 +212,8 @@ def _iteration(name: str) -> int:
     return parsed.iteration
 
 
-def _examine(store: Path, name: str) -> Checkpoint | Skipped:
+def examine(store: Path, name: str) -> Checkpoint | Skipped:
+    """A checkpoint by its directory's name, its manifest checked but not its files."""
     path = store / name
     try:
         return Checkpoint(path, _read_manifest(path))

@@ -40,7 +40,7 @@ class Slots:
         self._shared = shared
         self._layout = layout
         self._backpressure = backpressure
-        self.each_is_due = shared.slots == 1
+        self._single = shared.slots == 1
         self._sequence = 0
         self.staged_iteration: int | None = None
 
@@ -64,10 +64,10 @@ class Slots:
             return True
         if word.state is not State.STAGED or word.due:
             return False  # stage() passes `due` on to a newer one; what a dead saver left due waits for the next
-        return self.each_is_due or word.sequence != self._sequence
+        return self._single or word.sequence != self._sequence
 
-    def stage(self, slot: Slot, iteration: int, record: bytes, *, due: bool) -> int:
-        """Declare a filled slot a whole checkpoint and return its sequence number.
+    def stage(self, slot: Slot, iteration: int, record: bytes, *, due: bool) -> bool:
+        """Declare a filled slot a whole checkpoint, and return whether it is due, asked for or not.
 
         Raises StoreError if the record is longer than its room (the slot stays with the caller), or if the slot is not
         being filled.
@@ -78,12 +78,12 @@ class Slots:
         self._shared.put_record(slot.index, sequence, iteration, record)
         with self._shared.locked() as held:
             given_up = [index for index, word in enumerate(self._shared.words()) if held and self._gives_way(word)]
-            due = due or self.each_is_due or bool(given_up)
+            due = due or self._single or bool(given_up)
             self._shared.set_word(slot.index, Word(State.STAGED, sequence, due=due))  # from here on it is seen, whole
             for index in given_up:
                 self._shared.set_word(index, Word(State.STAGED, self._shared.word(index).sequence))
         self._sequence, self.staged_iteration = sequence, iteration
-        return sequence
+        return due
 
     def _gives_way(self, word: Word) -> bool:
         """Whether a checkpoint that is due is given up for a newer one, which then is due in its place."""

@@ -73,10 +73,13 @@ class SlotMachine(RuleBasedStateMachine):
         self.iteration += 1
         fill(slot.data, TINY, self.iteration)
         before = {word.sequence for word in self.shared.words() if word.due and word.state is State.STAGED}
-        sequence = self.slots.stage(slot, self.iteration, record_of(self.iteration), due=due)
+        is_due = self.slots.stage(slot, self.iteration, record_of(self.iteration), due=due)
+        sequence = self.slots.newest_sequence
+        assert sequence is not None
         given_up = set() if self.block else before - self.keep
+        assert is_due == bool(due or given_up or self.shared.slots == 1)
         self.due -= given_up
-        self.due |= {sequence} if due or given_up or self.shared.slots == 1 else set()
+        self.due |= {sequence} if is_due else set()
         self.newest_is_gone = False
         self.staged.append(Staged(sequence, self.iteration))
 
