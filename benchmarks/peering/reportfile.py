@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 
 from .results import Report
 
 _REPORT = TypeAdapter(Report)
+Row = TypeVar("Row")
 
 
 def write_report(path: Path, report: Report) -> None:
@@ -24,8 +26,7 @@ def read_report(path: Path) -> Report:
 
 
 def joined(reports: Sequence[Report]) -> Report:
-    """Runs of one machine, oldest first, as one: of each part the rows of the newest run that measured it."""
-    newest = reports[::-1]
+    """Runs of one machine, oldest first, as one: each row from the newest run that measured it."""
     return replace(
         reports[-1],
         command="; ".join(report.command for report in reports),
@@ -34,9 +35,20 @@ def joined(reports: Sequence[Report]) -> Report:
         tools=tuple({tool.name: tool for report in reports for tool in report.tools}.values()),
         workloads={name: what for report in reports for name, what in report.workloads.items()},
         skipped={name: why for report in reports for name, why in report.skipped.items()},
-        overheads=next((report.overheads for report in newest if report.overheads), []),
-        saves=next((report.saves for report in newest if report.saves), []),
-        restores=next((report.restores for report in newest if report.restores), []),
-        kills=next((report.kills for report in newest if report.kills), []),
-        faults=next((report.faults for report in newest if report.faults), []),
+        overheads=_newest(
+            (row for report in reports for row in report.overheads),
+            lambda row: (row.workload, row.contender, row.tier, row.interval),
+        ),
+        saves=_newest(
+            (row for report in reports for row in report.saves), lambda row: (row.workload, row.contender, row.tier)
+        ),
+        restores=_newest(
+            (row for report in reports for row in report.restores), lambda row: (row.workload, row.contender, row.case)
+        ),
+        kills=_newest((row for report in reports for row in report.kills), lambda row: (row.contender, row.tier)),
+        faults=_newest((row for report in reports for row in report.faults), lambda row: (row.contender, row.fault)),
     )
+
+
+def _newest(rows: Iterable[Row], key: Callable[[Row], tuple[object, ...]]) -> list[Row]:
+    return list({key(row): row for row in rows}.values())

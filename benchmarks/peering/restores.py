@@ -45,14 +45,12 @@ def measure(contender: str, job: Job, log: Path, repeats: int) -> list[Figures]:
 
 
 def _median(runs: list[Figures]) -> Figures:
-    """The run of median time in the tool, the others' extremes beside it, and what went wrong in any of them."""
+    """The run of median time in the tool, the others' beside it, and what went wrong in any of them."""
     ordered = sorted(runs, key=lambda run: run.tool_s)
     return dataclasses.replace(
         ordered[len(runs) // 2],
         start_s=statistics.median(run.start_s for run in runs),
-        low_s=ordered[0].tool_s,
-        high_s=ordered[-1].tool_s,
-        repeats=len(runs),
+        repeats_s=tuple(run.tool_s for run in ordered),
         exact=None if runs[0].exact is None else all(run.exact for run in runs),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 
@@ -79,13 +78,15 @@ class Restore:
     iteration: int
     expected: int  # iteration; of a killed trainer the last one completed
     exact: bool | None  # the same bytes as were saved, every time; None where that is not known
-    low_s: float = math.nan  # in the tool, of all repeats
-    high_s: float = math.nan
-    repeats: int = 1
+    repeats_s: tuple[float, ...] = ()  # in the tool, of each, ascending
 
     @property
     def tool_s(self) -> float:
         return self.attach_s + self.restore_s
+
+    @property
+    def span(self) -> str:
+        return f"{self.repeats_s[0]:.2f} to {self.repeats_s[-1]:.2f}" if self.repeats_s else ""
 
 
 @dataclass(frozen=True, slots=True)

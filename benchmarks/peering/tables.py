@@ -83,7 +83,7 @@ def restores(report: Report) -> Table:
         "start s",
         "attach s",
         "restore s",
-        "low-high s",
+        "of all",
         "restored",
         "exact",
     )
@@ -91,7 +91,7 @@ def restores(report: Report) -> Table:
         exact = "" if each.exact is None else "yes" if each.exact else "NO"
         table.add_row(
             _marked(each.contender, each.tier, report), each.workload, each.case, f"{each.start_s:.2f}",
-            f"{each.attach_s:.2f}", f"{each.restore_s:.2f}", f"{each.low_s:.2f}-{each.high_s:.2f}",
+            f"{each.attach_s:.2f}", f"{each.restore_s:.2f}", each.span,
             f"{each.iteration} of {each.expected}", exact,
         )  # fmt: skip
     return table

@@ -53,14 +53,15 @@ def test_a_report_is_written_read_shown_and_drawn(tmp_path: Path) -> None:
 
 
 def test_runs_of_different_parts_are_shown_as_one() -> None:
-    """Of a part that both measured, the newer run counts."""
+    """Of a row that both measured, the newer run counts."""
     tool = Tool("torch_save", "how", "torch 0", durable=True, verifies=False)
     kept = Kills("torch_save", "disk", (1, 0), (5, 6), 0)
-    older = Report("machine", "2026-01-01", "a", 1.0, 0.5, {}, (tool,), {}, {}, [MEASURED], kills=[kept])
+    each = replace(MEASURED, interval=1)
+    older = Report("machine", "2026-01-01", "a", 1.0, 0.5, {}, (tool,), {}, {}, [each, MEASURED], kills=[kept])
     newer = Report("machine", "2026-01-02", "b", 2.0, 0.1, {}, (replace(tool, version="torch 1"),), {}, {})
     newer.overheads.append(replace(MEASURED, loss=0.1))
     both = joined([older, newer])
-    assert (both.overheads, both.kills) == (newer.overheads, older.kills)
+    assert (both.overheads, both.kills) == ([each, *newer.overheads], older.kills)
     assert (both.date, both.command, both.seconds, both.tools) == ("2026-01-02", "a; b", 3.0, newer.tools)
 
 
