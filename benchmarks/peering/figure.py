@@ -83,6 +83,7 @@ def _curves(axis: Axes, report: Report, workload: str) -> None:
             axis.plot(
                 range(1, len(row.curve) + 1), [1 / ratio for ratio in row.curve], label=row.contender,
                 linewidth=2.5 if ours else 1, color=OURS if ours else None, zorder=3 if ours else 2,
+                linestyle="--" if ours and row.contender != "checkflow" else "-",
             )  # fmt: skip
     axis.axhline(1, color="black", linewidth=0.5)
     axis.set_ylim(bottom=0)

@@ -229,6 +229,19 @@ def test_a_save_is_refused_once_an_iteration_began_that_nothing_is_due_in(path: 
     made.close()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_an_iteration_that_hooks_slept_through_is_saved_whole(seed: int) -> None:
+    """As where step() was interrupted before it could tell that the next iteration is due."""
+    made = rig(trainings.sgd, random_schedule(trainings.sgd, seed, interval=3), interval=3)
+    made.run(2)
+    assert made.executor.awake
+    made.executor.awake = False
+    made.run(2)
+    made.close()
+    assert made.sink.order == [3]
+    assert made.torn() == []
+
+
 def test_the_last_iteration_is_complete_after_close_and_hooks_are_gone() -> None:
     """Close drains; training on afterwards touches nothing."""
     made = rig(trainings.sgd, random_schedule(trainings.sgd, 0))
