@@ -51,7 +51,10 @@ def _restores(report: Report) -> str:
     keys = dict.fromkeys((each.workload, each.contender) for each in report.restores)
     for workload, name in sorted(keys, key=lambda key: (key[0], cases[*key, "cold"].tool_s)):
         figures = [cases[workload, name, case] for case in CASES]
-        seconds = [f"{each.tool_s:.2f} ({each.attach_s:.2f} + {each.restore_s:.2f}), {each.span}" for each in figures]
+        seconds = [
+            f"{each.tool_s:.2f} ({each.attach_s:.2f} + {each.restore_s:.2f})" + (f", {each.span}" if each.span else "")
+            for each in figures
+        ]
         killed = f"{figures[-1].iteration} of {figures[-1].expected}"
         whole = " / ".join(f"{each.start_s + each.tool_s:.1f}" for each in figures)
         lines.append([_named(name, "disk", report), workload, *seconds, whole, killed])
