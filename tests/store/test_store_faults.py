@@ -13,7 +13,7 @@ from small_store import SMALL, InProcess, newest_whole
 
 from checkflow.store.disk import LocalDisk, write_file
 from checkflow.store.messages import Durable, Failed, Verified
-from checkflow.store.reader import Checkpoint, list_checkpoints
+from checkflow.store.reader import Checkpoint, Skipped, examine, list_checkpoints
 from checkflow.store.retention import Retention
 from checkflow.store.writer import INCOMPLETE, PRUNED, aligned
 
@@ -239,6 +239,28 @@ def test_a_bad_disk_prunes_nothing(tmp_path: Path, name: str) -> None:
     assert isinstance(saver.reports[-1], Failed)
     assert "does not read back" in saver.reports[-1].message
     assert newest_whole(tmp_path / "store") == 1
+    saver.close()
+
+
+def test_a_saver_looks_at_each_manifest_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its own when it reads them back, at its predecessor's when it first prunes; and it still prunes these."""
+    looked: list[str] = []
+
+    def look(store: Path, name: str) -> Checkpoint | Skipped:
+        looked.append(name)
+        return examine(store, name)
+
+    monkeypatch.setattr("checkflow.store.persist.examine", look)
+    former = InProcess(tmp_path / "store")
+    for iteration in (1, 2, 3):
+        former.persist(iteration)
+    assert looked == []
+    former.close()
+    saver = InProcess(tmp_path / "store")
+    for iteration in (4, 5, 6):
+        saver.persist(iteration)
+    assert sorted(looked) == ["00000002-iteration-2", "00000003-iteration-3"]
+    assert [found.iteration for found in list_checkpoints(tmp_path / "store")] == [6, 5]
     saver.close()
 
 
