@@ -39,7 +39,6 @@ class Sizes:
     reported: tuple[int, ...]
     durable_only: bool = False  # leave out what is not durable on disk
     processes: int = 1  # of each contender, one after the other, with so many pairs each
-    restores: int = 3  # of each case; an odd number has a median
 
 
 class Driver:
@@ -123,9 +122,7 @@ class Driver:
             if self._sizes[workload].durable_only and not contenders.load(name).durable:
                 continue
             with self._trying(name, f"{workload}, restore"), self._job(name, workload, Tier.DISK, 1) as job:
-                self._restores += restores.measure(
-                    name, job, self._disk / f"{name}.log", self._sizes[workload].restores
-                )
+                self._restores += restores.measure(name, job, self._disk / f"{name}.log")
 
     def kills(self, tiers: tuple[Tier, ...], count: int) -> None:
         for name, tier in self._cells(tiers, NONE):

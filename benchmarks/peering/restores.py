@@ -16,25 +16,26 @@ from .processes import Process, worker
 from .results import Restore as Figures
 
 SAVES = 3
+REPEATS = 3  # an odd number has a median
 KEPT = 4  # times the state
 
 
-def measure(contender: str, job: Job, log: Path, repeats: int) -> list[Figures]:
-    """Save, restore cold and warm, train on, kill, restore, each so many times. Raises ToolError."""
+def measure(contender: str, job: Job, log: Path) -> list[Figures]:
+    """Save, restore cold and warm, train on, kill, restore, each REPEATS times. Raises ToolError."""
     with worker(job.workload, contender, log) as saver:
         saver.ask(Attach(job), Done)
         for _ in range(SAVES):
             saved = saver.ask(SaveOne(), Saved)
         state_bytes = saver.ask(Detach(), Done).state_bytes
     runs: dict[str, list[Figures]] = {"cold": [], "warm": [], "killed": []}
-    for case in ("cold", "warm") * repeats:
+    for case in ("cold", "warm") * REPEATS:
         with worker(job.workload, contender, log) as fresh:
             start_s = _built(fresh)
             keep(KEPT * state_bytes).close()
             if case == "cold":
                 forget(job.folder)
             runs[case].append(_restored(fresh, contender, job, case, start_s, saved.iteration, saved.digest))
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         memory = keep(KEPT * state_bytes)  # long before the kill: a tool's background is given no time by it
         expected = _killed_while_training(contender, job, log)
         with worker(job.workload, contender, log) as fresh:

@@ -15,7 +15,7 @@ from checkflow.store.disk import Disk, remove_tree
 from checkflow.store.layout import Layout
 from checkflow.store.manifest import Manifest, directory_name
 from checkflow.store.messages import MAX_TEXT, Durable, Failed, Message, Verified
-from checkflow.store.reader import Checkpoint, Skipped, checkpoint_names, examine, verify_written
+from checkflow.store.reader import Checkpoint, checkpoint_names, examine, verify_written
 from checkflow.store.retention import Retained, to_prune
 from checkflow.store.shared import SharedMemory
 from checkflow.store.take import Taken, give_back
@@ -49,7 +49,9 @@ class Persister:
     disk: Disk
     report: Callable[[Message], None]
     layout: Layout = field(init=False)
-    _known: dict[str, Retained] = field(init=False, default_factory=dict)  # checkpoints looked at, by directory name
+    _known: dict[str, Retained] = field(
+        init=False, default_factory=dict
+    )  # checkpoints whose manifest was sound, by directory name
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", Layout.of(self.config.files))
@@ -141,11 +143,11 @@ class Persister:
         names = checkpoint_names(store)
         for name in self._known.keys() - set(names):
             del self._known[name]
-        for name in names:
-            if name not in self._known:
-                self._known[name] = _retained(examine(store, name))
+        for name in names:  # one that cannot be read is left alone, and looked at again: it may have been the moment
+            if name not in self._known and isinstance(found := examine(store, name), Checkpoint):
+                self._known[name] = Retained(found.serial, found.iteration, found.manifest.keep)
         serials = to_prune(self._known.values(), verified_serial, self.config.retention)
-        paths = {self._known[name].serial: store / name for name in names if self._known[name].sound}
+        paths = {known.serial: store / name for name, known in self._known.items()}
         for path in [paths[serial] for serial in serials]:
             hidden = path.with_name(PRUNED + path.name)
             self.disk.rename(path, hidden)  # so that a half-removed one is no checkpoint
@@ -168,12 +170,6 @@ class Persister:
 
     def _fail(self, taken: Taken, message: str) -> None:
         self.report(Failed(sequence=taken.sequence, message=f"{self.config.store}: {message}"[:MAX_TEXT]))
-
-
-def _retained(found: Checkpoint | Skipped) -> Retained:
-    if isinstance(found, Skipped):
-        return Retained(found.serial, found.iteration, keep=False, sound=False)
-    return Retained(found.serial, found.iteration, keep=found.manifest.keep)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """What retention needs to know of a checkpoint; `sound` is False where its manifest cannot be read."""
+    """What retention needs to know of a checkpoint; `sound` is False where it did not read back as written."""
 
     serial: int
     iteration: int

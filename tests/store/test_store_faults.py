@@ -264,6 +264,30 @@ def test_a_saver_looks_at_each_manifest_once(tmp_path: Path, monkeypatch: pytest
     saver.close()
 
 
+def test_a_manifest_that_could_not_be_read_once_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a moment's error left alone is pruned later."""
+    former = InProcess(tmp_path / "store")
+    former.persist(1)
+    former.close()
+    refused: list[str] = []
+
+    def look(store: Path, name: str) -> Checkpoint | Skipped:
+        if refused:
+            return examine(store, name)
+        refused.append(name)
+        return Skipped(store / name, 1, 1, "cannot be read")
+
+    monkeypatch.setattr("checkflow.store.persist.examine", look)
+    saver = InProcess(tmp_path / "store", retention=Retention(last=1))
+    saver.persist(2)
+    assert [found.iteration for found in list_checkpoints(tmp_path / "store")] == [2, 1]
+    saver.persist(3)
+    assert [found.iteration for found in list_checkpoints(tmp_path / "store")] == [3]
+    saver.close()
+
+
 def test_a_deleted_store_is_reported(tmp_path: Path) -> None:
     """Nobody makes it again behind the user's back."""
     saver = InProcess(tmp_path / "store")
