@@ -1,7 +1,7 @@
-"""Reading a file's blocks from the device, each checked against its hash before anybody sees it.
+"""Reading a file's blocks, each checked against its hash before anybody sees it.
 
-Blocks are read by a few threads, directly where the file system takes it (a read from the page cache would prove
-nothing about the disk), and hashed by the thread that read them while the others read on.
+Blocks are read by a few threads, directly where the file system takes it, and hashed by the thread that read them
+while the others read on.
 """
 
 from __future__ import annotations
@@ -15,15 +15,24 @@ import stat
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import xxhash
 
 from checkflow.errors import CorruptStoreError
-from checkflow.store.layout import padded
+from checkflow.store.layout import ALIGN_BYTES, padded
 from checkflow.store.manifest import BLOCK_BYTES, FileEntry
 
 THREADS = 3
 PARALLEL_BYTES = 4 * BLOCK_BYTES  # below that threads cost more processor time than they save
+
+
+class Way(Enum):
+    """Where blocks are read from."""
+
+    DEVICE = auto()  # what the page cache has would prove nothing about the disk
+    DEVICE_TO_CACHE = auto()  # the page cache has it afterwards
+    ANYWHERE = auto()  # what the page cache has, as long as it has it, then the device
 
 
 def buffer_of(size_bytes: int) -> memoryview:
@@ -69,14 +78,28 @@ class Block:
         return min(BLOCK_BYTES, self.entry.size_bytes - self.start_bytes)
 
 
-def open_entry(directory: int, entry: FileEntry) -> int:
-    """A descriptor of a listed file that has the listed size. Raises CorruptStoreError."""
-    fd = open_file(directory, entry.name, direct=True)
+@dataclass(slots=True)
+class _File:
+    """A listed file, open; `cached` is a second descriptor, there as long as the page cache had all that was asked."""
+
+    fd: int
+    cached: int | None
+
+
+def _open(directory: int, entry: FileEntry, way: Way, stack: contextlib.ExitStack) -> _File:
+    """Descriptors of a listed file that has the listed size. Raises CorruptStoreError."""
+    fd = open_file(directory, entry.name, direct=way is not Way.DEVICE_TO_CACHE)
+    stack.callback(os.close, fd)
     size = os.fstat(fd).st_size
     if size != entry.size_bytes:
-        os.close(fd)
         raise CorruptStoreError(f"{entry.name}: has {size} bytes, not {entry.size_bytes}")
-    return fd
+    if way is Way.DEVICE_TO_CACHE:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    if way is not Way.ANYWHERE:
+        return _File(fd, None)
+    cached = open_file(directory, entry.name)
+    stack.callback(os.close, cached)
+    return _File(fd, cached)
 
 
 def read_files(
@@ -84,6 +107,7 @@ def read_files(
     entries: Iterable[FileEntry],
     targets: Callable[[], Callable[[Block], memoryview] | None] = lambda: None,
     progress: Callable[[], None] = lambda: None,
+    way: Way = Way.DEVICE,
 ) -> None:
     """Read and verify files of an open directory.
 
@@ -92,17 +116,17 @@ def read_files(
     first file, and the byte, that is not what was written.
     """
     with contextlib.ExitStack() as stack:
-        work: list[tuple[Block, int]] = []
+        work: list[tuple[Block, _File]] = []
         for entry in entries:
-            fd = open_entry(directory, entry)
-            stack.callback(os.close, fd)
-            work += [(Block(entry, number), fd) for number in range(entry.block_count)]
+            file = _open(directory, entry, way, stack)
+            work += [(Block(entry, number), file) for number in range(entry.block_count)]
         target = targets()
 
-        def read(share: list[tuple[Block, int]]) -> None:
+        def read(share: list[tuple[Block, _File]]) -> None:
             scratch = buffer_of(max((block.size_bytes for block, _ in share), default=0) if target is None else 0)
-            for block, fd in share:
-                _read(fd, block, scratch if target is None else target(block))
+            for block, file in share:
+                memory = scratch if target is None else target(block)
+                _read(file.fd, block, memory, _cached(file, block, memory))
                 progress()
 
         if sum(block.size_bytes for block, _ in work) < PARALLEL_BYTES:
@@ -114,9 +138,23 @@ def read_files(
                 done.result()
 
 
-def _read(fd: int, block: Block, memory: memoryview) -> None:
+def _cached(file: _File, block: Block, memory: memoryview) -> int:
+    """How many bytes of the block the page cache gave, from its beginning; a multiple of 4096 or all."""
+    if file.cached is None:
+        return 0
+    try:
+        got = os.preadv(file.cached, [memory[: block.size_bytes]], block.start_bytes, os.RWF_NOWAIT)
+    except OSError:  # it has nothing of it, or the file system cannot tell
+        got = 0
+    if got == block.size_bytes:
+        return got
+    file.cached = None  # each question that it cannot answer makes the kernel read the block, which is read again below
+    return got - got % ALIGN_BYTES
+
+
+def _read(fd: int, block: Block, memory: memoryview, done: int) -> None:
+    """The block from byte `done` on, and its hash."""
     name, size = block.entry.name, block.size_bytes
-    done = 0
     while done < size:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)  # before the read: another block's reader may change them meanwhile
         try:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -16,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from checkflow.store.layout import ALIGN_BYTES, padded
+from checkflow.store.layout import ALIGN_BYTES
 
+DIRECT_BYTES = 2**20  # smaller files are written through the page cache
 WRITE_BYTES = 16 * 2**20  # one write: large enough for full throughput, small enough to see that the disk moves
 _PARALLEL = 2  # writes at a time: one is prepared and hashed while the disk has the other
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -43,9 +45,6 @@ class Disk(Protocol):
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         """Bytes written, maybe fewer than given. Not durable before sync, and a failure may show only there."""
-
-    def truncate(self, fd: int, size_bytes: int) -> None:
-        """Cut the file. Not durable before sync."""
 
     def sync(self, fd: int) -> None:
         """Data and size are on the device, as far as it tells the truth about its cache.
@@ -100,9 +99,6 @@ class LocalDisk:
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         return os.pwrite(fd, data, offset)
 
-    def truncate(self, fd: int, size_bytes: int) -> None:
-        os.ftruncate(fd, size_bytes)
-
     def sync(self, fd: int) -> None:
         os.fsync(fd)
 
@@ -126,66 +122,92 @@ class LocalDisk:
         path.rmdir()
 
 
-def write_file(
-    disk: Disk,
-    path: Path,
-    pieces: Iterable[memoryview],
-    size_bytes: int,
-    digest: Callable[[memoryview], str] = lambda _: "",
-    progress: Callable[[], None] = lambda: None,
-) -> str:
-    """Create a file of `size_bytes` from pieces, sync it, and return the pieces' digests one after the other.
+class NewFiles:
+    """Files that are written one after the other and synced together, closed at the end of a `with`.
 
-    Pieces begin at page-aligned addresses and, all but the last, are multiples of 4096 long; the last one is padded to
-    one, and the padding is cut off again before the sync. The file's name is durable after
-    sync_directory only. Raises OSError.
+    Together, because a file system then writes what they share, their directory's block and their inodes', once.
     """
-    fd = disk.create(path, direct=True)
-    try:
-        disk.allocate(fd, padded(size_bytes))
-        stream = _Stream(disk, fd, progress)
+
+    def __init__(self, disk: Disk, progress: Callable[[], None] = lambda: None) -> None:
+        self._disk = disk
+        self._progress = progress
+        self._open = contextlib.ExitStack()
+        self._unsynced: list[int] = []
+
+    def __enter__(self) -> NewFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def write(
+        self,
+        path: Path,
+        pieces: Iterable[memoryview],
+        size_bytes: int,
+        digest: Callable[[memoryview], str] = lambda _: "",
+    ) -> str:
+        """Create a file of `size_bytes` from pieces and return the pieces' digests one after the other.
+
+        Pieces begin at page-aligned addresses and, all but the last, are multiples of 4096 long; what the last has
+        beyond the file is left out. Raises OSError.
+        """
+        direct = size_bytes >= DIRECT_BYTES
+        fd = self._disk.create(path, direct=direct)
+        self._open.callback(self._disk.close, fd)
+        self._unsynced.append(fd)
+        stream = _Stream(self._disk, fd, self._progress, direct)
+        if direct:
+            self._disk.allocate(fd, size_bytes)
         digests: list[str] = []
         offset = 0
         if size_bytes <= WRITE_BYTES:
             for piece in pieces:
-                digests.append(stream.write(piece, offset, digest, size_bytes))
+                digests.append(stream.write(piece[: max(0, size_bytes - offset)], offset, digest))
                 offset += len(piece)
         else:
             with ThreadPoolExecutor(_PARALLEL, "write") as pool:
                 writing: deque[Future[str]] = deque()
                 for piece in pieces:
-                    writing.append(pool.submit(stream.write, piece, offset, digest, size_bytes))
+                    writing.append(pool.submit(stream.write, piece[: max(0, size_bytes - offset)], offset, digest))
                     offset += len(piece)
                     if len(writing) == _PARALLEL:
                         digests.append(writing.popleft().result())
                 digests += [future.result() for future in writing]
-        if offset != padded(size_bytes):
+        if offset < size_bytes:
             raise OSError(errno.EIO, f"{offset} bytes were given for a file of {size_bytes}", str(path))
-        if offset != size_bytes:
-            disk.truncate(fd, size_bytes)
-        disk.sync(fd)
-        progress()
         return "".join(digests)
-    finally:
-        disk.close(fd)
+
+    def sync(self) -> None:
+        """What was written since the last sync is on the device; the names are not. Raises OSError."""
+        for fd in self._unsynced:
+            self._disk.sync(fd)
+            self._progress()
+        self._unsynced.clear()
 
 
 @dataclass(slots=True)
 class _Stream:
-    """Writes pieces, directly until the file system refuses."""
+    """Writes pieces, `direct` until the file system refuses, or until bytes are left that are no multiple of 4096."""
 
     disk: Disk
     fd: int
     progress: Callable[[], None]
-    direct: bool = True
+    direct: bool
 
-    def write(self, piece: memoryview, offset: int, digest: Callable[[memoryview], str], size_bytes: int) -> str:
-        found = digest(piece[: max(0, size_bytes - offset)])  # the padding is no part of the file
+    def write(self, piece: memoryview, offset: int, digest: Callable[[memoryview], str]) -> str:
+        found = digest(piece)
         done = 0
         while done < len(piece):
             direct = self.direct  # another piece's write may find out meanwhile
+            left = piece[done:]
+            if direct and len(left) < ALIGN_BYTES:
+                self._buffered()
+                continue
             try:
-                wrote = self.disk.write(self.fd, piece[done:], offset + done)
+                wrote = self.disk.write(
+                    self.fd, left[: len(left) - len(left) % ALIGN_BYTES] if direct else left, offset + done
+                )
             except OSError as error:
                 if error.errno != errno.EINVAL or not direct:
                     raise

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import errno
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from checkflow.errors import CorruptStoreError, StoreError
@@ -38,6 +39,15 @@ class Written:
 
     taken: Taken
     manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        """Its directory's."""
+        return directory_name(self.manifest.serial, self.manifest.iteration)
+
+    @property
+    def retained(self) -> Retained:
+        return Retained(self.manifest.serial, self.manifest.iteration, self.manifest.keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,35 +101,60 @@ class Persister:
         )
         return Written(taken, manifest)
 
-    def settle(self, written: Written) -> None:
-        """Read a durable checkpoint back and prune. Errors are reported, not raised."""
-        taken, manifest = written.taken, written.manifest
-        started = time.monotonic_ns()
-        path = self.config.store / directory_name(manifest.serial, manifest.iteration)
-        retained = Retained(manifest.serial, manifest.iteration, manifest.keep)
-        try:
-            with _threads_are_resources():
-                verify_written(Checkpoint(path, manifest), self.shared.advance)
-        except CorruptStoreError as error:
-            self._known[path.name] = dataclasses.replace(retained, sound=False)
-            self._fail(taken, f"checkpoint {path.name} does not read back as it was written ({error}); check the disk")
+    def settle(self, group: Sequence[Written], *, to_cache: bool = False) -> None:
+        """Read back those of these durable checkpoints, oldest first, that will be retained, then prune.
+
+        `to_cache`: leave them in the page cache. Errors are reported, not raised.
+        """
+        for written in group:
+            self._known[written.name] = written.retained
+        newest: Written | None = None
+        verified: deque[Verified] = deque()
+        for written in reversed(group):
+            if newest is not None and written.name in self._needless(newest):
+                continue
+            verify_ns = self._read_back(written, to_cache=to_cache)
+            if verify_ns is not None:
+                newest = newest or written
+                taken = written.taken
+                verified.appendleft(
+                    Verified(sequence=taken.sequence, iteration=taken.iteration, verify_ns=verify_ns, pruned=0)
+                )
+        if newest is None:
             return
-        except OSError as error:
-            self._fail(taken, f"checkpoint {path.name} cannot be read back ({_reason(error)}); {_advice(error)}")
-            return
-        verify_ns = time.monotonic_ns() - started
-        self._known[path.name] = retained
         try:
-            pruned = self._prune(manifest.serial)
+            pruned = self._prune(newest)
         except OSError as error:
-            self._fail(taken, f"old checkpoints cannot be removed ({_reason(error)}); {_advice(error)}")
+            self._fail(newest.taken, f"old checkpoints cannot be removed ({_reason(error)}); {_advice(error)}")
             return
         except StoreError as error:  # the store is gone since
-            self._fail(taken, f"old checkpoints cannot be removed ({error})")
+            self._fail(newest.taken, f"old checkpoints cannot be removed ({error})")
             return
-        self.report(
-            Verified(sequence=taken.sequence, iteration=taken.iteration, verify_ns=verify_ns, pruned=pruned),
-        )
+        verified[-1] = verified[-1].model_copy(update={"pruned": pruned})
+        for message in verified:
+            self.report(message)
+
+    def _read_back(self, written: Written, *, to_cache: bool) -> int | None:
+        """How long it took, in nanoseconds; None where it failed."""
+        started = time.monotonic_ns()
+        path = self.config.store / written.name
+        try:
+            with _threads_are_resources():
+                verify_written(Checkpoint(path, written.manifest), self.shared.advance, to_cache=to_cache)
+        except CorruptStoreError as error:
+            self._known[written.name] = dataclasses.replace(written.retained, sound=False)
+            self._fail(
+                written.taken,
+                f"checkpoint {written.name} does not read back as it was written ({error}); check the disk",
+            )
+            return None
+        except OSError as error:
+            del self._known[written.name]
+            self._fail(
+                written.taken, f"checkpoint {written.name} cannot be read back ({_reason(error)}); {_advice(error)}"
+            )
+            return None
+        return time.monotonic_ns() - started
 
     def _write(self, staged: Staged, settled: Callable[[], bool]) -> Manifest:
         """Where the disk is full, once more after what was being settled made room."""
@@ -138,7 +173,13 @@ class Persister:
                     raise
                 again = False
 
-    def _prune(self, verified_serial: int) -> int:
+    def _needless(self, verified: Written) -> tuple[str, ...]:
+        """The names of the checkpoints that retention does not hold once this one verified, oldest first."""
+        names = {known.serial: name for name, known in self._known.items()}
+        serials = to_prune(self._known.values(), verified.manifest.serial, self.config.retention)
+        return tuple(names[serial] for serial in serials)
+
+    def _prune(self, verified: Written) -> int:
         store = self.config.store
         names = checkpoint_names(store)
         for name in self._known.keys() - set(names):
@@ -146,15 +187,15 @@ class Persister:
         for name in names:  # one that cannot be read is left alone, and looked at again: it may have been the moment
             if name not in self._known and isinstance(found := examine(store, name), Checkpoint):
                 self._known[name] = Retained(found.serial, found.iteration, found.manifest.keep)
-        serials = to_prune(self._known.values(), verified_serial, self.config.retention)
-        paths = {known.serial: store / name for name, known in self._known.items()}
-        for path in [paths[serial] for serial in serials]:
-            hidden = path.with_name(PRUNED + path.name)
-            self.disk.rename(path, hidden)  # so that a half-removed one is no checkpoint
+        needless = self._needless(verified)
+        for name in needless:
+            self.disk.rename(store / name, store / (PRUNED + name))  # so that a half-removed one is no checkpoint
+        if needless:
             self.disk.sync_directory(store)
-            remove_tree(self.disk, hidden)
+        for name in needless:
+            remove_tree(self.disk, store / (PRUNED + name))
             self.shared.advance()
-        return len(serials)
+        return len(needless)
 
     def remove_leftovers(self) -> None:
         """Remove what a killed or failed saver left half-written or half-removed. Raises OSError."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from checkflow.errors import CorruptStoreError, StoreError
-from checkflow.store.blocks import Block, buffer_of, open_file, read_files
+from checkflow.store.blocks import Block, Way, buffer_of, open_file, read_files
 from checkflow.store.layout import padded
 from checkflow.store.manifest import (
     MANIFEST,
@@ -93,15 +93,21 @@ def verify(checkpoint: Checkpoint, progress: Callable[[], None] = lambda: None) 
         read_files(directory, checkpoint.manifest.files, progress=progress)
 
 
-def verify_written(checkpoint: Checkpoint, progress: Callable[[], None] = lambda: None) -> None:
-    """As `verify`, of a checkpoint just written: its manifest too has to be on the device as it is here."""
+def verify_written(
+    checkpoint: Checkpoint, progress: Callable[[], None] = lambda: None, *, to_cache: bool = False
+) -> None:
+    """As `verify`, of a checkpoint just written: its manifest too has to be on the device as it is here.
+
+    `to_cache`: read through the page cache, emptied of it before, and leave it there.
+    """
     expected = checkpoint.manifest.render()
     with _directory(checkpoint.path) as directory:
         with os.fdopen(open_file(directory, MANIFEST), "rb") as stream:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache would prove nothing
             if stream.read(len(expected) + 1) != expected:
                 raise CorruptStoreError(f"{MANIFEST}: is not what was written")
-        read_files(directory, checkpoint.manifest.files, progress=progress)
+        way = Way.DEVICE_TO_CACHE if to_cache else Way.DEVICE
+        read_files(directory, checkpoint.manifest.files, progress=progress, way=way)
 
 
 def newest(store: Path, iteration: int | None = None) -> Newest:
@@ -134,7 +140,7 @@ def load(checkpoint: Checkpoint, buffer: memoryview | None = None) -> Loaded:
         return lambda block: found[block.entry.name][block.start_bytes :]
 
     with _directory(checkpoint.path) as directory:
-        read_files(directory, manifest.files, targets)
+        read_files(directory, manifest.files, targets, way=Way.ANYWHERE)
     contents = {file.name: found[file.name][: file.size_bytes] for file in manifest.files}
     record = bytes(contents.pop(RECORD))
     return Loaded(checkpoint, contents, record)
@@ -164,7 +170,7 @@ def read_file(checkpoint: Checkpoint, name: str) -> memoryview:
         return lambda block: found[0][block.start_bytes :]
 
     with _directory(checkpoint.path) as directory:
-        read_files(directory, [entry], targets)
+        read_files(directory, [entry], targets, way=Way.ANYWHERE)
     return found[0][: entry.size_bytes]
 
 

@@ -9,12 +9,13 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from checkflow.store.config import SaverConfig
 from checkflow.store.disk import Disk
 from checkflow.store.messages import CLOSE, MAX_TEXT, Failed, Message, encode, send
-from checkflow.store.persist import Persister
+from checkflow.store.persist import Persister, Written
 from checkflow.store.settler import Settler
 from checkflow.store.shared import SharedMemory
 from checkflow.store.take import Taken, recover, take_due, take_last
@@ -34,7 +35,7 @@ class Saver:
         self._outbox: deque[Message] = deque()
         self._closing = self._orphan = self._last_tried = False
         self._persister = Persister(shared, self._config, disk, self._report)
-        self._settler = Settler(self._persister.settle)
+        self._settler = Settler(self._settle)
         self._sending = threading.Lock()  # reports come from the settler's thread too
         self._told: deque[Failed] = deque(maxlen=100)  # sent, maybe to a trainer that died before it listened
 
@@ -69,6 +70,7 @@ class Saver:
             if self._orphan:
                 self._settler.wait()
             else:
+                self._settler.tend(now=self._closing)
                 self._listen(LOOK_MS)
             return True
         if self._orphan:
@@ -82,8 +84,13 @@ class Saver:
     def _persist(self, taken: Taken) -> None:
         busy = self._settler.busy  # what is settled meanwhile makes room just as what is waited for
         written = self._persister.write(taken, lambda: self._settler.wait() or busy)
+        self._listen(0)
         if written is not None:
             self._settler.add(written)
+
+    def _settle(self, group: Sequence[Written]) -> None:
+        """Once nobody trains there is memory to leave the checkpoint in, where the next trainer finds it."""
+        self._persister.settle(group, to_cache=self._orphan or self._closing)
 
     def _listen(self, timeout_ms: int | None) -> None:
         """Wait for the trainer's word or end."""

@@ -5,7 +5,6 @@ Files, each synced; the manifest, synced; the directory, synced; its name; the s
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from collections.abc import Callable
@@ -15,8 +14,8 @@ from pathlib import Path
 
 import xxhash
 
-from checkflow.store.disk import Disk, write_file
-from checkflow.store.layout import Layout, padded
+from checkflow.store.disk import Disk, NewFiles
+from checkflow.store.layout import Layout
 from checkflow.store.manifest import (
     BLOCK_BYTES,
     MANIFEST,
@@ -59,34 +58,28 @@ def write_checkpoint(
     disk.make_directory(temporary)
     entries: list[FileEntry] = []
     contents = [(file.name, file.size_bytes, pieces(staged.slot, file)) for file in layout.files]
-    contents.append((RECORD, len(staged.record), iter([aligned(staged.record)])))
-    for name, size_bytes, parts in contents:
-        blocks = write_file(disk, temporary / name, parts, size_bytes, hash_blocks, progress)
-        entries.append(FileEntry(name=name, size_bytes=size_bytes, blocks=blocks))
-    manifest = Manifest(
-        serial=serial,
-        iteration=staged.iteration,
-        keep=staged.keep,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=versions,
-        files=tuple(entries),
-    )
-    text = manifest.render()
-    write_file(disk, temporary / MANIFEST, [aligned(text)], len(text), progress=progress)
+    contents.append((RECORD, len(staged.record), iter([memoryview(staged.record)])))
+    with NewFiles(disk, progress) as files:
+        for name, size_bytes, parts in contents:
+            blocks = files.write(temporary / name, parts, size_bytes, hash_blocks)
+            entries.append(FileEntry(name=name, size_bytes=size_bytes, blocks=blocks))
+        files.sync()
+        manifest = Manifest(
+            serial=serial,
+            iteration=staged.iteration,
+            keep=staged.keep,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=versions,
+            files=tuple(entries),
+        )
+        text = manifest.render()
+        files.write(temporary / MANIFEST, [memoryview(text)], len(text))
+        files.sync()
     disk.sync_directory(temporary)
     disk.rename(temporary, store / directory_name(serial, staged.iteration))
     disk.sync_directory(store)
     progress()
     return manifest
-
-
-def aligned(data: bytes) -> memoryview:
-    """A copy at a page's beginning, padded with zeros to a multiple of 4096."""
-    if not data:
-        return memoryview(b"")
-    buffer = memoryview(mmap.mmap(-1, padded(len(data))))
-    buffer[: len(data)] = data
-    return buffer
 
 
 def hash_blocks(data: memoryview) -> str:

@@ -1,7 +1,7 @@
 """A disk that loses power: it records every operation, and tells every state the device may be left in.
 
 The model: a file's data and size are those of its last sync, plus any subset of the writes (in units of 4096 bytes) and
-truncations since; a directory's names are those of its last sync, plus any subset of the changes since, and a rename is
+allocations since; a directory's names are those of its last sync, plus any subset of the changes since, and a rename is
 two such changes, so that after it both names, one or none may be there.
 """
 
@@ -92,10 +92,6 @@ class RecordingDisk(LocalDisk):
             unit = bytes(data[start : min(start + UNIT_BYTES, wrote)])
             self.events.append(DataChange(self._open[fd], offset + start, unit))
         return wrote
-
-    def truncate(self, fd: int, size_bytes: int) -> None:
-        super().truncate(fd, size_bytes)
-        self.events.append(DataChange(self._open[fd], size_bytes, None))
 
     def sync(self, fd: int) -> None:
         super().sync(fd)

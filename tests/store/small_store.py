@@ -30,6 +30,12 @@ SMALL = Layout.of(
         FileSpec("optimizer.safetensors", (TensorSpec("w.exp_avg", "F32", (300, 7)), TensorSpec("w.step", "I64", ()))),
     )
 )
+DIRECT = Layout.of(
+    (
+        FileSpec("model.safetensors", (TensorSpec("w", "F32", (300, 1001)),)),  # large enough to be written directly
+        FileSpec("optimizer.safetensors", (TensorSpec("w.step", "I64", ()),)),
+    )
+)
 TINY = Layout.of((FileSpec("model.safetensors", (TensorSpec("w", "U8", (700,)),)),))
 
 
@@ -104,11 +110,10 @@ class InProcess:
         self.reports.append(message)
         self.on_report(message)
 
-    def persist(self, iteration: int, *, keep: bool = False) -> None:
-        """Stage an iteration and persist it."""
-        written = self.persister.write(self.take(iteration, keep=keep))
-        if written is not None:
-            self.persister.settle(written)
+    def persist(self, *iterations: int, keep: bool = False) -> None:
+        """Stage iterations, make each durable, and settle them together."""
+        written = [self.persister.write(self.take(iteration, keep=keep)) for iteration in iterations]
+        self.persister.settle([each for each in written if each is not None])
 
     def take(self, iteration: int, *, keep: bool = False) -> Taken:
         """Stage an iteration and take it, as the saver does."""
@@ -168,7 +173,7 @@ def until_idle(handle: StoreHandle) -> None:
     def verified() -> bool:
         handle.poll()
         status = handle.status()
-        return not handle.pending and status.verified == status.durable
+        return not handle.pending and status.verified_iteration == status.durable_iteration
 
     until(verified, "nothing is pending")
 

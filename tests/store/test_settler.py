@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from small_store import InProcess, until
 
+from checkflow.store import settler as settler_module
 from checkflow.store.persist import Written
 from checkflow.store.settler import BACKLOG, Settler
 
@@ -20,14 +23,15 @@ def written(tmp_path: Path) -> Written:
     return made
 
 
-def test_order_and_backlog(tmp_path: Path) -> None:
+def test_order_and_backlog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One at a time, first come first served; whoever adds too many waits."""
-    go, seen, added = threading.Semaphore(0), [], []
+    go, seen, added = threading.Semaphore(0), list[Written](), list[Written]()
     one = written(tmp_path)
+    monkeypatch.setattr(settler_module, "GROUP_BYTES", one.manifest.size_bytes)  # each by itself
 
-    def settle(item: Written) -> None:
+    def settle(group: Sequence[Written]) -> None:
         go.acquire()
-        seen.append(item)
+        seen.extend(group)
 
     settler = Settler(settle)
     items = [Written(one.taken, one.manifest) for _ in range(BACKLOG + 3)]
@@ -50,10 +54,43 @@ def test_order_and_backlog(tmp_path: Path) -> None:
     assert not settler.wait()
 
 
+def test_small_ones_are_settled_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once they are large enough, the first has waited long enough, or somebody waits for them."""
+    seen: list[Sequence[Written]] = []
+    now = [100.0]
+    one = written(tmp_path)
+    monkeypatch.setattr(settler_module, "GROUP_BYTES", 3 * one.manifest.size_bytes)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def groups() -> list[int]:
+        settler._pool.submit(int).result()  # after all that was begun
+        return [len(group) for group in seen]
+
+    settler = Settler(seen.append)
+    for _ in range(4):
+        settler.add(one)
+    assert groups() == [3]
+    now[0] += settler_module.GROUP_S / 2
+    settler.add(one)
+    settler.tend()
+    assert groups() == [3]
+    assert settler.busy
+    now[0] += settler_module.GROUP_S / 2
+    settler.tend()
+    assert groups() == [3, 2]
+    assert not settler.busy
+    settler.add(one)
+    assert settler.wait()
+    assert groups() == [3, 2, 1]
+    settler.add(one)
+    settler.close()
+    assert [len(group) for group in seen] == [3, 2, 1, 1]
+
+
 def test_what_goes_wrong_is_raised_by_the_next_call(tmp_path: Path) -> None:
     """A bug in the thread ends the saver as one in its main thread would."""
 
-    def settle(_: Written) -> None:
+    def settle(_: Sequence[Written]) -> None:
         raise ZeroDivisionError
 
     settler = Settler(settle)

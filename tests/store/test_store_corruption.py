@@ -142,7 +142,7 @@ def test_files_without_a_byte_verify(tmp_path: Path) -> None:
     assert taken is not None
     written = saver.persister.write(taken)
     assert written is not None
-    saver.persister.settle(written)
+    saver.persister.settle((written,))
     assert isinstance(saver.reports[-1], Verified)
     saver.close()
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from small_store import SMALL, InProcess, newest_whole
 
-from checkflow.store.disk import LocalDisk, write_file
+from checkflow.store.blocks import buffer_of
+from checkflow.store.disk import Disk, LocalDisk, NewFiles
 from checkflow.store.messages import Durable, Failed, Verified
 from checkflow.store.reader import Checkpoint, Skipped, examine, list_checkpoints
 from checkflow.store.retention import Retention
-from checkflow.store.writer import INCOMPLETE, PRUNED, aligned
+from checkflow.store.writer import INCOMPLETE, PRUNED
 
 
 @dataclass
@@ -47,10 +49,6 @@ class FailingDisk(LocalDisk):
         self._count()
         return super().write(fd, data, offset)
 
-    def truncate(self, fd: int, size_bytes: int) -> None:
-        self._count()
-        super().truncate(fd, size_bytes)
-
     def sync(self, fd: int) -> None:
         self._count()
         super().sync(fd)
@@ -72,6 +70,12 @@ class FailingDisk(LocalDisk):
         super().remove_directory(path)
 
 
+@pytest.fixture(params=[4096, 2**20], ids=["direct writes", "buffered writes"])
+def direct_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From which size on files are written directly: most of these small ones, or none."""
+    monkeypatch.setattr("checkflow.store.disk.DIRECT_BYTES", request.param)
+
+
 def operations(tmp_path: Path) -> int:
     """How many operations the second checkpoint needs, its pruning included."""
     disk = FailingDisk()
@@ -83,6 +87,7 @@ def operations(tmp_path: Path) -> int:
     return disk.done - first
 
 
+@pytest.mark.usefixtures("direct_bytes")
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
 def test_each_operation_fails_in_turn(tmp_path: Path, memory_path: Path, error: int) -> None:
     """Whatever fails is reported once; the store restores the old or the new checkpoint, and takes the next one."""
@@ -136,7 +141,7 @@ def test_a_full_disk_waits_for_what_is_being_pruned(tmp_path: Path, error: int) 
         while pending:
             written = pending.pop()
             assert written is not None
-            saver.persister.settle(written)
+            saver.persister.settle((written,))
         return waited
 
     disk.fails = disk.done + 4
@@ -169,12 +174,12 @@ def test_a_disk_that_stays_full_is_tried_twice(tmp_path: Path) -> None:
 def test_a_thread_that_cannot_be_started_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As any other lack, while writing and while reading back; it does not end the saver."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
     saver = InProcess(tmp_path / "store", retention=Retention(last=1))
     saver.persist(1)
-    for where in ("writer.write_file", "persist.verify_written"):
+    for where in ("persist.write_checkpoint", "persist.verify_written"):
         with monkeypatch.context() as patched:
             patched.setattr(f"checkflow.store.{where}", refuse)
             saver.persist(2)
@@ -216,16 +221,57 @@ def test_one_that_did_not_read_back_is_none_of_those_to_retain(tmp_path: Path) -
     saver.close()
 
 
+def verified(saver: InProcess) -> list[int]:
+    return [report.iteration for report in saver.reports if isinstance(report, Verified)]
+
+
+def on_disk(saver: InProcess) -> list[int]:
+    return [found.iteration for found in list_checkpoints(saver.store)]
+
+
+def test_of_several_only_what_is_retained_is_read_back(tmp_path: Path) -> None:
+    """The newest two, those at a multiple of five and those to keep, though all are settled together."""
+    saver = InProcess(tmp_path / "store", retention=Retention(last=2, every=5))
+    saver.persist(1, 2, 3)
+    assert (verified(saver), on_disk(saver)) == ([2, 3], [3, 2])
+    saver.persist(4, keep=True)
+    saver.persist(5, 6, 7, 8)
+    assert (verified(saver), on_disk(saver)) == ([2, 3, 4, 5, 7, 8], [8, 7, 5, 4])
+    assert [report.pruned for report in saver.reports if isinstance(report, Verified)] == [0, 1, 1, 0, 0, 2]
+    saver.close()
+
+
+def test_of_several_the_bad_ones_make_none_needless(tmp_path: Path) -> None:
+    """An older one is read back in the place of each; where none reads back none is removed."""
+    disk = Flips()
+    saver = InProcess(tmp_path / "store", disk=disk, retention=Retention(last=1))
+    saver.persist(1)
+    disk.iterations = frozenset({4, 5})
+    saver.persist(2, 3, 4, 5)
+    assert (verified(saver), on_disk(saver)) == ([1, 3], [5, 4, 3])
+    disk.iterations = frozenset({6, 7})
+    saver.persist(6, 7)
+    assert (verified(saver), on_disk(saver)) == ([1, 3], [7, 6, 5, 4, 3])
+    assert newest_whole(tmp_path / "store") == 3
+    assert [report.message.split()[2] for report in saver.reports if isinstance(report, Failed)] == [
+        "00000005-iteration-5", "00000004-iteration-4", "00000007-iteration-7", "00000006-iteration-6",
+    ]  # fmt: skip
+    saver.close()
+
+
 class Flips(LocalDisk):
-    """Writes a wrong bit to files whose names begin so."""
+    """Writes a wrong bit to files whose names begin so, or to the model of these iterations."""
 
     flips = ""
+    iterations: frozenset[int] = frozenset()
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
-        wrong = aligned(bytes(data))
-        if self.flips and Path(f"/proc/self/fd/{fd}").readlink().name.startswith(self.flips):
+        wrong = bytearray(data)
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        wanted = any(f"-iteration-{iteration}-" in path.parent.name for iteration in self.iterations)
+        if (self.flips and path.name.startswith(self.flips)) or (wanted and path.name.startswith("model")):
             wrong[100] ^= 1
-        return super().write(fd, wrong, offset)
+        return super().write(fd, memoryview(wrong), offset)
 
 
 @pytest.mark.parametrize("name", ["model", "manifest"])
@@ -312,6 +358,15 @@ def test_retention(tmp_path: Path) -> None:
     saver.close()
 
 
+def write_file(
+    disk: Disk, path: Path, pieces: Sequence[memoryview], size_bytes: int, digest: Callable[[memoryview], str] = str
+) -> str:
+    with NewFiles(disk) as files:
+        digests = files.write(path, pieces, size_bytes, digest)
+        files.sync()
+    return digests
+
+
 class PickyDisk(LocalDisk):
     """Refuses direct writes at the write, or at the open, or writes a few bytes at a time."""
 
@@ -347,21 +402,41 @@ class PickyDisk(LocalDisk):
     ids=["direct", "refused at open", "refused at write", "short", "short and unaligned"],
 )
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 20_000, 200_000])
+@pytest.mark.parametrize("direct_bytes", [0, 2**20], ids=["direct if taken", "buffered"])
 def test_a_file_is_written_whatever_the_file_system_takes(
-    tmp_path: Path, disk: PickyDisk, size: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk: PickyDisk, size: int, direct_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Direct, buffered from the open or from a write's EINVAL on, and in short writes: the same bytes."""
     data = os.urandom(size)
+    monkeypatch.setattr("checkflow.store.disk.DIRECT_BYTES", direct_bytes)
     monkeypatch.setattr("checkflow.store.disk.WRITE_BYTES", 65536)  # above it several writes are on their way at once
-    whole = aligned(data)
+    whole = buffer_of(size)
+    whole[:size] = data
     parts = [whole[start : start + 8192] for start in range(0, len(whole), 8192)]
     digests = write_file(disk, tmp_path / "file", parts, size, lambda part: f"{len(part)} ")
-    assert sum(map(int, digests.split())) == size  # no padding
+    assert sum(map(int, digests.split())) == size  # nothing beyond the file's end
     assert (tmp_path / "file").read_bytes() == data
+
+
+def test_only_a_large_files_last_bytes_are_buffered(tmp_path: Path) -> None:
+    """Direct writes leave the training beside them its page cache; a file smaller than 1 MiB is not worth it."""
+    modes: list[tuple[bool, int]] = []
+
+    class Watched(PickyDisk):
+        def write(self, fd: int, data: memoryview, offset: int) -> int:
+            modes.append((fd in self.direct, len(data)))
+            return super().write(fd, data, offset)
+
+    disk = Watched()
+    whole = buffer_of(2**20 + 100)
+    write_file(disk, tmp_path / "large", [whole], 2**20 + 100)
+    write_file(disk, tmp_path / "small", [whole], 2**20 - 1)
+    assert modes == [(True, 2**20), (False, 100), (False, 2**20 - 1)]
 
 
 def test_a_file_system_that_cannot_allocate_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is then simply written; any other refusal is one."""
+    monkeypatch.setattr("checkflow.store.disk.DIRECT_BYTES", 0)
 
     class Refuses:
         def __init__(self, error: int) -> None:
@@ -372,25 +447,25 @@ def test_a_file_system_that_cannot_allocate_is_no_error(tmp_path: Path, monkeypa
             return -1
 
     monkeypatch.setattr("checkflow.store.disk._LIBC", Refuses(errno.EOPNOTSUPP))
-    write_file(LocalDisk(), tmp_path / "file", [aligned(b"data")], 4)
+    write_file(LocalDisk(), tmp_path / "file", [memoryview(b"data")], 4)
     assert (tmp_path / "file").read_bytes() == b"data"
     monkeypatch.setattr("checkflow.store.disk._LIBC", Refuses(errno.ENOSPC))
     with pytest.raises(OSError, match="No space left"):
-        write_file(LocalDisk(), tmp_path / "other", [aligned(b"data")], 4)
+        write_file(LocalDisk(), tmp_path / "other", [memoryview(b"data")], 4)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     """A file that exists is an error, not a target."""
     (tmp_path / "file").write_bytes(b"old")
     with pytest.raises(FileExistsError):
-        write_file(LocalDisk(), tmp_path / "file", [aligned(b"new")], 3)
+        write_file(LocalDisk(), tmp_path / "file", [memoryview(b"new")], 3)
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
 def test_a_wrong_size_is_no_file(tmp_path: Path) -> None:
     """Fewer bytes than promised are an error before anything is synced."""
-    with pytest.raises(OSError, match="4096 bytes were given for a file of 9999"):
-        write_file(LocalDisk(), tmp_path / "file", [aligned(b"short")], 9999)
+    with pytest.raises(OSError, match="5 bytes were given for a file of 9999"):
+        write_file(LocalDisk(), tmp_path / "file", [memoryview(b"short")], 9999)
 
 
 def test_the_layout_is_what_lies_on_disk(tmp_path: Path) -> None:
