@@ -34,6 +34,8 @@ def measure(contender: str, job: Job, log: Path) -> list[Figures]:
             keep(KEPT * state_bytes).close()
             if case == "cold":
                 forget(job.folder)
+            else:
+                remember(job.folder)
             runs[case].append(_restored(fresh, contender, job, case, start_s, saved.iteration, saved.digest))
     for _ in range(REPEATS):
         memory = keep(KEPT * state_bytes)  # long before the kill: a tool's background is given no time by it
@@ -109,3 +111,13 @@ def forget(folder: Path) -> None:
             os.fsync(fd)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
+
+
+def remember(folder: Path) -> None:
+    """Bring the files into the page cache, whichever way the tool read or wrote them."""
+    room = bytearray(2**20)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.readinto(room):
+                    pass
