@@ -31,11 +31,11 @@ def measure(contender: str, job: Job, log: Path) -> list[Figures]:
     for case in ("cold", "warm") * REPEATS:
         with worker(job.workload, contender, log) as fresh:
             start_s = _built(fresh)
-            keep(KEPT * state_bytes).close()
             if case == "cold":
                 forget(job.folder)
             else:
                 remember(job.folder)
+            keep(KEPT * state_bytes).close()
             runs[case].append(_restored(fresh, contender, job, case, start_s, saved.iteration, saved.digest))
     for _ in range(REPEATS):
         memory = keep(KEPT * state_bytes)  # long before the kill: a tool's background is given no time by it
