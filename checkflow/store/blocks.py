@@ -93,11 +93,13 @@ def _open(directory: int, entry: FileEntry, way: Way, stack: contextlib.ExitStac
     size = os.fstat(fd).st_size
     if size != entry.size_bytes:
         raise CorruptStoreError(f"{entry.name}: has {size} bytes, not {entry.size_bytes}")
-    if way is Way.DEVICE_TO_CACHE:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     if way is not Way.ANYWHERE:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # for where reads are not direct
         return _File(fd, None)
-    cached = open_file(directory, entry.name)
+    try:
+        cached = open_file(directory, entry.name)
+    except CorruptStoreError:  # too many are open
+        return _File(fd, None)
     stack.callback(os.close, cached)
     return _File(fd, cached)
 
@@ -126,7 +128,13 @@ def read_files(
             scratch = buffer_of(max((block.size_bytes for block, _ in share), default=0) if target is None else 0)
             for block, file in share:
                 memory = scratch if target is None else target(block)
-                _read(file.fd, block, memory, _cached(file, block, memory))
+                cached = _cached(file, block, memory)
+                try:
+                    _read(file.fd, block, memory, cached)
+                except CorruptStoreError:
+                    if not cached:
+                        raise
+                    _read(file.fd, block, memory, 0)  # it may be the memory that is wrong
                 progress()
 
         if sum(block.size_bytes for block, _ in work) < PARALLEL_BYTES:
@@ -140,10 +148,11 @@ def read_files(
 
 def _cached(file: _File, block: Block, memory: memoryview) -> int:
     """How many bytes of the block the page cache gave, from its beginning; a multiple of 4096 or all."""
-    if file.cached is None:
+    fd = file.cached  # another block's reader may give it up meanwhile
+    if fd is None:
         return 0
     try:
-        got = os.preadv(file.cached, [memory[: block.size_bytes]], block.start_bytes, os.RWF_NOWAIT)
+        got = os.preadv(fd, [memory[: block.size_bytes]], block.start_bytes, os.RWF_NOWAIT)
     except OSError:  # it has nothing of it, or the file system cannot tell
         got = 0
     if got == block.size_bytes:

@@ -174,6 +174,7 @@ class NewFiles:
                     if len(writing) == _PARALLEL:
                         digests.append(writing.popleft().result())
                 digests += [future.result() for future in writing]
+        stream.finish()
         if offset < size_bytes:
             raise OSError(errno.EIO, f"{offset} bytes were given for a file of {size_bytes}", str(path))
         return "".join(digests)
@@ -188,22 +189,33 @@ class NewFiles:
 
 @dataclass(slots=True)
 class _Stream:
-    """Writes pieces, `direct` until the file system refuses, or until bytes are left that are no multiple of 4096."""
+    """Writes pieces, `direct` until the file system refuses."""
 
     disk: Disk
     fd: int
     progress: Callable[[], None]
     direct: bool
+    _tail: tuple[memoryview, int] | None = None  # less than 4096 bytes that no direct write takes, and their offset
 
     def write(self, piece: memoryview, offset: int, digest: Callable[[memoryview], str]) -> str:
         found = digest(piece)
+        self._put(piece, offset)
+        return found
+
+    def finish(self) -> None:
+        """Write what is left, once every other piece is written: this ends direct writes."""
+        if self._tail is not None:
+            self._buffered()
+            self._put(*self._tail)
+
+    def _put(self, piece: memoryview, offset: int) -> None:
         done = 0
         while done < len(piece):
             direct = self.direct  # another piece's write may find out meanwhile
             left = piece[done:]
             if direct and len(left) < ALIGN_BYTES:
-                self._buffered()
-                continue
+                self._tail = left, offset + done
+                return
             try:
                 wrote = self.disk.write(
                     self.fd, left[: len(left) - len(left) % ALIGN_BYTES] if direct else left, offset + done
@@ -219,7 +231,6 @@ class _Stream:
                 self._buffered()  # a write cut short left an offset that direct writes refuse
             done += wrote
             self.progress()
-        return found
 
     def _buffered(self) -> None:
         self.disk.set_buffered(self.fd)

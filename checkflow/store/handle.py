@@ -23,7 +23,7 @@ from checkflow.errors import StoreError
 from checkflow.store.config import SaverConfig
 from checkflow.store.layout import Layout
 from checkflow.store.lock import StoreLock
-from checkflow.store.messages import WAKE
+from checkflow.store.messages import LAST, WAKE
 from checkflow.store.pace import Pace, PersistEvery
 from checkflow.store.retention import Retention
 from checkflow.store.saver import take_log
@@ -197,6 +197,7 @@ class StoreHandle:
         deadline = time.monotonic() + deadline_s
         try:
             self._saver.tend()  # one that died is started again, to remove what it left
+            self._saver.tell(LAST)
             self._drain(deadline)
             self._saver.end(deadline)
         finally:

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-WAKE, CLOSE = b"wake", b"close"  # the trainer's two words: look at the slots; exit once nothing is due
+WAKE, LAST, CLOSE = b"wake", b"last", b"close"
+"""The trainer's words: look at the slots; no training follows what is due; exit once nothing is due."""
 MAX_PACKET_BYTES = 2**16
 MAX_TEXT = 4096
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)

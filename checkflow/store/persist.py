@@ -102,58 +102,53 @@ class Persister:
         return Written(taken, manifest)
 
     def settle(self, group: Sequence[Written], *, to_cache: bool = False) -> None:
-        """Read back those of these durable checkpoints, oldest first, that will be retained, then prune.
+        """Read back those of a group of durable checkpoints that will be retained, then prune.
 
-        `to_cache`: leave them in the page cache. Errors are reported, not raised.
+        `group`: oldest first. `to_cache`: leave them in the page cache. Errors are reported, not raised.
         """
         for written in group:
             self._known[written.name] = written.retained
         newest: Written | None = None
         verified: deque[Verified] = deque()
-        for written in reversed(group):
+        unread: list[str] = []
+        for written in reversed(group):  # where one does not read back, an older one is retained in its place
             if newest is not None and written.name in self._needless(newest):
                 continue
-            verify_ns = self._read_back(written, to_cache=to_cache)
-            if verify_ns is not None:
+            try:
+                verify_ns = self._read_back(written, to_cache=to_cache)
+            except CorruptStoreError as error:
+                problem = f"does not read back as it was written ({error}); check the disk"
+            except OSError as error:
+                problem = f"cannot be read back ({_reason(error)}); {_advice(error)}"
+                unread.append(written.name)
+            else:
                 newest = newest or written
                 taken = written.taken
                 verified.appendleft(
                     Verified(sequence=taken.sequence, iteration=taken.iteration, verify_ns=verify_ns, pruned=0)
                 )
-        if newest is None:
-            return
-        try:
-            pruned = self._prune(newest)
-        except OSError as error:
-            self._fail(newest.taken, f"old checkpoints cannot be removed ({_reason(error)}); {_advice(error)}")
-            return
-        except StoreError as error:  # the store is gone since
-            self._fail(newest.taken, f"old checkpoints cannot be removed ({error})")
-            return
-        verified[-1] = verified[-1].model_copy(update={"pruned": pruned})
-        for message in verified:
-            self.report(message)
-
-    def _read_back(self, written: Written, *, to_cache: bool) -> int | None:
-        """How long it took, in nanoseconds; None where it failed."""
-        started = time.monotonic_ns()
-        path = self.config.store / written.name
-        try:
-            with _threads_are_resources():
-                verify_written(Checkpoint(path, written.manifest), self.shared.advance, to_cache=to_cache)
-        except CorruptStoreError as error:
+                continue
             self._known[written.name] = dataclasses.replace(written.retained, sound=False)
-            self._fail(
-                written.taken,
-                f"checkpoint {written.name} does not read back as it was written ({error}); check the disk",
-            )
-            return None
-        except OSError as error:
-            del self._known[written.name]
-            self._fail(
-                written.taken, f"checkpoint {written.name} cannot be read back ({_reason(error)}); {_advice(error)}"
-            )
-            return None
+            self._fail(written.taken, f"checkpoint {written.name} {problem}")
+        if newest is not None:
+            last = verified.pop()
+            for message in verified:
+                self.report(message)
+            try:
+                self.report(last.model_copy(update={"pruned": self._prune(newest)}))
+            except OSError as error:
+                self._fail(newest.taken, f"old checkpoints cannot be removed ({_reason(error)}); {_advice(error)}")
+            except StoreError as error:  # the store is gone since
+                self._fail(newest.taken, f"old checkpoints cannot be removed ({error})")
+        for name in unread:  # the next time they are looked at as a predecessor's are
+            self._known.pop(name, None)
+
+    def _read_back(self, written: Written, *, to_cache: bool) -> int:
+        """How long it took, in nanoseconds. Raises CorruptStoreError, OSError."""
+        started = time.monotonic_ns()
+        checkpoint = Checkpoint(self.config.store / written.name, written.manifest)
+        with _threads_are_resources():
+            verify_written(checkpoint, self.shared.advance, to_cache=to_cache)
         return time.monotonic_ns() - started
 
     def _write(self, staged: Staged, settled: Callable[[], bool]) -> Manifest:
@@ -187,15 +182,25 @@ class Persister:
         for name in names:  # one that cannot be read is left alone, and looked at again: it may have been the moment
             if name not in self._known and isinstance(found := examine(store, name), Checkpoint):
                 self._known[name] = Retained(found.serial, found.iteration, found.manifest.keep)
-        needless = self._needless(verified)
-        for name in needless:
-            self.disk.rename(store / name, store / (PRUNED + name))  # so that a half-removed one is no checkpoint
-        if needless:
+        hidden = []
+        failed: OSError | None = None
+        for name in self._needless(verified):
+            try:
+                self.disk.rename(store / name, store / (PRUNED + name))  # so that a half-removed one is no checkpoint
+                hidden.append(store / (PRUNED + name))
+            except OSError as error:
+                failed = failed or error  # the others may still make room
+        if hidden:
             self.disk.sync_directory(store)
-        for name in needless:
-            remove_tree(self.disk, store / (PRUNED + name))
+        for path in hidden:
+            try:
+                remove_tree(self.disk, path)
+            except OSError as error:
+                failed = failed or error
             self.shared.advance()
-        return len(needless)
+        if failed is not None:
+            raise failed
+        return len(hidden)
 
     def remove_leftovers(self) -> None:
         """Remove what a killed or failed saver left half-written or half-removed. Raises OSError."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from checkflow.store.config import SaverConfig
 from checkflow.store.disk import Disk
-from checkflow.store.messages import CLOSE, MAX_TEXT, Failed, Message, encode, send
+from checkflow.store.messages import CLOSE, LAST, MAX_TEXT, Failed, Message, encode, send
 from checkflow.store.persist import Persister, Written
 from checkflow.store.settler import Settler
 from checkflow.store.shared import SharedMemory
@@ -33,7 +33,7 @@ class Saver:
         self._end = end
         self._trainer = trainer
         self._outbox: deque[Message] = deque()
-        self._closing = self._orphan = self._last_tried = False
+        self._last = self._closing = self._orphan = self._last_tried = False
         self._persister = Persister(shared, self._config, disk, self._report)
         self._settler = Settler(self._settle)
         self._sending = threading.Lock()  # reports come from the settler's thread too
@@ -90,7 +90,7 @@ class Saver:
 
     def _settle(self, group: Sequence[Written]) -> None:
         """Once nobody trains there is memory to leave the checkpoint in, where the next trainer finds it."""
-        self._persister.settle(group, to_cache=self._orphan or self._closing)
+        self._persister.settle(group, to_cache=self._orphan or self._last)
 
     def _listen(self, timeout_ms: int | None) -> None:
         """Wait for the trainer's word or end."""
@@ -116,6 +116,7 @@ class Saver:
             if not packet:
                 self._orphan = True
                 return
+            self._last = self._last or packet == LAST
             self._closing = self._closing or packet == CLOSE
 
     def _report(self, message: Message) -> None:

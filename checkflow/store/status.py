@@ -14,7 +14,7 @@ class Status:
     verified_iteration: int | None
     staged: int
     durable: int
-    verified: int
+    verified: int  # read back; of small ones that were settled together, those that are retained
     skipped: int  # iterations that found no slot free
     blocked_ns: int  # the training loop waited for a slot
     written_bytes: int

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,6 +261,45 @@ def test_of_several_the_bad_ones_make_none_needless(tmp_path: Path) -> None:
     saver.close()
 
 
+def test_one_that_could_not_be_read_back_takes_no_ones_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that were read are retained; the other one is pruned with the next."""
+    saver = InProcess(tmp_path / "store", retention=Retention(last=2))
+
+    def read(checkpoint: Checkpoint, *_: object, **__: object) -> None:
+        if checkpoint.iteration == 2:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("checkflow.store.persist.verify_written", read)
+    saver.persist(1, 2, 3)
+    assert (verified(saver), on_disk(saver)) == ([1, 3], [3, 2, 1])
+    saver.persist(4)
+    assert on_disk(saver) == [4, 3]
+    saver.close()
+
+
+def test_one_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Path) -> None:
+    """What is left of it is told; the next saver removes it."""
+
+    class Sticky(LocalDisk):
+        def unlink(self, path: Path) -> None:
+            if "-iteration-2" in path.parent.name:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().unlink(path)
+
+        def rename(self, source: Path, target: Path) -> None:
+            if target.name.startswith(PRUNED) and source.name.endswith("-iteration-1"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().rename(source, target)
+
+    saver = InProcess(tmp_path / "store", disk=Sticky(), retention=Retention(last=1))
+    saver.persist(1, 2, 3, 4)
+    assert isinstance(saver.reports[-1], Failed)
+    assert "old checkpoints cannot be removed" in saver.reports[-1].message
+    assert on_disk(saver) == [4, 1]
+    assert len(list(saver.store.glob(f"{PRUNED}*"))) == 1
+    saver.close()
+
+
 class Flips(LocalDisk):
     """Writes a wrong bit to files whose names begin so, or to the model of these iterations."""
 
@@ -274,14 +315,17 @@ class Flips(LocalDisk):
         return super().write(fd, memoryview(wrong), offset)
 
 
+@pytest.mark.parametrize("to_cache", [False, True])
 @pytest.mark.parametrize("name", ["model", "manifest"])
-def test_a_bad_disk_prunes_nothing(tmp_path: Path, name: str) -> None:
+def test_a_bad_disk_prunes_nothing(tmp_path: Path, name: str, to_cache: bool) -> None:
     """What does not read back as written, be it the manifest alone, is reported, and the old checkpoint stays."""
     disk = Flips()
     saver = InProcess(tmp_path / "store", disk=disk, retention=Retention(last=1))
     saver.persist(1)
     disk.flips = name
-    saver.persist(2)
+    written = saver.persister.write(saver.take(2))
+    assert written is not None
+    saver.persister.settle((written,), to_cache=to_cache)
     assert isinstance(saver.reports[-1], Failed)
     assert "does not read back" in saver.reports[-1].message
     assert newest_whole(tmp_path / "store") == 1
@@ -376,6 +420,7 @@ class PickyDisk(LocalDisk):
 
     def create(self, path: Path, *, direct: bool) -> int:
         fd = super().create(path, direct=direct and not self.at_open)
+        self.direct.discard(fd)  # of a file that is closed since
         if direct and not self.at_open:
             self.direct.add(fd)
         return fd
@@ -432,6 +477,30 @@ def test_only_a_large_files_last_bytes_are_buffered(tmp_path: Path) -> None:
     write_file(disk, tmp_path / "large", [whole], 2**20 + 100)
     write_file(disk, tmp_path / "small", [whole], 2**20 - 1)
     assert modes == [(True, 2**20), (False, 100), (False, 2**20 - 1)]
+
+
+def test_the_last_bytes_wait_for_the_pieces_before_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of two pieces, the first of which is still hashed while the second, of 100 bytes, is written."""
+    monkeypatch.setattr("checkflow.store.disk.WRITE_BYTES", 2**20)
+    modes: list[tuple[bool, int]] = []
+    hashed = threading.Event()
+
+    class Watched(PickyDisk):
+        def write(self, fd: int, data: memoryview, offset: int) -> int:
+            modes.append((fd in self.direct, len(data)))
+            return super().write(fd, data, offset)
+
+    def digest(piece: memoryview) -> str:
+        if len(piece) == 100:
+            hashed.set()
+        else:
+            assert hashed.wait(60)
+            time.sleep(0.05)  # the other piece has its turn
+        return ""
+
+    whole = buffer_of(2**20 + 100)
+    write_file(Watched(), tmp_path / "file", [whole[: 2**20], whole[2**20 :]], 2**20 + 100, digest)
+    assert modes == [(True, 2**20), (False, 100)]
 
 
 def test_a_file_system_that_cannot_allocate_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,8 +64,12 @@ def wrong_restores(disk: RecordingDisk, where: Path) -> Iterator[str | None]:
                 shutil.rmtree(where)
 
 
-def test_no_power_cut_loses_a_durable_checkpoint(tmp_path: Path, memory_path: Path) -> None:
+@pytest.mark.parametrize("direct_bytes", [4096, 2**20], ids=["direct writes", "buffered writes"])
+def test_no_power_cut_loses_a_durable_checkpoint(
+    tmp_path: Path, memory_path: Path, direct_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lost and reordered writes and names, at every moment of three checkpoints and their pruning."""
+    monkeypatch.setattr("checkflow.store.disk.DIRECT_BYTES", direct_bytes)
     disk = RecordingDisk(tmp_path / "store")
     record(tmp_path / "store", disk)
     outcomes = list(wrong_restores(disk, memory_path / "cut"))
