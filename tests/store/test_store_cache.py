@@ -3,77 +3,43 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-import subprocess
+import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from small_store import InProcess, newest_whole, silent, stage, trainer_command, until_verified
+from small_store import InProcess, fill, newest_whole, record_of, silent, stage
 
 from checkflow.errors import CorruptStoreError
 from checkflow.store import blocks
+from checkflow.store.disk import LocalDisk
 from checkflow.store.handle import StoreHandle
 from checkflow.store.layout import FileSpec, Layout, TensorSpec
-from checkflow.store.lock import StoreLock
+from checkflow.store.messages import CLOSE, LAST, WAKE
+from checkflow.store.pace import PersistEvery
 from checkflow.store.reader import Checkpoint, list_checkpoints, verify, verify_written
-from checkflow.store.settler import GROUP_BYTES
+from checkflow.store.saver import Saver
+from checkflow.store.supervisor import Supervisor
 
 BLOCKS = 3
 LARGE = Layout.of((FileSpec("model.safetensors", (TensorSpec("w", "U8", (BLOCKS * 2**22 - 10_000,)),)),))
 
 
-def cached(path: Path) -> bool:
-    """Whether the page cache has a whole file; True too where the file system cannot tell."""
-    fd = os.open(path, os.O_RDONLY)
-    room = bytearray(2**20)
-    try:
-        offsets = range(0, os.fstat(fd).st_size, len(room))
-        got = [os.preadv(fd, [room], offset, os.RWF_NOWAIT) for offset in offsets]
-        return sum(got) == os.fstat(fd).st_size
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        assert error.errno == errno.EOPNOTSUPP
-        return True
-    finally:
-        os.close(fd)
-
-
-def forget(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
-
-
-def model(store: Path) -> Path:
-    """The newest checkpoint's large file: smaller ones are written through the page cache."""
-    return list_checkpoints(store)[0].path / "model.safetensors"
-
-
-def files(store: Path) -> list[Path]:
-    """The newest checkpoint's, but its manifest."""
-    return [path for path in list_checkpoints(store)[0].path.iterdir() if path.name != "manifest.json"]
-
-
 @pytest.fixture
-def told(tmp_path: Path) -> Path:
-    """A store with a checkpoint, on a file system that tells what is cached."""
-    saver = InProcess(tmp_path / "store", LARGE)
+def store(memory_path: Path) -> Path:
+    """A store with a checkpoint of iteration 1."""
+    saver = InProcess(memory_path / "store", LARGE)
     saver.persist(1)
     saver.close()
-    forget(model(tmp_path / "store"))
-    if cached(model(tmp_path / "store")):
-        pytest.skip("this file system does not tell what the page cache has")
-    return tmp_path / "store"
+    return memory_path / "store"
 
 
 class Reads:
-    """Counts the bytes that each way gave; the page cache is made to answer `answer`."""
+    """Counts the bytes that each way gave; of (offset, size) the page cache is made to give so many bytes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Callable[[int, int], int] | None = None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, gives: Callable[[int, int], int]) -> None:
         self.cached_bytes = self.direct_bytes = self.asked = 0
         read = os.preadv
 
@@ -83,13 +49,10 @@ class Reads:
                 self.direct_bytes += got
                 return got
             self.asked += 1
-            if answer is None:
-                got = read(fd, buffers, offset, flags)
-            else:
-                size = answer(offset, len(buffers[0]))
-                if size == 0:
-                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-                got = read(fd, [buffers[0][:size]], offset)
+            size = gives(offset, len(buffers[0]))
+            if size == 0:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            got = read(fd, [buffers[0][:size]], offset)
             self.cached_bytes += got
             return got
 
@@ -100,52 +63,31 @@ class Reads:
 @pytest.mark.parametrize("part", [0, 1, 4096, 5000, 2**21 + 1], ids=lambda part: f"{part} bytes")
 @pytest.mark.parametrize("whole", range(BLOCKS + 1))
 def test_a_file_that_is_cached_in_part_is_whole(
-    memory_path: Path, monkeypatch: pytest.MonkeyPatch, parallel_bytes: int, part: int, whole: int
+    store: Path, monkeypatch: pytest.MonkeyPatch, parallel_bytes: int, part: int, whole: int
 ) -> None:
     """Blocks from the cache, one of which it gives a part, and the rest from the device."""
     monkeypatch.setattr(blocks, "PARALLEL_BYTES", parallel_bytes)
     monkeypatch.setattr(blocks, "THREADS", 2)
-    saver = InProcess(memory_path / "store", LARGE)
-    saver.persist(1)
-    saver.close()
     reads = Reads(monkeypatch, lambda offset, size: size if offset < whole * 2**22 else min(part, size))
-    assert newest_whole(memory_path / "store", LARGE) == 1
+    assert newest_whole(store, LARGE) == 1
     assert parallel_bytes == 0 or reads.cached_bytes >= min(whole * 2**22, LARGE.files[0].size_bytes)
     assert (reads.direct_bytes == 0) == (whole == BLOCKS)
-    assert reads.asked <= BLOCKS + 1  # the commit record too
+    if parallel_bytes:  # each block until the first that it does not have, and the commit record
+        assert reads.asked == min(whole + 1, BLOCKS) + 1
 
 
-def test_restoring_reads_what_is_cached_from_there(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing from the device; nothing is asked of the cache that has nothing but once for each file."""
-    for path in files(told):
-        path.read_bytes()
-    reads = Reads(monkeypatch)
-    assert newest_whole(told, LARGE) == 1
-    assert reads.cached_bytes == sum(path.stat().st_size for path in files(told))
-    assert reads.direct_bytes == 0
-    for path in files(told):
-        forget(path)
-    reads = Reads(monkeypatch)
-    assert newest_whole(told, LARGE) == 1
-    assert reads.asked == len(files(told))
-    assert reads.direct_bytes >= BLOCKS * 2**22 - 2**16
-
-
-def test_verifying_does_not_believe_the_cache(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has not to be asked, nor to be filled."""
-    reads = Reads(monkeypatch)
-    (found,) = list_checkpoints(told)
+def test_verifying_does_not_ask_the_cache(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would prove nothing about the disk."""
+    reads = Reads(monkeypatch, lambda _, size: size)
+    (found,) = list_checkpoints(store)
     assert isinstance(found, Checkpoint)
     verify(found)
     assert reads.asked == 0
-    assert not cached(model(told))
+    assert reads.direct_bytes >= LARGE.files[0].size_bytes
 
 
-def test_a_cached_block_that_is_wrong_is_read_again(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_block_that_is_wrong_is_read_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device has it as it was written; where that is wrong too, it is refused."""
-    saver = InProcess(memory_path / "store", LARGE)
-    saver.persist(1)
-    saver.close()
     read = os.preadv
 
     def preadv(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
@@ -155,75 +97,85 @@ def test_a_cached_block_that_is_wrong_is_read_again(memory_path: Path, monkeypat
         return got
 
     monkeypatch.setattr(os, "preadv", preadv)
-    assert newest_whole(memory_path / "store", LARGE) == 1
-    path = model(memory_path / "store")
+    assert newest_whole(store, LARGE) == 1
+    path = list_checkpoints(store)[0].path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(CorruptStoreError, match="not what was written"):
-        newest_whole(memory_path / "store", LARGE)
+        newest_whole(store, LARGE)
 
 
 @pytest.mark.parametrize("to_cache", [False, True])
-def test_what_is_read_back_is_forgotten_before(told: Path, to_cache: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_read_back_is_forgotten_before(store: Path, to_cache: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file, the manifest too: a byte that the page cache has right and the disk wrong would not be seen."""
-    (found,) = list_checkpoints(told)
+    (found,) = list_checkpoints(store)
     assert isinstance(found, Checkpoint)
-    for path in found.path.iterdir():
-        path.read_bytes()
-    had: dict[str, bool] = {}
+    forgotten: set[str] = set()
+    direct: set[bool] = set()
     forget, read = os.posix_fadvise, os.preadv
 
     def posix_fadvise(fd: int, offset: int, length: int, advice: int) -> None:
+        assert (offset, length, advice) == (0, 0, os.POSIX_FADV_DONTNEED)
         forget(fd, offset, length, advice)
-        path = Path(f"/proc/self/fd/{fd}").readlink()
-        had[path.name] = cached(path)
+        forgotten.add(Path(f"/proc/self/fd/{fd}").readlink().name)
 
-    def preadv(fd: int, *arguments: Any) -> int:
-        assert Path(f"/proc/self/fd/{fd}").readlink().name in had or arguments[-1] == os.RWF_NOWAIT
-        return read(fd, *arguments)
+    def preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
+        assert Path(f"/proc/self/fd/{fd}").readlink().name in forgotten
+        direct.add(bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT))
+        return read(fd, buffers, offset)
 
     monkeypatch.setattr(os, "posix_fadvise", posix_fadvise)
     monkeypatch.setattr(os, "preadv", preadv)
     verify_written(found, to_cache=to_cache)
-    assert had == dict.fromkeys((path.name for path in found.path.iterdir()), False)
+    assert forgotten == {path.name for path in found.path.iterdir()}
+    assert not (to_cache and True in direct)
 
 
-END = """
-import os, signal, sys
-from pathlib import Path
-from small_store import silent, stage, until_verified
-from checkflow.store.layout import FileSpec, Layout, TensorSpec
-from checkflow.store.handle import StoreHandle
-from checkflow.store.pace import PersistEvery
-layout = Layout.of((FileSpec("model.safetensors", (TensorSpec("w", "U8", (int(sys.argv[2]),)),)),))
-with StoreHandle.open(Path(sys.argv[1]), layout, notify=silent, persist_every=PersistEvery(iterations=10)) as handle:
-    stage(handle, layout, 10)
-    until_verified(handle, 1)
-    stage(handle, layout, 11)
-    if sys.argv[3] == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
+@pytest.mark.parametrize(
+    ("said", "gone", "to_cache"),
+    [([CLOSE], False, False), ([LAST, CLOSE], False, True), ([], True, True)],
+    ids=["not told", "told that it is the last", "trainer gone"],
+)
+def test_the_last_checkpoint_is_left_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[bytes], gone: bool, to_cache: bool
+) -> None:
+    """Those that are read back while a trainer runs are not: it may need the memory."""
+    ways: list[bool] = []
+
+    def look(_checkpoint: Checkpoint, _progress: object, *, to_cache: bool) -> None:
+        ways.append(to_cache)
+
+    monkeypatch.setattr("checkflow.store.persist.verify_written", look)
+    trainer = InProcess(tmp_path / "store", LARGE)
+    slot = trainer.slots.try_acquire()
+    assert slot is not None
+    fill(slot.data, LARGE, 1)
+    trainer.slots.stage(slot, 1, record_of(1), due=True)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pidfd = os.pidfd_open(os.getpid())
+    with ours, theirs:
+        for word in said:
+            ours.send(word)
+        if gone:
+            ours.close()
+        saver = Saver(trainer.shared, LocalDisk(), theirs, pidfd)
+        saver.run()
+        saver._settler.close()
+    os.close(pidfd)
+    trainer.close()
+    assert ways == [to_cache]
 
 
-@pytest.mark.parametrize("size_bytes", [2**21, GROUP_BYTES], ids=["small", "settled at once"])
-@pytest.mark.parametrize("how", ["closed", "killed"])
-def test_the_last_checkpoint_is_left_in_the_cache(told: Path, how: str, size_bytes: int) -> None:
-    """In one of three attempts at least: a machine may take its page cache back at any moment."""
+def test_closing_says_that_no_training_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it asks for the last checkpoint: a large one is read back as soon as it is durable."""
+    words: list[bytes] = []
+    tell = Supervisor.tell
 
-    def attempt(store: Path) -> bool:
-        command = trainer_command(END, store, size_bytes, how)
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (ended.returncode != 0) == (how == "killed"), ended.stderr
-        StoreLock.acquire(store, silent).close()
-        assert list_checkpoints(store)[0].iteration == 11
-        return all(cached(path) for path in files(store))
+    def told(supervisor: Supervisor, word: bytes) -> None:
+        words.append(word)
+        tell(supervisor, word)
 
-    assert any(attempt(told.with_name(f"{how}-{number}")) for number in range(3))
-
-
-def test_a_checkpoint_of_a_running_training_leaves_the_cache_alone(told: Path) -> None:
-    """It may need the memory."""
-    store = told.with_name("running")
-    with StoreHandle.open(store, LARGE, notify=silent) as handle:
+    monkeypatch.setattr(Supervisor, "tell", told)
+    with StoreHandle.open(tmp_path, LARGE, notify=silent, persist_every=PersistEvery(iterations=10)) as handle:
         assert stage(handle, LARGE, 1)
-        until_verified(handle, 1)
-        assert not cached(model(store))
+        assert words == []
+    assert words[:2] == [LAST, WAKE]
