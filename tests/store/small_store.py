@@ -167,15 +167,14 @@ def until_verified(handle: StoreHandle, count: int) -> None:
     until(verified, "it is verified")
 
 
-def until_idle(handle: StoreHandle) -> None:
-    """Until all that is due is durable and verified."""
+def until_idle(handle: StoreHandle, iteration: int) -> None:
+    """Until the checkpoint of this iteration, the newest that is due, is verified: it was settled, and all before it."""
 
     def verified() -> bool:
         handle.poll()
-        status = handle.status()
-        return not handle.pending and status.verified_iteration == status.durable_iteration
+        return handle.status().verified_iteration == iteration
 
-    until(verified, "nothing is pending")
+    until(verified, f"iteration {iteration} is verified")
 
 
 def stop(handle: StoreHandle) -> int:

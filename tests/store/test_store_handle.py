@@ -219,7 +219,7 @@ def test_a_slot_may_become_free_while_one_looks_for_it(tmp_path: Path, monkeypat
 
         def too_early() -> None:
             os.kill(saver, signal.SIGCONT)
-            until_idle(handle)
+            until_idle(handle, 2)
             monkeypatch.setattr(handle._slots, "try_acquire", look)
 
         monkeypatch.setattr(handle._slots, "try_acquire", too_early)

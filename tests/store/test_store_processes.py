@@ -180,9 +180,9 @@ def test_ten_thousand_iterations_are_flat(tmp_path: Path) -> None:
             assert stage(handle, SMALL, iteration)
             handle.poll()
             if iteration == 2000:
-                until_idle(handle)
+                until_idle(handle, iteration)
                 before, memory = settled(saver), (private_kib(os.getpid()), private_kib(saver))
-        until_idle(handle)
+        until_idle(handle, 10_000)
         assert settled(saver) == before
         assert private_kib(os.getpid()) - memory[0] < 4096
         assert private_kib(saver) - memory[1] < 4096
