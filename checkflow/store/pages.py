@@ -6,17 +6,17 @@ A slot is used once all its pages are there, since a missing one would be a SIGB
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import mmap
 import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from checkflow.store.mapping import HUGE_BYTES, MADV_COLLAPSE, MADV_POPULATE_WRITE, advise
+
 MAX_THREADS = 8
 PART_BYTES = 64 * 2**20  # less is not worth a thread
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11 does not name it
-_LIBC = ctypes.CDLL(None)  # mmap.madvise would hold the interpreter's lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Pages:
     def __init__(self, fd: int, address: int, spans: Sequence[Span] = ()) -> None:
         self._fd = fd
         self._address = address
+        self._end = os.fstat(fd).st_size
         self._owner = os.getpid()
         self._changed = threading.Condition()
         self._paused = self._closing = False
@@ -140,9 +141,17 @@ class Pages:
 
     def _take(self, part: Span) -> None:
         # Maps and clears. Older kernels refuse, and map at the first copy; memory that is refused is refused below.
-        _LIBC.madvise(
-            ctypes.c_void_p(self._address + part.start_bytes), ctypes.c_size_t(part.size_bytes), _MADV_POPULATE_WRITE
-        )
+        self._make_huge(part)
+        advise(self._address + part.start_bytes, part.size_bytes, MADV_POPULATE_WRITE)
         os.posix_fallocate(
             self._fd, part.start_bytes, part.size_bytes
         )  # the guarantee; alone it would take small pages
+
+    def _make_huge(self, part: Span) -> None:
+        """As far as the kernel can. It must be told when: of itself it gives shared memory none on most machines."""
+        first = part.start_bytes // HUGE_BYTES * HUGE_BYTES
+        end = min(part.start_bytes + part.size_bytes + HUGE_BYTES - 1, self._end) // HUGE_BYTES * HUGE_BYTES
+        for start in range(first, end, HUGE_BYTES):
+            advise(self._address + start, mmap.PAGESIZE, MADV_POPULATE_WRITE)  # one that is empty would be refused
+        if first < end:
+            advise(self._address + first, end - first, MADV_COLLAPSE)

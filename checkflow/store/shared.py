@@ -9,9 +9,7 @@ A reader's decision and its store are made under a POSIX record lock, which the 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
-import mmap
 import os
 import threading
 import time
@@ -23,6 +21,7 @@ import xxhash
 
 from checkflow.errors import StoreError
 from checkflow.store.layout import ALIGN_BYTES, Layout, padded
+from checkflow.store.mapping import address_of, map_shared
 from checkflow.store.memory import allowance
 from checkflow.store.pages import Pages, Span
 from checkflow.units import format_bytes
@@ -69,8 +68,8 @@ class SharedMemory:
     def __init__(self, fd: int, size_bytes: int) -> None:
         self.fd = fd
         self.size_bytes = size_bytes
-        self._map = mmap.mmap(fd, size_bytes)
-        self._bytes = memoryview(self._map)
+        self._bytes = map_shared(fd, size_bytes)
+        self.address = address_of(self._bytes)  # the mapping's first byte, for registering it as pinned memory
         self._words = self._bytes[:CONTROL_BYTES].cast("Q")
         self._mutex = threading.Lock()
         self.pages = Pages(fd, self.address)  # the slots', in the trainer
@@ -91,8 +90,6 @@ class SharedMemory:
         try:
             os.ftruncate(fd, size)
             shared = cls(fd, size)
-            shared._map.madvise(mmap.MADV_DONTFORK)  # a data-loader worker has no use for it, and would copy its table
-            shared._ask_for_huge_pages()
             os.posix_fallocate(fd, 0, size - slots * stride)
             shared._bytes[CONTROL_BYTES : CONTROL_BYTES + len(config)] = config
             for word, value in (
@@ -116,14 +113,9 @@ class SharedMemory:
     def attach(cls, fd: int) -> SharedMemory:
         """The buffer of an inherited descriptor. Raises StoreError where it is not one of ours."""
         shared = cls(fd, os.fstat(fd).st_size)
-        shared._ask_for_huge_pages()
         if shared._words[_MAGIC] != MAGIC:
             raise StoreError("slots: the inherited memory is not checkflow's; start the saver from a trainer only")
         return shared
-
-    def _ask_for_huge_pages(self) -> None:
-        with contextlib.suppress(OSError):  # where the kernel has them for shared memory
-            self._map.madvise(mmap.MADV_HUGEPAGE)
 
     def close(self) -> None:
         """Let the memory go, at once or with the last view of a slot."""
@@ -134,13 +126,6 @@ class SharedMemory:
         self.fd = -1
         self._words.release()
         self._bytes.release()
-        with contextlib.suppress(BufferError):  # somebody still holds a view
-            self._map.close()
-
-    @property
-    def address(self) -> int:
-        """The mapping's first byte, for registering it as pinned memory."""
-        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     @property
     def slots(self) -> int:

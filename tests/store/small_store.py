@@ -168,7 +168,7 @@ def until_verified(handle: StoreHandle, count: int) -> None:
 
 
 def until_idle(handle: StoreHandle, iteration: int) -> None:
-    """Until the checkpoint of this iteration, the newest that is due, is verified: it was settled, and all before it."""
+    """Until the checkpoint of this iteration, the newest that is due, is verified, and so all before it settled."""
 
     def verified() -> bool:
         handle.poll()
