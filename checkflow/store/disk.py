@@ -22,6 +22,7 @@ from checkflow.store.layout import ALIGN_BYTES
 DIRECT_BYTES = 2**20  # smaller files are written through the page cache
 WRITE_BYTES = 16 * 2**20  # one write: large enough for full throughput, small enough to see that the disk moves
 _PARALLEL = 2  # writes at a time: one is prepared and hashed while the disk has the other
+_WRITE_AND_WAIT = 1 | 2 | 4  # what sync_file_range is to do
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -45,6 +46,9 @@ class Disk(Protocol):
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         """Bytes written, maybe fewer than given. Not durable before sync, and a failure may show only there."""
+
+    def write_back(self, fd: int) -> None:
+        """Where the kernel can, the data left the page cache; that is not durable, and a failure is as one of sync."""
 
     def sync(self, fd: int) -> None:
         """Data and size are on the device, as far as it tells the truth about its cache.
@@ -88,16 +92,17 @@ class LocalDisk:
 
     def allocate(self, fd: int, size_bytes: int) -> None:
         # not posix_fallocate: where the file system cannot, that writes into every block by itself
-        if size_bytes and _LIBC.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes)):
-            error = ctypes.get_errno()
-            if error not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-                raise OSError(error, os.strerror(error))
+        if size_bytes:
+            _unless_unsupported(_LIBC.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes)))
 
     def set_buffered(self, fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         return os.pwrite(fd, data, offset)
+
+    def write_back(self, fd: int) -> None:
+        _unless_unsupported(_LIBC.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE_AND_WAIT))
 
     def sync(self, fd: int) -> None:
         os.fsync(fd)
@@ -122,16 +127,23 @@ class LocalDisk:
         path.rmdir()
 
 
+def _unless_unsupported(failed: int) -> None:
+    if failed and (error := ctypes.get_errno()) not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+        raise OSError(error, os.strerror(error))
+
+
 class NewFiles:
     """Files that are written one after the other and synced together, closed at the end of a `with`.
 
-    Together, because a file system then writes what they share, their directory's block and their inodes', once.
+    Together, because a file system then writes what they share, their directory's block and their inodes', once: if
+    they all are created before, and have left the page cache.
     """
 
     def __init__(self, disk: Disk, progress: Callable[[], None] = lambda: None) -> None:
         self._disk = disk
         self._progress = progress
         self._open = contextlib.ExitStack()
+        self._created: dict[Path, int] = {}
         self._unsynced: list[int] = []
 
     def __enter__(self) -> NewFiles:
@@ -140,6 +152,10 @@ class NewFiles:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
+    def create(self, path: Path) -> None:
+        """For a small file that is written after the others were synced. Raises OSError."""
+        self._created[path] = self._create(path, direct=False)
+
     def write(
         self,
         path: Path,
@@ -147,14 +163,15 @@ class NewFiles:
         size_bytes: int,
         digest: Callable[[memoryview], str] = lambda _: "",
     ) -> str:
-        """Create a file of `size_bytes` from pieces and return the pieces' digests one after the other.
+        """Make a file of `size_bytes` from pieces and return the pieces' digests one after the other.
 
         Pieces begin at page-aligned addresses and, all but the last, are multiples of 4096 long; what the last has
         beyond the file is left out. Raises OSError.
         """
-        direct = size_bytes >= DIRECT_BYTES
-        fd = self._disk.create(path, direct=direct)
-        self._open.callback(self._disk.close, fd)
+        fd = self._created.pop(path, None)
+        direct = fd is None and size_bytes >= DIRECT_BYTES
+        if fd is None:
+            fd = self._create(path, direct=direct)
         self._unsynced.append(fd)
         stream = _Stream(self._disk, fd, self._progress, direct)
         if direct:
@@ -182,9 +199,16 @@ class NewFiles:
     def sync(self) -> None:
         """What was written since the last sync is on the device; the names are not. Raises OSError."""
         for fd in self._unsynced:
+            self._disk.write_back(fd)
+        for fd in self._unsynced:
             self._disk.sync(fd)
             self._progress()
         self._unsynced.clear()
+
+    def _create(self, path: Path, *, direct: bool) -> int:
+        fd = self._disk.create(path, direct=direct)
+        self._open.callback(self._disk.close, fd)
+        return fd
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from checkflow.store.persist import Written
 
-GROUP_BYTES = 64 * 2**20  # what is settled at once, so much more is on the disk than is retained
-GROUP_S = 0.25  # how long the first of them waits for others
+GROUP_BYTES = 256 * 2**20  # what is settled at once, so much more is on the disk than is retained
+GROUP_S = 1.0  # how long the first of them waits for others
 BACKLOG = 1  # that many groups may wait for the one that is being settled
 
 

@@ -60,6 +60,7 @@ def write_checkpoint(
     contents = [(file.name, file.size_bytes, pieces(staged.slot, file)) for file in layout.files]
     contents.append((RECORD, len(staged.record), iter([memoryview(staged.record)])))
     with NewFiles(disk, progress) as files:
+        files.create(temporary / MANIFEST)
         for name, size_bytes, parts in contents:
             blocks = files.write(temporary / name, parts, size_bytes, hash_blocks)
             entries.append(FileEntry(name=name, size_bytes=size_bytes, blocks=blocks))

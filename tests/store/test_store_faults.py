@@ -51,6 +51,10 @@ class FailingDisk(LocalDisk):
         self._count()
         return super().write(fd, data, offset)
 
+    def write_back(self, fd: int) -> None:
+        self._count()
+        super().write_back(fd)
+
     def sync(self, fd: int) -> None:
         self._count()
         super().sync(fd)
@@ -503,22 +507,29 @@ def test_the_last_bytes_wait_for_the_pieces_before_them(tmp_path: Path, monkeypa
     assert modes == [(True, 2**20), (False, 100)]
 
 
-def test_a_file_system_that_cannot_allocate_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is then simply written; any other refusal is one."""
+class Refuses:
+    """A C library in which one call fails."""
+
+    def __init__(self, call: str, error: int) -> None:
+        self._call, self._error = call, error
+
+    def __getattr__(self, call: str) -> Callable[..., int]:
+        def answer(*_: object) -> int:
+            ctypes.set_errno(self._error)
+            return -1 if call == self._call else 0
+
+        return answer
+
+
+@pytest.mark.parametrize("call", ["fallocate", "sync_file_range"])
+def test_what_a_file_system_cannot_do_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """The file is then simply written and synced; any other refusal is one."""
     monkeypatch.setattr("checkflow.store.disk.DIRECT_BYTES", 0)
-
-    class Refuses:
-        def __init__(self, error: int) -> None:
-            self.error = error
-
-        def fallocate(self, *_: object) -> int:
-            ctypes.set_errno(self.error)
-            return -1
-
-    monkeypatch.setattr("checkflow.store.disk._LIBC", Refuses(errno.EOPNOTSUPP))
-    write_file(LocalDisk(), tmp_path / "file", [memoryview(b"data")], 4)
-    assert (tmp_path / "file").read_bytes() == b"data"
-    monkeypatch.setattr("checkflow.store.disk._LIBC", Refuses(errno.ENOSPC))
+    for name, error in (("plain", errno.ENOSYS), ("simple", errno.EINVAL)):
+        monkeypatch.setattr("checkflow.store.disk._LIBC", Refuses(call, error))
+        write_file(LocalDisk(), tmp_path / name, [memoryview(b"data")], 4)
+        assert (tmp_path / name).read_bytes() == b"data"
+    monkeypatch.setattr("checkflow.store.disk._LIBC", Refuses(call, errno.ENOSPC))
     with pytest.raises(OSError, match="No space left"):
         write_file(LocalDisk(), tmp_path / "other", [memoryview(b"data")], 4)
 
