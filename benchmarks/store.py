@@ -3,8 +3,10 @@
     python benchmarks/store.py --size 1GiB --rounds 5 --directory .
 
 Each round does every contender once, in another order, on the same disk; figures are medians over rounds, ratios are to
-raw direct writes or reads of the same bytes in the same run. "durable" means synced to the device: what does not sync
-by itself is synced here, its time included. Cold reads start with nothing of the files in the page cache.
+raw direct writes or reads of the same bytes in the same run; processor time is that of all threads, the saver's
+included, without what the kernel does for a disk elsewhere. Reading back is in none of them. "durable" means synced to
+the device: what does not sync by itself is synced here, its time included. Cold reads start with nothing of the files
+in the page cache.
 """
 
 from __future__ import annotations
@@ -46,11 +48,18 @@ State = dict[str, dict[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Contender:
-    """`before` is not timed."""
+    """`before` and `after` are not timed."""
 
     name: str
     run: Callable[[], object]
     before: Callable[[], object] = lambda: None
+    after: Callable[[], object] = lambda: None
+
+
+@dataclass(frozen=True)
+class Took:
+    wall_s: float
+    processor_s: float
 
 
 def layout_of(size_bytes: int) -> Layout:
@@ -155,10 +164,6 @@ class Persisted:
     times: int = 0
 
     def stage(self) -> None:
-        """Once the saver has read back the one before and removed the one before that."""
-        while self.handle.status().verified < self.times:
-            self.handle.poll()
-            time.sleep(0.01)
         slot = self.handle.acquire()
         assert slot is not None
         self.times += 1
@@ -170,27 +175,52 @@ class Persisted:
         if not self.handle.drain(600):
             raise SystemExit("the store reported an error")
 
+    def settle(self) -> None:
+        """Until the saver has read it back and removed the one before, which nothing else is to be timed beside."""
+        while self.handle.status().verified < self.times:
+            self.handle.poll()
+            time.sleep(0.01)
 
-def measure(contenders: list[Contender], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contender in each round, in a random order within a round."""
-    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+
+def processor_s(saver: int | None) -> float:
+    """Of this process and a saver."""
+    used_s = time.process_time()
+    if saver is not None:
+        fields = Path(f"/proc/{saver}/stat").read_text().rpartition(")")[2].split()
+        used_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return used_s
+
+
+def measure(contenders: list[Contender], rounds: int, saver: int | None = None) -> dict[str, list[Took]]:
+    """What each contender took in each round, in a random order within a round."""
+    times: dict[str, list[Took]] = {contender.name: [] for contender in contenders}
     choose = random.Random(0)
     for _ in range(rounds):
         for contender in choose.sample(contenders, len(contenders)):
             contender.before()
-            started = time.perf_counter()
+            used_s, started = processor_s(saver), time.perf_counter()
             contender.run()
-            times[contender.name].append(time.perf_counter() - started)
+            took_s = time.perf_counter() - started
+            times[contender.name].append(Took(took_s, processor_s(saver) - used_s))
+            contender.after()
     return times
 
 
-def table(title: str, times: dict[str, list[float]], size_bytes: int, reference: str) -> Table:
-    rows = Table(title, "GB/s", "of raw", "slowest GB/s", "fastest GB/s", box=None, pad_edge=False)
-    raw = statistics.median(times[reference])
-    for name, seconds in sorted(times.items(), key=lambda item: statistics.median(item[1])):
-        median = statistics.median(seconds)
-        rates = [size_bytes / second / 1e9 for second in (median, max(seconds), min(seconds))]
-        rows.add_row(name, f"{rates[0]:.2f}", f"{raw / median:.2f}", f"{rates[1]:.2f}", f"{rates[2]:.2f}")
+def table(title: str, times: dict[str, list[Took]], size_bytes: int, reference: str) -> Table:
+    rows = Table(title, "GB/s", "of raw", "slowest GB/s", "fastest GB/s", "processor s / GB", box=None, pad_edge=False)
+    medians = {name: statistics.median(took.wall_s for took in all_took) for name, all_took in times.items()}
+    for name, all_took in sorted(times.items(), key=lambda item: medians[item[0]]):
+        seconds = [took.wall_s for took in all_took]
+        rates = [size_bytes / second / 1e9 for second in (medians[name], max(seconds), min(seconds))]
+        used_s = statistics.median(took.processor_s for took in all_took) / (size_bytes / 1e9)
+        rows.add_row(
+            name,
+            f"{rates[0]:.2f}",
+            f"{medians[reference] / medians[name]:.2f}",
+            f"{rates[1]:.2f}",
+            f"{rates[2]:.2f}",
+            f"{used_s:.3f}",
+        )
     return rows
 
 
@@ -217,7 +247,7 @@ def main() -> None:
     console.print(table("restore: disk to host memory", restored, size, "raw direct read, cold"))
 
 
-def run_persist(handle: StoreHandle, layout: Layout, folder: Path, rounds: int) -> dict[str, list[float]]:
+def run_persist(handle: StoreHandle, layout: Layout, folder: Path, rounds: int) -> dict[str, list[Took]]:
     first = handle.acquire()
     assert first is not None
     noise = np.random.default_rng(0)
@@ -230,22 +260,25 @@ def run_persist(handle: StoreHandle, layout: Layout, folder: Path, rounds: int) 
     second.data[:] = first.data  # from here on they are only staged again
     handle.abandon(first)
     handle.abandon(second)
-    data = memoryview(mmap.mmap(-1, layout.size_bytes))
-    data[:] = first.data
+    data = buffer_of(layout.size_bytes)
+    small = memoryview(mmap.mmap(-1, layout.size_bytes))  # shared, as the kernel gives it to who does not ask
+    data[: layout.size_bytes] = small[:] = first.data
     state = state_of(layout, data)
     persisted = Persisted(handle)
     contenders = [
         Contender(
-            "raw direct write",
-            lambda: raw_write(folder / "raw", data),
+            f"raw direct write{source}",
+            partial(raw_write, folder / "raw", memory),
             lambda: (folder / "raw").unlink(missing_ok=True),  # freeing the last one is not timed
-        ),
-        Contender(
-            "raw direct write, from shared memory",
-            lambda: raw_write(folder / "raw", first.data),
-            lambda: (folder / "raw").unlink(missing_ok=True),
-        ),
-        Contender("checkflow", persisted.persist, persisted.stage),
+        )
+        for source, memory in (
+            ("", data),
+            (", from a slot", first.data),
+            (", from shared memory in small pages", small),
+        )
+    ]
+    contenders += [
+        Contender("checkflow", persisted.persist, persisted.stage, persisted.settle),
         Contender("torch.save", lambda: save_torch(state, folder / "torch"), lambda: fresh(folder / "torch")),
         Contender(
             "safetensors",
@@ -255,10 +288,10 @@ def run_persist(handle: StoreHandle, layout: Layout, folder: Path, rounds: int) 
         Contender("DCP", lambda: save_dcp(state, folder / "dcp"), lambda: fresh(folder / "dcp")),
     ]
     measure(contenders, 1)  # page tables, imports, the file system's allocation
-    return measure(contenders, rounds)
+    return measure(contenders, rounds, handle.saver_pid)
 
 
-def run_restore(layout: Layout, folder: Path, rounds: int) -> dict[str, list[float]]:
+def run_restore(layout: Layout, folder: Path, rounds: int) -> dict[str, list[Took]]:
     buffer = buffer_of(layout.size_bytes)
     state = state_of(layout, buffer)
     readers: list[tuple[str, Path, Callable[[], object]]] = [

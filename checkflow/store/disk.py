@@ -48,7 +48,7 @@ class Disk(Protocol):
         """Bytes written, maybe fewer than given. Not durable before sync, and a failure may show only there."""
 
     def write_back(self, fd: int) -> None:
-        """Where the kernel can, the data left the page cache; that is not durable, and a failure is as one of sync."""
+        """The device was given what the page cache has. Not durable yet; a failure means what one of sync does."""
 
     def sync(self, fd: int) -> None:
         """Data and size are on the device, as far as it tells the truth about its cache.
@@ -93,7 +93,8 @@ class LocalDisk:
     def allocate(self, fd: int, size_bytes: int) -> None:
         # not posix_fallocate: where the file system cannot, that writes into every block by itself
         if size_bytes:
-            _unless_unsupported(_LIBC.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes)))
+            done = _LIBC.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes))
+            _raise_unless(done, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
     def set_buffered(self, fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
@@ -102,7 +103,8 @@ class LocalDisk:
         return os.pwrite(fd, data, offset)
 
     def write_back(self, fd: int) -> None:
-        _unless_unsupported(_LIBC.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE_AND_WAIT))
+        # of what fails only the call that is not there is no error: any other took the file's error with it
+        _raise_unless(_LIBC.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE_AND_WAIT), errno.ENOSYS)
 
     def sync(self, fd: int) -> None:
         os.fsync(fd)
@@ -127,8 +129,8 @@ class LocalDisk:
         path.rmdir()
 
 
-def _unless_unsupported(failed: int) -> None:
-    if failed and (error := ctypes.get_errno()) not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+def _raise_unless(done: int, *unsupported: int) -> None:
+    if done and (error := ctypes.get_errno()) not in unsupported:
         raise OSError(error, os.strerror(error))
 
 
@@ -136,7 +138,7 @@ class NewFiles:
     """Files that are written one after the other and synced together, closed at the end of a `with`.
 
     Together, because a file system then writes what they share, their directory's block and their inodes', once: if
-    they all are created before, and have left the page cache.
+    they all are created, and given to the device, before.
     """
 
     def __init__(self, disk: Disk, progress: Callable[[], None] = lambda: None) -> None:
@@ -200,6 +202,7 @@ class NewFiles:
         """What was written since the last sync is on the device; the names are not. Raises OSError."""
         for fd in self._unsynced:
             self._disk.write_back(fd)
+            self._progress()
         for fd in self._unsynced:
             self._disk.sync(fd)
             self._progress()

@@ -30,10 +30,11 @@ def map_shared(fd: int, size_bytes: int) -> memoryview:
     start = -(-reserved // HUGE_BYTES) * HUGE_BYTES
     try:
         _mmap(start, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd)
+        if not advise(start, size_bytes, mmap.MADV_DONTFORK):  # a data-loader worker would only copy its table
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     except OSError:
         _unmap(reserved, size_bytes + HUGE_BYTES)
         raise
-    advise(start, size_bytes, mmap.MADV_DONTFORK)  # a data-loader worker has no use for it, and would copy its table
     advise(start, size_bytes, mmap.MADV_HUGEPAGE)
     end = -(-(start + size_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
     _unmap(reserved, start - reserved)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from checkflow.store.mapping import HUGE_BYTES, MADV_COLLAPSE, MADV_POPULATE_WRITE, advise
+from checkflow.store.mapping import HUGE_BYTES, MADV_COLLAPSE, MADV_POPULATE_WRITE, address_of, advise
 
 MAX_THREADS = 8
 PART_BYTES = 64 * 2**20  # less is not worth a thread
@@ -32,16 +32,17 @@ class Span:
 
 
 class Pages:
-    """The pages of spans of a file mapped at an address, taken in this order.
+    """The pages of spans of a file, taken in this order. `memory` maps all of the file, at a multiple of 2 MiB.
 
     Little memory is taken at once, and refused by OSError; more of it by threads, half as many as there are cores, and
-    its refusal is told by `take_refusal`. The threads are daemons: a program that ends without `close` waits for none.
+    its refusal is told by `take_refusal`. They keep the mapping, and are daemons: a program that ends without `close`
+    waits for none.
     """
 
-    def __init__(self, fd: int, address: int, spans: Sequence[Span] = ()) -> None:
+    def __init__(self, fd: int, memory: memoryview, spans: Sequence[Span] = ()) -> None:
         self._fd = fd
-        self._address = address
-        self._end = os.fstat(fd).st_size
+        self._memory = memory[:]
+        self._address, self._end = address_of(memory), len(memory)
         self._owner = os.getpid()
         self._changed = threading.Condition()
         self._paused = self._closing = False
@@ -110,14 +111,14 @@ class Pages:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """No page is touched from now on. In a forked child, which has no such threads, nothing."""
-        if os.getpid() != self._owner:
-            return
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
+        """No page is touched from now on. In a forked child, which has no such threads, nothing is waited for."""
+        if os.getpid() == self._owner:
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+            for thread in self._threads:
+                thread.join()
+        self._memory.release()
 
     def _run(self) -> None:
         while True:
@@ -140,8 +141,8 @@ class Pages:
                 self._changed.notify_all()
 
     def _take(self, part: Span) -> None:
-        # Maps and clears. Older kernels refuse, and map at the first copy; memory that is refused is refused below.
         self._make_huge(part)
+        # Maps and clears. Older kernels refuse, and map at the first copy; memory that is refused is refused below.
         advise(self._address + part.start_bytes, part.size_bytes, MADV_POPULATE_WRITE)
         os.posix_fallocate(
             self._fd, part.start_bytes, part.size_bytes
@@ -151,7 +152,9 @@ class Pages:
         """As far as the kernel can. It must be told when: of itself it gives shared memory none on most machines."""
         first = part.start_bytes // HUGE_BYTES * HUGE_BYTES
         end = min(part.start_bytes + part.size_bytes + HUGE_BYTES - 1, self._end) // HUGE_BYTES * HUGE_BYTES
-        for start in range(first, end, HUGE_BYTES):
+        starts = range(first, end, HUGE_BYTES)
+        for start in starts:
             advise(self._address + start, mmap.PAGESIZE, MADV_POPULATE_WRITE)  # one that is empty would be refused
-        if first < end:
-            advise(self._address + first, end - first, MADV_COLLAPSE)
+        if starts and not advise(self._address + first, end - first, MADV_COLLAPSE):
+            for start in starts:  # one that could not be had may have kept the kernel from the rest
+                advise(self._address + start, HUGE_BYTES, MADV_COLLAPSE)

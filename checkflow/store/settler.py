@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from checkflow.store.persist import Written
 
-GROUP_BYTES = 256 * 2**20  # what is settled at once, so much more is on the disk than is retained
+GROUP_BYTES = 256 * 2**20  # what is settled at once; up to three times that is on the disk beside what is retained
 GROUP_S = 1.0  # how long the first of them waits for others
 BACKLOG = 1  # that many groups may wait for the one that is being settled
 

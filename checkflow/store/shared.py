@@ -72,7 +72,7 @@ class SharedMemory:
         self.address = address_of(self._bytes)  # the mapping's first byte, for registering it as pinned memory
         self._words = self._bytes[:CONTROL_BYTES].cast("Q")
         self._mutex = threading.Lock()
-        self.pages = Pages(fd, self.address)  # the slots', in the trainer
+        self.pages = Pages(fd, self._bytes)  # the slots', in the trainer
 
     @classmethod
     def create(cls, layout: Layout, *, slots: int, record_room_bytes: int, config: bytes) -> SharedMemory:
@@ -103,7 +103,7 @@ class SharedMemory:
             ):
                 os.posix_fallocate(fd, place, len(header))
                 shared._bytes[place : place + len(header)] = header
-            shared.pages = Pages(fd, shared.address, [Span(start, stride) for start in starts])
+            shared.pages = Pages(fd, shared._bytes, [Span(start, stride) for start in starts])
         except OSError as error:
             os.close(fd)
             raise StoreError(f"slots: {need}; the system refuses it ({error.strerror})") from None

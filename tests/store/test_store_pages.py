@@ -17,8 +17,8 @@ from small_store import SMALL, newest_whole, silent, stage
 from checkflow.errors import StoreError
 from checkflow.store import pages
 from checkflow.store.handle import RECORD_ROOM_BYTES, StoreHandle
+from checkflow.store.mapping import map_shared
 from checkflow.store.pages import Pages, Span
-from checkflow.store.shared import SharedMemory
 
 PAGE = mmap.PAGESIZE
 
@@ -53,12 +53,11 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
 
 
 @pytest.fixture
-def memory() -> Iterator[tuple[int, int]]:
+def memory() -> Iterator[tuple[int, memoryview]]:
     fd = os.memfd_create("memory")
     os.ftruncate(fd, 16 * PAGE)
-    shared = SharedMemory(fd, 16 * PAGE)
-    yield fd, shared.address
-    shared.close()
+    yield fd, map_shared(fd, 16 * PAGE)
+    os.close(fd)
 
 
 def take_all(taken: Pages) -> None:
@@ -69,7 +68,7 @@ def take_all(taken: Pages) -> None:
 SPANS = (Span(PAGE, 5 * PAGE), Span(6 * PAGE, 5 * PAGE), Span(11 * PAGE, 5 * PAGE))
 
 
-def test_every_page_is_taken_span_by_span(kernel: Kernel, memory: tuple[int, int]) -> None:
+def test_every_page_is_taken_span_by_span(kernel: Kernel, memory: tuple[int, memoryview]) -> None:
     """To the last byte, once."""
     taken = Pages(*memory, SPANS)
     take_all(taken)
@@ -81,7 +80,7 @@ def test_every_page_is_taken_span_by_span(kernel: Kernel, memory: tuple[int, int
     taken.close()
 
 
-def test_a_span_is_not_ready_before_its_last_page(kernel: Kernel, memory: tuple[int, int]) -> None:
+def test_a_span_is_not_ready_before_its_last_page(kernel: Kernel, memory: tuple[int, memoryview]) -> None:
     kernel.go.clear()
     taken = Pages(*memory, SPANS)
     assert not any(taken.ready(number) for number in range(3))
@@ -91,7 +90,7 @@ def test_a_span_is_not_ready_before_its_last_page(kernel: Kernel, memory: tuple[
     taken.close()
 
 
-def test_who_is_in_a_hurry_goes_first(kernel: Kernel, memory: tuple[int, int]) -> None:
+def test_who_is_in_a_hurry_goes_first(kernel: Kernel, memory: tuple[int, memoryview]) -> None:
     """Paused, nothing more is taken but what had begun; then it goes on."""
     kernel.go.clear()
     taken = Pages(*memory, SPANS)
@@ -104,7 +103,7 @@ def test_who_is_in_a_hurry_goes_first(kernel: Kernel, memory: tuple[int, int]) -
     taken.close()
 
 
-def test_close_does_not_wait_for_the_rest(kernel: Kernel, memory: tuple[int, int]) -> None:
+def test_close_does_not_wait_for_the_rest(kernel: Kernel, memory: tuple[int, memoryview]) -> None:
     kernel.go.clear()
     taken = Pages(*memory, SPANS)
     with taken.paused():
@@ -113,7 +112,7 @@ def test_close_does_not_wait_for_the_rest(kernel: Kernel, memory: tuple[int, int
     assert len(kernel.granted) < 9
 
 
-def test_what_the_kernel_refuses_is_told_once(kernel: Kernel, memory: tuple[int, int]) -> None:
+def test_what_the_kernel_refuses_is_told_once(kernel: Kernel, memory: tuple[int, memoryview]) -> None:
     """Spans before it are used, those behind it never."""
     kernel.refused_from = 6 * PAGE
     taken = Pages(*memory, SPANS)
@@ -163,7 +162,7 @@ def test_no_memory_at_all(tmp_path: Path, kernel: Kernel) -> None:
 
 
 def test_without_threads_memory_is_taken_at_once(
-    kernel: Kernel, memory: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    kernel: Kernel, memory: tuple[int, memoryview], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
