@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Protocol
 
 from checkflow.store.layout import ALIGN_BYTES
+from checkflow.store.libc import LIBC, raise_unless
 
 DIRECT_BYTES = 2**20  # smaller files are written through the page cache
 WRITE_BYTES = 16 * 2**20  # one write: large enough for full throughput, small enough to see that the disk moves
 _PARALLEL = 2  # writes at a time: one is prepared and hashed while the disk has the other
 _WRITE_AND_WAIT = 1 | 2 | 4  # what sync_file_range is to do
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Disk(Protocol):
@@ -93,8 +93,8 @@ class LocalDisk:
     def allocate(self, fd: int, size_bytes: int) -> None:
         # not posix_fallocate: where the file system cannot, that writes into every block by itself
         if size_bytes:
-            done = _LIBC.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes))
-            _raise_unless(done, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+            failed = LIBC.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes))
+            raise_unless(not failed, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
     def set_buffered(self, fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
@@ -103,8 +103,8 @@ class LocalDisk:
         return os.pwrite(fd, data, offset)
 
     def write_back(self, fd: int) -> None:
-        # of what fails only the call that is not there is no error: any other took the file's error with it
-        _raise_unless(_LIBC.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE_AND_WAIT), errno.ENOSYS)
+        failed = LIBC.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE_AND_WAIT)
+        raise_unless(not failed, errno.ENOSYS)  # any other may be the file's own, which sync will not tell again
 
     def sync(self, fd: int) -> None:
         os.fsync(fd)
@@ -127,11 +127,6 @@ class LocalDisk:
 
     def remove_directory(self, path: Path) -> None:
         path.rmdir()
-
-
-def _raise_unless(done: int, *unsupported: int) -> None:
-    if done and (error := ctypes.get_errno()) not in unsupported:
-        raise OSError(error, os.strerror(error))
 
 
 class NewFiles:

@@ -12,13 +12,13 @@ import mmap
 import os
 import weakref
 
+from checkflow.store.libc import LIBC, raise_unless
+
 HUGE_BYTES = 2 * 2**20
 MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11 does not name it
 MADV_COLLAPSE = 25  # Linux 6.1
 _PROT_NONE, _MAP_FIXED = 0, 0x10
 _FAILED = ctypes.c_void_p(-1).value
-_LIBC = ctypes.CDLL(None, use_errno=True)  # mmap.madvise would hold the interpreter's lock
-_LIBC.mmap.restype = ctypes.c_void_p
 
 
 def map_shared(fd: int, size_bytes: int) -> memoryview:
@@ -30,8 +30,7 @@ def map_shared(fd: int, size_bytes: int) -> memoryview:
     start = -(-reserved // HUGE_BYTES) * HUGE_BYTES
     try:
         _mmap(start, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd)
-        if not advise(start, size_bytes, mmap.MADV_DONTFORK):  # a data-loader worker would only copy its table
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        raise_unless(advise(start, size_bytes, mmap.MADV_DONTFORK))  # a data-loader worker would only copy its table
     except OSError:
         _unmap(reserved, size_bytes + HUGE_BYTES)
         raise
@@ -51,16 +50,14 @@ def address_of(view: memoryview) -> int:
 
 def advise(address: int, size_bytes: int, advice: int) -> bool:
     """Whether the kernel takes this advice of madvise(2)."""
-    return not _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), advice)
+    return not LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), advice)
 
 
 def _mmap(address: int | None, size_bytes: int, protection: int, flags: int, fd: int) -> int:
-    found: int = _LIBC.mmap(
+    found: int = LIBC.mmap(
         ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), protection, flags, fd, ctypes.c_long(0)
     )
-    if found == _FAILED:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+    raise_unless(found != _FAILED)
     return found
 
 
@@ -72,4 +69,4 @@ def _unmap_own(owner: int, address: int, size_bytes: int) -> None:
 
 def _unmap(address: int, size_bytes: int) -> None:
     if size_bytes:
-        _LIBC.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes))
+        LIBC.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes))

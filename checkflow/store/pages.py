@@ -149,7 +149,7 @@ class Pages:
         )  # the guarantee; alone it would take small pages
 
     def _make_huge(self, part: Span) -> None:
-        """As far as the kernel can. It must be told when: of itself it gives shared memory none on most machines."""
+        """As far as the kernel can. It must be told when: by default it gives shared memory none."""
         first = part.start_bytes // HUGE_BYTES * HUGE_BYTES
         end = min(part.start_bytes + part.size_bytes + HUGE_BYTES - 1, self._end) // HUGE_BYTES * HUGE_BYTES
         starts = range(first, end, HUGE_BYTES)

@@ -459,6 +459,18 @@ def test_what_files_share_is_written_once(tmp_path: Path) -> None:
     ]
 
 
+def test_each_step_of_a_slow_disk_is_progress(tmp_path: Path) -> None:
+    """Else a saver that gives a slow disk one large file after the other is taken for one that hangs."""
+    disk = NotingDisk()
+    with NewFiles(disk, lambda: disk.done.append(("progress", ""))) as files:
+        for name in ("a", "b"):
+            files.write(tmp_path / name, [memoryview(b"data")], 4)
+        del disk.done[:]
+        files.sync()
+    steps = [("write back", "a"), ("write back", "b"), ("sync", "a"), ("sync", "b")]
+    assert disk.done == [done for step in steps for done in (step, ("progress", ""))]
+
+
 class PickyDisk(LocalDisk):
     """Refuses direct writes at the write, or at the open, or writes a few bytes at a time."""
 
@@ -583,7 +595,7 @@ def test_what_a_file_system_cannot_do_is_no_error(
 ) -> None:
     """The file is then simply written and synced; any other refusal is one."""
     monkeypatch.setattr("checkflow.store.disk.DIRECT_BYTES", 0)
-    monkeypatch.setattr("checkflow.store.disk._LIBC", Refuses(call, error))
+    monkeypatch.setattr("checkflow.store.disk.LIBC", Refuses(call, error))
     with pytest.raises(OSError, match=os.strerror(error)) if fatal else contextlib.nullcontext():
         write_file(LocalDisk(), tmp_path / "file", [memoryview(b"data")], 4)
     assert fatal or (tmp_path / "file").read_bytes() == b"data"

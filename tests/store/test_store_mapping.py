@@ -83,6 +83,15 @@ def test_what_lies_beside_a_mapping_is_given_back(fd: int, monkeypatch: pytest.M
     assert unmapped[3:] == [(reserved[1], reserved[1] + SIZE + HUGE_BYTES)]
 
 
+def test_memory_that_a_child_would_get_is_refused(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not let go of it."""
+    monkeypatch.setattr(mapping, "advise", lambda *_: False)
+    before = Path("/proc/self/maps").read_text().count("memfd:mapping")
+    with pytest.raises(OSError):
+        map_shared(fd, SIZE)
+    assert Path("/proc/self/maps").read_text().count("memfd:mapping") == before
+
+
 def test_a_forked_child_has_no_mapping(fd: int) -> None:
     """And leaves alone what lies there instead."""
     view = map_shared(fd, SIZE)
@@ -92,7 +101,9 @@ def test_a_forked_child_has_no_mapping(fd: int) -> None:
         wrong = 1
         with contextlib.suppress(BaseException):  # pytest must not go on here
             absent = not mapped(start, SIZE)
-            mapping._mmap(start, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10, -1)
+            mapping._mmap(
+                start, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mapping._MAP_FIXED, -1
+            )
             view.release()
             wrong = not (absent and mapped(start, mmap.PAGESIZE))
         os._exit(wrong)
