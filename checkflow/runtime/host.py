@@ -29,7 +29,7 @@ class HostDevice:
     """Large copies are memmoves, small ones go together in one call; both run without the interpreter's lock."""
 
     few_bytes = 256 * 1024  # to copy so little takes less than to run a hook and wake up the thread for it
-    inline_bytes = 65536  # so little is copied at once if the thread is idle
+    inline_bytes = few_bytes  # so little is copied at once if the thread is idle
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +24,7 @@ from checkflow.store.libc import LIBC, raise_unless
 DIRECT_BYTES = 2**20  # smaller files are written through the page cache
 WRITE_BYTES = 16 * 2**20  # one write: large enough for full throughput, small enough to see that the disk moves
 _PARALLEL = 2  # writes at a time: one is prepared and hashed while the disk has the other
-_WRITE_AND_WAIT = 1 | 2 | 4  # what sync_file_range is to do
+_WRITE, _WRITE_AND_WAIT = 2, 1 | 2 | 4  # what sync_file_range is to do
 
 
 class Disk(Protocol):
@@ -47,8 +48,8 @@ class Disk(Protocol):
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         """Bytes written, maybe fewer than given. Not durable before sync, and a failure may show only there."""
 
-    def write_back(self, fd: int) -> None:
-        """The device was given what the page cache has. Not durable yet; a failure means what one of sync does."""
+    def write_back(self, fd: int, *, wait: bool) -> None:
+        """The device is being given what the page cache has, or has it all. Not durable; fails as sync does."""
 
     def sync(self, fd: int) -> None:
         """Data and size are on the device, as far as it tells the truth about its cache.
@@ -102,8 +103,9 @@ class LocalDisk:
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         return os.pwrite(fd, data, offset)
 
-    def write_back(self, fd: int) -> None:
-        failed = LIBC.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE_AND_WAIT)
+    def write_back(self, fd: int, *, wait: bool) -> None:
+        how = _WRITE_AND_WAIT if wait else _WRITE
+        failed = LIBC.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), how)
         raise_unless(not failed, errno.ENOSYS)  # any other may be the file's own, which sync will not tell again
 
     def sync(self, fd: int) -> None:
@@ -133,25 +135,20 @@ class NewFiles:
     """Files that are written one after the other and synced together, closed at the end of a `with`.
 
     Together, because a file system then writes what they share, their directory's block and their inodes', once: if
-    they all are created, and given to the device, before.
+    the device has all that is in them before.
     """
 
     def __init__(self, disk: Disk, progress: Callable[[], None] = lambda: None) -> None:
         self._disk = disk
         self._progress = progress
         self._open = contextlib.ExitStack()
-        self._created: dict[Path, int] = {}
-        self._unsynced: list[int] = []
+        self._files: list[int] = []
 
     def __enter__(self) -> NewFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
-
-    def create(self, path: Path) -> None:
-        """For a small file that is written after the others were synced. Raises OSError."""
-        self._created[path] = self._create(path, direct=False)
 
     def write(
         self,
@@ -165,11 +162,10 @@ class NewFiles:
         Pieces begin at page-aligned addresses and, all but the last, are multiples of 4096 long; what the last has
         beyond the file is left out. Raises OSError.
         """
-        fd = self._created.pop(path, None)
-        direct = fd is None and size_bytes >= DIRECT_BYTES
-        if fd is None:
-            fd = self._create(path, direct=direct)
-        self._unsynced.append(fd)
+        direct = size_bytes >= DIRECT_BYTES
+        fd = self._disk.create(path, direct=direct)
+        self._open.callback(self._disk.close, fd)
+        self._files.append(fd)
         stream = _Stream(self._disk, fd, self._progress, direct)
         if direct:
             self._disk.allocate(fd, size_bytes)
@@ -194,19 +190,12 @@ class NewFiles:
         return "".join(digests)
 
     def sync(self) -> None:
-        """What was written since the last sync is on the device; the names are not. Raises OSError."""
-        for fd in self._unsynced:
-            self._disk.write_back(fd)
-            self._progress()
-        for fd in self._unsynced:
-            self._disk.sync(fd)
-            self._progress()
-        self._unsynced.clear()
-
-    def _create(self, path: Path, *, direct: bool) -> int:
-        fd = self._disk.create(path, direct=direct)
-        self._open.callback(self._disk.close, fd)
-        return fd
+        """All are on the device, synced in the order they were written in; their names are not. Raises OSError."""
+        steps = (partial(self._disk.write_back, wait=False), partial(self._disk.write_back, wait=True), self._disk.sync)
+        for step in steps:
+            for fd in self._files:
+                step(fd)
+                self._progress()
 
 
 @dataclass(slots=True)
@@ -249,7 +238,7 @@ class _Stream:
                 continue
             if wrote == 0:
                 raise OSError(errno.EIO, "a write wrote nothing")
-            if wrote % ALIGN_BYTES:
+            if direct and wrote % ALIGN_BYTES:
                 self._buffered()  # a write cut short left an offset that direct writes refuse
             done += wrote
             self.progress()

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from checkflow.errors import CorruptStoreError
-from checkflow.jsonfile import digest_of
+from checkflow.jsonfile import digest_of, render
 from checkflow.store.layout import FILE_NAME
 
 FORMAT: Final = "checkflow-checkpoint"
@@ -86,11 +86,7 @@ class Manifest(BaseModel):
     def render(self) -> bytes:
         """The manifest's file: this document with its digest."""
         document = self.model_dump(mode="json")
-        files = ",\n".join("  " + json.dumps(file) for file in document.pop("files"))
-        whole = self.model_dump(mode="json")
-        lines = [f' "{key}": {json.dumps(value)}' for key, value in document.items()]
-        lines += [f' "files": [\n{files}\n ]', f' "digest": "{digest_of(whole)}"']
-        return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+        return render(document | {"digest": digest_of(document)}).encode()
 
 
 _MANIFEST = TypeAdapter(Manifest)

@@ -20,7 +20,7 @@ from checkflow.store.reader import Checkpoint, checkpoint_names, examine, verify
 from checkflow.store.retention import Retained, to_prune
 from checkflow.store.shared import SharedMemory
 from checkflow.store.take import Taken, give_back
-from checkflow.store.writer import INCOMPLETE, PRUNED, Staged, write_checkpoint
+from checkflow.store.writer import INCOMPLETE, PRUNED, Staged, next_serial, write_checkpoint
 
 _ADVICE = {
     errno.ENOSPC: "free space, or retain fewer checkpoints",
@@ -50,7 +50,7 @@ class Written:
         return Retained(self.manifest.serial, self.manifest.iteration, self.manifest.keep)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Persister:
     """Persists slots to a store and reports what became of each. Settling may run beside the next one's writing."""
 
@@ -62,9 +62,10 @@ class Persister:
     _known: dict[str, Retained] = field(
         init=False, default_factory=dict
     )  # checkpoints whose manifest was sound, by directory name
+    _serial: int | None = field(init=False, default=None)  # written last; None: look in the store
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layout", Layout.of(self.config.files))
+        self.layout = Layout.of(self.config.files)
 
     def write(self, taken: Taken, settled: Callable[[], bool] = lambda: False) -> Written | None:
         """Make a taken checkpoint durable and give its slot back; None where that failed.
@@ -155,11 +156,16 @@ class Persister:
         """Where the disk is full, once more after what was being settled made room."""
         again = True
         while True:
+            last, self._serial = self._serial, None  # after an error it is not known what the store has
             try:
                 with _threads_are_resources():
-                    return write_checkpoint(
-                        self.disk, self.config.store, self.layout, staged, self.config.versions, self.shared.advance
-                    )
+                    serial = next_serial(self.config.store) if last is None else last + 1
+                    manifest = write_checkpoint(
+                        self.disk, self.config.store, serial, self.layout, staged, self.config.versions,
+                        self.shared.advance,
+                    )  # fmt: skip
+                self._serial = serial
+                return manifest
             except OSError as error:
                 made_room = settled()
                 with contextlib.suppress(OSError):  # the error itself is reported; the next saver tries again

@@ -26,21 +26,22 @@ class Settler:
         self._pool = ThreadPoolExecutor(1, "settle")
         self._pending: deque[Future[None]] = deque()
         self._group: list[Written] = []
+        self._group_bytes = 0
         self._began_s = 0.0
 
     def add(self, written: Written) -> None:
         """Settle this after all others; waits while too many do."""
         if not self._group:
-            self._began_s = time.monotonic()
+            self._began_s, self._group_bytes = time.monotonic(), 0
         self._group.append(written)
+        self._group_bytes += written.manifest.size_bytes
         self.tend()
         while len(self._pending) > BACKLOG + 1:
             self._pending.popleft().result()
 
     def tend(self, *, now: bool = False) -> None:
         """Begin with those added last, once they are large together, the first has waited long enough, or `now`."""
-        size_bytes = sum(written.manifest.size_bytes for written in self._group)
-        due = now or size_bytes >= GROUP_BYTES or time.monotonic() >= self._began_s + GROUP_S
+        due = now or self._group_bytes >= GROUP_BYTES or time.monotonic() >= self._began_s + GROUP_S
         if self._group and due:
             group, self._group = tuple(self._group), []
             self._pending.append(self._pool.submit(self._settle, group))

@@ -1,6 +1,6 @@
 """One staged checkpoint to one durable directory, in the order that a power cut at any moment survives.
 
-Files, each synced; the manifest, synced; the directory, synced; its name; the store, synced.
+Files and the manifest; each file synced, then the manifest, then the directory; its name; the store, synced.
 """
 
 from __future__ import annotations
@@ -47,24 +47,22 @@ def next_serial(store: Path) -> int:
 
 
 def write_checkpoint(
-    disk: Disk, store: Path, layout: Layout, staged: Staged, versions: dict[str, str], progress: Callable[[], None]
-) -> Manifest:
+    disk: Disk, store: Path, serial: int, layout: Layout, staged: Staged, versions: dict[str, str],
+    progress: Callable[[], None],
+) -> Manifest:  # fmt: skip
     """Write and publish a checkpoint, and return its manifest once it is durable. Raises OSError.
 
     After an error the new directory may be left under a name that no reader takes for a checkpoint.
     """
-    serial = next_serial(store)
     temporary = store / f"{INCOMPLETE}{directory_name(serial, staged.iteration)}-{os.getpid()}-{time.monotonic_ns()}"
     disk.make_directory(temporary)
     entries: list[FileEntry] = []
     contents = [(file.name, file.size_bytes, pieces(staged.slot, file)) for file in layout.files]
     contents.append((RECORD, len(staged.record), iter([memoryview(staged.record)])))
     with NewFiles(disk, progress) as files:
-        files.create(temporary / MANIFEST)
         for name, size_bytes, parts in contents:
             blocks = files.write(temporary / name, parts, size_bytes, hash_blocks)
             entries.append(FileEntry(name=name, size_bytes=size_bytes, blocks=blocks))
-        files.sync()
         manifest = Manifest(
             serial=serial,
             iteration=staged.iteration,
