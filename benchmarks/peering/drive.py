@@ -63,6 +63,7 @@ class Driver:
         self._kills: list[Kills] = []
         self._faults: list[Fault] = []
         self._broken: dict[str, str] = {}
+        self._prepared_s: dict[str, dict[str, float]] = {name: {} for name in names}
 
     def __enter__(self) -> Driver:
         return self
@@ -142,7 +143,8 @@ class Driver:
             kind = contenders.load(name)
             missing = self._missing[name] or self._broken.get(name)
             version = "" if self._missing[name] else kind.version()
-            tools.append(Tool(name, kind.what, version, kind.durable, kind.verifies, missing))
+            prepared_s = self._prepared_s[name]
+            tools.append(Tool(name, kind.what, version, kind.durable, kind.verifies, missing, prepared_s))
         return Report(
             machine=machine,
             date=datetime.date.today().isoformat(),
@@ -186,7 +188,9 @@ class Driver:
             prepared.mkdir(parents=True)
             if contenders.load(name).prepares:
                 with worker(workload, name, self._disk / f"{name}.log") as preparing:
+                    began = time.monotonic()
                     preparing.ask(Prepare(prepared), Done)
+                    self._prepared_s[name][workload] = time.monotonic() - began
         parent = self._disk if tier is Tier.DISK else self._memory
         folder = Path(tempfile.mkdtemp(prefix=f"{workload}-{name}-", dir=parent))
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A contender, and why it did not run where it did not."""
+    """A contender, why it did not run where it did not, and how long it prepared each workload, once."""
 
     name: str
     what: str
@@ -15,6 +15,7 @@ class Tool:
     durable: bool
     verifies: bool
     missing: str | None = None
+    prepared_s: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,9 @@ def tools(found: tuple[Tool, ...]) -> Table:
     table = _table("", "version", "durable", "verifies", "how it is used, or why it is not")
     for tool in found:
         durable, verifies = ("yes" if flag else "no" for flag in (tool.durable, tool.verifies))
-        table.add_row(
-            tool.name, tool.version, durable, verifies, f"[red]{tool.missing}[/]" if tool.missing else tool.what
-        )
+        prepared = "".join(f"; prepared {workload} in {took_s:.0f} s" for workload, took_s in tool.prepared_s.items())
+        what = f"[red]{tool.missing}[/]" if tool.missing else tool.what + prepared
+        table.add_row(tool.name, tool.version, durable, verifies, what)
     return table
 
 
