@@ -159,7 +159,7 @@ class Persister:
             last, self._serial = self._serial, None  # after an error it is not known what the store has
             try:
                 with _threads_are_resources():
-                    serial = next_serial(self.config.store) if last is None else last + 1
+                    serial = next_serial(self.config.store) if last is None else self._after(last)
                     manifest = write_checkpoint(
                         self.disk, self.config.store, serial, self.layout, staged, self.config.versions,
                         self.shared.advance,
@@ -173,6 +173,10 @@ class Persister:
                 if not (again and made_room and error.errno in (errno.ENOSPC, errno.EDQUOT)):
                     raise
                 again = False
+
+    def _after(self, last: int) -> int:
+        """Counted: to list what waits to be settled takes as long as a small write. Somebody may have added one."""
+        return 1 + max([last, *(known.serial for known in tuple(self._known.values()))])
 
     def _needless(self, verified: Written) -> tuple[str, ...]:
         """The names of the checkpoints that retention does not hold once this one verified, oldest first."""

@@ -17,6 +17,7 @@ from small_store import SMALL, InProcess, newest_whole
 
 from checkflow.store.blocks import buffer_of
 from checkflow.store.disk import Disk, LocalDisk, NewFiles
+from checkflow.store.manifest import directory_name
 from checkflow.store.messages import Durable, Failed, Verified
 from checkflow.store.reader import Checkpoint, Skipped, examine, list_checkpoints
 from checkflow.store.retention import Retention
@@ -225,6 +226,51 @@ def test_one_that_did_not_read_back_is_none_of_those_to_retain(tmp_path: Path) -
     assert [found.iteration for found in list_checkpoints(tmp_path / "store") if isinstance(found, Checkpoint)] == [
         3, 2, 1,
     ]  # fmt: skip
+    saver.close()
+
+
+def serials(store: Path) -> list[int]:
+    return [found.serial for found in list_checkpoints(store) if isinstance(found, Checkpoint)]
+
+
+def test_serials_go_on_after_one_that_somebody_added(tmp_path: Path) -> None:
+    """They are counted, not listed before each write; one that was moved in is seen once a group is settled."""
+    ahead = tmp_path / "other"
+    (ahead / directory_name(49, 1)).mkdir(parents=True)
+    other = InProcess(ahead)
+    other.persist(7)
+    other.close()
+    saver = InProcess(tmp_path / "store")
+    saver.persist(1)
+    (ahead / directory_name(50, 7)).rename(saver.store / directory_name(50, 7))
+    saver.persist(2)
+    saver.persist(3)
+    assert serials(saver.store) == [51, 50]
+    saver.close()
+
+
+class LateDisk(LocalDisk):
+    """Fails to make the names in a store durable."""
+
+    failing = False
+
+    def sync_directory(self, path: Path) -> None:
+        if self.failing and path.name == "store":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync_directory(path)
+
+
+def test_no_serial_is_given_twice(tmp_path: Path) -> None:
+    """A checkpoint that could not be made durable may have its directory all the same."""
+    disk = LateDisk()
+    saver = InProcess(tmp_path / "store", disk=disk, retention=Retention(last=3))
+    saver.persist(1)
+    disk.failing = True
+    saver.persist(2)
+    disk.failing = False
+    saver.persist(3)
+    assert [type(report) for report in saver.reports] == [Durable, Verified, Failed, Durable, Verified]
+    assert serials(saver.store) == [3, 2, 1]
     saver.close()
 
 
