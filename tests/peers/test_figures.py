@@ -17,12 +17,19 @@ from peering.pairs import spread
 from peering.processes import ToolError, worker
 from peering.reportfile import joined, read_report, write_report
 from peering.results import Kills, Overhead, Report, Tool
-from peering.tables import show
+from peering.tables import show, tools
 from rich.console import Console
 
 MEASURED = Overhead(
     "tiny", "torch_save", "disk", 10, 10, 3, 5.0, 0.5, 0.5, 0.4, 0.6, 1.0, 1.5, 2.0, 20.0, 10**6, 0, 1e6, (2.0, 1.0)
 )
+
+
+def test_what_a_tool_prepares_once_is_shown() -> None:
+    tool = Tool("checkflow", "how", "0", durable=True, verifies=True, prepared_s={"tiny": 9.6, "conv": 10.1})
+    console = Console(record=True, width=200)
+    console.print(tools((tool,)))
+    assert "how; prepared tiny in 10 s; prepared conv in 10 s" in console.export_text()
 
 
 def test_a_save_costs_the_same_time_at_a_longer_interval() -> None:
@@ -36,7 +43,7 @@ def test_a_save_costs_the_same_time_at_a_longer_interval() -> None:
 
 def test_a_report_is_written_read_shown_and_drawn(tmp_path: Path) -> None:
     """JSON gives back what went in; table and figure take it."""
-    tool = Tool("torch_save", "how", "torch 0", durable=True, verifies=False)
+    tool = Tool("torch_save", "how", "torch 0", durable=True, verifies=False, prepared_s={"tiny": 9.6})
     report = Report(
         "machine", "2026-01-01", "peers.py", 1.0, 0.5, {}, (tool, replace(tool, name="other", missing="not here")),
         {"tiny": "a model"}, {"gpt2-cuda": "needs CUDA"}, [MEASURED, replace(MEASURED, interval=1)],
