@@ -214,7 +214,7 @@ class StoreHandle:
             if self._saver.pid is None:
                 self._saver.fail(f"{what} is lost: no saver runs")
                 return False
-            if sequence in self._saver.failed or self._saver.hangs:
+            if self._saver.hangs or (sequence in self._saver.failed and not self.pending):  # not being tried again
                 return False
             if time.monotonic() >= deadline:
                 self._saver.fail(f"{what} is not durable at the deadline; check the disk, or give a later deadline")

@@ -183,6 +183,22 @@ def test_a_single_slot_is_filled_again_where_the_disk_fails(tmp_path: Path) -> N
         handle.stage(slot, 3, record_of(3))
         assert handle.drain(60)
     assert newest_whole(tmp_path / "store") == 3
+    assert told and all("iteration 2 cannot be made durable" in line for line in told)  # a drain tries once more
+
+
+def test_a_drain_waits_for_its_own_attempt(tmp_path: Path) -> None:
+    """An earlier attempt's failure, heard while it is tried again, is told, and is not the drain's answer."""
+    told: list[str] = []
+    store = tmp_path / "store"
+    with StoreHandle.open(store, SMALL, persist_every=EACH, on_error="warn", notify=told.append) as handle:
+        assert stage(handle, SMALL, 1) and handle.drain(60)
+        until_verified(handle, 1)
+        store.rename(tmp_path / "away")
+        assert stage(handle, SMALL, 2)
+        until(lambda: not handle.pending, "it was tried")
+        (tmp_path / "away").rename(store)
+        assert handle.drain(60)
+    assert newest_whole(store) == 2
     assert len(told) == 1 and "iteration 2 cannot be made durable" in told[0]
 
 
