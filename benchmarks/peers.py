@@ -46,11 +46,18 @@ DEFAULT = {
 }
 THOROUGH = {
     "conv": Sizes(
-        measured={1: (10, 8), 10: (10, 8), 100: (100, 3)}, baseline=10, warm=101, reported=(1, 10, 100), processes=5
+        measured={1: (10, 8), 10: (10, 8), 100: (100, 3)},
+        baseline=10,
+        warm=101,
+        reported=(1, 10, 100),
+        processes=5,
+        repeats=7,
     ),
-    "gpt2": Sizes(measured={1: (4, 6), 10: (10, 3)}, baseline=3, warm=30, reported=(1, 10, 100)),
+    "gpt2": Sizes(
+        measured={1: (4, 6), 10: (10, 3)}, baseline=3, warm=30, reported=(1, 10, 100), durable_only=True, repeats=7
+    ),
 }
-QUICK = {"tiny": Sizes(measured={1: (5, 2), 10: (10, 1)}, baseline=5, warm=11, reported=(1, 10, 100))}
+QUICK = {"tiny": Sizes(measured={1: (5, 2), 10: (10, 1)}, baseline=5, warm=11, reported=(1, 10, 100), repeats=1)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Sizes:
     reported: tuple[int, ...]
     durable_only: bool = False  # leave out what is not durable on disk
     processes: int = 1  # of each contender, one after the other, with so many pairs each
+    repeats: int = 3  # of each restore; an odd number has a median
 
 
 class Driver:
@@ -119,11 +120,27 @@ class Driver:
                 self._saves.append(pairs.save_alone(tool, job, name, SAVES))
 
     def restores(self, workload: str) -> None:
-        for name in self._running(NONE):
-            if self._sizes[workload].durable_only and not contenders.load(name).durable:
-                continue
-            with self._trying(name, f"{workload}, restore"), self._job(name, workload, Tier.DISK, 1) as job:
-                self._restores += restores.measure(name, job, self._disk / f"{name}.log")
+        """In turns: each case of each contender, then all of them again."""
+        sizes = self._sizes[workload]
+        with contextlib.ExitStack() as folders:
+            candidates: list[restores.Candidate] = []
+            for name in self._running(NONE):
+                if sizes.durable_only and not contenders.load(name).durable:
+                    continue
+                with self._trying(name, f"{workload}, save"):
+                    job = folders.enter_context(self._job(name, workload, Tier.DISK, 1))
+                    candidates.append(restores.Candidate(name, job, self._disk / f"{name}.log"))
+            kept = restores.Kept(restores.KEPT * max((each.state_bytes for each in candidates), default=0))
+            going = candidates
+            for case in restores.cases(sizes.repeats):
+                able: list[restores.Candidate] = []
+                for candidate in going:
+                    with self._trying(candidate.contender, f"{workload}, restore, {case}"):
+                        candidate.restore(case, kept)
+                        able.append(candidate)
+                going = able
+            kept.give()
+        self._restores += [figures for candidate in candidates for figures in candidate.figures()]
 
     def kills(self, tiers: tuple[Tier, ...], count: int) -> None:
         for name, tier in self._cells(tiers, NONE):
