@@ -32,6 +32,7 @@ from rich.console import Console
 
 PARTS = ("overhead", "save", "restore", "kills", "faults")
 QUICK_PARTS = ("overhead", "kills", "faults")
+KILLED = ("tiny", "conv")  # their lives are short; the first always
 CPU, CUDA = ("conv", "gpt2"), ("gpt2-cuda", "llama-1b-cuda")
 
 DEFAULT = {
@@ -128,7 +129,9 @@ def measure(driver: Driver, asked: Chosen) -> None:
         if "restore" in asked.parts:
             driver.restores(workload)
     if "kills" in asked.parts:
-        driver.kills(asked.tiers, asked.kills)
+        for workload in KILLED:
+            if workload in (KILLED[0], *asked.workloads):
+                driver.kills(workload, asked.tiers, asked.kills)
     if "faults" in asked.parts:
         driver.faults()
 

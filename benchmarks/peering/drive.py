@@ -24,7 +24,6 @@ from .workloads import WORKLOADS
 
 NONE = "none"
 MEMORY = Path("/dev/shm")
-KILLED = "tiny"
 SAVES = 3
 PIECE = 10
 
@@ -142,14 +141,14 @@ class Driver:
             kept.give()
         self._restores += [figures for candidate in candidates for figures in candidate.figures()]
 
-    def kills(self, tiers: tuple[Tier, ...], count: int) -> None:
+    def kills(self, workload: str, tiers: tuple[Tier, ...], count: int) -> None:
         for name, tier in self._cells(tiers, NONE):
-            with self._trying(name, f"kills, {tier}"), self._job(name, KILLED, tier, 1) as job:
+            with self._trying(name, f"{workload}, kills, {tier}"), self._job(name, workload, tier, 1) as job:
                 self._kills.append(kills.measure(name, job, self._disk / f"{name}.log", count))
 
     def faults(self) -> None:
         for name in self._running(NONE):
-            with self._trying(name, "flipped bit"), self._job(name, KILLED, Tier.DISK, 1) as job:
+            with self._trying(name, "flipped bit"), self._job(name, "tiny", Tier.DISK, 1) as job:
                 self._faults.append(faults.flipped_bit(name, job, self._disk / f"{name}.log"))
             with self._trying(name, "failed write"), self._job(name, "conv", Tier.DISK, 1) as job:
                 self._faults.append(faults.failed_write(name, job, self._disk / f"{name}.log"))

@@ -111,10 +111,12 @@ def _restores(axis: Axes, report: Report) -> None:
 
 
 def _kills(axis: Axes, report: Report) -> None:
-    rows = sorted(report.kills, key=lambda row: (row.tier, statistics.mean(row.lost or [0])), reverse=True)
+    workload = min((row.workload for row in report.kills), default="")
+    killed = [row for row in report.kills if row.workload == workload]
+    rows = sorted(killed, key=lambda row: (row.tier, statistics.mean(row.lost or [0])), reverse=True)
     labels = [f"{row.contender}, {row.tier}" for row in rows]
     means = [statistics.mean(row.lost or [0]) for row in rows]
     axis.barh(labels, means, color=[_colour(report, row.contender, row.tier) for row in rows])
     axis.set_xlabel("iterations lost at a kill, mean")
-    axis.set_title("kills")
+    axis.set_title(f"kills, {workload}")
     axis.tick_params(axis="y", labelsize=8)

@@ -64,7 +64,7 @@ def measure(contender: str, job: Job, log: Path, kills: int, seed: int = 0) -> K
         kill_all(process.pid)
         process.end()
         _bury(left)
-    return Kills(contender, job.tier, tuple(lost), tuple(completed), refused)
+    return Kills(contender, job.tier, tuple(lost), tuple(completed), refused, job.workload)
 
 
 def _until(diary: Diary, process: Process, ready: Callable[[Entry], bool]) -> Entry:

@@ -64,13 +64,16 @@ def _restores(report: Report) -> str:
 def _kills(report: Report) -> str:
     lines = [
         [
-            _named(each.contender, each.tier, report), each.tier, f"{statistics.mean(each.lost or [0]):.2f}",
-            str(max(each.lost, default=0)), str(each.lost.count(0)), str(len(each.lost)), str(each.refused),
-            f"{statistics.median(each.completed or [0]):.0f}",
+            _named(each.contender, each.tier, report), each.workload, each.tier,
+            f"{statistics.mean(each.lost or [0]):.2f}", str(max(each.lost, default=0)), str(each.lost.count(0)),
+            str(len(each.lost)), str(each.refused), f"{statistics.median(each.completed or [0]):.0f}",
         ]
-        for each in sorted(report.kills, key=lambda kills: (kills.tier, statistics.mean(kills.lost or [0])))
+        for each in sorted(
+            report.kills, key=lambda kills: (kills.workload, kills.tier, statistics.mean(kills.lost or [0]))
+        )
     ]  # fmt: skip
-    return _table(["", "tier", "mean lost", "most", "none lost", "kills", "refused", "iterations in a life"], lines)
+    header = ["", "workload", "tier", "mean lost", "most", "none lost", "kills", "refused", "iterations in a life"]
+    return _table(header, lines)
 
 
 def _faults(report: Report) -> str:

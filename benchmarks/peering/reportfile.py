@@ -45,7 +45,9 @@ def joined(reports: Sequence[Report]) -> Report:
         restores=_newest(
             (row for report in reports for row in report.restores), lambda row: (row.workload, row.contender, row.case)
         ),
-        kills=_newest((row for report in reports for row in report.kills), lambda row: (row.contender, row.tier)),
+        kills=_newest(
+            (row for report in reports for row in report.kills), lambda row: (row.workload, row.contender, row.tier)
+        ),
         faults=_newest((row for report in reports for row in report.faults), lambda row: (row.contender, row.fault)),
     )
 

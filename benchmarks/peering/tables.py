@@ -99,13 +99,14 @@ def restores(report: Report) -> Table:
 
 def kills(report: Report) -> Table:
     table = _table(
-        "iterations lost at a kill", "tier", "mean", "most", "none lost", "kills", "refused", "iterations in a life"
-    )
-    for each in sorted(report.kills, key=lambda kills: (kills.tier, sum(kills.lost))):
+        "iterations lost at a kill", "workload", "tier", "mean", "most", "none lost", "kills", "refused",
+        "iterations in a life",
+    )  # fmt: skip
+    for each in sorted(report.kills, key=lambda kills: (kills.workload, kills.tier, sum(kills.lost))):
         table.add_row(
-            _marked(each.contender, each.tier, report), each.tier, f"{statistics.mean(each.lost or [0]):.2f}",
-            str(max(each.lost, default=0)), str(each.lost.count(0)), str(len(each.lost)), str(each.refused),
-            f"{statistics.median(each.completed or [0]):.0f}",
+            _marked(each.contender, each.tier, report), each.workload, each.tier,
+            f"{statistics.mean(each.lost or [0]):.2f}", str(max(each.lost, default=0)), str(each.lost.count(0)),
+            str(len(each.lost)), str(each.refused), f"{statistics.median(each.completed or [0]):.0f}",
         )  # fmt: skip
     return table
 

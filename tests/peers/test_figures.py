@@ -67,8 +67,10 @@ def test_runs_of_different_parts_are_shown_as_one() -> None:
     older = Report("machine", "2026-01-01", "a", 1.0, 0.5, {}, (tool,), {}, {}, [each, MEASURED], kills=[kept])
     newer = Report("machine", "2026-01-02", "b", 2.0, 0.1, {}, (replace(tool, version="torch 1"),), {}, {})
     newer.overheads.append(replace(MEASURED, loss=0.1))
+    newer.kills.append(replace(kept, workload="conv"))
     both = joined([older, newer])
-    assert (both.overheads, both.kills) == ([each, *newer.overheads], older.kills)
+    assert (both.overheads, both.kills) == ([each, *newer.overheads], [kept, *newer.kills])
+    assert markdown(both).index("| torch_save | conv | disk | 0.50 |") < markdown(both).index("| torch_save | tiny |")
     assert (both.date, both.command, both.seconds, both.tools) == ("2026-01-02", "a; b", 3.0, newer.tools)
 
 

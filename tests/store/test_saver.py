@@ -1,0 +1,143 @@
+"""The saver's loop in this process, its trainer another that can be ended: what no test from outside can time."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from small_store import InProcess, fill, newest_whole, record_of, until
+
+from checkflow.store import saver as saver_module
+from checkflow.store import settler as settler_module
+from checkflow.store.disk import LocalDisk
+from checkflow.store.messages import CLOSE, Durable, Failed, Message, receive
+from checkflow.store.saver import Saver, take_log
+
+
+class Watched:
+    """A saver, the trainer's end of its socket, and a process that stands for the trainer."""
+
+    def __init__(self, store: Path) -> None:
+        self.one = InProcess(store)
+        self._trainer = subprocess.Popen(["sleep", "600"])
+        self._pidfd = os.pidfd_open(self._trainer.pid)
+        self.end, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.saver = Saver(self.one.shared, LocalDisk(), self._theirs, self._pidfd)
+
+    def stage(self, iteration: int) -> None:
+        slot = self.one.slots.try_acquire()
+        assert slot is not None
+        fill(slot.data, self.one.layout, iteration)
+        self.one.slots.stage(slot, iteration, record_of(iteration), due=True)
+
+    def heard(self) -> list[Message]:
+        """What it said since."""
+        said = []
+        while select.select([self.end], [], [], 0)[0]:
+            message = receive(self.end)
+            assert message is not None
+            said.append(message)
+        return said
+
+    def kill_trainer(self) -> None:
+        self._trainer.kill()
+        self._trainer.wait()
+
+    def close(self) -> None:
+        self.kill_trainer()
+        self.end.close()
+        self._theirs.close()
+        os.close(self._pidfd)
+        self.one.close()
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    one = Watched(tmp_path / "store")
+    yield one
+    one.close()
+
+
+def _before(name: str, do: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the saver's settling of a group, or its look for work, do something first."""
+    owner: object = saver_module.Persister if name == "settle" else saver_module
+    done: Callable[..., object] = getattr(owner, name)
+
+    def first(*given: object, **named: object) -> object:
+        do()
+        return done(*given, **named)
+
+    monkeypatch.setattr(owner, name, first)
+
+
+def test_a_saver_alone_waits_for_what_is_settled(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead trainer is news at each look; looking again and again would take a processor from the next training."""
+    looks: list[None] = []
+    _before("settle", lambda: threading.Event().wait(0.3), monkeypatch)
+    _before("take_due", lambda: looks.append(None), monkeypatch)
+    watched.stage(1)
+    watched.kill_trainer()
+    watched.saver.run()
+    assert newest_whole(watched.one.store) == 1
+    assert 1 < len(looks) < 20
+
+
+def test_what_a_dying_trainer_did_not_hear_is_told_to_the_next(watched: Watched) -> None:
+    """Said while it lived, and never read."""
+    store = watched.one.store
+    away = store.rename(store.parent / "away")
+    watched.stage(1)
+    running = threading.Thread(target=watched.saver.run)
+    running.start()
+    until(lambda: bool(select.select([watched.end], [], [], 0)[0]), "it said something")
+    until(lambda: not watched.one.slots.pending, "it was tried")
+    away.rename(store)
+    watched.kill_trainer()
+    running.join()
+    lines = take_log(store)
+    assert any("iteration 1 cannot be made durable" in line for line in lines)
+    assert not take_log(store)
+
+
+def test_what_a_trainer_that_closed_has_heard_is_not_told_again(watched: Watched) -> None:
+    store = watched.one.store
+    away = store.rename(store.parent / "away")
+    watched.stage(1)
+    watched.end.send(CLOSE)
+    watched.saver.run()
+    away.rename(store)
+    assert [type(message) for message in watched.heard()] == [Failed]
+    assert not take_log(store)
+
+
+def test_a_saver_that_fails_ends_what_it_settles_first(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last word comes when nothing of it is at work in the store any more."""
+    order: list[str] = []
+    entered = threading.Event()
+
+    def settle() -> None:
+        entered.set()
+        threading.Event().wait(0.2)
+        order.append("settled")
+
+    def look() -> None:
+        if entered.is_set():
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(settler_module, "GROUP_BYTES", 1)
+    _before("settle", settle, monkeypatch)
+    _before("take_due", look, monkeypatch)
+    watched.stage(1)
+    with pytest.raises(ZeroDivisionError):
+        watched.saver.run()
+    watched.saver.fail("a bug")
+    order.append("said")
+    assert order == ["settled", "said"]
+    said = watched.heard()
+    assert isinstance(said[0], Durable) and said[-1] == Failed(sequence=0, message="a bug")
