@@ -129,7 +129,7 @@ class Driver:
                 with self._trying(name, f"{workload}, save"):
                     job = folders.enter_context(self._job(name, workload, Tier.DISK, 1))
                     candidates.append(restores.Candidate(name, job, self._disk / f"{name}.log"))
-            kept = restores.Kept(restores.KEPT * max((each.state_bytes for each in candidates), default=0))
+            kept = restores.Kept(max([restores.KEPT_BYTES, *(restores.KEPT * each.state_bytes for each in candidates)]))
             going = candidates
             for case in restores.cases(sizes.repeats):
                 able: list[restores.Candidate] = []

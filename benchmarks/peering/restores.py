@@ -19,7 +19,7 @@ from .results import Restore as Figures
 
 Case = Literal["cold", "warm", "killed"]
 SAVES = 3
-KEPT = 4  # times the state
+KEPT, KEPT_BYTES = 4, 2**28  # times the state, and at least
 
 
 def cases(repeats: int) -> Sequence[Case]:
