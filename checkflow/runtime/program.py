@@ -50,7 +50,9 @@ class Program:
         return self.events[0][0] if self.events else self.time(0, self.anchor_count)
 
 
-LOOKS = 4  # anchors spread over an iteration that are hooked though nothing is planned there
+# Hooked though nothing may be planned there: parts of an iteration's anchors. Each twice as late as the one before, so
+# that what was copied in some time is staged within twice that time.
+LOOKS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 
 
 def program_of(schedule: Schedule, few_bytes: int = 0) -> Program:
@@ -84,7 +86,7 @@ def program_of(schedule: Schedule, few_bytes: int = 0) -> Program:
     for number, anchor in enumerate(schedule.anchors, start=1):
         anchors.setdefault((anchor.kind, anchor.subject), {})[anchor.occurrence] = number
     used = frozenset(at % (count + 1) for at, _, _ in events)
-    hooked = used | {count * part // LOOKS for part in range(1, LOOKS)}
+    hooked = used | {int(count * part) for part in LOOKS}
     return Program(
         moves=tuple(
             Move(
