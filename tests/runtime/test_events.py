@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
+
 import small_trainings as trainings
 from torn import random_schedule
 
 from checkflow.runtime.program import Deed, program_of
+from checkflow.schedule import read_schedule
+
+SCHEDULES = Path(__file__).parent.parent.parent / "schedules"
 
 
 def test_few_bytes_wait_for_the_iterations_end() -> None:
@@ -45,3 +51,16 @@ def test_without_snapshots_all_wait_for_the_iterations_end_in_the_plans_order() 
         assert [number for _, _, number in together.events] == [number for _, _, number in apart.events]
         reordered |= [number for _, _, number in together.events] != list(range(len(direct)))
     assert reordered
+
+
+def test_copies_are_looked_after_early_and_then_twice_as_late_each_time() -> None:
+    """A checkpoint copied in some part of an iteration is staged within twice that part."""
+    schedule = read_schedule(SCHEDULES / "resnet-32.json")
+    program = program_of(schedule, few_bytes=1)
+    count = program.anchor_count
+    places = sorted(
+        {number for key in program.hooked for number in program.anchors[key].values() if 0 < number <= count}
+    )
+    assert places[0] <= count / 32
+    assert all(later <= 2 * sooner + 1 for sooner, later in itertools.pairwise(places))
+    assert len(places) < count / 4
