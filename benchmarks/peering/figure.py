@@ -97,7 +97,7 @@ def _curves(axis: Axes, report: Report, workload: str) -> None:
 def _restores(axis: Axes, report: Report) -> None:
     cases = ("cold", "warm", "killed")
     workload = max((each.workload for each in report.restores), default="")
-    names = sorted({each.contender for each in report.restores})
+    names = sorted({each.contender for each in report.restores if each.workload == workload})
     for offset, case in enumerate(cases):
         found = {
             each.contender: each.tool_s for each in report.restores if (each.case, each.workload) == (case, workload)
