@@ -38,7 +38,7 @@ class Kept:
     """
 
     def __init__(self, size_bytes: int) -> None:
-        self._size_bytes = max(1, size_bytes)
+        self._size_bytes = size_bytes
         self._memory: mmap.mmap | None = None
 
     def take(self) -> None:

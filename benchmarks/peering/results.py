@@ -99,7 +99,7 @@ class Kills:
     lost: tuple[int, ...]  # completed and not restored, without the one in flight
     completed: tuple[int, ...]  # in that life
     refused: int  # lives that restored nothing although there was something, or could not save again
-    workload: str = "tiny"
+    workload: str = "tiny"  # what reports mean that do not say it
 
 
 @dataclass(frozen=True, slots=True)

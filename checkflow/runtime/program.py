@@ -50,8 +50,8 @@ class Program:
         return self.events[0][0] if self.events else self.time(0, self.anchor_count)
 
 
-# Hooked though nothing may be planned there: parts of an iteration's anchors. Each twice as late as the one before, so
-# that what was copied in some time is staged within twice that time.
+# Hooked though nothing may be planned there: parts of an iteration's anchors, each at most twice as late as the one
+# before, so that what is copied by some anchor is staged by one not much more than twice as late.
 LOOKS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 
 

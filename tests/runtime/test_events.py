@@ -54,7 +54,7 @@ def test_without_snapshots_all_wait_for_the_iterations_end_in_the_plans_order() 
 
 
 def test_copies_are_looked_after_early_and_then_twice_as_late_each_time() -> None:
-    """A checkpoint copied in some part of an iteration is staged within twice that part."""
+    """Counted in anchors, after the first of them."""
     schedule = read_schedule(SCHEDULES / "resnet-32.json")
     program = program_of(schedule, few_bytes=1)
     count = program.anchor_count

@@ -115,12 +115,16 @@ class InProcess:
         written = [self.persister.write(self.take(iteration, keep=keep)) for iteration in iterations]
         self.persister.settle([each for each in written if each is not None])
 
-    def take(self, iteration: int, *, keep: bool = False) -> Taken:
-        """Stage an iteration and take it, as the saver does."""
+    def stage(self, iteration: int) -> None:
+        """Fill and stage an iteration that is due."""
         slot = self.slots.try_acquire()
         assert slot is not None
         fill(slot.data, self.layout, iteration)
         self.slots.stage(slot, iteration, record_of(iteration), due=True)
+
+    def take(self, iteration: int, *, keep: bool = False) -> Taken:
+        """Stage an iteration and take it, as the saver does."""
+        self.stage(iteration)
         if keep:
             self.slots.ask(keep=True)
         taken = take_due(self.shared)

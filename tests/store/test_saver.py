@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from small_store import InProcess, fill, newest_whole, record_of, until
+from small_store import InProcess, newest_whole, until
 
 from checkflow.store import saver as saver_module
 from checkflow.store import settler as settler_module
@@ -30,12 +30,6 @@ class Watched:
         self._pidfd = os.pidfd_open(self._trainer.pid)
         self.end, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.saver = Saver(self.one.shared, LocalDisk(), self._theirs, self._pidfd)
-
-    def stage(self, iteration: int) -> None:
-        slot = self.one.slots.try_acquire()
-        assert slot is not None
-        fill(slot.data, self.one.layout, iteration)
-        self.one.slots.stage(slot, iteration, record_of(iteration), due=True)
 
     def heard(self) -> list[Message]:
         """What it said since."""
@@ -82,7 +76,7 @@ def test_a_saver_alone_waits_for_what_is_settled(watched: Watched, monkeypatch: 
     looks: list[None] = []
     _before("settle", lambda: threading.Event().wait(0.3), monkeypatch)
     _before("take_due", lambda: looks.append(None), monkeypatch)
-    watched.stage(1)
+    watched.one.stage(1)
     watched.kill_trainer()
     watched.saver.run()
     assert newest_whole(watched.one.store) == 1
@@ -93,7 +87,7 @@ def test_what_a_dying_trainer_did_not_hear_is_told_to_the_next(watched: Watched)
     """Said while it lived, and never read."""
     store = watched.one.store
     away = store.rename(store.parent / "away")
-    watched.stage(1)
+    watched.one.stage(1)
     running = threading.Thread(target=watched.saver.run)
     running.start()
     until(lambda: bool(select.select([watched.end], [], [], 0)[0]), "it said something")
@@ -109,7 +103,7 @@ def test_what_a_dying_trainer_did_not_hear_is_told_to_the_next(watched: Watched)
 def test_what_a_trainer_that_closed_has_heard_is_not_told_again(watched: Watched) -> None:
     store = watched.one.store
     away = store.rename(store.parent / "away")
-    watched.stage(1)
+    watched.one.stage(1)
     watched.end.send(CLOSE)
     watched.saver.run()
     away.rename(store)
@@ -135,7 +129,7 @@ def test_a_saver_that_fails_ends_what_it_settles_first(watched: Watched, monkeyp
     monkeypatch.setattr(settler_module, "GROUP_BYTES", 1)
     _before("settle", settle, monkeypatch)
     _before("take_due", look, monkeypatch)
-    watched.stage(1)
+    watched.one.stage(1)
     with pytest.raises(ZeroDivisionError):
         watched.saver.run()
     watched.saver.fail("a bug")
