@@ -58,11 +58,13 @@ class Executor:
     ) -> None:
         self.program = program_of(schedule, device.few_bytes)
         self.spots = Spots(self.program)
+        self._planned = self.program.used != {self.program.anchor_count}  # something before an iteration's end
         self.pipeline = Pipeline(
             self.program, binding, device, sink, counters, keep_early=GuardKind.REWRITE in disarmed
         )
         self.completed = 0  # iterations
         self.awake = audit or interval == 1  # a checkpoint is being filled, or is due when this iteration ends
+        self.listens = self.awake and self._planned  # something is done at anchors, or waits to be staged at one
         self.touched = False  # something ran since the last iteration ended
         self.unwatched: tuple[Storage, ...] = ()  # written state that no trusted guard covered when an iteration ended
         self._restored = -1  # iteration
@@ -95,7 +97,7 @@ class Executor:
         if self._stopped or self._captured():
             return
         self.touched = True
-        if self.awake:
+        if self.listens:
             number = self.spots.fire(kind, subject)
             if number is None or number <= self._anchor:
                 return
@@ -114,7 +116,8 @@ class Executor:
         guard.fired = guard.ever = self.touched = True
         if guard.kind in self._disarmed:
             return
-        if not self.awake:  # nothing is read: only what slots hold from before may go stale
+        reads = self.awake and (self.pipeline.busy or self._audit is not None)
+        if not reads:  # only what slots hold from before may go stale
             self._wrote(guard.unplanned, guard.kind)
             self._counters.issue_ns += time.perf_counter_ns() - started
             return
@@ -246,6 +249,7 @@ class Executor:
                 raise
             finally:
                 self._depth -= 1
+                self.listens = self.awake and (self._planned or self.pipeline.waiting)
                 if not self._depth:
                     self._counters.issue_ns += time.perf_counter_ns() - started
         if not self._depth and self._on_leaving is not None:

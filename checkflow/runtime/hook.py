@@ -77,13 +77,13 @@ def _on_module(
         if not (executor.awake or first or (guard is not None and guard.unplanned)):
             executor.touched = True
             return
-        if anchored:
+        if first or (anchored and executor.listens):
             executor.reach("forward_pre", subject)
         if guard is not None:
             executor.guard(guard)
 
     def after(_module: torch.nn.Module, _args: object, _result: object) -> None:
-        if not torch.compiler.is_compiling() and executor.awake:
+        if not torch.compiler.is_compiling() and executor.listens:
             executor.reach("forward", subject)
 
     handles = [module.register_forward_pre_hook(before, prepend=True)]  # before a user's hook that writes buffers
@@ -96,7 +96,7 @@ def _gradient(executor: Executor, subject: str) -> Callable[[torch.Tensor], None
     """A tensor hook: a user's post-accumulate hook, which may update the parameter, runs after it."""
 
     def ready(_gradient: torch.Tensor) -> None:
-        if executor.awake:
+        if executor.listens:
             executor.reach("gradient", subject)
         else:
             executor.touched = True
@@ -117,7 +117,7 @@ def _on_optimizer(
     def before(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         if torch.compiler.is_compiling():
             return
-        if executor.awake:
+        if executor.listens:
             executor.reach("optimizer_pre", subject)
         executor.guard(guard)
 
@@ -125,7 +125,7 @@ def _on_optimizer(
         if torch.compiler.is_compiling():
             return
         executor.updated(number)
-        if executor.awake:
+        if executor.listens:
             executor.reach("optimizer", subject)
 
     loading = Guard(GuardKind.LOAD, number)

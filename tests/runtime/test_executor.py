@@ -25,6 +25,7 @@ from checkflow.training import Training
     factory=st.sampled_from(trainings.ALL),
     seed=st.integers(0, 10**6),
     lag=st.integers(0, 40),
+    few_bytes=st.sampled_from([0, 10**9]),
     interval=st.integers(1, 3),
     slots=st.integers(2, 4),
     hold=st.integers(0, 1),
@@ -32,11 +33,19 @@ from checkflow.training import Training
     snapshots=st.sampled_from([0.0, 0.5, 1.0]),
 )
 def test_any_schedule_on_any_device_tears_nothing(
-    factory: Factory, seed: int, lag: int, interval: int, slots: int, hold: int, block: bool, snapshots: float
+    factory: Factory,
+    seed: int,
+    lag: int,
+    few_bytes: int,
+    interval: int,
+    slots: int,
+    hold: int,
+    block: bool,
+    snapshots: float,
 ) -> None:
-    """Whatever the actions' places, the link's delay, the interval and the backpressure."""
+    """Whatever the actions' places, the link's delay, what leaves together, the interval and the backpressure."""
     schedule = random_schedule(factory, seed, interval=interval, snapshots=snapshots)
-    made = rig(factory, schedule, lag=lag, slots=slots, hold=hold, block=block)
+    made = rig(factory, schedule, lag=lag, few_bytes=few_bytes, slots=slots, hold=hold, block=block)
     made.run(7)
     made.close()
     assert made.torn() == []
@@ -227,6 +236,31 @@ def test_a_save_is_refused_once_an_iteration_began_that_nothing_is_due_in(path: 
     with pytest.raises(InputError, match="right after step"):
         made.executor.save()
     made.close()
+
+
+@pytest.mark.parametrize("interval", [1, 2, 5])
+@pytest.mark.parametrize("lag", [0, 10**9])
+def test_where_all_leaves_at_the_end_anchors_listen_while_a_copy_is_on_its_way(
+    monkeypatch: pytest.MonkeyPatch, interval: int, lag: int
+) -> None:
+    """Nothing is planned within an iteration then: a checkpoint is staged at one of its anchors, and only for that."""
+    schedule = random_schedule(trainings.sgd, 1, interval=interval, snapshots=0.0)
+    made = rig(trainings.sgd, schedule, lag=lag, few_bytes=10**9, interval=interval)
+    fire = made.executor.spots.fire
+    heard: set[int] = set()  # iterations completed when an anchor was
+
+    def heard_fire(kind: str, subject: str) -> int | None:
+        heard.add(made.executor.completed)
+        return fire(kind, subject)
+
+    monkeypatch.setattr(made.executor.spots, "fire", heard_fire)
+    made.run(9)
+    due = list(range(interval, 10, interval))
+    assert heard == ({iteration for iteration in due if iteration < 9} if lag else set())
+    assert made.sink.order == [iteration for iteration in due if iteration < 9 or not lag]
+    made.close()
+    assert made.sink.order == due
+    assert made.torn() == []
 
 
 @pytest.mark.parametrize("seed", range(4))
