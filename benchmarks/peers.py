@@ -74,6 +74,7 @@ class Chosen:
     figure: Path | None
     markdown: Path | None
     reports: tuple[Path, ...]
+    command: str
 
 
 def chosen() -> Chosen:
@@ -102,8 +103,18 @@ def chosen() -> Chosen:
     return Chosen(
         names, workloads, parts, tuple(Tier(tier) for tier in tiers), sizes,
         min(given.kills, 3) if quick else given.kills, given.directory, given.output, given.figure,
-        given.markdown, tuple(given.report),
+        given.markdown, tuple(given.report), _command(given),
     )  # fmt: skip
+
+
+def _command(given: argparse.Namespace) -> str:
+    """What is measured; where that goes says nothing about it."""
+    words = ["peers.py"]
+    for name in ("contenders", "workloads", "parts", "tiers", "kills", "quick", "thorough"):
+        value = getattr(given, name)
+        if value:
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return " ".join(words)
 
 
 def _listed(
@@ -144,7 +155,7 @@ def run(asked: Chosen) -> Report:
             measure(driver, asked)
         except (KeyboardInterrupt, SystemExit):
             progress.log("interrupted: what was measured so far")
-        return driver.report(describe(), " ".join(["peers.py", *sys.argv[1:]]))
+        return driver.report(describe(), asked.command)
 
 
 def main() -> None:

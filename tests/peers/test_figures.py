@@ -41,6 +41,13 @@ def test_a_save_costs_the_same_time_at_a_longer_interval() -> None:
     assert sparse.blocked_save_ms == 20.0
 
 
+def test_a_report_says_what_was_measured_and_not_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be shown to others."""
+    given = "--thorough --workloads conv --parts overhead --directory /somewhere -o somewhere.json"
+    monkeypatch.setattr("sys.argv", ["/somewhere/peers.py", *given.split()])
+    assert peers.chosen().command == "peers.py --workloads conv --parts overhead --kills 20 --thorough"
+
+
 def test_a_report_is_written_read_shown_and_drawn(tmp_path: Path) -> None:
     """JSON gives back what went in; table and figure take it."""
     tool = Tool("torch_save", "how", "torch 0", durable=True, verifies=False, prepared_s={"tiny": 9.6})
