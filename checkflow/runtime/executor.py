@@ -167,7 +167,8 @@ class Executor:
 
     def step(self) -> None:
         """An iteration ended: its state is the next checkpoint's, if one is due."""
-        is_due, next_is_due = ((self.completed + ahead) % self._interval == 0 for ahead in (1, 2))
+        is_due = (self.completed + 1) % self._interval == 0
+        next_is_due = (self.completed + 2) % self._interval == 0
         if self.awake or is_due or next_is_due:
             with self._entered():
                 self._end(next_is_due=next_is_due)
