@@ -116,7 +116,8 @@ class Executor:
         guard.fired = guard.ever = self.touched = True
         if guard.kind in self._disarmed:
             return
-        reads = self.awake and (self.pipeline.busy or self._audit is not None)
+        # In step(), where a user's state_dict() may write, the checkpoint that begins is not in flight yet.
+        reads = self.awake and (self.pipeline.busy or self._depth > 0 or self._audit is not None)
         if not reads:  # only what slots hold from before may go stale
             self._wrote(guard.unplanned, guard.kind)
             self._counters.issue_ns += time.perf_counter_ns() - started

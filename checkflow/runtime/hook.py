@@ -69,17 +69,16 @@ def _on_model(
 def _on_module(
     executor: Executor, module: torch.nn.Module, subject: str, guard: Guard | None, *, first: bool
 ) -> list[RemovableHandle]:
-    anchored = first or ("forward_pre", subject) in executor.program.hooked
+    anchored = ("forward_pre", subject) in executor.program.hooked
 
     def before(_module: torch.nn.Module, _args: object) -> None:
         if torch.compiler.is_compiling():
             return
-        if not (executor.awake or first or (guard is not None and guard.unplanned)):
-            executor.touched = True
-            return
         if first or (anchored and executor.listens):
             executor.reach("forward_pre", subject)
-        if guard is not None:
+        else:
+            executor.touched = True
+        if guard is not None and (executor.awake or guard.unplanned):
             executor.guard(guard)
 
     def after(_module: torch.nn.Module, _args: object, _result: object) -> None:

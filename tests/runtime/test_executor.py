@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import small_trainings as trainings
@@ -14,6 +14,7 @@ from torch import nn
 from torn import Case, Factory, LateDevice, Rig, memory_of, random_schedule, rig
 
 from checkflow.errors import AuditError, InputError
+from checkflow.runtime.binding import Storage
 from checkflow.runtime.counters import Cause
 from checkflow.runtime.state import live_state
 from checkflow.trace.names import state_of
@@ -225,17 +226,42 @@ def test_save_completes_the_last_iteration_at_once() -> None:
     assert made.torn() == []
 
 
-@pytest.mark.parametrize("path", ["", "1"])
-def test_a_save_is_refused_once_an_iteration_began_that_nothing_is_due_in(path: str) -> None:
-    """Its hooks return at once, but tell that. By the model, or by a part of it that has buffers."""
-    made = rig(trainings.sgd, random_schedule(trainings.sgd, 0, interval=9), lag=0, interval=9)
-    made.run(2)
-    assert not made.executor.awake
+@pytest.mark.parametrize("interval", [2, 9])
+@pytest.mark.parametrize("path", ["", "0", "1"])
+def test_a_save_is_refused_once_an_iteration_began_that_nothing_is_done_in(path: str, interval: int) -> None:
+    """Its hooks return at once, but tell that. By the model, an anchor in it, or a part of it that has buffers."""
+    schedule = random_schedule(trainings.sgd, 0, interval=interval, snapshots=0.0)
+    made = rig(trainings.sgd, schedule, lag=0, few_bytes=10**9, interval=interval)
+    made.run(1)
+    assert not made.executor.listens
+    assert made.executor.awake == (interval == 2)  # the next iteration is due
     module = made.case.training.models[0].get_submodule(path)
-    module(torch.zeros(4, 8 if path else 6))
+    module(torch.zeros(4, 8 if path == "1" else 6))
     with pytest.raises(InputError, match="right after step"):
         made.executor.save()
     made.close()
+
+
+def test_what_is_written_while_the_hosts_state_is_read_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's state_dict() may run a module; copies made before the iteration's end are not in flight then."""
+    made = rig(trainings.sgd, random_schedule(trainings.sgd, 0))
+    module = made.case.training.models[0].get_submodule("1")
+    protect = made.executor.pipeline.protect
+    causes: list[Cause] = []
+
+    def protected(storages: Iterable[Storage], cause: Cause) -> None:
+        causes.append(cause)
+        protect(storages, cause)
+
+    def capture(_iteration: int) -> Callable[[], bytes]:
+        monkeypatch.setattr(made.executor.pipeline, "protect", protected)
+        module(torch.zeros(4, 8))
+        monkeypatch.undo()
+        return bytes
+
+    made.executor._capture = capture
+    made.run(1)
+    assert causes == [Cause.FORWARD]
 
 
 @pytest.mark.parametrize("interval", [1, 2, 5])
