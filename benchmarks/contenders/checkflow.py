@@ -34,7 +34,7 @@ class Checkflow(Contender):
         super().__init__(job, training)
         self._stepping_s = 0.0
         self._saved = 0
-        self._ckpt = checkflow.attach(
+        self.ckpt = checkflow.attach(
             training.model,
             training.optimizer,
             schedule=job.prepared / SCHEDULE,
@@ -77,22 +77,26 @@ class Checkflow(Contender):
 
     def after_iteration(self, iteration: int) -> None:
         began = time.perf_counter()
-        self._ckpt.step()
+        self.step(iteration)
         self._stepping_s += time.perf_counter() - began
         if self.job.due(iteration):
             self._saved = iteration
 
+    def step(self, _iteration: int) -> None:
+        """What the user's loop calls."""
+        self.ckpt.step()
+
     def wait(self) -> None:
         """In memory what is missing is staged at the next iteration's anchors."""
-        status = self._ckpt.status()
+        status = self.ckpt.status()
         if self.job.tier is Tier.DISK and self._saved > (status.durable_iteration or 0):
-            self._ckpt.save(keep=False)
+            self.ckpt.save(keep=False)
 
     def close(self) -> None:
-        self._ckpt.close()
+        self.ckpt.close()
 
     def hidden_s(self) -> float:
-        return self._ckpt.stats().hook_ns / 1e9 - self._stepping_s
+        return self.ckpt.stats().hook_ns / 1e9 - self._stepping_s
 
     def restore(self) -> int:
-        return self._ckpt.restore()
+        return self.ckpt.restore()
