@@ -32,7 +32,7 @@ class Checkflow(Contender):
 
     def __init__(self, job: Job, training: checkflow.Training) -> None:
         super().__init__(job, training)
-        self._stepping_s = 0.0
+        self.stepping_s = 0.0
         self._saved = 0
         self.ckpt = checkflow.attach(
             training.model,
@@ -78,7 +78,7 @@ class Checkflow(Contender):
     def after_iteration(self, iteration: int) -> None:
         began = time.perf_counter()
         self.step(iteration)
-        self._stepping_s += time.perf_counter() - began
+        self.stepping_s += time.perf_counter() - began
         if self.job.due(iteration):
             self._saved = iteration
 
@@ -96,7 +96,11 @@ class Checkflow(Contender):
         self.ckpt.close()
 
     def hidden_s(self) -> float:
-        return self.ckpt.stats().hook_ns / 1e9 - self._stepping_s
+        return self.hooks_s() - self.stepping_s
+
+    def hooks_s(self) -> float:
+        """In hooks and step() so far."""
+        return self.ckpt.stats().hook_ns / 1e9
 
     def restore(self) -> int:
         return self.ckpt.restore()
