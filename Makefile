@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types nightly artifacts notebooks clean
+.PHONY: demo test lint types nightly gpu artifacts notebooks clean
 
 demo: $(INSTALLED)
 	$(BIN)/checkflow demo
@@ -24,6 +24,12 @@ types: $(READY)
 
 nightly: $(READY)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2
+
+# What only a machine with a CUDA device can show: its tests, then iterations with a checkpoint each against none.
+gpu: $(READY)
+	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "make gpu needs a CUDA device"'
+	$(BIN)/python -m pytest -n 0 -k cuda -rs
+	$(BIN)/python benchmarks/overhead.py --models small,gpt2
 
 # The traced graphs and compiled schedules that the repository carries.
 artifacts: $(READY)

@@ -2,8 +2,10 @@
 
 Two trainings of the same model, one attached and one not, take turns of a few iterations; the first of each turn is
 left out, and the ratio is the median over pairs of neighbouring turns, so that a machine whose clock drifts slows both
-sides. Beside the ratio: what the copies alone predict, that is the state's bytes over the measured copy bandwidth when
-they take the training's own cores (CPU), or the snapshots' copies on the compute stream (CUDA).
+sides. The same two took turns before one was attached: that ratio ("alike") is what the machine makes of equal things,
+such as where their memory lies. Beside the ratio: what the copies alone predict, that is the state's bytes over the
+measured copy bandwidth when they take the training's own cores (CPU), or the snapshots' copies on the compute stream
+(CUDA).
 
 On a CPU, glibc returns every large block to the kernel when it is freed: half a second of GPT-2's iteration are page
 faults, whose cost in a virtual machine swings with what else memory is used for. Both sides therefore run with an
@@ -86,7 +88,9 @@ class Turns:
 @dataclass(frozen=True, slots=True)
 class Figures:
     turns: Turns
+    alike: float  # ratio of the two trainings with neither attached
     stats: Stats
+    hook_ns: int  # of one iteration, on the host: not all of it is waited for on CUDA
     state_bytes: int
     snapshot_bytes: int
     predicted_peak_bytes: int
@@ -110,7 +114,8 @@ def main() -> None:
     if DEVICE == "cpu" and not chosen.keep_allocator and "MALLOC_MMAP_MAX_" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEEP_MEMORY)
     profile = hardware.measure_profile("here", DEVICE)
-    table = Table("model", "state MB", "none ms", "attached ms", "ratio", "p99 ratio", "predicted", "stall", box=None)
+    times = "none ms", "attached ms", "alike", "ratio", "p99 ratio"
+    table = Table("model", "state MB", *times, "predicted", "hooks", "stall", box=None)
     for name in chosen.models.split(","):
         figures = measure(factory_of(name), profile, chosen.pairs, chosen.iterations, chosen.persist_every)
         plain, attached = (statistics.median(_flat(side)) for side in (figures.turns.plain_s, figures.turns.attached_s))
@@ -119,9 +124,11 @@ def main() -> None:
             f"{figures.state_bytes / 1e6:.0f}",
             f"{plain * 1e3:.1f}",
             f"{attached * 1e3:.1f}",
+            f"{figures.alike:.4f}",
             f"{figures.turns.ratio():.4f}",
             f"{figures.turns.p99_ratio():.3f}",
             f"{1 + figures.predicted_s(profile) / plain:.4f}",
+            f"{figures.hook_ns / 1e6:.2f} ms",
             f"{figures.stats.stall_per_iteration_ns / 1e6:.2f} ms: {_causes(figures.stats)}",
         )
         if figures.measured_peak_bytes is not None:
@@ -159,7 +166,10 @@ def measure(
     compiled = compile_graph(traced.graph, Options(hardware.link_bytes_per_s(profile), interval=1))
     assert isinstance(compiled, Compiled), "the link is too slow for a checkpoint at every iteration"
     training.iteration()
-    turns = Turns([], [])
+    alike, turns = Turns([], []), Turns([], [])
+    for _ in range(pairs):
+        alike.plain_s.append(_turn(plain.iteration, iterations))
+        alike.attached_s.append(_turn(training.iteration, iterations))
     peak = 0
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -174,6 +184,7 @@ def measure(
     ):
         attached = partial(_attached_iteration, training, ckpt)
         _turn(attached, 3)  # each slot's memory is touched for the first time
+        before = ckpt.stats()
         for _ in range(pairs):
             turns.plain_s.append(_turn(plain.iteration, iterations))
             if DEVICE == "cuda":
@@ -185,7 +196,9 @@ def measure(
     certificate = compiled.schedule.certificate
     return Figures(
         turns,
+        alike.ratio(),
         stats,
+        (stats.hook_ns - before.hook_ns) // (stats.iterations - before.iterations),
         compiled.problem.state_bytes,
         certificate.executed_snapshot_bytes,
         certificate.executed_peak_bytes,
@@ -203,8 +216,8 @@ def _turn(iteration: Callable[[], object], count: int) -> list[float]:
     for _ in range(count + 1):
         began = time.perf_counter()
         iteration()
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
+        if DEVICE == "cuda":  # as a training that reads its loss: copies to the host go on
+            torch.cuda.current_stream().synchronize()
         times_s.append(time.perf_counter() - began)
     return times_s[1:]
 

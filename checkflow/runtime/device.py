@@ -6,6 +6,7 @@ The *compute stream* is where the training's own operators run, in order; on the
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,6 +38,11 @@ class Batch(tuple[Copy, ...]):
     def lists(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Destinations and sources, for torch's foreach."""
         return [copy.destination for copy in self], [copy.source for copy in self]
+
+    @cached_property
+    def places(self) -> tuple[array[int], array[int]]:
+        """Addresses and sizes of the destinations, for the CUDA runtime. Slots do not move; sources may."""
+        return array("Q", [c.destination.data_ptr() for c in self]), array("Q", [c.destination.numel() for c in self])
 
     @cached_property
     def small(self) -> Batch:

@@ -33,13 +33,19 @@ class SlotMap:
         self._moves: dict[tuple[int, int], tuple[Copy, ...]] = {}
         self._batches: dict[tuple[int, tuple[int, ...]], tuple[Batch, tuple[Storage, ...]]] = {}
         self._sources: dict[int, torch.Tensor] = {}
+        self._hosted: dict[int, Batch] = {}
         guarded = chain(binding.optimizer_storages, binding.buffer_storages.values())
         self._guards = {storage.id: guard for guard, storages in enumerate(guarded) for storage in storages}
 
     def batches(self, indices: Iterable[int]) -> Iterator[list[int]]:
-        """Moves in order, apart where something else waits for them, unless they are few bytes."""
-        batch: list[int] = []
-        for _, group in groupby(indices, key=self._awaited_by):
+        """Moves in order, apart where something else waits for them, unless they are few bytes.
+
+        What has no storage here, absent or on the host, has no copies and stands between no others.
+        """
+        indices = tuple(indices)
+        bound = [index for index in indices if self._program.moves[index].storage in self.binding.storages]
+        batch = [] if len(bound) == len(indices) else sorted(set(indices).difference(bound))
+        for _, group in groupby(bound, key=self._awaited_by):
             more = list(group)
             if batch and sum(self._program.moves[index].size_bytes for index in batch + more) > self._program.few_bytes:
                 yield batch
@@ -72,6 +78,12 @@ class SlotMap:
             copies = Batch(copy for index in indices for copy in self.of_move(slot, index))
             self._batches[key] = copies, tuple(dict.fromkeys(storage for storage in read if storage is not None))
         return self._batches[key]
+
+    def hosted(self, slot: Slot) -> Batch:
+        """The copies of state that is in host memory beside a CUDA training."""
+        if slot.index not in self._hosted:
+            self._hosted[slot.index] = Batch(c for s in self.binding.hosted for c in self.of_storage(slot, s))
+        return self._hosted[slot.index]
 
     def source(self, index: int) -> torch.Tensor:
         """The live bytes of a move whose storage is not absent."""

@@ -6,6 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+import torch
+
 from checkflow.runtime.binding import Binding, Storage
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device, Event
@@ -84,9 +86,8 @@ class Pipeline:
         flight.close(self._slots, record, keep_early=self._keep_early)
         self._flights.append(flight)
         self.started += 1
-        for storage in self._binding.hosted:
-            for copy in self._slots.of_storage(flight.slot, storage):
-                copy.destination.copy_(copy.source)
+        if hosted := self._slots.hosted(flight.slot):
+            torch._foreach_copy_(*hosted.lists)
         self._copy_statics(flight)
         flight.advance(self._program.time(0, self._program.anchor_count))
         return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from math import inf
 
 from checkflow.schedule import Place, Schedule
 
@@ -58,9 +57,10 @@ LOOKS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 def program_of(schedule: Schedule, few_bytes: int = 0) -> Program:
     """The program of a schedule that `read_schedule` or `lower` vouches for.
 
-    Moves without a snapshot that are planned before the iteration's end, or after it, leave at the end if together they
-    are at most `few_bytes`: they hold no memory, so any place after the last write will do. Where `few_bytes` is not 0
-    and no move has a snapshot, however many they are: in the plan's order they hold up nothing.
+    A move without a snapshot holds no memory, so any place after the last write will do, as long as what is before it
+    on the link stays before it. Those planned before the iteration's end leave at the end if together they are at most
+    `few_bytes`, and all of them if no move has a snapshot. Those planned after it leave, where `few_bytes` is not 0, at
+    the end or with the snapshot that is before them on the link: many together, and none later than planned.
     """
     count = len(schedule.anchors)
 
@@ -69,12 +69,17 @@ def program_of(schedule: Schedule, few_bytes: int = 0) -> Program:
 
     planned = [time(row.offload) for row in schedule.actions]
     offloads = list(planned)
-    ordered = few_bytes > 0 and all(row.snapshot is None for row in schedule.actions)
-    for low, high in ((0, count), (count + 1, inf)):
-        direct = [n for n, row in enumerate(schedule.actions) if row.snapshot is None and low <= offloads[n] < high]
-        if ordered or sum(schedule.actions[number].bytes for number in direct) <= few_bytes:
-            for number in direct:
-                offloads[number] = count
+    direct = [number for number, row in enumerate(schedule.actions) if row.snapshot is None]
+    early = [number for number in direct if planned[number] < count]
+    all_direct = few_bytes > 0 and len(direct) == len(planned)
+    if all_direct or sum(schedule.actions[number].bytes for number in early) <= few_bytes:
+        for number in early:
+            offloads[number] = count
+    if few_bytes:
+        before = count
+        for number in sorted(range(len(planned)), key=lambda number: (planned[number], number)):
+            if planned[number] > count:
+                offloads[number] = before = planned[number] if schedule.actions[number].snapshot is not None else before
     events: list[tuple[int, Deed, int]] = []
     moves_of: dict[int, list[int]] = {}
     for index, row in enumerate(schedule.actions):

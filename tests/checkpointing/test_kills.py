@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import trainer_to_kill
 
 from checkflow import hardware
@@ -23,6 +25,7 @@ from checkflow.trace import trace_training
 TRAINER = Path(__file__).with_name("trainer_to_kill.py")
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 KILLS, ITERATIONS = (200, 40_000) if NIGHTLY else (8, 2_000)
+LINK_BYTES_PER_S = {"cpu": 3_000_000_000, "cuda": 6_000_000_000}  # just enough
 LONGEST_S = 1.5  # from the restored state to the kill
 
 
@@ -58,23 +61,26 @@ def _live(arguments: list[str], kill_after_s: float | None) -> Life:
     return life
 
 
-@pytest.fixture(scope="module")
-def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _schedule(device: str, path: Path) -> str:
     """Compiled for the trainer, with a plan that has to snapshot some of it."""
-    traced = trace_training(trainer_to_kill.training, model="killed", cuda_defaults=False)
+    traced = trace_training(partial(trainer_to_kill.training, device), model="killed", cuda_defaults=False)
     graph = hardware.retime(traced.graph, hardware.load_profile("rtx3090"))
-    compiled = compile_graph(graph, Options(3_000_000_000, interval=1))
+    compiled = compile_graph(graph, Options(LINK_BYTES_PER_S[device], interval=1))
     assert isinstance(compiled, Compiled)
     assert compiled.schedule.certificate.executed_snapshot_bytes > 0
-    path = tmp_path_factory.mktemp("schedule") / "schedule.json"
     write_schedule(path, compiled.schedule)
-    return path
+    return str(path)
 
 
-def test_killed_again_and_again_it_resumes_bit_identically(schedule: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))],
+)
+def test_killed_again_and_again_it_resumes_bit_identically(device: str, tmp_path: Path) -> None:
     """With any number of slots at most one completed iteration is lost, and every state is the uninterrupted run's."""
-    reference = _live(["reference", str(ITERATIONS)], None).said
-    arguments = ["attached", str(ITERATIONS), str(schedule), str(tmp_path / "store")]
+    schedule = _schedule(device, tmp_path / "schedule.json")
+    reference = _live(["reference", device, str(ITERATIONS)], None).said
+    arguments = ["attached", device, str(ITERATIONS), schedule, str(tmp_path / "store")]
     kills, completed, startup_s = 0, 0, 3.0
     while kills < KILLS and completed < ITERATIONS:
         early = random.random() < 0.2  # while it starts, waits for the saver or restores

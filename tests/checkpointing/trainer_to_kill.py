@@ -1,7 +1,7 @@
 """A small training with everything random in it, run as a process of its own to be killed.
 
-    python trainer_to_kill.py reference ITERATIONS
-    python trainer_to_kill.py attached ITERATIONS SCHEDULE STORE SLOTS
+    python trainer_to_kill.py reference DEVICE ITERATIONS
+    python trainer_to_kill.py attached DEVICE ITERATIONS SCHEDULE STORE SLOTS
 
 Prints "at I DIGEST" for each state that a checkpoint may hold: of iteration I when it is completed, and once when
 restored. The digest covers weights, buffers, optimizer state, the scheduler, and what the random generators give next.
@@ -22,11 +22,11 @@ import checkflow
 from checkflow.data import ResumableLoader
 
 
-def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+def build(device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(3)
     model = nn.Sequential(
         nn.Linear(32, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.3), nn.Linear(256, 256), nn.Linear(256, 8)
-    )
+    ).to(device)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
@@ -36,30 +36,32 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y
     optimizer.zero_grad()
 
 
-def training() -> checkflow.Training:
-    model, optimizer = build()
-    x, y = torch.randn(16, 32), torch.randint(8, (16,))
+def training(device: str = "cpu") -> checkflow.Training:
+    model, optimizer = build(device)
+    x, y = torch.randn(16, 32, device=device), torch.randint(8, (16,), device=device)
     return checkflow.Training(model, optimizer, lambda: train(model, optimizer, x, y))
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: object) -> str:
     content = hashlib.sha256()
     slots = [value for state in optimizer.state.values() for _, value in sorted(state.items())]
-    for tensor in (*model.state_dict().values(), *slots, torch.get_rng_state()):
-        content.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    generators = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+    for tensor in (*model.state_dict().values(), *slots, *generators):
+        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     assert isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler)
     content.update(json.dumps([scheduler.last_epoch, scheduler.get_last_lr()]).encode())
     return content.hexdigest()
 
 
-def endless(loader: ResumableLoader[tuple[torch.Tensor, ...]]) -> Iterator[tuple[torch.Tensor, ...]]:
+def endless(loader: ResumableLoader[tuple[torch.Tensor, ...]], device: str) -> Iterator[tuple[torch.Tensor, ...]]:
     while True:
-        yield from loader
+        for batch in loader:
+            yield tuple(tensor.to(device) for tensor in batch)
 
 
-def main(mode: str, iterations: int, schedule: str = "", store: str = "", slots: str = "3") -> None:
+def main(mode: str, device: str, iterations: int, schedule: str = "", store: str = "", slots: str = "3") -> None:
     torch.set_num_threads(1)
-    model, optimizer = build()
+    model, optimizer = build(device)
     generator = torch.Generator().manual_seed(1)
     dataset = TensorDataset(torch.randn(70, 32, generator=generator), torch.randint(8, (70,), generator=generator))
     loader: ResumableLoader[tuple[torch.Tensor, ...]] = ResumableLoader(dataset, batch_size=16, shuffle=True, seed=2)
@@ -68,7 +70,7 @@ def main(mode: str, iterations: int, schedule: str = "", store: str = "", slots:
     def say(iteration: int) -> None:
         print(f"at {iteration} {digest(model, optimizer, scheduler)}", flush=True)  # noqa: T201
 
-    batches = endless(loader)
+    batches = endless(loader, device)
     if mode == "reference":
         for i in range(iterations):
             train(model, optimizer, *next(batches))
@@ -89,4 +91,4 @@ def main(mode: str, iterations: int, schedule: str = "", store: str = "", slots:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])

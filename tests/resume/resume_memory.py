@@ -66,7 +66,7 @@ def save(training: Training, objects: HostObjects, iteration: int) -> Saved:
     for file in layout.files:
         slot[file.offset_bytes : file.offset_bytes + len(file.header)] = file.header
         for place in file.tensors:
-            data = kept[file.name, place.spec.name].detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+            data = kept[file.name, place.spec.name].detach().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
             slot[place.offset_bytes : place.end_bytes] = data
         files[file.name] = slot[file.offset_bytes : file.offset_bytes + file.size_bytes]
     return Saved(files, host_state(training, objects).capture(iteration).record())

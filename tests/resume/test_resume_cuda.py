@@ -91,6 +91,7 @@ def test_a_checkpoint_made_on_the_cpu_goes_on_on_cuda(name: str) -> None:
     advance(other, 1)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")  # that it does not find all of them
 def test_capturing_a_scaler_does_not_wait_for_the_device() -> None:
     """torch's own check for synchronizing calls stays silent, and the record holds the scale as the queue leaves it."""
     run = run_on("cuda", OPTIMIZERS["fused"])

@@ -53,6 +53,31 @@ def test_without_snapshots_all_wait_for_the_iterations_end_in_the_plans_order() 
     assert reordered
 
 
+def test_what_needs_no_snapshot_leaves_as_soon_as_the_link_has_had_what_is_before_it() -> None:
+    """After the iteration's end: none later than planned, the link's order is the plan's, snapshots stay in place."""
+    earlier = 0
+    for seed in range(20):
+        schedule = random_schedule(trainings.momentum, seed)
+        end = len(schedule.anchors)
+        apart, together = (program_of(schedule, few) for few in (0, 1))
+        planned, actual = (
+            {number: at for at, deed, number in program.events if deed is Deed.OFFLOAD and at > end}
+            for program in (apart, together)
+        )
+        late = {number for number in actual if schedule.actions[number].snapshot is not None}
+        assert late == {number for number in planned if schedule.actions[number].snapshot is not None}
+        order = [number for at, deed, number in apart.events if deed is Deed.OFFLOAD and at > end]
+        begun = [number for at, deed, number in together.events if deed is Deed.OFFLOAD and number in planned]
+        assert begun == order
+        places = {number: at for at, deed, number in together.events if deed is Deed.OFFLOAD}
+        before = end
+        for number in order:
+            assert places[number] == (planned[number] if number in late else before) <= planned[number]
+            before = places[number]
+            earlier += places[number] < planned[number]
+    assert earlier > 20
+
+
 def test_copies_are_looked_after_early_and_then_twice_as_late_each_time() -> None:
     """Counted in anchors, after the first of them."""
     schedule = read_schedule(SCHEDULES / "resnet-32.json")
