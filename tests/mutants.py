@@ -59,6 +59,7 @@ def _graph(*writes: tuple[int, ...]) -> Graph:
 
 EARLY = _graph((1,), (), (0, 1), (), (0, 2), (2,))  # windows of a: -1..2, b: -3..0, c: 0..4
 LATE = _graph((), (), (), (0,), (0, 1), (1, 2))  # the paper's model has no snapshot of what step 1 writes
+FULL = _graph((), (), (), (0,), (), ())  # the peak, at step 3, is just before what a's deadline leaves is held
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ SETTINGS = {
     "streaming": Setting(EARLY, _options(2_600_000_000, 2, *_DIRECT)),
     "every iteration": Setting(EARLY, _options(5_100_000_000, 1, *_DIRECT)),
     "slack": Setting(EARLY, _options(3_200_000_000, 2, *_DIRECT, slack_ppm=100_000)),
+    "a granule": Setting(FULL, _options(1_317_000_000, 2, *_DIRECT)),
     "limit": Setting(EARLY, _options(2_600_000_000, 2, *_DIRECT, memory_limit_bytes=900 * KIB)),
     "packed": Setting(EARLY, _options(2_600_000_000, 2, *_PACKED, chunk_bytes=2 * KIB)),
     "packed, solved": Setting(EARLY, _options(3_000_000_000, 2, *_PACKED, chunk_bytes=10 * KIB, solver="highs"), True),
@@ -365,12 +367,14 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("streaming", gives(read_live), stops=ValidationError),
         Mutant("streaming", gives(ordinals(1, 0)), stops=ValidationError),
     ],
+    "link.place:_relieved": [Mutant("streaming", gives(lambda found: (found[0][:-1], found[1])))],
+    "link.place:_waiting": [
+        Mutant("a granule", gives(lambda found: found and found[:-1])),
+        Mutant("a granule", gives(lambda found: found and each(begin_ticks=by(-MIB_TICKS // 64))(found))),
+    ],
     "link.place:_down": [Mutant("streaming", gives(by(1))), Mutant("streaming", gives(by(512)))],
     "link.place:_up": [Mutant("slack", gives(by(1))), Mutant("every iteration", gives(by(512)))],
-    "link.queue:Passage.end_ticks": [
-        Mutant("streaming", gives(by(MIB_TICKS // 64))),
-        Mutant("every iteration", gives(by(-MIB_TICKS // 64))),
-    ],
+    "link.queue:Passage.end_ticks": [Mutant("every iteration", gives(by(-MIB_TICKS // 64)))],
     "link.queue:queue": [
         Mutant("streaming", gives(all_but_last)),
         Mutant("streaming", gives(lambda passages: passages[::-1])),
