@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from checkflow.errors import InputError
+from checkflow.errors import InputError, VerificationError
 from checkflow.graph import Graph
 from checkflow.lower import anchor_grid, lower
 from checkflow.plan import PPM, Formulation, Infeasible, Plan, Problem, Reason, Transfers, problem_of
@@ -90,7 +90,24 @@ def compile_graph(
     plan_s = time.perf_counter() - started
     progress("verifying")
     verify(schedule, graph)
+    _as_asked(schedule, options)
     return Compiled(graph, problem, plan, schedule, plan_s)
+
+
+def _as_asked(schedule: Schedule, options: Options) -> None:
+    """Raises VerificationError for a schedule, however sound, of another problem than the one that was asked about."""
+    limit = schedule.memory_limit_bytes if options.relax_memory else options.memory_limit_bytes
+    for field, asked, found in (
+        ("bandwidth_bytes_per_s", options.bandwidth_bytes_per_s, schedule.bandwidth_bytes_per_s),
+        ("slack_ppm", options.slack_ppm, schedule.slack_ppm),
+        ("interval", options.interval or schedule.interval, schedule.interval),
+        ("chunk_bytes", options.chunk_bytes, schedule.chunk_bytes),
+        ("memory_limit_bytes", limit, schedule.memory_limit_bytes),
+        ("formulation", options.formulation.value, schedule.formulation),
+        ("transfers", options.transfers.value, schedule.transfers),
+    ):
+        if asked != found:
+            raise VerificationError(f"{field}: {asked!r} was asked for and the schedule has {found!r}")
 
 
 def _planned(

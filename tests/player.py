@@ -6,7 +6,19 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from checkflow.plan import Plan, Problem
+from checkflow.plan import Plan, Problem, StateTensor
+
+
+def clock(problem: Problem, position: int) -> int:
+    """Ticks of the link at an unrolled position, an iteration or a step at a time."""
+    times = problem.time_ns
+    whole = sum(times) * (position // len(times))
+    return problem.bandwidth_bytes_per_s * (whole + sum(times[: position % len(times)]))
+
+
+def window(problem: Problem, state: StateTensor) -> tuple[int, int]:
+    """From the end of the last write, an iteration before, to the position before the first one."""
+    return state.last_write - len(problem.time_ns), state.first_write - 1
 
 
 @dataclass(frozen=True)
@@ -22,7 +34,7 @@ def requests_of(plan: Plan, problem: Problem) -> list[Request]:
     """What a direct plan asks of the link."""
     return [
         Request(
-            t.snapshot if t.snapshot is not None else problem.window(problem.state[t.chunk.state])[0],
+            t.snapshot if t.snapshot is not None else window(problem, problem.state[t.chunk.state])[0],
             t.chunk.size_bytes,
             t.chunk.state if t.snapshot is None else None,
         )
@@ -39,19 +51,19 @@ def play(problem: Problem, requests: Sequence[Request]) -> tuple[list[tuple[int,
     A read is late if, at its begin or its end, the tensor no longer (or not yet) holds that checkpoint's value.
     """
     k = problem.interval
-    period = problem.clock(k * problem.steps)
+    period = clock(problem, k * len(problem.time_ns))
     # (tick, 0: a transfer ends first, position, rank, what, whom)
     events: list[tuple[int, int, int, int, str, int]] = []
     for iteration in range(CHECKPOINTS * k + 1):
         for index, state in enumerate(problem.state):
-            base = (iteration - 1) * problem.steps
+            base = (iteration - 1) * len(problem.time_ns)
             before, after = base + state.first_write - 1, base + state.last_write
-            heapq.heappush(events, (problem.clock(before), 1, before, 2, "overwrite", index))
-            heapq.heappush(events, (problem.clock(after), 1, after, 0, "final", index))
+            heapq.heappush(events, (clock(problem, before), 1, before, 2, "overwrite", index))
+            heapq.heappush(events, (clock(problem, after), 1, after, 0, "final", index))
     queue = [(c, number) for c in range(CHECKPOINTS) for number in range(len(requests))]
     for place, (c, number) in enumerate(queue):
-        position = requests[number].ready + c * k * problem.steps
-        heapq.heappush(events, (problem.clock(position), 1, position, 1, "ready", place))
+        position = requests[number].ready + c * k * len(problem.time_ns)
+        heapq.heappush(events, (clock(problem, position), 1, position, 1, "ready", place))
     begun_iteration = [-1] * len(problem.state)  # whose value is in the tensor, or being written
     final = [True] * len(problem.state)
     ready: set[int] = set()
@@ -92,7 +104,7 @@ def play(problem: Problem, requests: Sequence[Request]) -> tuple[list[tuple[int,
 
 def peak_bytes(problem: Problem, holds: Sequence[tuple[int, int, int]]) -> int:
     """Largest of resident + snapshots, from (first step, last step, bytes) of each snapshot, step by step."""
-    period = problem.interval * problem.steps
+    period = problem.interval * len(problem.time_ns)
     peak = 0
     for step in range(1, period + 1):
         held = sum(
@@ -101,32 +113,32 @@ def peak_bytes(problem: Problem, holds: Sequence[tuple[int, int, int]]) -> int:
             for other in range(first, last + 1)
             if (other - step) % period == 0
         )
-        peak = max(peak, problem.resident_bytes[(step - 1) % problem.steps] + held)
+        peak = max(peak, problem.resident_bytes[(step - 1) % len(problem.time_ns)] + held)
     return peak
 
 
 def step_of(problem: Problem, tick: int) -> int:
     """The least step whose end is after a tick, by counting."""
-    step = -CHECKPOINTS * problem.interval * problem.steps
-    while problem.clock(step) <= tick:
+    step = -CHECKPOINTS * problem.interval * len(problem.time_ns)
+    while clock(problem, step) <= tick:
         step += 1
     return step
 
 
 def fluid_bound(problem: Problem) -> int:
     """Largest of resident + bytes left past their deadlines, step by step, the earliest deadline served first."""
-    period = problem.interval * problem.steps
+    period = problem.interval * len(problem.time_ns)
     waiting: list[list[int]] = []  # [deadline, ticks], of all checkpoints so far
     bound = 0
-    for position in range(-problem.steps, (CHECKPOINTS - 1) * period):
+    for position in range(-len(problem.time_ns), (CHECKPOINTS - 1) * period):
         for state in problem.state:
             for checkpoint in range(CHECKPOINTS):
-                if state.last_write - problem.steps + checkpoint * period == position:
+                if state.last_write - len(problem.time_ns) + checkpoint * period == position:
                     waiting.append([state.first_write - 1 + checkpoint * period, state.size_bytes * 10**9])
         if position >= (CHECKPOINTS - 2) * period:
             left = sum(ticks for deadline, ticks in waiting if deadline <= position)
-            bound = max(bound, problem.resident_bytes[position % problem.steps] + -(-left // 10**9))
-        room = problem.clock(position + 1) - problem.clock(position)
+            bound = max(bound, problem.resident_bytes[position % len(problem.time_ns)] + -(-left // 10**9))
+        room = clock(problem, position + 1) - clock(problem, position)
         for one in sorted(waiting):
             served = min(room, one[1])
             one[1] -= served

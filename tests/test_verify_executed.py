@@ -7,7 +7,7 @@ from itertools import pairwise
 from drawn import NS, covers, problems
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
-from player import Request, peak_bytes, play
+from player import Request, clock, peak_bytes, play, window
 
 from checkflow.errors import VerificationError
 from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
@@ -58,18 +58,18 @@ def executed(schedule: Schedule, problem: Problem) -> tuple[int, int] | None:
     times, late = play(problem, requests)
     holds = []
     for number, (action, (_, end)) in enumerate(zip(actions, times, strict=True)):
-        release, deadline = problem.window(problem.state[index[action.tensor]])
+        release, deadline = window(problem, problem.state[index[action.tensor]])
         allowed = [p for p in at.values() if release <= p <= deadline]
         if action.snapshot is None:
             if action.release is not None or number in late:
                 return None
-            if at[action.offload] < min(allowed) or end > problem.clock(max(allowed)):
+            if at[action.offload] < min(allowed) or end > clock(problem, max(allowed)):
                 return None
         elif (
             action.release is None
             or at[action.snapshot] not in allowed
             or action.offload < action.snapshot
-            or problem.clock(at[action.release]) < end
+            or clock(problem, at[action.release]) < end
         ):
             return None
         else:
@@ -134,7 +134,7 @@ def test_no_tensor_is_read_after_its_deadline(found: tuple[Graph, Problem, Sched
     index = {state.tensor: number for number, state in enumerate(problem.state)}
     planned = [
         Request(
-            problem.window(problem.state[index[row.tensor]])[0] if row.snapshot is None else row.snapshot,
+            window(problem, problem.state[index[row.tensor]])[0] if row.snapshot is None else row.snapshot,
             row.bytes,
             index[row.tensor] if row.snapshot is None else None,
         )

@@ -23,6 +23,7 @@ from checkflow.plan import (
 from checkflow.verify import VerifiedPlan, verify_plan
 from checkflow.verify.bound import fluid_bound
 from checkflow.verify.memory import Hold, peak_of
+from checkflow.verify.terms import terms_of_problem
 
 # a and c alone: resident 564, 564, 664, 364; 100 bytes in a step
 PACKED = Problem(
@@ -153,7 +154,7 @@ def test_direct_packed_plan_that_breaks_a_rule_is_refused(number: int, transfer:
 def test_packed_plan_may_claim_the_training_peak_as_its_bound() -> None:
     """Both the training peak and the fluid bound hold for packed transfers; more does not follow from arithmetic."""
     problem = problem_of(GRAPH, bandwidth_bytes_per_s=4_000_000_000, granule_bytes=10, interval=2)
-    assert fluid_bound(problem) == 714
+    assert fluid_bound(terms_of_problem(problem)) == 714
     # 40 bytes in each step from -2 on; b's last 30 and what is not out by its deadline are held
     held = [(1, 0, 40, None, -2), (1, 40, 40, None, -1), (1, 80, 40, None, 0), (1, 120, 30, 0, 1)]
     held += [(0, 0, 10, None, 1), (0, 10, 40, None, 2), (0, 50, 40, 2, 3), (0, 90, 10, 2, 4), (2, 0, 30, 3, 4)]
@@ -268,4 +269,4 @@ def test_direct_read_a_tick_past_its_deadline_is_refused() -> None:
 def test_memory_is_folded_over_the_period(hold: Hold, peak: int) -> None:
     """Residents 9, 1, 1, 1 twice over: steps 1 and 5 are full, and 9 is step 1 of the next period."""
     problem = Problem((1, 1, 1, 1), (9, 1, 1, 1), (), 1, interval=2)
-    assert peak_of(problem, [hold]) == peak
+    assert peak_of(terms_of_problem(problem), [hold]) == peak

@@ -11,7 +11,7 @@ from itertools import pairwise
 from drawn import NS, covers, problems
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
-from player import fluid_bound, peak_bytes, play, requests_of, step_of
+from player import fluid_bound, peak_bytes, play, requests_of, step_of, window
 
 from checkflow.errors import VerificationError
 from checkflow.graph import Graph
@@ -25,9 +25,8 @@ from checkflow.plan import (
     Transfer,
     Transfers,
 )
-from checkflow.verify import verify_plan
-from checkflow.verify.bound import fluid_bound as verified_bound
-from checkflow.verify.bound import paper_bound
+from checkflow.verify import bound, verify_plan
+from checkflow.verify.terms import terms_of_problem
 
 
 @st.composite
@@ -42,6 +41,11 @@ def chunks(draw: st.DrawFn, problem: Problem) -> list[Chunk]:
         ends = [0, *sorted(cuts), state.size_bytes]
         found += [Chunk(index, a, b - a) for a, b in pairwise(ends)]
     return draw(st.permutations(found))
+
+
+def verified_bound(problem: Problem) -> int:
+    """The bound of `direct` as the verifier derives it."""
+    return bound.fluid_bound(terms_of_problem(problem))
 
 
 def holds_of(plan: Plan) -> list[tuple[int, int, int]]:
@@ -67,7 +71,7 @@ def streaming(draw: st.DrawFn) -> tuple[Problem, Plan]:
     problem = draw(problems())[1]
     transfers = []
     for chunk in draw(chunks(problem)):
-        release, deadline = problem.window(problem.state[chunk.state])
+        release, deadline = window(problem, problem.state[chunk.state])
         transfers.append(Transfer(chunk, draw(st.none() | st.integers(release, deadline)), 0, 0))
     plan = Plan(
         Formulation.DIRECT,
@@ -81,7 +85,7 @@ def streaming(draw: st.DrawFn) -> tuple[Problem, Plan]:
     while late := play(problem, requests_of(plan, problem))[1]:
         transfers = list(plan.transfers)
         for number in late:
-            deadline = problem.window(problem.state[transfers[number].chunk.state])[1]
+            deadline = window(problem, problem.state[transfers[number].chunk.state])[1]
             transfers[number] = replace(transfers[number], snapshot=deadline)
         plan = replace(plan, transfers=tuple(transfers))
     return problem, timed(plan, problem)
@@ -96,7 +100,7 @@ def packed(draw: st.DrawFn) -> tuple[Problem, Plan]:
     period = problem.interval * problem.steps
     transfers = []
     for chunk in draw(chunks(problem)):
-        release, deadline = problem.window(problem.state[chunk.state])
+        release, deadline = window(problem, problem.state[chunk.state])
         first, last = (release, release + period) if direct else (1, period)
         created = draw(st.integers(first, max(first, deadline)))
         step = draw(st.integers(created + 1, max(created + 1, last)))
@@ -133,7 +137,7 @@ def damaged(draw: st.DrawFn, problem: Problem, plan: Plan) -> Plan:
     elif kind == "bytes":
         transfers[number] = replace(chosen, chunk=replace(chosen.chunk, size_bytes=chosen.chunk.size_bytes + by))
     elif kind == "snapshot":
-        release, deadline = problem.window(state)
+        release, deadline = window(problem, state)
         transfers[number] = replace(chosen, snapshot=draw(st.none() | st.integers(release - 1, deadline + 1)))
     elif kind == "start":
         transfers[number] = replace(chosen, start=chosen.start + by)
@@ -155,7 +159,7 @@ def damaged(draw: st.DrawFn, problem: Problem, plan: Plan) -> Plan:
 
 def keeps_windows(problem: Problem, plan: Plan) -> bool:
     for t in plan.transfers:
-        release, deadline = problem.window(problem.state[t.chunk.state])
+        release, deadline = window(problem, problem.state[t.chunk.state])
         if t.snapshot is not None and t.snapshot not in range(release, deadline + 1):
             return False
     return True
@@ -172,7 +176,7 @@ def packed_is_sound(problem: Problem, plan: Plan) -> bool:
     if not covers(problem, [t.chunk for t in plan.transfers]) or any(t.start != t.finish for t in plan.transfers):
         return False
     for t in plan.transfers:
-        release, deadline = problem.window(problem.state[t.chunk.state])
+        release, deadline = window(problem, problem.state[t.chunk.state])
         if plan.formulation is not Formulation.DIRECT:
             u = deadline + 1
             fits = t.snapshot is not None and 1 <= t.snapshot <= u - 1 and t.snapshot < t.start <= period
@@ -256,4 +260,4 @@ def test_no_packed_plan_beats_its_bound(found: tuple[Problem, Plan]) -> None:
     assert plan.peak_bytes >= fluid
     if plan.formulation is not Formulation.DIRECT:
         enough = problem.training_peak_bytes + problem.state_bytes
-        assert plan.peak_bytes >= paper_bound(problem, problem.training_peak_bytes, enough) >= fluid
+        assert plan.peak_bytes >= bound.paper_bound(terms_of_problem(problem), enough) >= fluid

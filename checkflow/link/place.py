@@ -2,7 +2,8 @@
 
 The order is that of the fluid bound. Chunks are cut at the byte where their deadline falls, and then, only where memory
 would exceed the bound, where a cell begins; each round of cuts removes every excess that a cut can remove, and a
-cell's beginning is cut at most once, so the rounds end.
+cell's beginning is cut at most once, so the rounds end. What is left is the granule that a deadline falls into: it is
+snapshot before that deadline, or the link waits for the deadline, whichever needs less memory.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ def place(grid: Grid) -> Placement:
         for passage in passages
         for part in _cut(grid, passage.request.chunk, passage.begin_ticks, deadlines[passage.request.chunk.state], ())
     ]
-    while True:
-        memory = grid.memory_bytes(snapshots_of(placed))
-        crowded = [cell for cell, held_bytes in enumerate(memory) if held_bytes > bound]
-        if not crowded:
+    placed, memory = _relieved(grid, placed, deadlines, bound)
+    while crowded := {cell for cell, held_bytes in enumerate(memory) if held_bytes > bound}:
+        waiting = _waiting(grid, placed, deadlines, crowded)
+        if waiting is None:
             break
-        finer = _relieve(grid, placed, deadlines, set(crowded))
-        if len(finer) == len(placed):
+        later, needed = _relieved(grid, waiting, deadlines, bound)
+        if max(needed) >= max(memory):
             break
-        placed = finer
+        placed, memory = later, needed
     return Placement(tuple(placed), max(memory, default=0), bound)
 
 
@@ -111,6 +112,50 @@ def _placed(grid: Grid, chunk: Chunk, begin: int, deadline: int) -> Placed:
     if end <= grid.clock(deadline):
         return Placed(chunk, begin, end, None, None)
     return Placed(chunk, begin, end, min(deadline, grid.by_clock(begin)), grid.from_clock(end))
+
+
+def _relieved(
+    grid: Grid, placed: list[Placed], deadlines: list[int], bound_bytes: int
+) -> tuple[list[Placed], list[int]]:
+    """The same chunks, cut until no cut removes memory above the bound; and the memory in each cell."""
+    while True:
+        memory = grid.memory_bytes(snapshots_of(placed))
+        crowded = {cell for cell, held_bytes in enumerate(memory) if held_bytes > bound_bytes}
+        finer = _relieve(grid, placed, deadlines, crowded) if crowded else placed
+        if len(finer) == len(placed):
+            return placed, memory
+        placed = finer
+
+
+def _waiting(grid: Grid, placed: list[Placed], deadlines: list[int], crowded: set[int]) -> list[Placed] | None:
+    """In the same order, but what is snapshot before its deadline in a crowded cell begins at its deadline.
+
+    None where there is no such chunk. The state still fits the period, so the queue stays steady.
+    """
+
+    def early(part: Placed) -> bool:
+        cells = range(part.created, deadlines[part.chunk.state]) if part.created is not None else ()
+        return any(cell % grid.period_cells in crowded for cell in cells)
+
+    waits = [early(part) for part in placed]
+    if not any(waits):
+        return None
+    windows = [grid.window(tensor) for tensor in grid.problem.state]
+    ready = [grid.clock(windows[part.chunk.state][late]) for part, late in zip(placed, waits, strict=True)]
+
+    def served(end: int) -> list[int]:
+        begins = []
+        for part, opens in zip(placed, ready, strict=True):
+            begins.append(max(end, opens))
+            end = begins[-1] + part.chunk.size_bytes * TICKS_PER_BYTE
+        return [*begins, end]
+
+    begins = served(served(min(ready))[-1] - grid.period_ticks)
+    return [
+        piece
+        for part, begin in zip(placed, begins, strict=False)
+        for piece in _cut(grid, part.chunk, begin, deadlines[part.chunk.state], ())
+    ]
 
 
 def _relieve(grid: Grid, placed: list[Placed], deadlines: list[int], crowded: set[int]) -> list[Placed]:

@@ -103,7 +103,7 @@ def _plan(
         transfers=best.transfers,
         peak_bytes=best.peak_bytes,
         lower_bound_bytes=lower_bytes,
-        proven_by=ProvenBy.BOUND if best.peak_bytes == bound_bytes else ProvenBy.MILP,
+        proven_by=ProvenBy.BOUND if lower_bytes <= bound_bytes else ProvenBy.MILP,  # whoever found the plan
         solver=run,
         constructive_peak_bytes=None if start is None else start.peak_bytes,
     )

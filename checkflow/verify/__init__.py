@@ -1,7 +1,7 @@
 """Replays a plan or a schedule against the model it claims (docs/model.md), independently of whatever found it.
 
-Everything is recomputed here in exact integers: coverage, link times, peaks and the bound. Link times are in ticks of
-1e-9 byte (`Problem.clock`); steps and positions are unrolled around the checkpoint.
+Everything is recomputed here in exact integers: windows, slack, coverage, link times, peaks and the bound. Link times
+are in ticks of 1e-9 byte; steps and positions are unrolled around the checkpoint. No function of the planner runs here.
 """
 
 from checkflow.verify.plan import VerifiedPlan, verify_plan

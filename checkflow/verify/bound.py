@@ -6,34 +6,35 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
-from checkflow.plan import Formulation, Plan, Problem, ProvenBy, Transfers
 from checkflow.verify.failure import fail
-from checkflow.verify.link import TICKS_PER_BYTE, late_bytes
+from checkflow.verify.link import late_bytes
+from checkflow.verify.rows import Claims
+from checkflow.verify.terms import TICKS_PER_BYTE, Terms
 
 
-def check_bound(plan: Plan, problem: Problem, training_peak_bytes: int) -> None:
+def check_bound(claims: Claims, terms: Terms) -> None:
     """Raises VerificationError for a bound that cannot be one, or that arithmetic is said to give and does not.
 
     Packed plans may claim any bound from the training peak up to what arithmetic gives.
     """
-    claimed = plan.lower_bound_bytes
-    if not training_peak_bytes <= claimed <= plan.peak_bytes:
+    claimed, training_peak_bytes = claims.lower_bound_bytes, terms.training_peak_bytes
+    if not training_peak_bytes <= claimed <= claims.peak_bytes:
         fail(
             f"lower_bound_bytes: {claimed} is not between the training peak, {training_peak_bytes}, and the plan's "
-            f"peak, {plan.peak_bytes}"
+            f"peak, {claims.peak_bytes}"
         )
-    if plan.constructive_peak_bytes is not None and plan.constructive_peak_bytes < claimed:
-        fail(f"constructive_peak_bytes: {plan.constructive_peak_bytes} is below the lower bound, {claimed}")
-    if plan.proven_by is ProvenBy.BOUND:
-        if plan.formulation is Formulation.DIRECT:
-            bound_bytes = max(training_peak_bytes, fluid_bound(problem))
+    if claims.constructive_peak_bytes is not None and claims.constructive_peak_bytes < claimed:
+        fail(f"constructive_peak_bytes: {claims.constructive_peak_bytes} is below the lower bound, {claimed}")
+    if claims.proven_by == "bound":
+        if claims.formulation == "direct":
+            bound_bytes = max(training_peak_bytes, fluid_bound(terms))
         else:
-            bound_bytes = paper_bound(problem, training_peak_bytes, plan.peak_bytes)
-        if claimed > bound_bytes or (claimed < bound_bytes and plan.transfers_kind is Transfers.STREAMING):
+            bound_bytes = paper_bound(terms, claims.peak_bytes)
+        if claimed > bound_bytes or (claimed < bound_bytes and claims.transfers == "streaming"):
             fail(f"lower_bound_bytes: {claimed} is said to follow from arithmetic, which gives {bound_bytes}")
 
 
-def fluid_bound(problem: Problem) -> int:
+def fluid_bound(terms: Terms) -> int:
     """Largest of resident + ⌈left⌉ over the steps, in bytes. The state has to fit what the link carries in a period.
 
     At position 0 all is released, and each class {deadline <= p} only shrinks from there: all there is to find is the
@@ -41,18 +42,16 @@ def fluid_bound(problem: Problem) -> int:
     before they can make a class empty later than its own releases do.
     """
     latest_first = [
-        (problem.clock(release), deadline, size_bytes)
-        for (release, deadline), size_bytes in sorted(
-            ((problem.window(state), state.size_bytes) for state in problem.state), reverse=True
-        )
+        (terms.clock(saved.release), saved.deadline, saved.size_bytes)
+        for saved in sorted(terms.state, key=lambda saved: saved.release, reverse=True)
     ]
     deadlines = sorted({deadline for _, deadline, _ in latest_first})
     emptied = [_emptied(latest_first, deadline) for deadline in deadlines]
     bound_bytes = 0
-    for step in range(1, min(problem.interval, 2) * problem.steps + 1):  # later iterations repeat, with fewer left
+    for step in range(1, min(terms.interval, 2) * terms.steps + 1):  # later iterations repeat, with fewer left
         classes = bisect_left(deadlines, step)
-        left_bytes = max(late_bytes(emptied[classes - 1], problem.clock(step - 1)), 0) if classes else 0
-        bound_bytes = max(bound_bytes, problem.resident_bytes[(step - 1) % problem.steps] + left_bytes)
+        left_bytes = max(late_bytes(emptied[classes - 1], terms.clock(step - 1)), 0) if classes else 0
+        bound_bytes = max(bound_bytes, terms.resident_bytes[(step - 1) % terms.steps] + left_bytes)
     return bound_bytes
 
 
@@ -69,14 +68,14 @@ def _emptied(latest_first: Sequence[tuple[int, int, int]], deadline: int) -> int
     return max(ends)
 
 
-def paper_bound(problem: Problem, training_peak_bytes: int, known_bytes: int) -> int:
+def paper_bound(terms: Terms, known_bytes: int) -> int:
     """The least peak for which the fluid relaxation of the paper's model fits, known to be at most known_bytes."""
-    steps = problem.steps * problem.interval
-    resident = problem.resident_bytes * problem.interval
-    moved = [problem.bandwidth_bytes_per_s * time_ns // TICKS_PER_BYTE for time_ns in problem.time_ns]
+    steps = terms.steps * terms.interval
+    resident = terms.resident_bytes * terms.interval
+    moved = [terms.bandwidth_bytes_per_s * time_ns // TICKS_PER_BYTE for time_ns in terms.time_ns]
     due = [0] * (steps + 1)  # by step, from 1: bytes of which it holds what has not left
-    for state in problem.state:
-        due[max(state.first_write - 1, 1)] += state.size_bytes
+    for saved in terms.state:
+        due[max(saved.first_write - 1, 1)] += saved.size_bytes
     due = list(accumulate(due))
 
     def fits(peak_bytes: int) -> bool:
@@ -86,7 +85,8 @@ def paper_bound(problem: Problem, training_peak_bytes: int, known_bytes: int) ->
             if due[step] - left > headroom:
                 return False
             if step > 1:
-                left += min(moved[(step - 1) % problem.steps], peak_bytes - resident[step - 2], headroom)
-        return left >= problem.state_bytes
+                left += min(moved[(step - 1) % terms.steps], peak_bytes - resident[step - 2], headroom)
+        return left >= sum(saved.size_bytes for saved in terms.state)
 
-    return bisect_left(range(training_peak_bytes, known_bytes), True, key=fits) + training_peak_bytes
+    least = terms.training_peak_bytes
+    return bisect_left(range(least, known_bytes), True, key=fits) + least

@@ -5,47 +5,52 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from checkflow.plan import Chunk, Problem
 from checkflow.schedule import ActionRow, Place, Schedule
 from checkflow.verify.coverage import check_coverage
-from checkflow.verify.failure import fail, row
+from checkflow.verify.failure import fail
 from checkflow.verify.link import fifo, late_bytes
 from checkflow.verify.memory import Hold
 from checkflow.verify.plan import check_created
+from checkflow.verify.rows import Part, named
+from checkflow.verify.terms import Terms
 
 
-def executed_holds(schedule: Schedule, chunks: Sequence[Chunk], problem: Problem) -> list[Hold]:
-    """The snapshots' memory when each action (its chunk beside it) is carried out. Raises VerificationError."""
+def executed_holds(schedule: Schedule, parts: Sequence[Part], terms: Terms) -> list[Hold]:
+    """The snapshots' memory when each action (its part beside it) is carried out. Raises VerificationError."""
     actions, positions = schedule.actions, [anchor.position for anchor in schedule.anchors]
-    check_coverage(problem, chunks, "actions")
-    wheres = [row(problem, "actions", number, chunk) for number, chunk in enumerate(chunks)]
+    check_coverage(terms, parts, "actions")
+    wheres = [named(terms, "actions", number, part) for number, part in enumerate(parts)]
     for where, action in zip(wheres, actions, strict=True):
         for name, place in (("snapshot", action.snapshot), ("offload", action.offload), ("release", action.release)):
             if place is not None and place[1] > len(positions):
                 fail(f"{where}: {name} at anchor {place[1]}, but the last is {len(positions)}")
     _check_order(actions, wheres, schedule.interval)
-    issued = [schedule.position(action.offload) for action in actions]
-    link = fifo(problem, "actions", issued, [action.bytes for action in actions])
+
+    def at(place: Place) -> int:
+        return (place[0] - 1) * terms.steps + positions[place[1] - 1]
+
+    issued = [at(action.offload) for action in actions]
+    link = fifo(terms, "actions", issued, [action.bytes for action in actions])
     holds = []
-    for where, action, chunk, position, (_, end) in zip(wheres, actions, chunks, issued, link, strict=True):
-        release, deadline = problem.window(problem.state[chunk.state])
-        release = first_from(release, positions, problem.steps)
-        deadline = last_to(deadline, positions, problem.steps)
+    for where, action, part, position, (_, end) in zip(wheres, actions, parts, issued, link, strict=True):
+        release, deadline = terms.state[part.state].window
+        release = first_from(release, positions, terms.steps)
+        deadline = last_to(deadline, positions, terms.steps)
         if action.snapshot is None and action.release is None:
             if position < release:
                 fail(f"{where}: a direct offload at position {position} is before its tensor's release, {release}")
-            if end > problem.clock(deadline):
-                late = late_bytes(end, problem.clock(deadline))
+            if end > terms.clock(deadline):
+                late = late_bytes(end, terms.clock(deadline))
                 fail(f"{where}: a direct offload with {late} bytes still to move at its deadline, position {deadline}")
         elif action.snapshot is None or action.release is None:
             fail(f"{where}: a snapshot and its release stand together or not at all")
         else:
-            created, freed = schedule.position(action.snapshot), schedule.position(action.release)
+            created, freed = at(action.snapshot), at(action.release)
             check_created(where, created, release, deadline)
             if action.offload < action.snapshot:
                 fail(f"{where}: offload at {action.offload} comes before its snapshot at {action.snapshot}")
-            if problem.clock(freed) < end:
-                late = late_bytes(end, problem.clock(freed))
+            if terms.clock(freed) < end:
+                late = late_bytes(end, terms.clock(freed))
                 fail(f"{where}: released at position {freed} with {late} bytes still to move")
             holds.append(Hold(created + 1, freed, action.bytes))
     return holds

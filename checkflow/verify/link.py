@@ -5,10 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from checkflow.plan import Problem
 from checkflow.verify.failure import fail
-
-TICKS_PER_BYTE = 10**9
+from checkflow.verify.terms import TICKS_PER_BYTE, Terms
 
 
 def late_bytes(end: int, limit: int) -> int:
@@ -16,18 +14,18 @@ def late_bytes(end: int, limit: int) -> int:
     return -((limit - end) // TICKS_PER_BYTE)
 
 
-def fifo(problem: Problem, table: str, ready: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+def fifo(terms: Terms, table: str, ready: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
     """(begin, end) of each transfer in the steady state, from the positions at which they may begin and their bytes.
 
     From an idle link one pass ends at E. If the work fits the period, a second pass that begins with the previous
     checkpoint's end, E - period, ends at E again: the state is steady. Raises VerificationError if it does not fit.
     """
-    period, total_bytes = problem.clock(problem.interval * problem.steps), sum(sizes)
+    period, total_bytes = terms.clock(terms.interval * terms.steps), sum(sizes)
     if total_bytes * TICKS_PER_BYTE > period:
         fail(
             f"{table}: {total_bytes} bytes do not fit the {period // TICKS_PER_BYTE} that the link carries in a period"
         )
-    opens = [problem.clock(position) for position in ready]
+    opens = [terms.clock(position) for position in ready]
     end = _served(opens, sizes, min(opens, default=0))[-1][1] - period if opens else 0
     return _served(opens, sizes, end)
 
@@ -44,9 +42,9 @@ def _served(opens: Sequence[int], sizes: Sequence[int], end: int) -> list[tuple[
 class Steps:
     """Which step a tick falls into."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._steps = problem.steps
-        self._ends = [problem.clock(step) for step in range(1, problem.steps + 1)]
+    def __init__(self, terms: Terms) -> None:
+        self._steps = terms.steps
+        self._ends = [terms.clock(step) for step in range(1, terms.steps + 1)]
 
     def after(self, tick: int) -> int:
         """The least unrolled step whose end is after the tick."""

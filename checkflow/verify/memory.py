@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
 
-from checkflow.plan import Problem
+from checkflow.verify.terms import Terms
 
 
 class Hold(NamedTuple):
@@ -18,9 +18,9 @@ class Hold(NamedTuple):
     size_bytes: int
 
 
-def peak_of(problem: Problem, holds: Iterable[Hold]) -> int:
+def peak_of(terms: Terms, holds: Iterable[Hold]) -> int:
     """Largest of resident + snapshots, in bytes."""
-    period = problem.interval * problem.steps
+    period = terms.interval * terms.steps
     change: Counter[int] = Counter({0: 0, period: 0})  # of the snapshots' bytes, by step - 1
     for hold in holds:
         whole, rest = divmod(hold.last - hold.first + 1, period)
@@ -32,13 +32,13 @@ def peak_of(problem: Problem, holds: Iterable[Hold]) -> int:
         else:
             change[0] += hold.size_bytes
             change[first + rest - period] -= hold.size_bytes
-    resident_bytes = problem.resident_bytes * 2  # so that a span across the iteration's end is one slice
-    peak_bytes = training_peak_bytes = max(problem.resident_bytes, default=0)
+    resident_bytes = terms.resident_bytes * 2  # so that a span across the iteration's end is one slice
+    peak_bytes = terms.training_peak_bytes
     places = sorted(change)
     for place, after, held in zip(places, places[1:], accumulate(change[place] for place in places), strict=False):
-        first, length = place % problem.steps, after - place
-        if held and length >= problem.steps:
-            peak_bytes = max(peak_bytes, training_peak_bytes + held)
+        first, length = place % terms.steps, after - place
+        if held and length >= terms.steps:
+            peak_bytes = max(peak_bytes, terms.training_peak_bytes + held)
         elif held:
             peak_bytes = max(peak_bytes, max(resident_bytes[first : first + length]) + held)
     return peak_bytes

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from checkflow.plan import Formulation, Plan, Problem, ProvenBy, Transfer, Transfers
 from checkflow.verify.bound import check_bound
 from checkflow.verify.coverage import check_coverage
-from checkflow.verify.failure import fail, row
-from checkflow.verify.link import TICKS_PER_BYTE, Steps, fifo, late_bytes
+from checkflow.verify.failure import fail
+from checkflow.verify.link import Steps, fifo, late_bytes
 from checkflow.verify.memory import Hold, peak_of
+from checkflow.verify.rows import Claims, Move, Part, named
+from checkflow.verify.terms import TICKS_PER_BYTE, Terms, terms_of_problem
+
+if TYPE_CHECKING:
+    from checkflow.plan import Plan, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +35,43 @@ class VerifiedPlan:
 
 def verify_plan(plan: Plan, problem: Problem) -> VerifiedPlan:
     """Check a plan against its problem. Raises VerificationError at the first rule of docs/model.md that it breaks."""
-    check_coverage(problem, [transfer.chunk for transfer in plan.transfers], "plan")
-    if plan.formulation is not Formulation.DIRECT:
-        if plan.transfers_kind is not Transfers.PACKED:
-            fail(f"transfers: formulation {plan.formulation} is always packed, not {plan.transfers_kind}")
-        holds = _paper(plan.transfers, problem)
-    elif plan.transfers_kind is Transfers.PACKED:
-        holds = _direct_packed(plan.transfers, problem)
+    claims = Claims(
+        formulation=plan.formulation.value,
+        transfers=plan.transfers_kind.value,
+        peak_bytes=plan.peak_bytes,
+        lower_bound_bytes=plan.lower_bound_bytes,
+        proven_by=plan.proven_by.value,
+        constructive_peak_bytes=plan.constructive_peak_bytes,
+    )
+    moves = [
+        Move(Part(t.chunk.state, t.chunk.offset_bytes, t.chunk.size_bytes), t.snapshot, t.start, t.finish)
+        for t in plan.transfers
+    ]
+    return check_plan(claims, moves, terms_of_problem(problem))
+
+
+def check_plan(claims: Claims, moves: Sequence[Move], terms: Terms) -> VerifiedPlan:
+    """Check what is claimed of these moves. Raises VerificationError at the first rule that is broken."""
+    check_coverage(terms, [move.part for move in moves], "plan")
+    if claims.formulation != "direct":
+        if claims.transfers != "packed":
+            fail(f"transfers: formulation {claims.formulation} is always packed, not {claims.transfers}")
+        holds = _paper(moves, terms)
+    elif claims.transfers == "packed":
+        holds = _direct_packed(moves, terms)
     else:
-        holds = _direct_streaming(plan.transfers, problem)
-    peak_bytes, training_peak_bytes = peak_of(problem, holds), max(problem.resident_bytes, default=0)
-    if plan.peak_bytes != peak_bytes:
-        fail(f"peak_bytes: {plan.peak_bytes} is claimed, {peak_bytes} is needed")
-    if problem.memory_limit_bytes is not None and peak_bytes > problem.memory_limit_bytes:
-        fail(f"peak_bytes: {peak_bytes} is over the memory limit, {problem.memory_limit_bytes}")
-    check_bound(plan, problem, training_peak_bytes)
+        holds = _direct_streaming(moves, terms)
+    peak_bytes = peak_of(terms, holds)
+    if claims.peak_bytes != peak_bytes:
+        fail(f"peak_bytes: {claims.peak_bytes} is claimed, {peak_bytes} is needed")
+    if terms.memory_limit_bytes is not None and peak_bytes > terms.memory_limit_bytes:
+        fail(f"peak_bytes: {peak_bytes} is over the memory limit, {terms.memory_limit_bytes}")
+    check_bound(claims, terms)
     return VerifiedPlan(
-        training_peak_bytes,
+        terms.training_peak_bytes,
         peak_bytes,
         sum(hold.size_bytes for hold in holds),
-        plan.lower_bound_bytes if plan.proven_by is ProvenBy.BOUND else None,
+        claims.lower_bound_bytes if claims.proven_by == "bound" else None,
     )
 
 
@@ -59,82 +81,82 @@ def check_created(where: str, position: int, release: int, deadline: int) -> Non
         fail(f"{where}: snapshot at position {position} is outside its tensor's window, {release}..{deadline}")
 
 
-def _paper(transfers: Sequence[Transfer], problem: Problem) -> list[Hold]:
+def _paper(moves: Sequence[Move], terms: Terms) -> list[Hold]:
     """Eqs 2-11: an interval of k repeats the iteration, with each tensor's first write in the first."""
     holds = []
-    last = problem.interval * problem.steps
-    for number, transfer in enumerate(transfers):
-        where = row(problem, "plan", number, transfer.chunk)
-        first_write = problem.state[transfer.chunk.state].first_write
-        created, step = transfer.snapshot, transfer.start
+    last = terms.interval * terms.steps
+    for number, move in enumerate(moves):
+        where = named(terms, "plan", number, move.part)
+        first_write = terms.state[move.part.state].first_write
+        created, step = move.snapshot, move.start
         if created is None:
             fail(f"{where}: has no snapshot, which this formulation requires (Eq 2)")
         if not 1 <= created < first_write:
             fail(f"{where}: snapshot at step {created} is not within 1..{first_write - 1}, before the write (Eq 8)")
-        if transfer.finish != step:
-            fail(f"{where}: starts in step {step} and finishes in {transfer.finish}, not in one step (Eq 9)")
+        if move.finish != step:
+            fail(f"{where}: starts in step {step} and finishes in {move.finish}, not in one step (Eq 9)")
         if not created < step <= last:
             fail(f"{where}: offloaded at step {step}, not within {created + 1}..{last} (Eqs 3-7)")
-        holds.append(Hold(created, step, transfer.chunk.size_bytes))
-    _check_packing(transfers, problem)
+        holds.append(Hold(created, step, move.part.size_bytes))
+    _check_packing(moves, terms)
     return holds
 
 
-def _direct_packed(transfers: Sequence[Transfer], problem: Problem) -> list[Hold]:
+def _direct_packed(moves: Sequence[Move], terms: Terms) -> list[Hold]:
     holds = []
-    for number, transfer in enumerate(transfers):
-        where = row(problem, "plan", number, transfer.chunk)
-        release, deadline = problem.window(problem.state[transfer.chunk.state])
-        last = release + problem.interval * problem.steps
-        step = transfer.start
-        if transfer.finish != step:
-            fail(f"{where}: starts in step {step} and finishes in {transfer.finish}, not in one step (Eq 9)")
+    for number, move in enumerate(moves):
+        where = named(terms, "plan", number, move.part)
+        release, deadline = terms.state[move.part.state].window
+        last = release + terms.interval * terms.steps
+        step = move.start
+        if move.finish != step:
+            fail(f"{where}: starts in step {step} and finishes in {move.finish}, not in one step (Eq 9)")
         if not release < step <= last:
             fail(f"{where}: offloaded at step {step}, not within {release + 1}..{last}")
-        if transfer.snapshot is not None:
-            check_created(where, transfer.snapshot, release, deadline)
-            if not transfer.snapshot < step:
-                fail(f"{where}: offloaded at step {step}, not after its snapshot at {transfer.snapshot}")
-            holds.append(Hold(transfer.snapshot + 1, step, transfer.chunk.size_bytes))
+        if move.snapshot is not None:
+            check_created(where, move.snapshot, release, deadline)
+            if not move.snapshot < step:
+                fail(f"{where}: offloaded at step {step}, not after its snapshot at {move.snapshot}")
+            holds.append(Hold(move.snapshot + 1, step, move.part.size_bytes))
         elif step > deadline:
             fail(f"{where}: a direct offload at step {step} is after the deadline, {deadline}")
-    _check_packing(transfers, problem)
+    _check_packing(moves, terms)
     return holds
 
 
-def _check_packing(transfers: Sequence[Transfer], problem: Problem) -> None:
+def _check_packing(moves: Sequence[Move], terms: Terms) -> None:
     """Eq 9 for the steps folded modulo kT."""
     load: Counter[int] = Counter()
-    for transfer in transfers:
-        load[(transfer.start - 1) % (problem.interval * problem.steps)] += transfer.chunk.size_bytes
+    for move in moves:
+        load[(move.start - 1) % (terms.interval * terms.steps)] += move.part.size_bytes
     for place, size_bytes in sorted(load.items()):
-        time_ns = problem.time_ns[place % problem.steps]
-        if size_bytes * TICKS_PER_BYTE > problem.bandwidth_bytes_per_s * time_ns:
+        time_ns = terms.time_ns[place % terms.steps]
+        if size_bytes * TICKS_PER_BYTE > terms.bandwidth_bytes_per_s * time_ns:
             fail(
                 f"plan: {size_bytes} bytes at step {place + 1} do not fit its {time_ns} ns at "
-                f"{problem.bandwidth_bytes_per_s} bytes/s (Eq 9)"
+                f"{terms.bandwidth_bytes_per_s} bytes/s (Eq 9)"
             )
 
 
-def _direct_streaming(transfers: Sequence[Transfer], problem: Problem) -> list[Hold]:
+def _direct_streaming(moves: Sequence[Move], terms: Terms) -> list[Hold]:
     ready, deadlines = [], []
-    for number, transfer in enumerate(transfers):
-        release, deadline = problem.window(problem.state[transfer.chunk.state])
-        if transfer.snapshot is not None:
-            check_created(row(problem, "plan", number, transfer.chunk), transfer.snapshot, release, deadline)
-        ready.append(release if transfer.snapshot is None else transfer.snapshot)
+    for number, move in enumerate(moves):
+        release, deadline = terms.state[move.part.state].window
+        if move.snapshot is not None:
+            check_created(named(terms, "plan", number, move.part), move.snapshot, release, deadline)
+        ready.append(release if move.snapshot is None else move.snapshot)
         deadlines.append(deadline)
     holds = []
-    steps = Steps(problem)
-    link = fifo(problem, "plan", ready, [transfer.chunk.size_bytes for transfer in transfers])
-    for number, (transfer, deadline, (begin, end)) in enumerate(zip(transfers, deadlines, link, strict=True)):
-        where = row(problem, "plan", number, transfer.chunk)
+    steps = Steps(terms)
+    link = fifo(terms, "plan", ready, [move.part.size_bytes for move in moves])
+    for number, (move, deadline, (begin, end)) in enumerate(zip(moves, deadlines, link, strict=True)):
+        where = named(terms, "plan", number, move.part)
         start, finish = steps.after(begin), steps.after(end - 1)
-        if (transfer.start, transfer.finish) != (start, finish):
-            fail(f"{where}: on the link in steps {start}..{finish}, not {transfer.start}..{transfer.finish}")
-        if transfer.snapshot is not None:
-            holds.append(Hold(transfer.snapshot + 1, finish, transfer.chunk.size_bytes))
-        elif end > problem.clock(deadline):
-            late = late_bytes(end, problem.clock(deadline))
+        if (move.start, move.finish) != (start, finish):
+            fail(f"{where}: on the link in steps {start}..{finish}, not {move.start}..{move.finish}")
+        if move.snapshot is not None:
+            holds.append(Hold(move.snapshot + 1, finish, move.part.size_bytes))
+        elif end > terms.clock(deadline):
+            late = late_bytes(end, terms.clock(deadline))
             fail(f"{where}: a direct offload with {late} bytes still to move at its deadline, position {deadline}")
     return holds

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkflow.compiler import Compiled, Options, compile_graph
+from checkflow.graphfile import read_graph
 from checkflow.link.fluid import earliest_deadline_first, link_carries, lower_bound_bytes
 from checkflow.link.grid import TICKS_PER_BYTE, Grid
 from checkflow.link.place import place, snapshots_of
 from checkflow.plan import Infeasible, Plan, Problem, Reason, StateTensor
 from checkflow.solve.link import plan_streaming
+from checkflow.verify import verify_plan
 
 BYTE_PER_NS = 1_000_000_000
 
@@ -165,3 +169,21 @@ def test_a_memory_limit_below_the_bound_says_which_bandwidth_would_do() -> None:
     assert answer.reason is Reason.MEMORY
     assert answer.needed_bandwidth_bytes_per_s == pytest.approx(8 / 7 * BYTE_PER_NS, rel=1e-5)
     assert answer.smallest_interval is None
+
+
+def test_the_granule_that_a_deadline_falls_into_waits_where_memory_is_short() -> None:
+    """Hand-made: 7 of 12 bytes could leave in time, in granules 4; the next one waits 3 ns rather than need 12 + 4."""
+    problem = Problem((3, 4, 6), (5, 12, 3), (StateTensor(0, "w", 12, 3, 3),), BYTE_PER_NS, interval=2, granule_bytes=4)
+    plan = plan_streaming(problem)
+    assert isinstance(plan, Plan)
+    assert (plan.peak_bytes, plan.lower_bound_bytes) == (12, 12)
+    assert [(t.chunk.size_bytes, t.snapshot, t.start) for t in plan.transfers] == [(4, None, 1), (4, 2, 3), (4, 2, 3)]
+    verify_plan(plan, problem)
+
+
+def test_a_real_network_needs_no_granule_more_than_training() -> None:
+    """What the limit allows at 184.6 GB/s on all positions is allowed on those with a hook, too."""
+    graph = read_graph(Path(__file__).parents[2] / "graphs" / "alexnet-1.json")
+    made = compile_graph(graph, Options(184_600_000_000, memory_limit_bytes=graph.training_peak_bytes))
+    assert isinstance(made, Compiled)
+    assert made.schedule.certificate.executed_peak_bytes == graph.training_peak_bytes

@@ -6,18 +6,19 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 from instances import BYTE_PER_NS, problems
 
 from checkflow.errors import SolverError
-from checkflow.plan import Formulation, Infeasible, Plan, Problem, Reason, StateTensor
+from checkflow.plan import Formulation, Infeasible, Plan, Problem, ProvenBy, Reason, StateTensor
 from checkflow.solve import packing
 from checkflow.solve.bounds import least_peak_bytes, link_fits
 from checkflow.solve.packed import whole_chunks
 from checkflow.solve.splitter import halvings, plan_packed, smallest_chunk_bytes
 from checkflow.verify import verify_plan
 from checkflow.verify.bound import fluid_bound
+from checkflow.verify.terms import terms_of_problem
 
 THE_PAPERS = (Formulation.PAPER, Formulation.COMPACT)
 
@@ -208,7 +209,7 @@ def test_bounds_are_those_of_the_verifier_or_sharper(problem: Problem) -> None:
     """The bound of `direct` is the verifier's own; the paper's, of plans that `direct` has too, is never below it."""
     if not link_fits(problem, Formulation.DIRECT):
         return
-    recomputed = max(problem.training_peak_bytes, fluid_bound(problem))
+    recomputed = max(problem.training_peak_bytes, fluid_bound(terms_of_problem(problem)))
     assert least_peak_bytes(problem, Formulation.DIRECT) == recomputed
     if all(tensor.first_write > 1 for tensor in problem.state) and link_fits(problem, Formulation.COMPACT):
         assert least_peak_bytes(problem, Formulation.COMPACT) >= recomputed
@@ -222,3 +223,18 @@ def test_direct_never_needs_more_than_the_paper(problem: Problem) -> None:
     if isinstance(by_paper, Plan):
         assert isinstance(by_direct, Plan)
         assert by_direct.peak_bytes <= by_paper.peak_bytes
+
+
+@pytest.mark.parametrize("formulation", Formulation)
+@given(data=st.data())
+def test_only_a_solver_that_ran_proves_a_bound(formulation: Formulation, data: st.DataObject) -> None:
+    """With no time for a solver a plan has the bound of arithmetic and says so, its gap beside it."""
+    problem = data.draw(problems(max_steps=8, max_tensors=5, max_bytes=9))
+    try:
+        plan = plan_packed(replace(problem, chunk_bytes=4), formulation, time_limit_s=0.0)
+    except SolverError:
+        return
+    if isinstance(plan, Plan):
+        event(f"gap: {plan.gap > 0}")
+        assert (plan.solver.name, plan.proven_by) == ("none", ProvenBy.BOUND)
+        assert verify_plan(plan, replace(problem, chunk_bytes=4)).lower_bound_bytes == plan.lower_bound_bytes

@@ -1,0 +1,525 @@
+"""A planner with one wrong function: what each function of the chain from graph to schedule may get wrong.
+
+A mutant replaces one function everywhere in the package. MUTANTS has those whose schedules verify has to refuse, VALID
+those whose schedules differ and are as sound, UNTOUCHED the functions on which no schedule's soundness depends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from checkflow.compiler import Options
+from checkflow.errors import SolverError, VerificationError
+from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
+from checkflow.link.grid import Grid
+from checkflow.plan import Formulation, Transfers
+from checkflow.schedule import sealed
+
+KIB = 1024
+MIB_TICKS = KIB * KIB * 10**9
+Function = Callable[..., Any]
+
+
+def _graph(*writes: tuple[int, ...]) -> Graph:
+    """Steps of 10,240 ns, so that 4 GB/s are 40 KiB a step; hooks at positions 0, 2, 4 and the end."""
+    steps = len(writes)
+    sizes = (("a", 100, Role.PARAMETER), ("b", 150, Role.BUFFER), ("c", 50, Role.OPTIMIZER), ("d", 64, Role.PARAMETER))
+    state = tuple(
+        Tensor(f"model/{name}", role, size * KIB, 0, steps, (View(f"model/{name}", "uint8", (size * KIB,)),))
+        for name, size, role in sizes
+    )
+    others = (
+        Tensor("x", Role.ACTIVATION, 200 * KIB, 1, 2),
+        Tensor("y", Role.GRADIENT, 300 * KIB, 3, 3),
+        Tensor("z", Role.ACTIVATION, 150 * KIB, 4, 5),
+    )
+    return Graph(
+        model="mutants",
+        arguments=(),
+        device="paper",
+        traced_on="cpu",
+        ops=tuple(Op("op", (), indices, 0, 0, "float32", 10 * KIB) for indices in writes),
+        tensors=(*state, *others),
+        anchors=(
+            *(Anchor(AnchorKind.FORWARD, "model", n, p) for n, p in enumerate((0, 2, 4), start=1)),
+            Anchor(AnchorKind.ITERATION_END, "", 1, steps),
+        ),
+    )
+
+
+EARLY = _graph((1,), (), (0, 1), (), (0, 2), (2,))  # windows of a: -1..2, b: -3..0, c: 0..4
+LATE = _graph((), (), (), (0,), (0, 1), (1, 2))  # the paper's model has no snapshot of what step 1 writes
+FULL = _graph((), (), (), (0,), (), ())  # the peak, at step 3, is just before what a's deadline leaves is held
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is compiled; `solved` leaves no plan to arithmetic, so that a solver has to find one."""
+
+    graph: Graph
+    options: Options
+    solved: bool = False
+
+
+def _options(bandwidth: int, interval: int, formulation: Formulation, transfers: Transfers, **more: Any) -> Options:
+    return Options(bandwidth, interval, formulation=formulation, transfers=transfers, time_limit_s=30.0, **more)
+
+
+_DIRECT, _PACKED = (Formulation.DIRECT, Transfers.STREAMING), (Formulation.DIRECT, Transfers.PACKED)
+_COMPACT, _PAPER = (Formulation.COMPACT, Transfers.PACKED), (Formulation.PAPER, Transfers.PACKED)
+SETTINGS = {
+    "too slow": Setting(EARLY, _options(2_000_000_000, 2, *_DIRECT)),
+    "streaming": Setting(EARLY, _options(2_600_000_000, 2, *_DIRECT)),
+    "every iteration": Setting(EARLY, _options(5_100_000_000, 1, *_DIRECT)),
+    "slack": Setting(EARLY, _options(3_200_000_000, 2, *_DIRECT, slack_ppm=100_000)),
+    "a granule": Setting(FULL, _options(1_317_000_000, 2, *_DIRECT)),
+    "limit": Setting(EARLY, _options(2_600_000_000, 2, *_DIRECT, memory_limit_bytes=900 * KIB)),
+    "packed": Setting(EARLY, _options(2_600_000_000, 2, *_PACKED, chunk_bytes=2 * KIB)),
+    "packed, solved": Setting(EARLY, _options(3_000_000_000, 2, *_PACKED, chunk_bytes=10 * KIB, solver="highs"), True),
+    "uncut": Setting(LATE, _options(2_800_000_000, 2, *_COMPACT)),
+    "coarse": Setting(LATE, _options(4 * 10**9, 2, *_COMPACT, chunk_bytes=40 * KIB, solver="highs")),
+    "compact": Setting(LATE, _options(3_000_000_000, 2, *_COMPACT, chunk_bytes=2 * KIB)),
+    "compact, solved": Setting(LATE, _options(4 * 10**9, 2, *_COMPACT, chunk_bytes=10 * KIB, solver="highs"), True),
+    "paper": Setting(LATE, _options(4 * 10**9, 2, *_PAPER, chunk_bytes=40 * KIB, solver="highs")),
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    setting: str
+    make: Callable[[Function], Function]  # from the function to the wrong one
+    stops: type[Exception] = VerificationError  # another error: something on the way to verify finds it first
+
+
+def gives(change: Callable[[Any], Any]) -> Callable[[Function], Function]:
+    """The same function with another answer."""
+    return lambda original: lambda *given, **named: change(original(*given, **named))
+
+
+def takes(number: int, change: Callable[[Any], Any]) -> Callable[[Function], Function]:
+    """The same function of another argument (a method's first is its object)."""
+
+    def make(original: Function) -> Function:
+        def wrong(*given: Any, **named: Any) -> Any:
+            return original(*(change(one) if place == number else one for place, one in enumerate(given)), **named)
+
+        return wrong
+
+    return make
+
+
+def answers(value: Any) -> Callable[[Function], Function]:
+    """Whatever it is asked."""
+    return lambda _: lambda *_given, **_named: value
+
+
+def by(number: float) -> Callable[[Any], Any]:
+    return lambda value: value + number
+
+
+def times(number: int) -> Callable[[Any], Any]:
+    return lambda value: value * number
+
+
+def half(value: Any) -> Any:
+    return value // 2
+
+
+def all_but_last(rows: Any) -> Any:
+    return rows[:-1]
+
+
+def each(**fields: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Fields of each row changed."""
+    return lambda rows: type(rows)(
+        replace(row, **{name: change(getattr(row, name)) for name, change in fields.items()}) for row in rows
+    )
+
+
+def first(**fields: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Fields of the first row changed."""
+    return lambda rows: type(rows)((*each(**fields)(rows[:1]), *rows[1:]))
+
+
+def field(name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """One field of an answer changed."""
+    return lambda value: replace(value, **{name: change(getattr(value, name))})
+
+
+def action(number: int, **fields: Any) -> Callable[[Any], Any]:
+    """One action of a schedule changed, under a digest that is right."""
+
+    def change(schedule: Any) -> Any:
+        rows = list(schedule.actions)
+        rows[number] = rows[number].model_copy(update=fields)
+        return sealed(schedule.model_copy(update={"actions": tuple(rows)}))
+
+    return change
+
+
+def certified(name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """One claim of a schedule changed, under a digest that is right."""
+
+    def changed(schedule: Any) -> Any:
+        claims = schedule.certificate
+        update = {"certificate": claims.model_copy(update={name: change(getattr(claims, name))})}
+        return sealed(schedule.model_copy(update=update))
+
+    return changed
+
+
+def replaced(patch: pytest.MonkeyPatch, name: str, make: Callable[[Function], Function]) -> None:
+    """Put a wrong function in the place of checkflow.NAME, wherever the package holds a reference to it."""
+    module_name, _, rest = name.partition(":")
+    module = importlib.import_module(f"checkflow.{module_name}")
+    owner_name, _, attribute = rest.rpartition(".")
+    if not owner_name:
+        original = getattr(module, attribute)
+        wrong = make(original)
+        for held in [one for key, one in sys.modules.items() if key.split(".")[0] == "checkflow"]:
+            for key, value in list(vars(held).items()):
+                if value is original:
+                    patch.setattr(held, key, wrong)
+                elif isinstance(value, dict):  # a table of functions
+                    for word in [word for word, one in value.items() if one is original]:
+                        patch.setitem(value, word, wrong)
+        return
+    owner = getattr(module, owner_name)
+    held = inspect.getattr_static(owner, attribute)
+    if isinstance(held, property):
+        assert held.fget is not None
+        patch.setattr(owner, attribute, property(make(held.fget)))
+    elif isinstance(held, cached_property):
+        patch.setattr(owner, attribute, property(make(held.func)))
+    elif isinstance(held, classmethod):
+        patch.setattr(owner, attribute, classmethod(make(held.__func__)))
+    else:
+        patch.setattr(owner, attribute, make(held))
+
+
+def relaxed(rows: Any) -> Any:
+    """Rows of an integer program that forbid nothing."""
+    return replace(rows, lower=np.full_like(rows.lower, -np.inf), upper=np.full_like(rows.upper, np.inf))
+
+
+def window(release: int, deadline: int) -> Callable[[Any], Any]:
+    return lambda found: (found[0] + release, found[1] + deadline)
+
+
+def halves(rows: Any) -> Any:
+    return type(rows)(map(half, rows))
+
+
+def unslacked(original: Function) -> Function:
+    return lambda *given, **named: original(*given, **(named | {"slack_ppm": 0}))
+
+
+def positions(change: Callable[[int], int]) -> Callable[[Any], Any]:
+    """Hooks that fire elsewhere, but for the iteration's end."""
+    return lambda grid: Grid(grid.problem, (*map(change, grid.positions[:-1]), grid.positions[-1]))
+
+
+def read_live(part: Any) -> Any:
+    """A chunk of which nobody made a copy."""
+    return replace(part, created=None, released=None)
+
+
+def ordinals(created: int, released: int) -> Callable[[Any], Any]:
+    """A snapshot made and given back elsewhere."""
+    return lambda part: (
+        part
+        if part.created is None
+        else replace(part, created=part.created + created, released=part.released + released)
+    )
+
+
+def in_all(make: Callable[[Function], Function], *settings: str) -> list[Mutant]:
+    return [Mutant(setting, make) for setting in settings]
+
+
+_FIRST_WRITE_LATER = gives(field("state", each(first_write=by(1))))
+_SHORT_OF_TRANSFERS = gives(field("transfers", all_but_last))
+_PEAK_TOO_LOW = gives(field("peak_bytes", by(-KIB)))
+_PEAK_TOO_HIGH = gives(field("peak_bytes", by(KIB)))
+_ALL_PACKED = ("packed", "packed, solved", "compact", "compact, solved", "paper")
+
+MUTANTS: dict[str, list[Mutant]] = {
+    "plan:Problem.steps": [Mutant("streaming", gives(by(-1)))],
+    "plan:Problem.state_bytes": [Mutant("streaming", gives(half))],
+    "plan:Problem.training_peak_bytes": [Mutant("streaming", gives(by(-KIB)))],
+    "plan:Problem.iteration_time_ns": [Mutant("streaming", gives(times(2)))],
+    "plan:Problem._elapsed_ns": [Mutant("streaming", gives(lambda ns: tuple(map(times(2), ns))))],
+    "plan:Problem.clock": [
+        *in_all(gives(lambda ticks: ticks * 5 // 4), "streaming", "slack"),
+        Mutant("streaming", takes(1, by(1))),
+    ],
+    "plan:Problem.window": [
+        *in_all(gives(window(0, 2)), "streaming", "slack", "packed"),
+        *in_all(gives(window(-1, 0)), "streaming", "slack", "every iteration"),
+        Mutant("streaming", gives(window(1, 0))),
+    ],
+    "plan:Plan.gap": [Mutant("streaming", gives(by(0.5)))],
+    "plan:Plan.snapshot_bytes": [Mutant("streaming", gives(half))],
+    "plan:problem_of": [
+        Mutant("slack", unslacked),
+        *in_all(_FIRST_WRITE_LATER, "streaming", "packed", "compact"),
+        Mutant("streaming", gives(field("state", all_but_last))),
+        Mutant("streaming", gives(field("resident_bytes", halves))),
+        Mutant("streaming", gives(field("bandwidth_bytes_per_s", times(2)))),
+        Mutant("streaming", gives(field("interval", by(1)))),
+        Mutant("limit", gives(field("memory_limit_bytes", times(2)))),
+        Mutant("packed", gives(field("chunk_bytes", times(2)))),
+    ],
+    "plan:unrolled": [Mutant("paper", _FIRST_WRITE_LATER)],
+    "graph:Role.is_state": [Mutant("streaming", lambda original: lambda role: original(role) and role != "buffer")],
+    "graph:Graph.steps": [Mutant("streaming", gives(by(1)))],
+    "graph:Graph.iteration_time_ns": [Mutant("streaming", gives(by(1)))],
+    "graph:Graph.resident_bytes": [Mutant("streaming", gives(halves))],
+    "graph:Graph.writes": [
+        Mutant("streaming", gives(lambda found: {index: steps[:1] for index, steps in found.items()})),
+        Mutant("streaming", gives(lambda found: {index: steps[-1:] for index, steps in found.items()})),
+    ],
+    "graph:Graph.written_state": [Mutant("streaming", gives(all_but_last))],
+    "graph:_occupancy": [Mutant("streaming", gives(halves))],
+    "lower:lower": [
+        Mutant("streaming", gives(action(-1, offload=(2, 4), release=(3, 4)))),
+        Mutant("streaming", gives(action(0, offload=(0, 1)))),
+        Mutant("streaming", gives(certified("executed_peak_bytes", by(-KIB)))),
+        Mutant("streaming", gives(certified("lower_bound_bytes", by(-KIB)))),
+    ],
+    "lower:anchor_grid": [*in_all(gives(positions(by(1))), "streaming"), Mutant("streaming", gives(positions(by(-1))))],
+    "lower:_rounded": [
+        Mutant("compact", gives(first(created=by(1)))),
+        Mutant("compact", gives(each(created=by(-1)))),
+        Mutant("compact", gives(each(released=by(-1)))),
+        Mutant("compact", gives(all_but_last)),
+    ],
+    "lower:_state_rows": [Mutant("streaming", gives(all_but_last))],
+    "compiler:_planned": [
+        Mutant("limit", takes(0, field("memory_limit_bytes", times(2)))),
+        Mutant("slack", takes(2, field("slack_ppm", half))),
+        Mutant("streaming", takes(2, field("bandwidth_bytes_per_s", times(2)))),
+    ],
+    "compiler:_another_try": [
+        Mutant("too slow", lambda _: lambda problem, *_given: replace(problem, interval=problem.interval + 1))
+    ],
+    "link.fluid:Piece.end_ticks": [Mutant("streaming", gives(by(-MIB_TICKS // 64)))],
+    "link.fluid:earliest_deadline_first": [Mutant("streaming", gives(all_but_last))],
+    "link.fluid:_simulate": [
+        Mutant("streaming", gives(all_but_last)),
+        Mutant("streaming", gives(each(begin_ticks=by(-MIB_TICKS // 64)))),
+    ],
+    "link.fluid:link_carries": [Mutant("too slow", answers(True))],
+    "link.fluid:lower_bound_bytes": [
+        Mutant("streaming", gives(by(-KIB))),
+        Mutant("streaming", gives(by(KIB)), stops=ValidationError),
+    ],
+    "link.fluid:_left_ticks": [Mutant("streaming", gives(halves))],
+    "link.grid:Grid.everywhere": [Mutant("streaming", gives(lambda grid: Grid(grid.problem, grid.positions[1::2])))],
+    "link.grid:Grid._ticks": [Mutant("streaming", gives(lambda ticks: tuple(one * 5 // 4 for one in ticks)))],
+    "link.grid:Grid.cells_per_iteration": [Mutant("streaming", gives(by(-1)))],
+    "link.grid:Grid.period_cells": [Mutant("streaming", gives(half))],
+    "link.grid:Grid.period_ticks": [Mutant("too slow", gives(times(2)))],
+    "link.grid:Grid.position": [Mutant("streaming", gives(by(1)))],
+    "link.grid:Grid.clock": [Mutant("streaming", gives(lambda x: x * 9 // 10)), Mutant("streaming", takes(1, by(1)))],
+    "link.grid:Grid.at_or_before": [Mutant("streaming", gives(by(1)))],
+    "link.grid:Grid.at_or_after": [Mutant("streaming", gives(by(-1))), Mutant("streaming", gives(by(1)))],
+    "link.grid:Grid.by_clock": [Mutant("streaming", gives(by(1)))],
+    "link.grid:Grid.from_clock": [
+        Mutant("streaming", gives(by(1))),
+        Mutant("streaming", gives(by(-1)), stops=ValidationError),
+    ],
+    "link.grid:Grid.window": [Mutant("streaming", gives(window(0, 1))), Mutant("streaming", gives(window(-1, 0)))],
+    "link.grid:Grid.resident_bytes": [Mutant("streaming", gives(halves))],
+    "link.grid:Grid.memory_bytes": [
+        Mutant("streaming", gives(lambda memory: [one + KIB for one in memory])),
+        Mutant("every iteration", gives(lambda memory: [one - KIB for one in memory]), stops=ValidationError),
+    ],
+    "link.grid:Grid.step_of": [Mutant("streaming", gives(by(1)))],
+    "link.place:place": [
+        Mutant("streaming", gives(field("placed", all_but_last))),
+        Mutant("streaming", gives(field("placed", lambda placed: placed[::-1]))),
+        Mutant("streaming", gives(field("peak_bytes", by(KIB)))),
+    ],
+    "link.place:snapshots_of": [Mutant("streaming", gives(lambda found: list(found)[:-1]))],
+    "link.place:_requests": [
+        Mutant("streaming", gives(all_but_last)),
+        Mutant("streaming", gives(lambda requests: [*requests, requests[0]])),
+        Mutant("every iteration", gives(each(release=by(-1)))),
+    ],
+    "link.place:_cut": [
+        Mutant("every iteration", gives(all_but_last)),
+        Mutant("every iteration", gives(each(begin_ticks=by(MIB_TICKS // 64)))),
+    ],
+    "link.place:_placed": [
+        Mutant("streaming", gives(ordinals(0, 1))),
+        Mutant("every iteration", gives(lambda part: replace(part, begin_ticks=part.begin_ticks - MIB_TICKS // 64))),
+        Mutant("streaming", gives(read_live), stops=ValidationError),
+        Mutant("streaming", gives(ordinals(1, 0)), stops=ValidationError),
+    ],
+    "link.place:_relieved": [Mutant("streaming", gives(lambda found: (found[0][:-1], found[1])))],
+    "link.place:_waiting": [
+        Mutant("a granule", gives(lambda found: found and found[:-1])),
+        Mutant("a granule", gives(lambda found: found and each(begin_ticks=by(-MIB_TICKS // 64))(found))),
+    ],
+    "link.place:_down": [Mutant("streaming", gives(by(1))), Mutant("streaming", gives(by(512)))],
+    "link.place:_up": [Mutant("slack", gives(by(1))), Mutant("every iteration", gives(by(512)))],
+    "link.queue:Passage.end_ticks": [Mutant("every iteration", gives(by(-MIB_TICKS // 64)))],
+    "link.queue:queue": [
+        Mutant("streaming", gives(all_but_last)),
+        Mutant("streaming", gives(lambda passages: passages[::-1])),
+    ],
+    "link.queue:_pass": [
+        Mutant("streaming", gives(lambda passages: passages[::-1])),
+        Mutant("every iteration", gives(each(begin_ticks=by(-MIB_TICKS // 64)))),
+    ],
+    "solve:solve": [
+        *in_all(_SHORT_OF_TRANSFERS, "streaming", "packed", "compact", "paper"),
+        *in_all(_PEAK_TOO_HIGH, "streaming", "coarse"),
+    ],
+    "solve.bounds:least_peak_bytes": [
+        Mutant("coarse", lambda original: lambda *given: original(*given) + 20 * KIB),
+    ],
+    "solve.bounds:_fluid_fits": [Mutant("coarse", takes(1, lambda headroom: headroom - 20 * KIB))],
+    "solve.constructive:construct": [
+        *in_all(_SHORT_OF_TRANSFERS, "packed", "compact"),
+        Mutant("coarse", _PEAK_TOO_LOW),
+    ],
+    "solve.constructive:construct_within": [Mutant("compact", _SHORT_OF_TRANSFERS)],
+    "solve.constructive:_Group.add": in_all(takes(3, by(-1)), "packed", "compact"),
+    "solve.constructive:_within": [Mutant("compact", gives(all_but_last))],
+    "solve.constructive:_cyclic": [Mutant("packed", gives(all_but_last))],
+    "solve.constructive:_checked": [
+        Mutant("packed", gives(field("transfers", each(start=by(1), finish=by(1))))),
+        Mutant("compact", gives(field("transfers", each(start=by(12), finish=by(12))))),
+        Mutant("coarse", _PEAK_TOO_LOW),
+    ],
+    "solve.link:plan_streaming": [Mutant("streaming", _SHORT_OF_TRANSFERS)],
+    "solve.link:transfers_of": [
+        Mutant("streaming", gives(first(start=by(1)))),
+        Mutant("streaming", gives(each(snapshot=lambda _: None))),
+        Mutant("streaming", gives(lambda transfers: transfers[::-1])),
+    ],
+    "solve.packed:period": [Mutant("packed", gives(half), stops=ValueError)],
+    "solve.packed:capacity_bytes": in_all(gives(times(2)), *_ALL_PACKED),
+    "solve.packed:resident_bytes": [
+        Mutant("compact, solved", gives(lambda found: found + 100 * KIB * (np.arange(len(found)) == 3)))
+    ],
+    "solve.packed:whole_chunks": [
+        *in_all(gives(all_but_last), *_ALL_PACKED),
+        Mutant("packed", gives(first(size_bytes=by(-1)))),
+    ],
+    "solve.packed:classes_of": [
+        *in_all(gives(each(first_write=by(1))), "packed", "compact"),
+        Mutant("packed", gives(each(last_write=by(-1)))),
+    ],
+    "solve.packed:allowed_steps": in_all(
+        gives(lambda steps: range(steps.start - 1, steps.stop)), "packed", "packed, solved"
+    ),
+    "solve.packed:snapshot_of": [
+        Mutant("packed", answers(None)),
+        Mutant("packed", gives(lambda created: created and created + 1)),
+        Mutant("compact", gives(by(1))),
+    ],
+    "solve.packed:occupied_from": [Mutant("packed", gives(by(1)))],
+    "solve.packed:peak_bytes": in_all(gives(by(-KIB)), "packed", "compact", "paper"),
+    "solve.packing:pack": [*in_all(_SHORT_OF_TRANSFERS, "packed"), Mutant("coarse", _PEAK_TOO_HIGH)],
+    "solve.packing:_plan": [Mutant("packed", _SHORT_OF_TRANSFERS)],
+    "solve.splitter:plan_packed": [Mutant("packed", _SHORT_OF_TRANSFERS)],
+    "solve.splitter:best_chunk_bytes": [Mutant("uncut", gives(by(1)))],
+    "solve.splitter:_granules": [Mutant("uncut", gives(by(1)))],
+    "solve.formulations.compact:build": [Mutant("compact, solved", takes(1, all_but_last))],
+    "solve.formulations.direct_packed:build": [Mutant("packed, solved", takes(1, all_but_last))],
+    "solve.formulations.counts:counts_model": [Mutant("packed, solved", takes(1, all_but_last))],
+    "solve.formulations.counts:_options": in_all(
+        gives(lambda found: (found[0], found[1] - 1)), "packed, solved", "compact, solved"
+    ),
+    "solve.formulations.counts:_transfers": [
+        Mutant("packed, solved", gives(all_but_last)),
+        Mutant("compact, solved", gives(each(snapshot=by(1)))),
+    ],
+    "solve.formulations.paper:Literal.grid": [
+        Mutant("paper", gives(lambda found: (found[0][:-1], found[1][:-1])), stops=ValueError)
+    ],
+    "solve.formulations.paper:eq1": [
+        Mutant("paper", gives(lambda found: (found[0], found[1], found[2] & False)), stops=SolverError)
+    ],
+    "solve.formulations.paper:eq4": [Mutant("paper", gives(relaxed), stops=SolverError)],
+    "solve.formulations.paper:first_step": [Mutant("paper", gives(relaxed))],
+    "solve.formulations.paper:eq8": [Mutant("paper", gives(relaxed))],
+    "solve.formulations.paper:eq9": [Mutant("paper", gives(relaxed), stops=SolverError)],
+    "solve.formulations.paper:_decode": [
+        Mutant("paper", gives(each(snapshot=by(1)))),
+        Mutant("paper", gives(all_but_last)),
+    ],
+    "solve.formulations.paper:build": [Mutant("paper", takes(1, all_but_last))],
+}
+
+_RECOUNTED = "the plan's peak is counted anew from its transfers; it may miss the optimum, and claims a lower bound"
+_REPLANNED = "its plan is dropped once the steps' loads are counted, and another one is found"
+VALID: dict[str, tuple[Mutant, str]] = {
+    "link.place:_relieve": (
+        Mutant("slack", lambda _: lambda _grid, placed, *_: placed),
+        "coarser cuts, more memory",
+    ),
+    "solve.bounds:least_peak_bytes": (Mutant("coarse", gives(by(-KIB))), "a lower bound that is lower still holds"),
+    "solve.constructive:_Group.take": (Mutant("packed", takes(1, times(2))), _REPLANNED),
+    "solve.splitter:halvings": (Mutant("packed", gives(lambda sizes: [size // 2 for size in sizes])), "finer chunks"),
+    "solve.formulations.counts:_balance": (Mutant("packed, solved", gives(times(0))), _RECOUNTED),
+    **{
+        f"solve.formulations.paper:{name}": (Mutant("paper", gives(relaxed)), _RECOUNTED)
+        for name in ("_after", "eq2", "eq3", "eq5", "eq7", "eq10", "eq11")
+    },
+    "solve.formulations.paper:eq12": (Mutant("paper", gives(times(0))), _RECOUNTED),
+}
+
+_ADVICE = "advice of an infeasible answer: no schedule comes from it"
+_A_WORD = "names what is there"
+UNTOUCHED: dict[str, str] = {
+    "plan:Problem.__post_init__": "refuses settings that make no sense; what it lets through is judged as a plan",
+    "graph:Graph.liveness_bytes": "for a report; no plan uses it",
+    "graph:Graph.training_peak_bytes": "for reports; a plan's is Problem.training_peak_bytes",
+    "graph:Graph.retimed": "makes another graph, whose schedules are its own",
+    "graph:Graph.dag": "for a picture; no plan uses it",
+    "compiler:compile_graph": "runs the chain, with verify at its end: every mutant goes through it",
+    "compiler:_as_asked": "checks what verify cannot know: what was asked for",
+    "compiler:_without_slack": _ADVICE,
+    "compiler:explain": _ADVICE,
+    "solve:transfers_for": "chooses the formulation's transfers; the schedule says which, and is judged by them",
+    "solve.bounds:link_fits": "says no early; what it lets through is packed or is not",
+    "solve.bounds:chunks_can_fit": "says no early; what it lets through is packed or is not",
+    "solve.bounds:least_bandwidth": _ADVICE,
+    "solve.bounds:least_interval": _ADVICE,
+    "solve.bounds:_least": _ADVICE,
+    "solve.link:_snapshot_bytes": _ADVICE,
+    "solve.link:_too_slow": _ADVICE,
+    "solve.link:too_large": _ADVICE,
+    "solve.link:_bandwidth_for": _ADVICE,
+    "solve.packed:Model.bytes_of": "a solver's bound is what verify takes on trust, and says so (proven_by)",
+    "solve.splitter:smallest_chunk_bytes": "where splitting ends: chunks of any size are judged",
+    "solve.formulations.counts:_families": _A_WORD,
+    "solve.formulations.paper:Literal.chunks": _A_WORD,
+    "solve.formulations.paper:Literal.pairs": _A_WORD,
+    "solve.formulations.paper:Literal.columns": _A_WORD,
+    "solve.formulations.paper:Literal.block": _A_WORD,
+    "solve.formulations.paper:Literal.rows": "makes the rows of eq2 to eq8, each mutated by itself",
+    "solve.formulations.paper:eq6": "always holds: state is resident at each step",
+    "solve.formulations.paper:_encode": "a warm start: the solver checks it, and the literal model is given none",
+}
+
+ELSEWHERE: dict[str, str] = {  # modules whose functions have no mutants
+    "solve.exhaustive": "the reference of tests/solve; no schedule comes from it",
+    "solve.ways_out": _ADVICE,
+    "solve.program": "hands a program to a solver and its answer back; the answer is decoded and judged as a plan",
+    "solve.backends": "the same",
+}
