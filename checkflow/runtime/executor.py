@@ -6,6 +6,7 @@ tensor's next write; where hooks fire at other moments than planned, or not at a
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,8 @@ from checkflow.runtime.spots import Spots
 from checkflow.schedule import Schedule
 from checkflow.training import Training
 
+_LOG = logging.getLogger("checkflow")
+
 
 class Executor:
     """Called by hooks, in whatever thread they run, and by the user between iterations.
@@ -39,6 +42,7 @@ class Executor:
         block: where no slot is free, wait for one.
         disarmed: kinds of guards that do nothing. For tests: it tears checkpoints.
         audit: compare samples of the state for writes that no guard saw.
+        tell: told, in one line, what is slower than planned.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Executor:
         block: bool,
         disarmed: frozenset[GuardKind] = frozenset(),
         audit: bool = False,
+        tell: Callable[[str], None] = _LOG.warning,
     ) -> None:
         self.program = program_of(schedule, device.few_bytes)
         self.spots = Spots(self.program)
@@ -79,6 +84,8 @@ class Executor:
         self._block = block
         self._disarmed = disarmed
         self._audit = Audit() if audit else None
+        self._tell = tell
+        self._said: set[str] = set()  # state that was told of as loose
         self._guards: list[Guard] = []
         self._updated: set[int] = set()  # optimizers that made an update
         self._anchor = 0  # reached in the running iteration
@@ -150,10 +157,25 @@ class Executor:
         if self._stopped:
             return
         with self._entered():
-            self._binding = bind(self._schedule, self._training, self._binding)
+            before = self._binding
+            self._binding = bind(self._schedule, self._training, before)
+            bound = set(self._binding.storages.values())
+            gone = [storage for storage in before.storages.values() if storage not in bound]
+            self.pipeline.protect(gone, Cause.UNWATCHED)  # no guard covers them any more
             self.pipeline.rebind(self._binding)
+            self._say_loose({live.name for live in before.loose})
             for guard in self._guards:
                 guard.bind(self._binding)
+
+    def _say_loose(self, known: set[str]) -> None:
+        names = [live.name for live in self._binding.loose if live.name not in known | self._said]
+        if names:
+            self._said.update(names)
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            self._tell(
+                f"{names[0]}{more}: lies in memory otherwise than at attach; read when each iteration ends, which "
+                "training waits for"
+            )
 
     def compiling(self) -> None:
         """Code is being compiled that may write state without a hook: nothing may be pending when it runs."""
@@ -191,6 +213,11 @@ class Executor:
             self.awake = True
             self._distrust()
             self.rebind()
+
+    @property
+    def loose(self) -> tuple[str, ...]:
+        """Names of state that is read when an iteration ends, for it does not lie in memory as planned."""
+        return tuple(live.name for live in self._binding.loose)
 
     @property
     def unsaved(self) -> bool:

@@ -16,7 +16,8 @@ from torch.utils.hooks import RemovableHandle
 from checkflow.runtime.compiled import OnCompile
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.guards import Guard, GuardKind
-from checkflow.runtime.state import prefixes, uncompiled
+from checkflow.runtime.state import uncompiled
+from checkflow.statenames import holders
 from checkflow.training import Training
 
 
@@ -30,9 +31,9 @@ def place(executor: Executor, training: Training) -> list[Removable]:
     """Hooks at the anchors that the program names, and guards everywhere. Removing what is returned undoes it."""
     handles: list[Removable] = [OnCompile(executor.compiling)]
     guards: list[Guard] = []
-    for prefix, model in zip(prefixes("model", len(training.models)), training.models, strict=True):
+    for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
         _on_model(executor, model, prefix, handles, guards)
-    for number, prefix in enumerate(prefixes("optimizer", len(training.optimizers))):
+    for number, prefix in enumerate(holders("optimizer", len(training.optimizers))):
         guards.append(Guard(GuardKind.OPTIMIZER, number))
         handles += _on_optimizer(executor, training.optimizers[number], prefix, number, guards[-1])
     executor.watch(guards)

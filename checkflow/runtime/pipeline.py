@@ -87,6 +87,7 @@ class Pipeline:
         for storage in self._binding.hosted:
             for copy in self._slots.of_storage(flight.slot, storage):
                 copy.destination.copy_(copy.source)
+        self._copy_loose(flight)
         self._copy_statics(flight)
         flight.advance(self._program.time(0, self._program.anchor_count))
         return True
@@ -161,6 +162,18 @@ class Pipeline:
         self.discarded += len(self._flights)
         self._flights.clear()
         self._slots = SlotMap(self._program, self._binding)
+
+    def _copy_loose(self, flight: Flight) -> None:
+        """State that is not where the plan has it, after what was copied early to its place in the slot."""
+        if not self._binding.loose:
+            return
+        started = time.perf_counter_ns()
+        if flight.last is not None:
+            self._device.synchronize(flight.last)
+        self._slots.copy_loose(flight.slot)
+        for live in self._binding.loose:
+            self._statics.pop((flight.slot.index, live.name), None)
+        self._counters.stalled(Cause.UNWATCHED, time.perf_counter_ns() - started)
 
     def _copy_statics(self, flight: Flight) -> None:
         """State that the schedule does not move: into each slot once, and again when it changed."""

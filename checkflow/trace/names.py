@@ -13,6 +13,7 @@ import torch
 
 from checkflow.errors import ModelFileError, TraceError
 from checkflow.graph import Role
+from checkflow.statenames import holders, stems
 from checkflow.training import Training
 
 _DISTRIBUTED = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DTensor", "DataParallel"}
@@ -26,11 +27,6 @@ class State:
     role: Role
     tensor: torch.Tensor
     host: bool  # on the host, whatever the device: never crosses the link
-
-
-def prefixes(kind: str, count: int) -> tuple[str, ...]:
-    """("model",) for one, ("model.0", "model.1") for two."""
-    return (kind,) if count == 1 else tuple(f"{kind}.{i}" for i in range(count))
 
 
 def check_training(value: object, model: str) -> Training:
@@ -69,7 +65,7 @@ def check_training(value: object, model: str) -> Training:
 def parameters_of(training: Training) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """("model/features.0.weight", parameter) for each parameter once, under its first name."""
     seen: set[int] = set()
-    for prefix, module in zip(prefixes("model", len(training.models)), training.models, strict=True):
+    for prefix, module in zip(holders("model", len(training.models)), training.models, strict=True):
         for name, parameter in module.named_parameters():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
@@ -79,7 +75,7 @@ def parameters_of(training: Training) -> Iterator[tuple[str, torch.nn.Parameter]
 def state_of(training: Training, model: str) -> tuple[State, ...]:
     """Every name of every state tensor. Raises TraceError for an optimizer's parameter that belongs to no model."""
     found: list[State] = []
-    for prefix, module in zip(prefixes("model", len(training.models)), training.models, strict=True):
+    for prefix, module in zip(holders("model", len(training.models)), training.models, strict=True):
         for path, part in module.named_modules(remove_duplicate=False):
             for role, tensors, skip in (
                 (Role.PARAMETER, part._parameters, set[str]()),
@@ -94,8 +90,10 @@ def state_of(training: Training, model: str) -> tuple[State, ...]:
 
 
 def _optimizer_state(training: Training, model: str) -> Iterator[State]:
-    names = {id(parameter): name.split("/", 1)[1] for name, parameter in parameters_of(training)}
-    for prefix, optimizer in zip(prefixes("optimizer", len(training.optimizers)), training.optimizers, strict=True):
+    names = {id(parameter): name for name, parameter in parameters_of(training)}
+    for prefix, optimizer in zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True):
+        updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        stem = stems(prefix, (names[id(parameter)] for parameter in updated if id(parameter) in names))
         for index, group in enumerate(optimizer.param_groups):
             on_device = bool(group.get("capturable") or group.get("fused"))
             for key, value in group.items():
@@ -109,7 +107,7 @@ def _optimizer_state(training: Training, model: str) -> Iterator[State]:
                         f"{tuple(parameter.shape)}, which belongs to no model; list its module in Training.model"
                     )
                 for slot, tensor in _slots(optimizer.state.get(parameter, {})):
-                    name = f"{prefix}/{names[id(parameter)]}.{slot}"
+                    name = f"{stem[names[id(parameter)]]}.{slot}"
                     yield State(name, Role.OPTIMIZER, tensor, _is_host_scalar(tensor, on_device))
 
 

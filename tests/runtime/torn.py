@@ -18,8 +18,9 @@ from checkflow.runtime.guards import GuardKind
 from checkflow.runtime.hook import Removable, place
 from checkflow.runtime.host import HostEvent
 from checkflow.runtime.sink import Slot
-from checkflow.runtime.state import live_state, parameter_names, prefixes
+from checkflow.runtime.state import live_state, parameter_names
 from checkflow.schedule import ActionRow, AnchorRow, Certificate, Schedule, StateRow, ViewRow
+from checkflow.statenames import holders
 from checkflow.training import Training
 
 State = dict[str, bytes]
@@ -193,7 +194,7 @@ def anchors_of(case: Case) -> list[tuple[str, str, int]]:
         return lambda *_: fired.append((kind, subject))
 
     names = parameter_names(training)
-    for prefix, model in zip(prefixes("model", len(training.models)), training.models, strict=True):
+    for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
         for path, module in model.named_modules():
             subject = f"{prefix}/{path}" if path else prefix
             handles.append(module.register_forward_pre_hook(note("forward_pre", subject)))
@@ -201,7 +202,7 @@ def anchors_of(case: Case) -> list[tuple[str, str, int]]:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 handles.append(parameter.register_hook(note("gradient", names[id(parameter)])))  # type: ignore[no-untyped-call]
-    for prefix, optimizer in zip(prefixes("optimizer", len(training.optimizers)), training.optimizers, strict=True):
+    for prefix, optimizer in zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True):
         handles.append(optimizer.register_step_pre_hook(note("optimizer_pre", prefix)))
         handles.append(optimizer.register_step_post_hook(note("optimizer", prefix)))
     case.iterate(1)
