@@ -114,13 +114,15 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
     for row in schedule.state:
         present = [view for view in row.views if view.name in lives]
         for view in row.views:
-            if view.name not in lives and (fixed is None or view.name in fixed.absent):
+            if view.name in lives:
+                continue
+            if fixed is None:
                 _check_absent(view, lives)
-                absent.append(view.name)
-                order = _expected(view, parameters)
-                targets.setdefault(view.name, Target(view.name, view.dtype, view.shape, order))
-            elif view.name not in lives and not StateName.parse(view.name).is_optimizers:
+                targets[view.name] = Target(view.name, view.dtype, view.shape, _expected(view, parameters))
+            elif not StateName.parse(view.name).is_optimizers:
                 raise _missing(view, lives)
+            if fixed is None or view.name in fixed.absent:
+                absent.append(view.name)
         if not present:
             continue
         found = [_checked(view, lives) for view in present]

@@ -24,6 +24,7 @@ from checkflow.runtime.sink import Sink
 from checkflow.runtime.spots import Spots
 from checkflow.schedule import Schedule
 from checkflow.training import Training
+from checkflow.wrapped import is_hookable
 
 _LOG = logging.getLogger("checkflow")
 
@@ -88,6 +89,7 @@ class Executor:
         self._said: set[str] = set()  # state that was told of as loose
         self._guards: list[Guard] = []
         self._updated: set[int] = set()  # optimizers that made an update
+        self._unhooked = [number for number, found in enumerate(training.optimizers) if not is_hookable(found)]
         self._anchor = 0  # reached in the running iteration
         self._opaque = False  # code without hooks may run: compiled, or captured as a CUDA graph
         self._lock = threading.RLock()
@@ -135,14 +137,18 @@ class Executor:
             self.pipeline.protect(guard.storages, CAUSES[guard.kind])
             self._wrote(guard.storages, guard.kind)
 
+    def wrote(self, guard: Guard) -> None:
+        """It wrote until now: what was copied at an anchor of an optimizer that it holds may be older."""
+        if not self._stopped:
+            self._wrote(guard.storages, guard.kind)
+
     def updated(self, number: int) -> None:
-        """Optimizer `number` has made an update. Raises InputError if state of the schedule is still absent then."""
+        """Optimizer `number` has made an update. Raises InputError if state of the schedule is absent after the first."""
         if not self._binding.absent or self._stopped:
             return
-        stale = self._binding.stale(self._training)
-        if stale:
+        if self._binding.stale(self._training):
             self.rebind()
-        if stale or number not in self._updated:
+        if number not in self._updated:
             self._updated.add(number)
             check_updated(self._binding, self._training, number)
 
@@ -209,6 +215,7 @@ class Executor:
         with self._entered():
             self.pipeline.drop_open()
             self.completed = self._restored = completed
+            self._updated.update(range(len(self._training.optimizers)))  # what a checkpoint lacks may be lacking
             self.pipeline.last_staged = -1
             self.awake = True
             self._distrust()
@@ -328,10 +335,15 @@ class Executor:
         self.awake = True
         if self._binding.stale(self._training):
             self.rebind()
+        unhooked = {s for number in self._unhooked for s in self._binding.optimizer_storages[number]}
+        for storage in unhooked:  # nothing tells when, or whether, they were written
+            storage.epoch += 1
         if not self.pipeline.begin(self.completed, self._capture, wait=wait):
             return
         trusted = {s for guard in self._guards if guard.trusted(opaque=self._opaque) for s in guard.storages}
-        self.unwatched = tuple(s for s in self._binding.storages.values() if s.written and s not in trusted)
+        self.unwatched = tuple(
+            s for s in self._binding.storages.values() if (s.written or s in unhooked) and s not in trusted
+        )
         if self.unwatched and GuardKind.UNWATCHED not in self._disarmed:
             self.pipeline.protect(self.unwatched, Cause.UNWATCHED)
         if self._audit is not None:

@@ -6,7 +6,7 @@ Parameters and buffers as in state_dict, optimizer state as <parameter>.<slot>. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, MutableMapping, MutableSequence
+from collections.abc import Collection, Iterator, MutableMapping, MutableSequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from checkflow.errors import InputError
 from checkflow.statenames import StateName, holders, stems
 from checkflow.training import Training
+from checkflow.wrapped import unsupported
 
 _UNSUPPORTED = {
     "DistributedDataParallel": "DDP",
@@ -142,8 +143,23 @@ def is_host_scalar(live: Live) -> bool:
     return live.optimizer is not None and live.tensor.device.type == "cpu" and live.tensor.dim() == 0
 
 
-def refuse_distributed(training: Training) -> None:
-    """Raises InputError for a model of several processes, by name."""
+def check_supported(training: Training) -> None:
+    """Raises InputError for what is no model or optimizer, or none that can be checkpointed, by name."""
+    if not isinstance(training.model, (torch.nn.Module, Collection)):
+        raise InputError(f"model: is {type(training.model).__name__}; give an nn.Module or a list of them")
+    if not isinstance(training.optimizer, (torch.optim.Optimizer, Collection)):
+        raise InputError(f"optimizer: {unsupported(training.optimizer)}")
+    for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
+        if not isinstance(model, torch.nn.Module):
+            raise InputError(f"{prefix}: is {type(model).__name__}; give an nn.Module or a list of them")
+    for prefix, optimizer in zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True):
+        reason = unsupported(optimizer)
+        if reason is not None:
+            raise InputError(f"{prefix}: {reason}")
+    _refuse_distributed(training)
+
+
+def _refuse_distributed(training: Training) -> None:
     for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
         for part in (*model.modules(), *model.parameters()):
             for base in type(part).__mro__:

@@ -13,6 +13,7 @@ from checkflow.statenames import holders
 from checkflow.trace.names import parameters_of
 from checkflow.trace.storages import Ledger
 from checkflow.training import Training
+from checkflow.wrapped import is_hookable
 
 # Of the hooks at one position between which nothing was freed, the first of these stays, then the outermost subject.
 _PREFERENCE = (
@@ -68,7 +69,8 @@ def hooked(training: Training, firings: Firings, ledger: Ledger) -> Iterator[Non
             if parameter.requires_grad:
                 handles += _on_parameter(parameter, name, firings, ledger)
         for prefix, optimizer in zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True):
-            handles += _on_optimizer(optimizer, prefix, firings, ledger)
+            if is_hookable(optimizer):
+                handles += _on_optimizer(optimizer, prefix, firings, ledger)
         yield
     finally:
         for handle in handles:

@@ -15,6 +15,7 @@ from checkflow.errors import ModelFileError, TraceError
 from checkflow.graph import Role
 from checkflow.statenames import holders, stems
 from checkflow.training import Training
+from checkflow.wrapped import unsupported
 
 _DISTRIBUTED = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DTensor", "DataParallel"}
 
@@ -41,7 +42,10 @@ def check_training(value: object, model: str) -> Training:
         ("optimizer", value.optimizer, torch.optim.Optimizer),
     ):
         if not isinstance(given, (kind, Collection)):
-            raise ModelFileError(f"{model}: {field} is {type(given).__name__}; give one, or a list of them")
+            reason = unsupported(given) if kind is torch.optim.Optimizer else None
+            raise ModelFileError(
+                f"{model}: {reason or f'{field} is {type(given).__name__}; give one, or a list of them'}"
+            )
     for module in value.models:
         if not isinstance(module, torch.nn.Module):
             raise ModelFileError(f"{model}: model is {type(module).__name__}; give an nn.Module or a list of them")
@@ -50,10 +54,9 @@ def check_training(value: object, model: str) -> Training:
         if named:
             raise TraceError(f"{model}: {min(named)} is not supported yet; trace the plain module of one process")
     for optimizer in value.optimizers:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ModelFileError(
-                f"{model}: optimizer is {type(optimizer).__name__}; give a torch.optim.Optimizer or a list of them"
-            )
+        reason = unsupported(optimizer)
+        if reason is not None:
+            raise ModelFileError(f"{model}: {reason}")
     if not value.models or not value.optimizers:
         raise ModelFileError(f"{model}: the factory returned no {'optimizer' if value.models else 'model'}; give one")
     if not callable(value.iteration):
