@@ -143,7 +143,7 @@ class Executor:
             self._wrote(guard.storages, guard.kind)
 
     def updated(self, number: int) -> None:
-        """Optimizer `number` has made an update. Raises InputError if state of the schedule is absent after the first."""
+        """Optimizer `number` has made an update. Raises InputError if state is still absent after the first."""
         if not self._binding.absent or self._stopped:
             return
         if self._binding.stale(self._training):

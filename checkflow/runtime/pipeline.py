@@ -164,12 +164,13 @@ class Pipeline:
         self._slots = SlotMap(self._program, self._binding)
 
     def _copy_loose(self, flight: Flight) -> None:
-        """State that is not where the plan has it, after what was copied early to its place in the slot."""
+        """State that is not where the plan has it. What was copied early to its place has been waited for:
+
+        by the rebinding that found it gone, or to release its snapshot.
+        """
         if not self._binding.loose:
             return
         started = time.perf_counter_ns()
-        if flight.last is not None:
-            self._device.synchronize(flight.last)
         self._slots.copy_loose(flight.slot)
         for live in self._binding.loose:
             self._statics.pop((flight.slot.index, live.name), None)
