@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+
+from checkflow.wrapped import optimizers_in, unwrapped
 
 
 @dataclass(frozen=True)
@@ -19,10 +22,14 @@ class Training:
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
     iteration: Callable[[], object]
 
-    @property
+    @cached_property
     def models(self) -> tuple[torch.nn.Module, ...]:
-        return (self.model,) if isinstance(self.model, torch.nn.Module) else tuple(self.model)
+        """All of them, without known wrappers."""
+        given = (self.model,) if isinstance(self.model, torch.nn.Module) else tuple(self.model)
+        return tuple(map(unwrapped, given))
 
-    @property
+    @cached_property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        return (self.optimizer,) if isinstance(self.optimizer, torch.optim.Optimizer) else tuple(self.optimizer)
+        """All of them, and those that they hold."""
+        given = (self.optimizer,) if isinstance(self.optimizer, torch.optim.Optimizer) else tuple(self.optimizer)
+        return tuple(dict.fromkeys(found for one in given for found in optimizers_in(one)))

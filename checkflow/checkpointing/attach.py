@@ -16,7 +16,7 @@ from checkflow.errors import InputError, StoreError
 from checkflow.hoststate.capture import HostState, check_capturable
 from checkflow.hoststate.objects import HostObjects
 from checkflow.runtime.binding import bind
-from checkflow.runtime.state import refuse_distributed
+from checkflow.runtime.state import check_supported
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.store.handle import OnError, StoreHandle
 from checkflow.store.pace import PersistEvery
@@ -88,7 +88,7 @@ def attach(
         DeviceError: CUDA refuses to pin the slots.
     """
     training = Training(model, optimizer, _no_iteration)
-    refuse_distributed(training)
+    check_supported(training)
     if isinstance(schedule, (str, Path)):
         schedule = read_schedule(Path(schedule))
     if interval is not None and interval < 1:

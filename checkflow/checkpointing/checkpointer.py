@@ -90,6 +90,7 @@ class Checkpointer:
             interval=interval,
             block=block,
             audit=audit,
+            tell=notify,
         )
         self._hooks = place(self._executor, training)
         self._on_terminate = (

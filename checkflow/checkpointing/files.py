@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from checkflow.errors import InputError
+from checkflow.hoststate.optimizers import file_of
 from checkflow.runtime.binding import Binding, Target
+from checkflow.statenames import StateName
 from checkflow.store.layout import FileSpec, Layout, TensorSpec
 
 _CODES = {
@@ -38,5 +40,5 @@ def _spec(name: str, target: Target) -> TensorSpec:
 
 def file_and_tensor(name: str) -> tuple[str, str]:
     """("model.safetensors", "features.0.weight") for "model/features.0.weight"."""
-    prefix, tensor = name.split("/", 1)
-    return f"{prefix}.safetensors", tensor
+    parsed = StateName.parse(name)
+    return file_of(parsed.holder), parsed.path

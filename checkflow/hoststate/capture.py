@@ -25,7 +25,8 @@ from checkflow.hoststate.objects import HostObjects, read_without_waiting
 from checkflow.hoststate.optimizers import IsStored, OptimizerReader, file_of
 from checkflow.hoststate.record import FORMAT, VERSION
 from checkflow.hoststate.rng import RngReader
-from checkflow.runtime.state import parameter_names, prefixes, uncompiled
+from checkflow.runtime.state import parameter_names, uncompiled
+from checkflow.statenames import holders
 from checkflow.training import Training
 
 _ROOM_BYTES = 2**16
@@ -60,14 +61,14 @@ class HostState:
     def __init__(
         self, training: Training, objects: HostObjects, *, stored: IsStored, fingerprints: Mapping[str, str]
     ) -> None:
-        self._models = dict(zip(prefixes("model", len(training.models)), training.models, strict=True))
+        self._models = dict(zip(holders("model", len(training.models)), training.models, strict=True))
         names = parameter_names(training)
         self._parameters = len(names)
         self._keep = tuple(training.models)  # ids in `names` stay theirs
         self._optimizers = [
             OptimizerReader(prefix, optimizer, names, stored)
             for prefix, optimizer in zip(
-                prefixes("optimizer", len(training.optimizers)), training.optimizers, strict=True
+                holders("optimizer", len(training.optimizers)), training.optimizers, strict=True
             )
         ]
         self._objects = objects

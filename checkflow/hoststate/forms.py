@@ -22,11 +22,13 @@ import numpy as np
 import torch
 from pydantic import JsonValue
 
+from checkflow.runtime.state import MAX_RECORDED_BYTES
+
 Json: TypeAlias = JsonValue
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
 MAX_DEPTH = 32  # of nested containers; each takes up to three levels of JSON
-MAX_TENSOR_BYTES = 2**20  # a larger tensor belongs in a file of the checkpoint
+MAX_TENSOR_BYTES = MAX_RECORDED_BYTES  # a larger tensor belongs in a file of the checkpoint
 
 TENSOR_DTYPES = {
     str(dtype).removeprefix("torch."): dtype

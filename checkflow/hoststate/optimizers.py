@@ -6,7 +6,7 @@ all parameters that have it, because hundreds of small values one by one would c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import is_
 
@@ -15,6 +15,8 @@ import torch
 from checkflow.errors import InputError
 from checkflow.hoststate.encode import encode, tensor_parts
 from checkflow.hoststate.forms import MAX_TENSOR_BYTES, Json, RefusedError, Stored, base64_of, dump
+from checkflow.runtime.state import memory_order, slots
+from checkflow.statenames import StateName, stems
 
 IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Keys of a group that choose how an update is computed, not which: a restored optimizer keeps its own."""
@@ -53,10 +55,10 @@ class _Column:
         """
         addresses = [tensor.data_ptr() for tensor in self._tensors]
         if addresses != self._addresses:
-            parts = tensor_parts(torch.stack(self._tensors).detach())
+            parts = tensor_parts(torch.stack(self._tensors).detach().cpu())
             assert isinstance(parts, dict)
             self._head = f'{dump(self.slot)}:{{"dtype":{dump(parts["dtype"])},"shape":{dump(parts["shape"])},"data":"'
-            flat = [tensor.detach().resolve_conj().resolve_neg().reshape(-1) for tensor in self._tensors]
+            flat = [tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1) for tensor in self._tensors]
             self._views = [memoryview(tensor.view(torch.uint8).numpy()) for tensor in flat]  # type: ignore[arg-type]
             copied = [tensor.data_ptr() for tensor in flat] != addresses
             self._addresses = [] if copied else addresses
@@ -99,7 +101,9 @@ class OptimizerReader:
         self._names = names
         self._stored = stored
         self._groups: dict[int, _Group] = {}
+        self._stems: dict[str, StateName] = {}
         self._cohorts: list[_Cohort] | None = None
+        self._places = ""  # JSON of what ties and orders there are
         self._seen: list[_Seen] = []
 
     def read(self) -> str:
@@ -109,7 +113,7 @@ class OptimizerReader:
             self._cohorts = self._form()
         cohorts = ",".join(self._cohort(cohort) for cohort in self._cohorts)
         head = dump({"name": self._prefix, "type": type(self._optimizer).__name__, "file": file_of(self._prefix)})
-        text = f'{head[:-1]},"groups":[{groups}],"cohorts":[{cohorts}]}}'
+        text = f'{head[:-1]},"groups":[{groups}],"cohorts":[{cohorts}]{self._places}}}'
         if any(cohort.values for cohort in self._cohorts):
             self._cohorts = None  # values are replaced, not changed: nothing tells whether they are the same
         return text
@@ -160,6 +164,7 @@ class OptimizerReader:
         self._seen = []
         members: dict[tuple[tuple[str, str], ...], list[tuple[str, dict[str, object]]]] = {}
         parameters = dict.fromkeys(p for group in self._optimizer.param_groups for p in group["params"])
+        self._stems = stems(self._prefix, map(self._name, parameters))
         for key in self._optimizer.state:
             if key not in parameters:
                 what = (
@@ -177,10 +182,30 @@ class OptimizerReader:
                 name = self._name(parameter)
                 kinds = tuple((slot, self._kind(parameter, name, slot, value)) for slot, value in state.items())
                 members.setdefault(kinds, []).append((name, state))
+        self._places = self._ties_and_orders(parameters)
         return [self._cohort_of(kinds, found) for kinds, found in members.items()]
 
+    def _ties_and_orders(self, parameters: Iterable[torch.Tensor]) -> str:
+        """What a restore needs to make the state's tensors anew as they are: one for all who share it, in its order."""
+        tied: dict[str, Json] = {}
+        orders: dict[str, Json] = {}
+        first = {_identity(parameter): self._name(parameter) for parameter in parameters if parameter.numel()}
+        for parameter in parameters:
+            for slot, tensor, _, _ in slots(self._optimizer.state.get(parameter, {})):
+                name = self._state_name(self._name(parameter), slot)
+                if not tensor.numel() or not self._stored(name):
+                    continue
+                other = first.setdefault(_identity(tensor), name)
+                if other != name:
+                    tied[StateName.parse(name).path] = other
+                order = memory_order(tensor)
+                usual = memory_order(parameter) if parameter.shape == tensor.shape else tuple(range(tensor.dim()))
+                if order is not None and order != usual:
+                    orders[StateName.parse(name).path] = list(order)
+        return "".join(f",{dump(key)}:{dump(value)}" for key, value in (("tied", tied), ("orders", orders)) if value)
+
     def _state_name(self, name: str, slot: str) -> str:
-        return f"{self._prefix}/{name.split('/', 1)[1]}.{slot}"
+        return f"{self._stems[name]}.{slot}"
 
     def _kind(self, parameter: torch.Tensor, name: str, slot: object, value: object) -> str:
         """How a slot is saved; parameters with the same kinds of slots share a cohort."""
@@ -191,10 +216,10 @@ class OptimizerReader:
         apart = "apart " if value.device.type == "cpu" and parameter.device.type != "cpu" else ""
         if self._stored(self._state_name(name, slot)):
             return f"{apart}stored"
-        if value.device.type != "cpu" or value.numel() * value.element_size() > MAX_TENSOR_BYTES:
+        if value.numel() * value.element_size() > MAX_TENSOR_BYTES:
             raise InputError(
-                f"{self._state_name(name, slot)}: a tensor of shape {tuple(value.shape)} on {value.device} is neither "
-                "in a file of the checkpoint nor small and on the CPU; compile and attach with the state as it is now"
+                f"{self._state_name(name, slot)}: a tensor of shape {tuple(value.shape)} is neither in a file of the "
+                "checkpoint nor small; compile and attach with the state as it is now"
             )
         return f"{apart}host {value.dtype} {tuple(value.shape)}"
 
@@ -219,7 +244,7 @@ class OptimizerReader:
 
     def _value(self, name: str, slot: str, value: object) -> Json:
         where = f"{self._prefix}.state of {name}: {slot}"
-        return encode(_marked(value, self._state_name(name, slot), self._prefix, self._stored), where)
+        return encode(_marked(value, self._state_name(name, slot), self._stored), where)
 
     def _cohort(self, cohort: _Cohort) -> str:
         texts = []
@@ -238,6 +263,11 @@ def file_of(prefix: str) -> str:
     return f"{prefix}.safetensors"
 
 
+def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Two tensors with the same one are the same memory, read the same way."""
+    return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
 def _identical(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     return len(one) == len(other) and all(map(is_, one, other))
 
@@ -246,12 +276,12 @@ def _immutable(value: object) -> bool:
     return isinstance(value, _IMMUTABLE) or (type(value) is tuple and all(map(_immutable, value)))
 
 
-def _marked(value: object, path: str, prefix: str, stored: IsStored) -> object:
+def _marked(value: object, path: str, stored: IsStored) -> object:
     """The same with the tensors that files hold replaced by their names within the file."""
     if isinstance(value, torch.Tensor):
-        return Stored(path.removeprefix(f"{prefix}/")) if stored(path) else value
+        return Stored(StateName.parse(path).path) if stored(path) else value
     if type(value) is dict:
-        return {key: _marked(item, f"{path}.{key}", prefix, stored) for key, item in value.items()}
+        return {key: _marked(item, f"{path}.{key}", stored) for key, item in value.items()}
     if type(value) is list or type(value) is tuple:
-        return type(value)(_marked(item, f"{path}.{index}", prefix, stored) for index, item in enumerate(value))
+        return type(value)(_marked(item, f"{path}.{index}", stored) for index, item in enumerate(value))
     return value

@@ -57,7 +57,11 @@ class CohortRecord(BaseModel):
 
 
 class OptimizerRecord(BaseModel):
-    """An optimizer. Parameters in no cohort have no state yet."""
+    """An optimizer. Parameters in no cohort have no state yet.
+
+    Of tensors in the file: `tied` names the one that another is, or the parameter; `orders` has the dimensions as they
+    lie in memory, outermost first, where that is neither the parameter's order nor the logical one.
+    """
 
     model_config = _STRICT
 
@@ -66,6 +70,8 @@ class OptimizerRecord(BaseModel):
     file: str
     groups: tuple[GroupRecord, ...]
     cohorts: tuple[CohortRecord, ...]
+    tied: dict[str, str] = {}
+    orders: dict[str, tuple[int, ...]] = {}
 
 
 class ObjectRecord(BaseModel):

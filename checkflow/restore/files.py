@@ -6,7 +6,7 @@ safetensors' own reader copies each tensor; these bytes may be most of the host'
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -37,11 +37,12 @@ _METADATA: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A tensor of a file: its elements in logical order."""
+    """A tensor of a file: its elements in logical order. `order`: how its dimensions lay in memory, if not as usual."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     data: memoryview
+    order: tuple[int, ...] | None = None
 
     def view(self) -> torch.Tensor:
         """The tensor on the CPU, a view of the file's bytes (a copy if they are read-only)."""
@@ -52,11 +53,19 @@ class FileTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Tied:
+    """A tensor that is live already: a parameter that optimizer state is tied to."""
+
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class TensorFile:
-    """A file's tensors by name, and its aliases: other name -> the name it is tied to."""
+    """A file's tensors by name, and its aliases: other name -> the name it is tied to; `live`: to what is live."""
 
     tensors: dict[str, FileTensor]
     aliases: dict[str, str]
+    live: dict[str, Tied] = field(default_factory=dict)
 
 
 def parse_file(name: str, data: memoryview) -> TensorFile:

@@ -18,7 +18,8 @@ from checkflow.hoststate.record import ModelRecord, ObjectRecord, Record, parse_
 from checkflow.hoststate.rng import match_rng
 from checkflow.restore.files import FileTensor, TensorFile, parse_file
 from checkflow.restore.optimizers import match_optimizer
-from checkflow.runtime.state import Live, live_state, parameter_names, prefixes, uncompiled
+from checkflow.runtime.state import Live, live_state, parameter_names, uncompiled
+from checkflow.statenames import holders
 from checkflow.training import Training
 
 _ADVICE = "restore into the model that was saved"
@@ -65,8 +66,8 @@ def restore(files: Mapping[str, memoryview], record: bytes, training: Training, 
     parsed = parse_record(record)
     tensors = _files(parsed, files)
     names = parameter_names(training)
-    models = dict(zip(prefixes("model", len(training.models)), training.models, strict=True))
-    optimizers = dict(zip(prefixes("optimizer", len(training.optimizers)), training.optimizers, strict=True))
+    models = dict(zip(holders("model", len(training.models)), training.models, strict=True))
+    optimizers = dict(zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True))
     _same_names("model", list(models), [model.name for model in parsed.models])
     _same_names("optimizer", list(optimizers), [optimizer.name for optimizer in parsed.optimizers])
     _same_names("object", list(objects.objects), [found.name for found in parsed.objects])

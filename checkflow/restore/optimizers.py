@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,7 +12,9 @@ from checkflow.hoststate.decode import decode, tensor_of
 from checkflow.hoststate.forms import Json, RefusedError, Stored
 from checkflow.hoststate.optimizers import IMPLEMENTATION
 from checkflow.hoststate.record import CohortRecord, GroupRecord, OptimizerRecord
-from checkflow.restore.files import FileTensor, TensorFile
+from checkflow.restore.files import FileTensor, TensorFile, Tied
+from checkflow.runtime.state import memory_order
+from checkflow.statenames import StateName, stems
 
 _ADVICE = "restore into the optimizer that was saved"
 
@@ -29,12 +31,13 @@ class OptimizerPlan:
     def apply(self) -> None:
         """Copy into the tensors that exist, create the others."""
         as_read = self._can_be_as_read()
+        placing = _Placing()
         for group, values in zip(self.optimizer.param_groups, self.groups, strict=True):
             for key, value in values.items():
                 if key not in IMPLEMENTATION:
-                    group[key] = _placed(value, group.get(key), group["params"][0].device)
+                    group[key] = placing.placed(value, group.get(key), group["params"][0].device)
             for parameter in group["params"]:
-                self._apply_state(parameter, group, as_read=as_read)
+                self._apply_state(parameter, group, placing, as_read=as_read)
 
     def _can_be_as_read(self) -> bool:
         """Whether all state is new and lies as in the file. One tensor alone would keep all of the file in memory."""
@@ -45,7 +48,9 @@ class OptimizerPlan:
                     return False
         return True
 
-    def _apply_state(self, parameter: torch.Tensor, group: Mapping[str, object], *, as_read: bool) -> None:
+    def _apply_state(
+        self, parameter: torch.Tensor, group: Mapping[str, object], placing: _Placing, *, as_read: bool
+    ) -> None:
         values = self.states.get(parameter)
         if values is None:
             self.optimizer.state.pop(parameter, None)
@@ -57,10 +62,7 @@ class OptimizerPlan:
             if slot == "step":  # torch's own rule: on the device only where the kernels read it there
                 on_host = not (group.get("fused") or group.get("capturable"))
             device = torch.device("cpu") if on_host else parameter.device
-            if as_read and isinstance(value, FileTensor):
-                made[slot] = value.view()
-            else:
-                made[slot] = _placed(value, state.get(slot), device, parameter)
+            made[slot] = placing.placed(value, state.get(slot), device, parameter, as_read=as_read)
         state.clear()
         state.update(made)
 
@@ -74,11 +76,13 @@ def match_optimizer(
         raise InputError(f"{prefix}: is {type(optimizer).__name__}, {record.type} in the checkpoint; {_ADVICE}")
     _match_groups(prefix, optimizer, names, record.groups)
     parameters = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
+    file = _as_it_lay(file, record, parameters)
+    stem = stems(prefix, (name for group in record.groups for name in group.parameters))
     groups = tuple(_group(prefix, number, group, file) for number, group in enumerate(record.groups))
     states: dict[torch.Tensor, Mapping[str, object]] = {}
     apart: dict[torch.Tensor, frozenset[str]] = {}
     for cohort in record.cohorts:
-        for name, values in _states(prefix, cohort, file).items():
+        for name, values in _states(prefix, cohort, file, stem).items():
             parameter = parameters.get(name)
             if parameter is None or parameter in states:
                 raise FormatError(
@@ -117,13 +121,36 @@ def _group(prefix: str, number: int, record: GroupRecord, file: TensorFile) -> M
     return values
 
 
-def _states(prefix: str, cohort: CohortRecord, file: TensorFile) -> dict[str, dict[str, object]]:
+def _as_it_lay(file: TensorFile, record: OptimizerRecord, parameters: Mapping[str, torch.Tensor]) -> TensorFile:
+    """The file with the ties and memory orders that the record tells of."""
+    tensors, live = dict(file.tensors), {}
+    for name, order in record.orders.items():
+        found = tensors.get(name)
+        if found is None or sorted(order) != list(range(len(found.shape))):
+            raise FormatError(f"{record.name}: {name!r:.200} has no order {order!s:.80}; take another checkpoint")
+        tensors[name] = replace(found, order=order)
+    for name, first in record.tied.items():
+        other = StateName.parse(first)
+        if other.holder == record.name and other.path in tensors:
+            tensors[name] = tensors[other.path]
+        elif first in parameters:
+            live[name] = Tied(parameters[first])
+        else:
+            raise FormatError(
+                f"{record.name}: {name!r:.200} is tied to {first!r:.200}, which is not there; take another checkpoint"
+            )
+    return TensorFile(tensors, file.aliases, live)
+
+
+def _states(
+    prefix: str, cohort: CohortRecord, file: TensorFile, stem: Mapping[str, StateName]
+) -> dict[str, dict[str, object]]:
     columns: dict[str, list[object]] = {}
     count = len(cohort.parameters)
     for slot in cohort.slots:
         where = f"{prefix}.state: {slot:.80}"
         if slot in cohort.stored:
-            names = (f"{parameter.partition('/')[2]}.{slot}" for parameter in cohort.parameters)
+            names = (f"{stem[parameter].path}.{slot}" for parameter in cohort.parameters if parameter in stem)
             columns[slot] = [_stored(prefix, name, file) for name in names]
         elif slot in cohort.host:
             columns[slot] = list(_stacked(where, cohort.host[slot], count))
@@ -147,8 +174,8 @@ def _stacked(where: str, value: Json, count: int) -> tuple[torch.Tensor, ...]:
     return tuple(row.clone() for row in stacked)
 
 
-def _stored(prefix: str, name: str, file: TensorFile) -> FileTensor:
-    found = file.tensors.get(file.aliases.get(name, name))
+def _stored(prefix: str, name: str, file: TensorFile) -> FileTensor | Tied:
+    found = file.live.get(name) or file.tensors.get(file.aliases.get(name, name))
     if found is None:
         raise FormatError(f"{prefix}: its file has no tensor {name!r:.200}; take another checkpoint")
     return found
@@ -180,23 +207,61 @@ def _said(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 def _lies_as(parameter: torch.Tensor, value: FileTensor) -> bool:
     """Whether torch's zeros_like of the parameter would lie in memory as the file's tensor does."""
     here = parameter.device.type == "cpu" and tuple(parameter.shape) == value.shape
-    return here and parameter.stride() == value.view().stride()
+    return here and value.order is None and parameter.stride() == value.view().stride()
 
 
-def _placed(value: object, now: object, device: torch.device, like: torch.Tensor | None = None) -> object:
-    """The value for a place where `now` is: its tensors copied into what is there, or made on the device."""
-    if isinstance(value, FileTensor):
-        value = value.view()
-    if isinstance(value, torch.Tensor):
-        if isinstance(now, torch.Tensor) and now.shape == value.shape and now.dtype == value.dtype:
+class _Placing:
+    """Makes values where the optimizer keeps them. What is one tensor in the checkpoint is one tensor here."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, torch.Tensor] = {}  # by id of the file's tensor
+        self._filled: set[int] = set()  # addresses
+
+    def placed(
+        self,
+        value: object,
+        now: object,
+        device: torch.device,
+        like: torch.Tensor | None = None,
+        *,
+        as_read: bool = False,
+    ) -> object:
+        """The value for a place where `now` is: its tensors copied into what is there, or made on the device."""
+        if isinstance(value, Tied):
+            return value.tensor.detach()
+        if isinstance(value, FileTensor):
+            if id(value) not in self._made:
+                self._made[id(value)] = value.view() if as_read else self._tensor(value, now, device, like)
+            return self._made[id(value)]
+        if isinstance(value, torch.Tensor):
+            return self._copied(value, now, device, like)
+        if type(value) is dict:
+            nows = now if isinstance(now, dict) else {}
+            return {key: self.placed(item, nows.get(key), device, like) for key, item in value.items()}
+        if type(value) is list or type(value) is tuple:
+            return type(value)(self.placed(item, None, device, like) for item in value)
+        return value
+
+    def _tensor(self, value: FileTensor, now: object, device: torch.device, like: torch.Tensor | None) -> torch.Tensor:
+        if value.order is None or (isinstance(now, torch.Tensor) and memory_order(now) == value.order):
+            return self._copied(value.view(), now, device, like)
+        lying = torch.empty([value.shape[dim] for dim in value.order], dtype=value.dtype, device=device)
+        back = sorted(range(len(value.order)), key=value.order.__getitem__)
+        return lying.permute(back).copy_(value.view())
+
+    def _can_take(self, now: torch.Tensor, value: torch.Tensor) -> bool:
+        """Whether each element has a place of its own there; not if it is tied here to what differs there."""
+        if now.shape != value.shape or now.dtype != value.dtype or (0 in now.stride() and memory_order(now) is None):
+            return False
+        return now.data_ptr() not in self._filled or not now.numel() or torch.equal(now.cpu(), value.cpu())
+
+    def _copied(
+        self, value: torch.Tensor, now: object, device: torch.device, like: torch.Tensor | None
+    ) -> torch.Tensor:
+        if isinstance(now, torch.Tensor) and self._can_take(now, value):
+            self._filled.add(now.data_ptr())
             with torch.no_grad():
                 return now.copy_(value)
         if like is not None and like.shape == value.shape:  # memory order as torch's zeros_like would choose
             return torch.empty_like(like, dtype=value.dtype, device=device, requires_grad=False).copy_(value)
         return torch.empty(value.shape, dtype=value.dtype, device=device).copy_(value)
-    if type(value) is dict:
-        nows = now if isinstance(now, dict) else {}
-        return {key: _placed(item, nows.get(key), device, like) for key, item in value.items()}
-    if type(value) is list or type(value) is tuple:
-        return type(value)(_placed(item, None, device, like) for item in value)
-    return value

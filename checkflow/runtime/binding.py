@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from itertools import count
 
 import torch
 
 from checkflow.errors import InputError
 from checkflow.runtime.device import Event
-from checkflow.runtime.state import Live, is_host_scalar, live_state, memory_order, parameter_names
-from checkflow.schedule import Schedule, ViewRow
+from checkflow.runtime.state import MAX_RECORDED_BYTES, Live, is_host_scalar, live_state, memory_order, slot_stems
+from checkflow.schedule import Schedule, StateRow, ViewRow
+from checkflow.statenames import StateName, nearest, owner
 from checkflow.training import Training
 
 
@@ -52,31 +53,38 @@ class Storage:
     counted: tuple[torch.Tensor, ...] = ()  # those of `lives` that count their writes: all but inference tensors
     epoch: int = 0  # guarded writes so far
     reading: Event | None = None  # the latest offload that reads it live
+    serial: int = field(default_factory=count().__next__)  # unlike addresses, never used again
 
     def version(self) -> tuple[int, ...]:
         """Changes when the content does, as far as PyTorch and the guards can tell."""
-        return (self.address, self.epoch, *[tensor._version for tensor in self.counted])
+        return (self.serial, self.epoch, *[tensor._version for tensor in self.counted])
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What is bound now. `hosted`: state in host memory beside a CUDA training, copied when the iteration ends."""
+    """What is bound now. `hosted`: state in host memory beside a CUDA training, copied when the iteration ends.
+
+    `loose`: state that does not lie in memory as the schedule and the slots have it, with its elements copied in the
+    slot's order when the iteration ends. So no change of addresses, storages or memory formats ends a run.
+    """
 
     device: torch.device
     storages: dict[int, Storage]  # by StateRow.id
     hosted: tuple[Storage, ...]
-    absent: frozenset[str]  # optimizer state that does not exist yet
+    loose: tuple[Live, ...]
+    absent: frozenset[str]  # optimizer state that never existed yet
     targets: dict[str, Target]
     optimizer_storages: tuple[tuple[Storage, ...], ...]
     buffer_storages: dict[torch.nn.Module, tuple[Storage, ...]]
     module_storages: dict[torch.nn.Module, tuple[Storage, ...]]  # parameters and buffers
     sizes: tuple[int, ...]  # of the optimizers
-    _tensors: list[tuple[Live, int]] = field(repr=False)
+    _tensors: list[tuple[Live, int, tuple[int, ...]]] = field(repr=False)
 
     def stale(self, training: Training) -> bool:
         """Whether a tensor moved, or appeared: bind again."""
-        if any(live.moved or live.tensor.data_ptr() != pointer for live, pointer in self._tensors):
-            return True
+        for live, pointer, strides in self._tensors:
+            if live.moved or live.tensor.data_ptr() != pointer or live.tensor.stride() != strides:
+                return True
         return _sizes(training) != self.sizes
 
 
@@ -92,42 +100,68 @@ def _sizes(training: Training) -> tuple[int, ...]:
 def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -> Binding:
     """Match rows and tensors. With `fixed`, the targets stay as they were bound first.
 
-    Raises InputError that names the first difference between the schedule and the training.
+    Raises InputError that names the first difference between the schedule and the training. With `fixed`, only for what
+    no slot has room for: another shape or dtype, or new state.
     """
     lives = {live.name: live for live in live_state(training)}
     device = _device_of(lives)
-    parameters = {name.split("/", 1)[1]: live for name, live in lives.items() if live.module is not None}
+    parameters = {stem: parameter for of_one in slot_stems(training) for stem, parameter in of_one.items()}
     targets = dict(fixed.targets) if fixed is not None else {}
-    known = {} if fixed is None else {storage.name: storage for storage in (*fixed.storages.values(), *fixed.hosted)}
     storages: dict[int, Storage] = {}
     hosted: list[Storage] = []
+    loose: list[Live] = []
     absent: list[str] = []
     for row in schedule.state:
-        if all(view.name not in lives for view in row.views) and all(_may_be_absent(v, lives) for v in row.views):
-            absent += [view.name for view in row.views]
-            for view in row.views:
-                targets.setdefault(view.name, Target(view.name, view.dtype, view.shape, _expected(view, parameters)))
+        present = [view for view in row.views if view.name in lives]
+        for view in row.views:
+            if view.name in lives:
+                continue
+            if fixed is None:
+                _check_absent(view, lives)
+                targets[view.name] = Target(view.name, view.dtype, view.shape, _expected(view, parameters))
+            elif not StateName.parse(view.name).is_optimizers:
+                raise _missing(view, lives)
+            if fixed is None or view.name in fixed.absent:
+                absent.append(view.name)
+        if not present:
             continue
-        storage = _bound(row.id, row.written, [_checked(view, lives) for view in row.views], targets, fixed is None)
-        if row.bytes != storage.data.numel():
-            raise InputError(
-                f"{storage.name}: its storage has {storage.data.numel()} bytes, {row.bytes} in the schedule; {_ADVICE}"
-            )
+        found = [_checked(view, lives) for view in present]
+        if fixed is None:
+            _add_targets(found, targets)
+        problem = _misfit(row, found, targets)
+        if problem is not None:
+            if fixed is None and any(live.optimizer is None for live in found):
+                raise InputError(f"{problem}; {_ADVICE}")
+            _check_tied(found, targets)
+            loose += found
+            continue
+        storage = _bound(row.id, row.written, found, targets)
         if device.type == "cuda" and storage.data.device.type == "cpu":
             hosted.append(storage)
         else:
             storages[row.id] = storage
     scheduled = {view.name for row in schedule.state for view in row.views}
     for live in lives.values():
-        if live.name not in scheduled and not is_host_scalar(live):
-            _check_unscheduled(live, device)
-            hosted.append(_bound(-1, False, [live], targets, fixed is None))
-    storages = {id_: _same(storage, known.get(storage.name)) for id_, storage in storages.items()}
+        if live.name in scheduled or is_host_scalar(live):
+            continue
+        if fixed is not None and live.name not in targets and _small(live):
+            continue  # the host's record takes it
+        _check_unscheduled(live, device, scheduled, new=fixed is not None and live.name not in targets)
+        if fixed is None:
+            _add_targets([live], targets)
+        if memory_order(live.tensor) == targets[live.name].order:
+            hosted.append(_bound(-1, False, [live], targets))
+        else:
+            loose.append(live)
+    if fixed is not None:
+        known = {storage.name: storage for storage in fixed.storages.values()}
+        storages = {id_: _same(storage, known.get(storage.name)) for id_, storage in storages.items()}
     by_tensor = {id(live.tensor): storage for storage in storages.values() for live in storage.lives}
     return Binding(
         device=device,
         storages=storages,
         hosted=tuple(hosted),
+        loose=tuple(loose),
         absent=frozenset(absent),
         targets=targets,
         optimizer_storages=tuple(
@@ -137,11 +171,11 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
         buffer_storages=_of_modules((live for live in lives.values() if live.buffer), by_tensor),
         module_storages=_of_modules(lives.values(), by_tensor),
         sizes=_sizes(training),
-        _tensors=[(live, live.tensor.data_ptr()) for live in lives.values() if not is_host_scalar(live)],
+        _tensors=[
+            (live, live.tensor.data_ptr(), live.tensor.stride()) for live in lives.values() if not is_host_scalar(live)
+        ],
     )
 
-
-found = TypeVar("found")
 
 _ADVICE = "attach what the schedule was compiled for, or compile it again"
 
@@ -150,41 +184,29 @@ def check_updated(binding: Binding, training: Training, number: int) -> None:
     """After optimizer `number` made an update: raises InputError if state that its parameters should have is absent."""
     if not binding.absent:
         return
-    names = {name.split("/", 1)[1]: identity for identity, name in parameter_names(training).items()}
-    updated = {
-        id(parameter)
-        for group in training.optimizers[number].param_groups
-        for parameter in group["params"]
-        if parameter.grad is not None
-    }
+    parameters = slot_stems(training)[number]
     for name in sorted(binding.absent):
-        owner = _owner(name, names)
-        if owner in updated:
-            raise InputError(f"{name}: in the schedule, but this optimizer has no such state; {_ADVICE}")
+        parameter = owner(name, parameters)
+        if parameter is not None and parameter.grad is not None:
+            slots = (live.name for live in live_state(training) if live.parameter is parameter)
+            close = nearest(name, slots)
+            raise InputError(f"{name}: in the schedule, but this optimizer has no such state{close}; {_ADVICE}")
 
 
-def _owner(name: str, parameters: dict[str, found]) -> found | None:
-    """The parameter that "optimizer/<parameter>.<slot>" belongs to."""
-    path = name.split("/", 1)[1]
-    while "." in path:
-        path = path.rsplit(".", 1)[0]
-        if path in parameters:
-            return parameters[path]
-    return None
-
-
-def _may_be_absent(view: ViewRow, lives: dict[str, Live]) -> bool:
+def _check_absent(view: ViewRow, lives: dict[str, Live]) -> None:
     """Optimizer state may come later, unless its parameter already has other state."""
-    if not view.name.startswith("optimizer"):
-        return False
-    start = view.name.rsplit(".", 1)[0] + "."
-    return not any(name.startswith(start) for name in lives)
+    name = StateName.parse(view.name)
+    start = f"{next(name.above(), name)}."
+    if not name.is_optimizers or any(other.startswith(start) for other in lives):
+        raise _missing(view, lives)
+
+
+def _missing(view: ViewRow, lives: dict[str, Live]) -> InputError:
+    return InputError(f"{view.name}: in the schedule, but not in this training{nearest(view.name, lives)}; {_ADVICE}")
 
 
 def _checked(view: ViewRow, lives: dict[str, Live]) -> Live:
-    live = lives.get(view.name)
-    if live is None:
-        raise InputError(f"{view.name}: in the schedule, but not in this training; {_ADVICE}")
+    live = lives[view.name]
     shape, dtype = tuple(live.tensor.shape), _dtype(live.tensor)
     if shape != view.shape:
         raise InputError(f"{view.name}: has shape {shape}, {view.shape} in the schedule; {_ADVICE}")
@@ -193,30 +215,53 @@ def _checked(view: ViewRow, lives: dict[str, Live]) -> Live:
     return live
 
 
-def _bound(id_: int, written: bool, lives: Sequence[Live], targets: dict[str, Target], free: bool) -> Storage:
+def _add_targets(lives: Sequence[Live], targets: dict[str, Target]) -> None:
+    """Rooms in the slots. Tied names of a model share one; an optimizer's do not, for it may part them at any time."""
+    same: dict[tuple[object, ...], str] = {}
+    for live in lives:
+        tensor, shape = live.tensor, tuple(live.tensor.shape)
+        order = memory_order(tensor)
+        first = live.name
+        if live.optimizer is None:
+            key = StateName.parse(live.name).holder, tensor.data_ptr(), shape, order
+            first = same.setdefault(key, live.name)
+        alias_of = None if first == live.name else first
+        targets[live.name] = Target(live.name, _dtype(tensor), shape, order or tuple(range(len(shape))), alias_of)
+
+
+def _misfit(row: StateRow, lives: Sequence[Live], targets: dict[str, Target]) -> str | None:
+    """Why bytes cannot go from the storage to the slots as planned."""
+    whole = lives[0].tensor.untyped_storage()
+    for live in lives:
+        if live.tensor.untyped_storage().data_ptr() != whole.data_ptr():
+            return f"{live.name}: tied to {lives[0].name} in the schedule, but not in this training"
+        if memory_order(live.tensor) != targets[live.name].order:
+            return f"{live.name}: its memory format changed"
+    if whole.nbytes() != row.bytes:
+        return f"{lives[0].name}: its storage has {whole.nbytes()} bytes, {row.bytes} in the schedule"
+    return None
+
+
+def _check_tied(lives: Sequence[Live], targets: dict[str, Target]) -> None:
+    """Names that share a room have to stay one tensor."""
+    by_name = {live.name: live.tensor for live in lives}
+    for live in lives:
+        other = by_name.get(targets[live.name].alias_of or live.name)
+        if other is None or other.data_ptr() != live.tensor.data_ptr() or other.stride() != live.tensor.stride():
+            raise InputError(
+                f"{live.name}: was tied to {targets[live.name].alias_of} at attach, and is no longer; attach it untied"
+            )
+
+
+def _bound(id_: int, written: bool, lives: Sequence[Live], targets: dict[str, Target]) -> Storage:
     first = lives[0].tensor
     whole = first.untyped_storage()
     data = torch.empty(0, dtype=torch.uint8, device=first.device).set_(whole, 0, (whole.nbytes(),), (1,))
     segments: list[Segment] = []
-    same: dict[tuple[str, int, tuple[int, ...], tuple[int, ...]], str] = {}
     for live in lives:
         tensor = live.tensor
-        if tensor.untyped_storage().data_ptr() != whole.data_ptr():
-            raise InputError(
-                f"{live.name}: tied to {lives[0].name} in the schedule, but not in this training; {_ADVICE}"
-            )
-        order = memory_order(tensor)
-        assert order is not None
         start = int(tensor.storage_offset()) * tensor.element_size()
-        key = live.name.split("/", 1)[0], start, tuple(tensor.shape), order
-        target = Target(live.name, _dtype(tensor), tuple(tensor.shape), order, same.get(key))
-        if free:
-            targets[live.name] = target
-            same.setdefault(key, live.name)
-        fixed = targets[live.name]
-        if fixed.order != order:
-            raise InputError(f"{live.name}: its memory format changed since attach; set it before attach")
-        if fixed.alias_of is None:
+        if targets[live.name].alias_of is None:
             segments.append(Segment(start, tensor.numel() * tensor.element_size(), live.name))
     counted = tuple(live.tensor for live in lives if not live.tensor.is_inference())
     return Storage(id_, lives[0].name, written, data, whole.data_ptr(), tuple(lives), tuple(segments), counted)
@@ -224,22 +269,28 @@ def _bound(id_: int, written: bool, lives: Sequence[Live], targets: dict[str, Ta
 
 def _same(storage: Storage, old: Storage | None) -> Storage:
     """The storage that was bound before, where it is the same one: an offload may be reading it."""
-    if old is None or old.address != storage.address:
+    if old is None or old.address != storage.address or old.data.numel() != storage.data.numel():
         return storage
     old.lives, old.segments, old.counted = storage.lives, storage.segments, storage.counted
     return old
 
 
-def _check_unscheduled(live: Live, device: torch.device) -> None:
+def _small(live: Live) -> bool:
+    """Whether new optimizer state is little enough for the host's record."""
+    return live.optimizer is not None and live.tensor.numel() * live.tensor.element_size() <= MAX_RECORDED_BYTES
+
+
+def _check_unscheduled(live: Live, device: torch.device, scheduled: set[str], *, new: bool) -> None:
     on_host = device.type == "cuda" and live.tensor.device.type == "cpu"
-    if live.tensor.numel() and not (on_host and live.optimizer is None):
-        raise InputError(f"{live.name}: is state of this training, but not in the schedule; {_ADVICE}")
+    if live.tensor.numel() and (new or not (on_host and live.optimizer is None)):
+        since = "appeared after attach and is" if new else "is state of this training, but"
+        raise InputError(f"{live.name}: {since} not in the schedule{nearest(live.name, scheduled)}; {_ADVICE}")
 
 
-def _expected(view: ViewRow, parameters: dict[str, Live]) -> tuple[int, ...]:
+def _expected(view: ViewRow, parameters: dict[StateName, torch.nn.Parameter]) -> tuple[int, ...]:
     """The memory order that optimizer state will have: its parameter's, where shapes agree."""
-    owner = _owner(view.name, parameters)
-    order = memory_order(owner.tensor) if owner is not None and tuple(owner.tensor.shape) == view.shape else None
+    parameter = owner(view.name, parameters)
+    order = memory_order(parameter) if parameter is not None and tuple(parameter.shape) == view.shape else None
     return order if order is not None else tuple(range(len(view.shape)))
 
 

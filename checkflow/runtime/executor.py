@@ -6,6 +6,7 @@ tensor's next write; where hooks fire at other moments than planned, or not at a
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,9 @@ from checkflow.runtime.sink import Sink
 from checkflow.runtime.spots import Spots
 from checkflow.schedule import Schedule
 from checkflow.training import Training
+from checkflow.wrapped import is_hookable
+
+_LOG = logging.getLogger("checkflow")
 
 
 class Executor:
@@ -39,6 +43,7 @@ class Executor:
         block: where no slot is free, wait for one.
         disarmed: kinds of guards that do nothing. For tests: it tears checkpoints.
         audit: compare samples of the state for writes that no guard saw.
+        tell: told, in one line, what is slower than planned.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class Executor:
         block: bool,
         disarmed: frozenset[GuardKind] = frozenset(),
         audit: bool = False,
+        tell: Callable[[str], None] = _LOG.warning,
     ) -> None:
         self.program = program_of(schedule, device.few_bytes)
         self.spots = Spots(self.program)
@@ -79,8 +85,11 @@ class Executor:
         self._block = block
         self._disarmed = disarmed
         self._audit = Audit() if audit else None
+        self._tell = tell
+        self._said: set[str] = set()  # state that was told of as loose
         self._guards: list[Guard] = []
         self._updated: set[int] = set()  # optimizers that made an update
+        self._unhooked = [number for number, found in enumerate(training.optimizers) if not is_hookable(found)]
         self._anchor = 0  # reached in the running iteration
         self._opaque = False  # code without hooks may run: compiled, or captured as a CUDA graph
         self._lock = threading.RLock()
@@ -128,14 +137,18 @@ class Executor:
             self.pipeline.protect(guard.storages, CAUSES[guard.kind])
             self._wrote(guard.storages, guard.kind)
 
+    def wrote(self, guard: Guard) -> None:
+        """It wrote until now: what was copied at an anchor of an optimizer that it holds may be older."""
+        if not self._stopped:
+            self._wrote(guard.storages, guard.kind)
+
     def updated(self, number: int) -> None:
-        """Optimizer `number` has made an update. Raises InputError if state of the schedule is still absent then."""
+        """Optimizer `number` has made an update. Raises InputError if state is still absent after the first."""
         if not self._binding.absent or self._stopped:
             return
-        stale = self._binding.stale(self._training)
-        if stale:
+        if self._binding.stale(self._training):
             self.rebind()
-        if stale or number not in self._updated:
+        if number not in self._updated:
             self._updated.add(number)
             check_updated(self._binding, self._training, number)
 
@@ -150,10 +163,25 @@ class Executor:
         if self._stopped:
             return
         with self._entered():
-            self._binding = bind(self._schedule, self._training, self._binding)
+            before = self._binding
+            self._binding = bind(self._schedule, self._training, before)
+            bound = set(self._binding.storages.values())
+            gone = [storage for storage in before.storages.values() if storage not in bound]
+            self.pipeline.protect(gone, Cause.UNWATCHED)  # no guard covers them any more
             self.pipeline.rebind(self._binding)
+            self._say_loose({live.name for live in before.loose})
             for guard in self._guards:
                 guard.bind(self._binding)
+
+    def _say_loose(self, known: set[str]) -> None:
+        names = [live.name for live in self._binding.loose if live.name not in known | self._said]
+        if names:
+            self._said.update(names)
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            self._tell(
+                f"{names[0]}{more}: lies in memory otherwise than at attach; read when each iteration ends, which "
+                "training waits for"
+            )
 
     def compiling(self) -> None:
         """Code is being compiled that may write state without a hook: nothing may be pending when it runs."""
@@ -187,10 +215,16 @@ class Executor:
         with self._entered():
             self.pipeline.drop_open()
             self.completed = self._restored = completed
+            self._updated.update(range(len(self._training.optimizers)))  # what a checkpoint lacks may be lacking
             self.pipeline.last_staged = -1
             self.awake = True
             self._distrust()
             self.rebind()
+
+    @property
+    def loose(self) -> tuple[str, ...]:
+        """Names of state that is read when an iteration ends, for it does not lie in memory as planned."""
+        return tuple(live.name for live in self._binding.loose)
 
     @property
     def unsaved(self) -> bool:
@@ -301,10 +335,15 @@ class Executor:
         self.awake = True
         if self._binding.stale(self._training):
             self.rebind()
+        unhooked = {s for number in self._unhooked for s in self._binding.optimizer_storages[number]}
+        for storage in unhooked:  # nothing tells when, or whether, they were written
+            storage.epoch += 1
         if not self.pipeline.begin(self.completed, self._capture, wait=wait):
             return
         trusted = {s for guard in self._guards if guard.trusted(opaque=self._opaque) for s in guard.storages}
-        self.unwatched = tuple(s for s in self._binding.storages.values() if s.written and s not in trusted)
+        self.unwatched = tuple(
+            s for s in self._binding.storages.values() if (s.written or s in unhooked) and s not in trusted
+        )
         if self.unwatched and GuardKind.UNWATCHED not in self._disarmed:
             self.pipeline.protect(self.unwatched, Cause.UNWATCHED)
         if self._audit is not None:

@@ -106,6 +106,16 @@ class SlotMap:
                 copies.append(Copy(into, storage.data[low:high]))
         return tuple(copies)
 
+    def copy_loose(self, slot: Slot) -> None:
+        """What does not lie in memory as the slot has it, element by element; returns when it is there."""
+        for live in self.binding.loose:
+            target = self.binding.targets[live.name]
+            if live.tensor.numel() and target.alias_of is None:
+                into = self._target(slot, live.name).view(live.tensor.dtype)
+                with torch.no_grad():
+                    ordered = live.tensor.permute(target.order)
+                    into.view(ordered.shape).copy_(ordered)
+
     def _target(self, slot: Slot, name: str) -> torch.Tensor:
         key = slot.index, name
         if key not in self._targets:

@@ -16,8 +16,10 @@ from torch.utils.hooks import RemovableHandle
 from checkflow.runtime.compiled import OnCompile
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.guards import Guard, GuardKind
-from checkflow.runtime.state import prefixes, uncompiled
+from checkflow.runtime.state import uncompiled
+from checkflow.statenames import holders
 from checkflow.training import Training
+from checkflow.wrapped import is_hookable, optimizers_in
 
 
 class Removable(Protocol):
@@ -30,9 +32,11 @@ def place(executor: Executor, training: Training) -> list[Removable]:
     """Hooks at the anchors that the program names, and guards everywhere. Removing what is returned undoes it."""
     handles: list[Removable] = [OnCompile(executor.compiling)]
     guards: list[Guard] = []
-    for prefix, model in zip(prefixes("model", len(training.models)), training.models, strict=True):
+    for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
         _on_model(executor, model, prefix, handles, guards)
-    for number, prefix in enumerate(prefixes("optimizer", len(training.optimizers))):
+    for number, prefix in enumerate(holders("optimizer", len(training.optimizers))):
+        if not is_hookable(training.optimizers[number]):
+            continue
         guards.append(Guard(GuardKind.OPTIMIZER, number))
         handles += _on_optimizer(executor, training.optimizers[number], prefix, number, guards[-1])
     executor.watch(guards)
@@ -123,10 +127,13 @@ def _on_optimizer(
     def after(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         if torch.compiler.is_compiling():
             return
+        if holds_others:
+            executor.wrote(guard)
         executor.updated(number)
         if executor.listens:
             executor.reach("optimizer", subject)
 
+    holds_others = len(optimizers_in(optimizer)) > 1
     loading = Guard(GuardKind.LOAD, number)
     executor.watch([loading])
 
@@ -140,9 +147,10 @@ def _on_optimizer(
     hooks = optimizer._optimizer_step_pre_hooks
     assert isinstance(hooks, OrderedDict)
     hooks.move_to_end(first.id, last=False)  # before a user's hook that writes
-    return [
-        first,
-        optimizer.register_step_post_hook(after),
-        optimizer.register_load_state_dict_pre_hook(before_load),
-        optimizer.register_load_state_dict_post_hook(after_load),
-    ]
+    handles = [first, optimizer.register_step_post_hook(after)]
+    if hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):
+        handles += [
+            optimizer.register_load_state_dict_pre_hook(before_load),
+            optimizer.register_load_state_dict_post_hook(after_load),
+        ]
+    return handles

@@ -88,6 +88,7 @@ class Pipeline:
         self.started += 1
         if hosted := self._slots.hosted(flight.slot):
             torch._foreach_copy_(*hosted.lists)
+        self._copy_loose(flight)
         self._copy_statics(flight)
         flight.advance(self._program.time(0, self._program.anchor_count))
         return True
@@ -162,6 +163,19 @@ class Pipeline:
         self.discarded += len(self._flights)
         self._flights.clear()
         self._slots = SlotMap(self._program, self._binding)
+
+    def _copy_loose(self, flight: Flight) -> None:
+        """State that is not where the plan has it. What was copied early to its place has been waited for:
+
+        by the rebinding that found it gone, or to release its snapshot.
+        """
+        if not self._binding.loose:
+            return
+        started = time.perf_counter_ns()
+        self._slots.copy_loose(flight.slot)
+        for live in self._binding.loose:
+            self._statics.pop((flight.slot.index, live.name), None)
+        self._counters.stalled(Cause.UNWATCHED, time.perf_counter_ns() - started)
 
     def _copy_statics(self, flight: Flight) -> None:
         """State that the schedule does not move: into each slot once, and again when it changed."""

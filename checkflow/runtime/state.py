@@ -5,13 +5,16 @@ Parameters and buffers as in state_dict, optimizer state as <parameter>.<slot>. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, MutableSequence
+from collections import Counter
+from collections.abc import Collection, Iterator, MutableMapping, MutableSequence
 from dataclasses import dataclass
 
 import torch
 
 from checkflow.errors import InputError
+from checkflow.statenames import StateName, holders, stems
 from checkflow.training import Training
+from checkflow.wrapped import unsupported
 
 _UNSUPPORTED = {
     "DistributedDataParallel": "DDP",
@@ -20,6 +23,8 @@ _UNSUPPORTED = {
     "DataParallel": "DataParallel",
     "DTensor": "DTensor",
 }
+
+MAX_RECORDED_BYTES = 2**20  # of one tensor that the host's record holds
 
 Container = MutableMapping[object, object] | MutableSequence[object]
 
@@ -48,11 +53,6 @@ class Live:
         return True
 
 
-def prefixes(kind: str, count: int) -> tuple[str, ...]:
-    """("model",) for one, ("model.0", "model.1") for two."""
-    return (kind,) if count == 1 else tuple(f"{kind}.{index}" for index in range(count))
-
-
 def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
     """The module that torch.compile wrapped, or the module itself."""
     original = getattr(module, "_orig_mod", None)
@@ -62,16 +62,27 @@ def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
 def parameter_names(training: Training) -> dict[int, str]:
     """id(parameter) -> its first name, "model/features.0.weight"."""
     names: dict[int, str] = {}
-    for prefix, model in zip(prefixes("model", len(training.models)), training.models, strict=True):
+    for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
         for name, parameter in uncompiled(model).named_parameters():
             names.setdefault(id(parameter), f"{prefix}/{name}")
     return names
 
 
+def slot_stems(training: Training) -> tuple[dict[StateName, torch.nn.Parameter], ...]:
+    """For each optimizer: what the names of its slots begin with, for each of its parameters that a model has."""
+    names = parameter_names(training)
+    found: list[dict[StateName, torch.nn.Parameter]] = []
+    for holder, optimizer in zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True):
+        updated = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        parameters = {names[id(parameter)]: parameter for parameter in updated if id(parameter) in names}
+        found.append({stem: parameters[name] for name, stem in stems(holder, parameters).items()})
+    return tuple(found)
+
+
 def live_state(training: Training) -> list[Live]:
     """Every name of every state tensor that exists now. Raises InputError for what cannot be checkpointed, by name."""
     found: list[Live] = []
-    for prefix, model in zip(prefixes("model", len(training.models)), training.models, strict=True):
+    for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
         for path, module in uncompiled(model).named_modules(remove_duplicate=False):
             start = f"{prefix}/{path}." if path else f"{prefix}/"
             for held, skip, buffer in (
@@ -86,29 +97,34 @@ def live_state(training: Training) -> list[Live]:
     found += _optimizer_state(training)
     for live in found:
         _check(live)
+    if len({live.name for live in found}) < len(found):
+        name, _ = Counter(live.name for live in found).most_common(1)[0]
+        raise InputError(f"{name}: two tensors of this training have that name; rename one")
     return found
 
 
 def _optimizer_state(training: Training) -> Iterator[Live]:
-    names = {identity: name.split("/", 1)[1] for identity, name in parameter_names(training).items()}
-    for number, prefix in enumerate(prefixes("optimizer", len(training.optimizers))):
+    by_stem = slot_stems(training)
+    for number, prefix in enumerate(holders("optimizer", len(training.optimizers))):
         optimizer = training.optimizers[number]
+        stem = {id(parameter): name for name, parameter in by_stem[number].items()}
         for index, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
                 if isinstance(value, torch.Tensor):
                     yield Live(f"{prefix}/param_groups.{index}.{key}", value, group, key, optimizer=number)
             for position, parameter in enumerate(group["params"]):
-                if id(parameter) not in names:
+                if id(parameter) not in stem:
                     raise InputError(
                         f"{prefix}: parameter {position} of group {index}, shape {tuple(parameter.shape)}, belongs to "
                         "no model that was given; attach its module too"
                     )
-                start = f"{prefix}/{names[id(parameter)]}"
-                for slot, tensor, container, slot_key in _slots(optimizer.state.get(parameter, {})):
-                    yield Live(f"{start}.{slot}", tensor, container, slot_key, optimizer=number, parameter=parameter)
+                for slot, tensor, container, slot_key in slots(optimizer.state.get(parameter, {})):
+                    name = f"{stem[id(parameter)]}.{slot}"
+                    yield Live(name, tensor, container, slot_key, optimizer=number, parameter=parameter)
 
 
-def _slots(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor, object, object]]:
+def slots(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor, object, object]]:
+    """A parameter's optimizer state: each tensor with its slot's name, and where it is held: container[key]."""
     items: list[tuple[object, object]] = []
     if isinstance(value, dict):
         items = list(value.items())
@@ -119,7 +135,7 @@ def _slots(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor, o
         if isinstance(item, torch.Tensor):
             yield name, item, value, key
         else:
-            yield from _slots(item, name)
+            yield from slots(item, name)
 
 
 def is_host_scalar(live: Live) -> bool:
@@ -127,9 +143,24 @@ def is_host_scalar(live: Live) -> bool:
     return live.optimizer is not None and live.tensor.device.type == "cpu" and live.tensor.dim() == 0
 
 
-def refuse_distributed(training: Training) -> None:
-    """Raises InputError for a model of several processes, by name."""
-    for prefix, model in zip(prefixes("model", len(training.models)), training.models, strict=True):
+def check_supported(training: Training) -> None:
+    """Raises InputError for what is no model or optimizer, or none that can be checkpointed, by name."""
+    if not isinstance(training.model, (torch.nn.Module, Collection)):
+        raise InputError(f"model: is {type(training.model).__name__}; give an nn.Module or a list of them")
+    if not isinstance(training.optimizer, (torch.optim.Optimizer, Collection)):
+        raise InputError(f"optimizer: {unsupported(training.optimizer)}")
+    for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
+        if not isinstance(model, torch.nn.Module):
+            raise InputError(f"{prefix}: is {type(model).__name__}; give an nn.Module or a list of them")
+    for prefix, optimizer in zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True):
+        reason = unsupported(optimizer)
+        if reason is not None:
+            raise InputError(f"{prefix}: {reason}")
+    _refuse_distributed(training)
+
+
+def _refuse_distributed(training: Training) -> None:
+    for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
         for part in (*model.modules(), *model.parameters()):
             for base in type(part).__mro__:
                 if base.__name__ in _UNSUPPORTED:
@@ -149,7 +180,7 @@ def _check(live: Live) -> None:
         raise InputError(f"{live.name}: device {tensor.device} is not supported; use cuda or cpu")
     if tensor.is_conj() or tensor.is_neg():
         raise InputError(f"{live.name}: is a lazy conjugate or negative; store its resolve_conj().resolve_neg()")
-    if memory_order(tensor) is None:
+    if live.optimizer is None and memory_order(tensor) is None:
         raise InputError(
             f"{live.name}: shape {tuple(tensor.shape)} with strides {tuple(tensor.stride())} overlaps or has holes; "
             "make it contiguous"

@@ -35,7 +35,7 @@ class Stats:
     iteration_ns: int  # mean, from step() to step()
     predicted_bytes_per_s: int
     silent_anchors: tuple[str, ...]  # the schedule uses them; did not fire when last a checkpoint was filled or due
-    unwatched: tuple[str, ...]  # state that no hook guards; it is waited for when an iteration ends
+    unwatched: tuple[str, ...]  # state that no hook guards, or not where planned: waited for when an iteration ends
 
     @property
     def bytes_per_s(self) -> int:
@@ -104,5 +104,5 @@ class Meter:
             iteration_ns=(self._last_ns - self._first_ns) // max(1, self._iterations - 1),
             predicted_bytes_per_s=schedule.bandwidth_bytes_per_s,
             silent_anchors=tuple(anchors[number - 1] for number in sorted(executor.spots.silent)),
-            unwatched=tuple(storage.name for storage in executor.unwatched),
+            unwatched=(*(storage.name for storage in executor.unwatched), *executor.loose),
         )

@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from checkflow.errors import TraceError
 from checkflow.graph import Anchor, Graph, Op, Role, Tensor, View
 from checkflow.trace.names import State
 from checkflow.trace.recorder import Recorded
 from checkflow.trace.storages import Ledger, Storage
+from checkflow.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """State that has another storage when the iteration ends than when it began."""
+
+    name: str
+    before: Storage
+    after: Storage
+
+
+def notes_of(replaced: Sequence[Replaced]) -> list[str]:
+    """For a person."""
+    if not replaced:
+        return []
+    more = f" and {len(replaced) - 1} more" if len(replaced) > 1 else ""
+    size = format_bytes(sum(found.before.size_bytes for found in replaced))
+    return [
+        f"{replaced[0].name}{more} ({size}): replaced in each iteration, not updated in place; read when the iteration "
+        "has ended, and memory holds the old beside the new until then"
+    ]
 
 
 def assemble(
@@ -16,12 +39,21 @@ def assemble(
     model: str,
     arguments: tuple[tuple[str, str], ...],
     states: Sequence[tuple[State, Storage]],
+    replaced: Sequence[Replaced] = (),
     operators: Sequence[Recorded],
     anchors: tuple[Anchor, ...],
     ledger: Ledger,
 ) -> Graph:
-    """The Graph of a recorded iteration of len(operators) steps. Raises TraceError where no parameter is written."""
+    """The Graph of a recorded iteration of len(operators) steps. Raises TraceError where no parameter is written.
+
+    Replaced state is written by who writes its new storage, and by the last operator: until the iteration has ended the
+    runtime knows, and keeps, the old one. The new one stands beside it as what it is until then, no state.
+    """
     steps = len(operators)
+    written_too: dict[Storage, list[Storage]] = {}
+    for found in replaced:
+        written_too.setdefault(found.after, []).append(found.before)
+    last = tuple(found.before for found in replaced)
     views: dict[Storage, list[View]] = {}
     for state, storage in states:
         shape, dtype = tuple(state.tensor.shape), str(state.tensor.dtype).removeprefix("torch.")
@@ -38,13 +70,23 @@ def assemble(
             Op(
                 name=op.name,
                 reads=tuple(index[s] for s in op.reads if s in index),
-                writes=tuple(index[s] for s in op.writes if s in index),
+                writes=tuple(
+                    dict.fromkeys(
+                        index[s]
+                        for s in (
+                            *op.writes,
+                            *(old for new in op.writes for old in written_too.get(new, ())),
+                            *(last if step == steps else ()),
+                        )
+                        if s in index
+                    )
+                ),
                 flops=op.flops,
                 traffic_bytes=op.traffic_bytes,
                 dtype=op.dtype,
                 time_ns=0,
             )
-            for op in operators
+            for step, op in enumerate(operators, start=1)
         ),
         tensors=tuple(_tensor(s, tuple(views.get(s, ())), number, steps) for s, number in index.items()),
         anchors=anchors,

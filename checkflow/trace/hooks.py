@@ -9,9 +9,11 @@ from contextlib import contextmanager
 import torch
 
 from checkflow.graph import Anchor, AnchorKind, Role
-from checkflow.trace.names import parameters_of, prefixes
+from checkflow.statenames import holders
+from checkflow.trace.names import parameters_of
 from checkflow.trace.storages import Ledger
 from checkflow.training import Training
+from checkflow.wrapped import is_hookable
 
 # Of the hooks at one position between which nothing was freed, the first of these stays, then the outermost subject.
 _PREFERENCE = (
@@ -58,7 +60,7 @@ def hooked(training: Training, firings: Firings, ledger: Ledger) -> Iterator[Non
     handles: list[torch.utils.hooks.RemovableHandle] = []
     seen: set[torch.nn.Module] = set()
     try:
-        for prefix, model in zip(prefixes("model", len(training.models)), training.models, strict=True):
+        for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
             for path, module in model.named_modules():
                 if module not in seen:
                     seen.add(module)
@@ -66,8 +68,9 @@ def hooked(training: Training, firings: Firings, ledger: Ledger) -> Iterator[Non
         for name, parameter in parameters_of(training):
             if parameter.requires_grad:
                 handles += _on_parameter(parameter, name, firings, ledger)
-        for prefix, optimizer in zip(prefixes("optimizer", len(training.optimizers)), training.optimizers, strict=True):
-            handles += _on_optimizer(optimizer, prefix, firings, ledger)
+        for prefix, optimizer in zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True):
+            if is_hookable(optimizer):
+                handles += _on_optimizer(optimizer, prefix, firings, ledger)
         yield
     finally:
         for handle in handles:

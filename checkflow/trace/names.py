@@ -13,7 +13,9 @@ import torch
 
 from checkflow.errors import ModelFileError, TraceError
 from checkflow.graph import Role
+from checkflow.statenames import holders, stems
 from checkflow.training import Training
+from checkflow.wrapped import unsupported
 
 _DISTRIBUTED = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DTensor", "DataParallel"}
 
@@ -28,11 +30,6 @@ class State:
     host: bool  # on the host, whatever the device: never crosses the link
 
 
-def prefixes(kind: str, count: int) -> tuple[str, ...]:
-    """("model",) for one, ("model.0", "model.1") for two."""
-    return (kind,) if count == 1 else tuple(f"{kind}.{i}" for i in range(count))
-
-
 def check_training(value: object, model: str) -> Training:
     """The factory's result. Raises ModelFileError unless it is a Training of plain modules and optimizers."""
     if not isinstance(value, Training):
@@ -45,7 +42,10 @@ def check_training(value: object, model: str) -> Training:
         ("optimizer", value.optimizer, torch.optim.Optimizer),
     ):
         if not isinstance(given, (kind, Collection)):
-            raise ModelFileError(f"{model}: {field} is {type(given).__name__}; give one, or a list of them")
+            reason = unsupported(given) if kind is torch.optim.Optimizer else None
+            raise ModelFileError(
+                f"{model}: {reason or f'{field} is {type(given).__name__}; give one, or a list of them'}"
+            )
     for module in value.models:
         if not isinstance(module, torch.nn.Module):
             raise ModelFileError(f"{model}: model is {type(module).__name__}; give an nn.Module or a list of them")
@@ -54,10 +54,9 @@ def check_training(value: object, model: str) -> Training:
         if named:
             raise TraceError(f"{model}: {min(named)} is not supported yet; trace the plain module of one process")
     for optimizer in value.optimizers:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ModelFileError(
-                f"{model}: optimizer is {type(optimizer).__name__}; give a torch.optim.Optimizer or a list of them"
-            )
+        reason = unsupported(optimizer)
+        if reason is not None:
+            raise ModelFileError(f"{model}: {reason}")
     if not value.models or not value.optimizers:
         raise ModelFileError(f"{model}: the factory returned no {'optimizer' if value.models else 'model'}; give one")
     if not callable(value.iteration):
@@ -69,7 +68,7 @@ def check_training(value: object, model: str) -> Training:
 def parameters_of(training: Training) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """("model/features.0.weight", parameter) for each parameter once, under its first name."""
     seen: set[int] = set()
-    for prefix, module in zip(prefixes("model", len(training.models)), training.models, strict=True):
+    for prefix, module in zip(holders("model", len(training.models)), training.models, strict=True):
         for name, parameter in module.named_parameters():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
@@ -79,7 +78,7 @@ def parameters_of(training: Training) -> Iterator[tuple[str, torch.nn.Parameter]
 def state_of(training: Training, model: str) -> tuple[State, ...]:
     """Every name of every state tensor. Raises TraceError for an optimizer's parameter that belongs to no model."""
     found: list[State] = []
-    for prefix, module in zip(prefixes("model", len(training.models)), training.models, strict=True):
+    for prefix, module in zip(holders("model", len(training.models)), training.models, strict=True):
         for path, part in module.named_modules(remove_duplicate=False):
             for role, tensors, skip in (
                 (Role.PARAMETER, part._parameters, set[str]()),
@@ -94,8 +93,10 @@ def state_of(training: Training, model: str) -> tuple[State, ...]:
 
 
 def _optimizer_state(training: Training, model: str) -> Iterator[State]:
-    names = {id(parameter): name.split("/", 1)[1] for name, parameter in parameters_of(training)}
-    for prefix, optimizer in zip(prefixes("optimizer", len(training.optimizers)), training.optimizers, strict=True):
+    names = {id(parameter): name for name, parameter in parameters_of(training)}
+    for prefix, optimizer in zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True):
+        updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        stem = stems(prefix, (names[id(parameter)] for parameter in updated if id(parameter) in names))
         for index, group in enumerate(optimizer.param_groups):
             on_device = bool(group.get("capturable") or group.get("fused"))
             for key, value in group.items():
@@ -109,7 +110,7 @@ def _optimizer_state(training: Training, model: str) -> Iterator[State]:
                         f"{tuple(parameter.shape)}, which belongs to no model; list its module in Training.model"
                     )
                 for slot, tensor in _slots(optimizer.state.get(parameter, {})):
-                    name = f"{prefix}/{names[id(parameter)]}.{slot}"
+                    name = f"{stem[names[id(parameter)]]}.{slot}"
                     yield State(name, Role.OPTIMIZER, tensor, _is_host_scalar(tensor, on_device))
 
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from checkflow.collector import paused_collector
 from checkflow.errors import CheckflowError, InputError, ModelFileError, TraceError
 from checkflow.graph import AnchorKind, Graph
-from checkflow.trace.assemble import assemble
+from checkflow.trace.assemble import Replaced, assemble, notes_of
 from checkflow.trace.assumptions import ON_CPU, assume_cuda_defaults, noting_disabled
 from checkflow.trace.execution import DataDependent, raised_at
 from checkflow.trace.fakes import fake_tensors
@@ -149,7 +149,7 @@ class _Attempt:
                 training.iteration()
             self.needed_bytes = needed_bytes(state_of(training, self.model))
             self.progress("iteration 2 of 2, recording")
-            graph, recording, program = _record(training, recorder, self.model, self.arguments)
+            graph, recording, program = _record(training, recorder, self.model, self.arguments, said)
         if self.measure:
             self.progress("measuring operators")
             with _users_code("iteration"):
@@ -164,9 +164,9 @@ def _random_state_kept() -> AbstractContextManager[None]:
 
 
 def _record(
-    training: Training, recorder: Recorder, model: str, arguments: tuple[tuple[str, str], ...]
+    training: Training, recorder: Recorder, model: str, arguments: tuple[tuple[str, str], ...], said: list[str]
 ) -> tuple[Graph, Recording, torch.fx.GraphModule]:
-    """Run one iteration under an active recorder: its graph, what was recorded, and its program."""
+    """Run one iteration under an active recorder: its graph, what was recorded, and its program. `said` gets notes."""
     ledger = recorder.ledger
     gc.collect()
     ledger.start()
@@ -189,11 +189,13 @@ def _record(
     firings.fire(AnchorKind.ITERATION_END, "")
     for _, parameter in parameters_of(training):
         mark_gradient(parameter, ledger)
-    _check_same_storages(states, state_of(training, model), ledger, model)
+    replaced = _replaced(states, state_of(training, model), ledger, model)
+    said += notes_of(replaced)
     graph = assemble(
         model=model,
         arguments=arguments,
         states=states,
+        replaced=replaced,
         operators=recording.operators,
         anchors=firings.kept(),
         ledger=ledger,
@@ -213,16 +215,28 @@ def _bound_states(training: Training, ledger: Ledger, model: str) -> list[tuple[
     return bound
 
 
-def _check_same_storages(
+def _replaced(
     before: list[tuple[State, Storage]], after: tuple[State, ...], ledger: Ledger, model: str
-) -> None:
-    """Raises TraceError where the iteration made or replaced state instead of updating it in place."""
-    known = {state.name: storage for state, storage in before}
-    now = {state.name: ledger.see(state.tensor) for state in after}
+) -> tuple[Replaced, ...]:
+    """State that the iteration replaced instead of updating it in place.
+
+    Raises TraceError where it makes or drops state, or changes its size: no checkpoint has room for that.
+    """
+    known = {state.name: (state, storage) for state, storage in before}
+    now = {state.name: (state, ledger.see(state.tensor)) for state in after}
+    found: list[Replaced] = []
     for name in dict.fromkeys((*known, *now)):
-        if known.get(name) is not now.get(name):
-            deed = "replaces" if name in known and name in now else "drops" if name in known else "creates"
+        if name not in known or name not in now:
             raise TraceError(
-                f"{model}: the iteration {deed} {name}, whose storage has to stay the same; update it in place "
-                "(copy_, add_), and create state in the first iteration"
+                f"{model}: the iteration {'drops' if name in known else 'creates'} {name}; keep "
+                "state from one iteration to the next, and create it in the first"
             )
+        (old, storage), (new, other) = known[name], now[name]
+        if (old.tensor.shape, old.tensor.dtype) != (new.tensor.shape, new.tensor.dtype):
+            raise TraceError(
+                f"{model}: the iteration makes {name} a tensor of shape {tuple(new.tensor.shape)}, {new.tensor.dtype}; "
+                f"it was {tuple(old.tensor.shape)}, {old.tensor.dtype}; keep shape and dtype"
+            )
+        if storage is not other and not (ledger.is_host(storage) and ledger.is_host(other)):
+            found.append(Replaced(name, storage, other))
+    return tuple(found)

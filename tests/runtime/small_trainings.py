@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -268,7 +270,132 @@ def convolutional() -> Case:
     return Case(Training(net, optimizer, lambda: None), iterate)
 
 
+class Swapping(torch.optim.Optimizer):
+    """Writes each new weight into a second tensor, and swaps the two; its average is another tensor each time."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+        self.others = [torch.empty_like(parameter) for parameter in parameters]
+
+    @torch.no_grad()
+    def step(self, _closure: object = None) -> None:  # type: ignore[override]
+        for parameter, other in zip(self.param_groups[0]["params"], self.others, strict=True):
+            average = self.state[parameter].get("average", torch.zeros_like(parameter))
+            self.state[parameter]["average"] = average * 0.9 + parameter.grad
+            torch.sub(parameter.data, self.state[parameter]["average"], alpha=0.1, out=other)
+        for index, parameter in enumerate(self.param_groups[0]["params"]):
+            parameter.data, self.others[index] = self.others[index], parameter.data
+
+
+def parking() -> Case:
+    """Each third iteration makes no update but takes another weight; the old one is written where no guard knows it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    weight = next(net.parameters())
+    spare = [weight.detach().clone()]
+    case = plain(lambda ps: torch.optim.SGD(ps, lr=0.1), net)
+
+    def iterate(number: int) -> None:
+        if number % 3 == 2:
+            weight.data, spare[0] = spare[0], weight.data
+            return
+        spare[0].data.fill_(number)
+        case.iterate(number)
+
+    return Case(case.training, iterate)
+
+
+def swapping() -> Case:
+    """Besides, from the fourth iteration on, an unused model's buffer is one of three in turn; nothing sees writes."""
+    net, unused = mlp(), nn.Module()
+    unused.register_buffer("still", torch.zeros(5))
+    turns = [torch.zeros(5), torch.zeros(5), torch.zeros(5)]
+    optimizer = Swapping(list(net.parameters()))
+
+    def iterate(number: int) -> None:
+        x, y = _batch(number)
+        backward(F.cross_entropy(net(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+        if number > 3:
+            turns[number % 3].data.fill_(number)
+            unused.still = turns[number % 3]
+            turns[(number + 2) % 3].data.fill_(-1.0)  # the last one's
+
+    return Case(Training([net, unused], optimizer, lambda: None), iterate)
+
+
+class Turning(torch.optim.Optimizer):
+    """From the fourth update on a basis is made anew each time, column-major or row-major."""
+
+    updates = 0
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, _closure: object = None) -> None:  # type: ignore[override]
+        self.updates += 1
+        for parameter in self.param_groups[0]["params"]:
+            state, columns = self.state[parameter], parameter.grad.reshape(len(parameter), -1)
+            state.setdefault("basis", torch.eye(len(columns)) + 0.1).mul_(1.01)
+            state.setdefault("still", torch.ones(len(columns), 3))
+            if self.updates > 3:
+                state["basis"] = torch.tanh(state["basis"]).t().contiguous()
+                if self.updates % 3:
+                    state["basis"] = state["basis"].t()
+                    state["still"] = (state["still"] + 1).t().contiguous().t()
+            parameter.sub_((state["basis"] @ columns).view_as(parameter), alpha=0.1)
+
+
+def turning() -> Case:
+    return plain(Turning)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Slow weights, each third time, without Optimizer.__init__: no hook can be placed. No counter sees its writes."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.updates = optimizer, 0
+        self.state = defaultdict(dict)
+        for parameter in optimizer.param_groups[0]["params"]:
+            self.state[parameter]["slow"] = parameter.detach().clone()
+
+    @property  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, _closure: object = None) -> None:  # type: ignore[override]
+        self.optimizer.step()
+        self.updates += 1
+        if self.updates % 3 == 0:
+            for parameter, state in self.state.items():
+                state["slow"].data.lerp_(parameter.data, 0.5)
+                parameter.data.copy_(state["slow"])
+
+
+class HookedLookahead(Lookahead):
+    """The same with hooks."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self.defaults = {}
+        torch.optim.Optimizer.__setstate__(self, {})
+
+
+def wrapping() -> Case:
+    return plain(lambda ps: Lookahead(torch.optim.AdamW(ps, lr=0.01)))
+
+
+def hooked_wrapping() -> Case:
+    return plain(lambda ps: HookedLookahead(torch.optim.AdamW(ps, lr=0.01)))
+
+
 ALL = [
     sgd, momentum, adamw_looped, adamw_foreach, adamw_fused, accumulating, tied, frozen, in_backward, recomputing,
     adversarial, evaluating, clipping, skipping, averaging, reloading, convolutional,
+    swapping, parking, turning, wrapping, hooked_wrapping,
 ]  # fmt: skip

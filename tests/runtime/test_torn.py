@@ -22,6 +22,26 @@ def test_every_staged_byte_is_of_its_iterations_end(factory: Factory, lag: int, 
     assert made.sink.order == list(range(1, 9))
 
 
+def test_what_left_early_does_not_overwrite_what_lies_otherwise_by_then() -> None:
+    """Copies from snapshots of a tensor that is replaced, in another memory order, before the iteration's end."""
+    for seed in range(12):
+        made = rig(trainings.turning, random_schedule(trainings.turning, seed, snapshots=1.0))
+        made.run(8)
+        made.close()
+        assert made.torn() == [] and made.sink.order == list(range(1, 9))
+        assert "optimizer/0.weight.basis" in made.executor.loose
+
+
+def test_what_an_optimizer_without_hooks_holds_is_waited_for() -> None:
+    """Whether the traced iteration writes it or not; with hooks it is not."""
+    for factory, waited in ((trainings.wrapping, True), (trainings.hooked_wrapping, False)):
+        made = rig(factory, random_schedule(factory, 0))
+        made.run(4)
+        made.close()
+        names = {storage.name for storage in made.executor.unwatched}
+        assert ("optimizer.1/0.weight.slow" in names) is waited
+
+
 TEETH = [
     (GuardKind.OPTIMIZER, trainings.adamw_fused, 10**9),
     (GuardKind.OPTIMIZER, trainings.in_backward, 10**9),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 
-from checkflow.runtime.binding import Binding, bind
+from checkflow.runtime.binding import Binding, Target, bind
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device, Event, Snapshot
 from checkflow.runtime.executor import Executor
@@ -18,16 +18,23 @@ from checkflow.runtime.guards import GuardKind
 from checkflow.runtime.hook import Removable, place
 from checkflow.runtime.host import HostEvent
 from checkflow.runtime.sink import Slot
-from checkflow.runtime.state import live_state, parameter_names, prefixes
+from checkflow.runtime.state import live_state, parameter_names
 from checkflow.schedule import ActionRow, AnchorRow, Certificate, Schedule, StateRow, ViewRow
+from checkflow.statenames import holders
 from checkflow.training import Training
+from checkflow.wrapped import is_hookable
 
 State = dict[str, bytes]
 
 
-def state_bytes(training: Training) -> State:
-    """Every state tensor's bytes, as they lie in memory."""
-    return {live.name: memory_of(live.tensor) for live in live_state(training)}
+def state_bytes(training: Training, targets: Mapping[str, Target] | None = None) -> State:
+    """Every state tensor's bytes, as they lie in memory, or in the order of its target."""
+    found: State = {}
+    for live in live_state(training):
+        target = (targets or {}).get(live.name)
+        tensor = live.tensor.detach()
+        found[live.name] = memory_of(tensor if target is None else tensor.permute(target.order).contiguous())
+    return found
 
 
 def memory_of(tensor: torch.Tensor) -> bytes:
@@ -193,7 +200,7 @@ def anchors_of(case: Case) -> list[tuple[str, str, int]]:
         return lambda *_: fired.append((kind, subject))
 
     names = parameter_names(training)
-    for prefix, model in zip(prefixes("model", len(training.models)), training.models, strict=True):
+    for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
         for path, module in model.named_modules():
             subject = f"{prefix}/{path}" if path else prefix
             handles.append(module.register_forward_pre_hook(note("forward_pre", subject)))
@@ -201,9 +208,10 @@ def anchors_of(case: Case) -> list[tuple[str, str, int]]:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 handles.append(parameter.register_hook(note("gradient", names[id(parameter)])))  # type: ignore[no-untyped-call]
-    for prefix, optimizer in zip(prefixes("optimizer", len(training.optimizers)), training.optimizers, strict=True):
-        handles.append(optimizer.register_step_pre_hook(note("optimizer_pre", prefix)))
-        handles.append(optimizer.register_step_post_hook(note("optimizer", prefix)))
+    for prefix, optimizer in zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True):
+        if is_hookable(optimizer):
+            handles.append(optimizer.register_step_pre_hook(note("optimizer_pre", prefix)))
+            handles.append(optimizer.register_step_post_hook(note("optimizer", prefix)))
     case.iterate(1)
     for handle in handles:
         handle.remove()
@@ -331,7 +339,7 @@ class Rig:
             self.mark()
 
     def mark(self) -> None:
-        self.expected[self.executor.completed + 1] = state_bytes(self.case.training)
+        self.expected[self.executor.completed + 1] = state_bytes(self.case.training, self.sink.binding.targets)
         self.executor.step()
 
     def close(self) -> None:

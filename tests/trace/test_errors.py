@@ -86,19 +86,60 @@ def test_an_iteration_that_updates_nothing() -> None:
     assert "writes no parameter; let it call optimizer.step()" in refused(factory)
 
 
-def test_state_that_is_replaced_created_or_dropped() -> None:
-    """The tensor is named, with the way out."""
+def first(model: nn.Sequential) -> nn.Parameter:
+    """The first layer's weight."""
+    return next(model.parameters())
 
-    def replace(model: nn.Sequential, _: object) -> None:
-        weight = model[0].weight
-        assert isinstance(weight, nn.Parameter)
-        weight.data = weight.data * 0.9
 
-    def drop(_: nn.Module, optimizer: optim.Optimizer) -> None:
-        optimizer.state.clear()
+def test_state_that_is_created_dropped_or_resized() -> None:
+    """The tensor is named, with the way out: no checkpoint has room for it."""
 
-    assert "replaces model/0.weight" in refused(with_iteration(replace))
-    assert "replaces optimizer/0.weight.momentum_buffer" in refused(with_iteration(drop))
+    def create(model: nn.Sequential, optimizer: optim.Optimizer) -> None:
+        state = optimizer.state[first(model)]
+        if state:  # from the second iteration on
+            state["extra"] = torch.zeros(3)
+
+    def drop(model: nn.Sequential, optimizer: optim.Optimizer) -> None:
+        optimizer.state[first(model)]["extra"] = torch.zeros(3)
+        if "momentum_buffer" in optimizer.state[first(model)]:
+            del optimizer.state[first(model)]["extra"]
+
+    def resize(model: nn.Sequential, optimizer: optim.Optimizer) -> None:
+        state = optimizer.state[first(model)]
+        state["extra"] = torch.zeros(len(state.get("extra", ())) + 1)
+
+    assert "creates optimizer/0.weight.extra; keep state" in refused(with_iteration(create))
+    assert "drops optimizer/0.weight.extra" in refused(with_iteration(drop))
+    assert "makes optimizer/0.weight.extra a tensor of shape (2,)" in refused(with_iteration(resize))
+
+
+def test_lists_of_state_that_grow_are_refused_at_once() -> None:
+    """Before anything is run."""
+    ran: list[int] = []
+
+    def factory() -> Training:
+        model = mlp()
+        return Training(model, optim.LBFGS(model.parameters()), lambda: ran.append(1))
+
+    assert "LBFGS keeps lists of tensors that grow and shrink" in refused(factory)
+    assert not ran
+
+
+def test_an_optimizer_that_is_none_names_what_it_holds() -> None:
+    """One line, whether it stands alone or in a list."""
+
+    class Chained:
+        def __init__(self, *optimizers: optim.Optimizer) -> None:
+            self.optimizers = optimizers
+
+    def factory(many: bool) -> Training:
+        model = mlp()
+        chained = Chained(optim.SGD(model[:1].parameters()), optim.Adam(model[1:].parameters()))
+        return Training(model, [chained] if many else chained, lambda: None)  # type: ignore[arg-type, list-item]
+
+    for many in (False, True):
+        text = refused(lambda many=many: factory(many))  # type: ignore[misc]
+        assert "optimizer is Chained; give a torch.optim.Optimizer" in text and "it holds SGD and Adam" in text
 
 
 def test_an_optimizer_of_a_parameter_outside_the_models() -> None:
