@@ -13,7 +13,8 @@ PACKAGE = Path(__file__).parent.parent / "checkflow"
 ALLOWED: dict[str, set[str]] = {
     "__init__": {"training", "checkpointing"},
     "collector": set(),
-    "errors": set(),
+    "text": set(),
+    "errors": {"text"},
     "training": set(),
     "units": {"errors"},
     "graph": {"errors"},
@@ -35,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
         "hardware", "solve", "lower", "verify", "sweep",
     },
     "sources": {"errors", "training", "models"},
-    "store": {"errors", "units", "jsonfile"},
+    "store": {"errors", "text", "units", "jsonfile"},
     "runtime": {"errors", "units", "training", "schedule"},
     "simulation": {"errors", "units", "graph", "plan", "link", "schedule", "runtime", "compiler"},
     "hoststate": {"errors", "training", "runtime"},
@@ -49,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         "errors", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify",
-        "compiler", "report", "sources", "training", "solve", "store", "sweep",
+        "compiler", "report", "sources", "training", "solve", "store", "sweep", "text",
     },
 }  # fmt: skip
 
