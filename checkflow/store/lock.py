@@ -25,6 +25,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from checkflow.errors import StoreBusyError, StoreError
 from checkflow.store.disk import LocalDisk
+from checkflow.store.interrupts import let_through
 from checkflow.store.opening import open_regular
 from checkflow.text import plain
 
@@ -154,6 +155,7 @@ def _wait_for_saver(store: Path, fd: int, notify: Callable[[str], None], timeout
         if timeout_s is not None and time.monotonic() - started > timeout_s:
             raise StoreBusyError(f"{store}: the previous run's saver, {who}, did not end in {timeout_s:g} s; end it")
         time.sleep(0.02)
+        let_through()
 
 
 def _busy(store: Path) -> str:
