@@ -7,12 +7,16 @@ import gc
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from checkflow.store.lock import StoreLock
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 PACKAGE = str(Path(__file__).parents[1] / "checkflow")
 
@@ -22,14 +26,14 @@ def interrupted_at(line: int) -> Iterator[list[int]]:
     """Within this, Ctrl-C comes when so many lines of the package were run; yields the count."""
     count = [0]
 
-    def local(_: FrameType, event: str, __: object) -> Callable[..., object]:
+    def local(_: FrameType, event: str, __: object) -> TraceFunction:
         if event == "line":
             count[0] += 1
             if count[0] == line:
                 signal.raise_signal(signal.SIGINT)
         return local
 
-    def trace(frame: FrameType, _: str, __: object) -> Callable[..., object] | None:
+    def trace(frame: FrameType, _: str, __: object) -> TraceFunction | None:
         return local if frame.f_code.co_filename.startswith(PACKAGE) else None
 
     sys.settrace(trace)

@@ -12,7 +12,6 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 from checkflow.store.layout import FileSpec
 from checkflow.store.retention import Retention
 
-
 _StorePath = Annotated[  # its bytes in hexadecimal digits: a path need not be UTF-8
     Path,
     PlainSerializer(lambda path: os.fsencode(path).hex()),

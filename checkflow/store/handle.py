@@ -155,7 +155,8 @@ class StoreHandle:
     def stage(self, slot: Slot, iteration: int, record: bytes) -> None:
         """The slot holds a whole checkpoint of this many completed iterations; `record` is its commit record, JSON.
 
-        From here on it survives the trainer's death. Raises StoreError if the record is longer than its room.
+        From here on it survives the trainer's death. Raises StoreError, and leaves the slot to the caller, where memory
+        for the record does not suffice.
         """
         due = self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
         due = self._slots.stage(slot, iteration, record, due=due)

@@ -49,18 +49,21 @@ def test_a_handle_that_is_lost_is_let_go(tmp_path: Path) -> None:
 
 def test_two_interrupts_and_the_store_can_be_opened_again(tmp_path: Path) -> None:
     """As in a notebook: one ends the loop, one the wait for the disk. What was staged is persisted all the same."""
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        with StoreHandle.open(tmp_path, SMALL, notify=silent, persist_every=PersistEvery(iterations=1)) as handle:
-            saver = stop(handle)
-            assert stage(handle, SMALL, 1)
+    each = PersistEvery(iterations=1)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        StoreHandle.open(tmp_path, SMALL, notify=silent, persist_every=each) as handle,
+    ):
+        saver = stop(handle)
+        assert stage(handle, SMALL, 1)
 
-            def interrupt() -> None:
-                time.sleep(0.3)
-                os.kill(os.getpid(), signal.SIGINT)
+        def interrupt() -> None:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGINT)
 
-            thread = threading.Thread(target=interrupt)
-            thread.start()
-            raise KeyboardInterrupt
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        raise KeyboardInterrupt
     thread.join()
     os.kill(saver, signal.SIGCONT)
     StoreLock.acquire(tmp_path, silent, timeout_s=20).close()
