@@ -19,15 +19,20 @@ see plan.Infeasible (exit code 1).
 
 from __future__ import annotations
 
+from checkflow.text import plain
+
 EXIT_DONE = 0
 EXIT_NO = 1
 EXIT_BAD_INPUT = 2
 
 
 class CheckflowError(Exception):
-    """Base of every error that checkflow raises on purpose."""
+    """Base of every error that checkflow raises on purpose. Its message may quote what a file says."""
 
     exit_code = EXIT_BAD_INPUT
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(plain(message))
 
 
 class InputError(CheckflowError):

@@ -15,7 +15,8 @@ PACKAGE = Path(__file__).parent.parent / "checkflow"
 ALLOWED: dict[str, set[str]] = {
     "__init__": {"training", "checkpointing"},
     "collector": set(),
-    "errors": set(),
+    "text": set(),
+    "errors": {"text"},
     "training": {"wrapped"},
     "wrapped": set(),
     "statenames": set(),
@@ -39,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
         "hardware", "solve", "lower", "verify", "sweep",
     },
     "sources": {"errors", "training", "models"},
-    "store": {"errors", "units", "jsonfile"},
+    "store": {"errors", "text", "units", "jsonfile"},
     "runtime": {"errors", "units", "training", "wrapped", "statenames", "schedule"},
     "simulation": {"errors", "units", "graph", "plan", "link", "schedule", "runtime", "compiler"},
     "hoststate": {"errors", "training", "statenames", "runtime"},
@@ -55,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         "errors", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify",
-        "compiler", "report", "sources", "training", "solve", "store", "sweep",
+        "compiler", "report", "sources", "training", "solve", "store", "sweep", "text",
     },
 }  # fmt: skip
 

@@ -19,6 +19,7 @@ from checkflow.runtime.binding import bind
 from checkflow.runtime.state import check_supported
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.store.handle import OnError, StoreHandle
+from checkflow.store.interrupts import held_back
 from checkflow.store.pace import PersistEvery
 from checkflow.store.retention import Retention
 from checkflow.store.slots import Backpressure
@@ -104,36 +105,42 @@ def attach(
     fingerprints = {"schedule": schedule.digest, "state": schedule.state_fingerprint}
     host = HostState(training, objects, stored=stored.__contains__, fingerprints=fingerprints)
     check_capturable(host)
-    handle = StoreHandle.open(
-        Path(store),
-        layout,
-        slots=slots,
-        backpressure=policy,
-        record_room_bytes=host.room_bytes(),
-        persist_every=persist_every,
-        retention=retention,
-        on_error=on_error,
-        notify=notify,
-    )
-    try:
-        return Checkpointer(
-            schedule,
-            training,
-            objects,
-            host,
-            binding,
-            handle,
-            Path(store),
-            interval=interval or schedule.interval,
-            block=policy == "block",
-            sigterm_deadline_s=sigterm_deadline_s,
-            audit=audit,
-            notify=notify,
-        )
-    except BaseException:
-        with contextlib.suppress(StoreError):  # the error to raise is the one that there is
-            handle.close(CLOSE_S)
-        raise
+    with contextlib.ExitStack() as undo:
+        with held_back():
+            handle = StoreHandle.open(
+                Path(store),
+                layout,
+                slots=slots,
+                backpressure=policy,
+                record_room_bytes=host.room_bytes(),
+                persist_every=persist_every,
+                retention=retention,
+                on_error=on_error,
+                notify=notify,
+            )
+            undo.callback(_close, handle)
+            checkpointer = Checkpointer(
+                schedule,
+                training,
+                objects,
+                host,
+                binding,
+                handle,
+                Path(store),
+                interval=interval or schedule.interval,
+                block=policy == "block",
+                sigterm_deadline_s=sigterm_deadline_s,
+                audit=audit,
+                notify=notify,
+            )
+            undo.push(checkpointer.__exit__)
+        undo.pop_all()
+    return checkpointer
+
+
+def _close(handle: StoreHandle) -> None:
+    with contextlib.suppress(StoreError):  # the error to raise is the one that there is
+        handle.close(CLOSE_S)
 
 
 def _no_iteration() -> None:

@@ -13,7 +13,6 @@ from checkflow.hoststate.rng import RngRecord
 
 FORMAT: Final = "checkflow-record"
 VERSION: Final = 1
-MAX_BYTES = 64 * 2**20
 
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -106,8 +105,6 @@ _RECORD = TypeAdapter(Record)
 
 def parse_record(data: bytes, source: str = "commit.json") -> Record:
     """The record in a checkpoint's bytes. Raises FormatError that names the first wrong field."""
-    if len(data) > MAX_BYTES:
-        raise FormatError(f"{source}: has {len(data)} bytes, more than any record; take another checkpoint")
     document = load(data, source)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(f"{source}: is not of format {FORMAT}; take another checkpoint")

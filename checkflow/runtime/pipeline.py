@@ -120,7 +120,11 @@ class Pipeline:
             if flight.written_unseen or any(s.version() != version for s, version in flight.checks.items()):
                 self._discard(flight)
                 continue
-            self._sink.stage(flight.slot, flight.iteration, flight.record())
+            try:
+                self._sink.stage(flight.slot, flight.iteration, flight.record())
+            except Exception:  # the slot is still ours
+                self._discard(flight)
+                raise
             self.staged, self.last_staged = self.staged + 1, flight.iteration
 
     def drain(self, timeout_s: float | None = None) -> bool:

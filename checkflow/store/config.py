@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from checkflow.store.layout import FileSpec
 from checkflow.store.retention import Retention
+
+_StorePath = Annotated[  # its bytes in hexadecimal digits: a path need not be UTF-8
+    Path,
+    PlainSerializer(lambda path: os.fsencode(path).hex()),
+    PlainValidator(lambda text: Path(os.fsdecode(bytes.fromhex(text)))),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class SaverConfig:
     """The store, what to write to it, how long to retain it, and the versions to name in manifests."""
 
-    store: Path
+    store: _StorePath
     files: tuple[FileSpec, ...]
     retention: Retention
     versions: dict[str, str]

@@ -11,6 +11,7 @@ One thread calls these. None but `acquire`, `drain` and `close` ever waits.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
@@ -21,6 +22,7 @@ from typing import Literal
 
 from checkflow.errors import StoreError
 from checkflow.store.config import SaverConfig
+from checkflow.store.interrupts import held_back
 from checkflow.store.layout import Layout
 from checkflow.store.lock import StoreLock
 from checkflow.store.messages import LAST, WAKE
@@ -59,6 +61,10 @@ class StoreHandle:
         self._tally = Tally()
         self._saver = Supervisor(shared, self._slots, lock, self._tally, hang_s)
         self._closed = False
+        self._let_go = weakref.finalize(
+            self, _let_go, self._saver, lock, shared
+        )  # also of one that nobody has any more
+        self._let_go.atexit = False
         _open_handles.add(self)
 
     @classmethod
@@ -84,25 +90,26 @@ class StoreHandle:
         on_error="warn", errors. Raises StoreBusyError that names the other trainer, StoreError where memory, store or
         process cannot be had, InputError for an argument.
         """
-        path = path.resolve()
+        try:
+            path = path.resolve()
+        except (OSError, RuntimeError, ValueError) as error:
+            raise StoreError(f"store: {path} is no path of a directory ({error}); choose another") from None
         config = SaverConfig(path, layout.specs, retention, dict(versions or {})).dump()
-        lock = lock or StoreLock.acquire(path, notify)
-        try:
-            for line in take_log(path):
-                notify(f"{path}: the previous run's saver could not tell: {line}")
-            shared = SharedMemory.create(layout, slots=slots, record_room_bytes=record_room_bytes, config=config)
-        except BaseException:
-            lock.close()
-            raise
-        try:
-            return cls(
-                shared, layout, lock, pace=Pace(persist_every), backpressure=backpressure, on_error=on_error,
-                notify=notify, hang_s=hang_s,
-            )  # fmt: skip
-        except BaseException:
-            shared.close()
-            lock.close()
-            raise
+        with contextlib.ExitStack() as undo:
+            with held_back():
+                lock = lock or StoreLock.acquire(path, notify)
+                undo.callback(lock.close)
+                for line in take_log(path):
+                    notify(f"{path}: the previous run's saver could not tell: {line}")
+                shared = SharedMemory.create(layout, slots=slots, record_room_bytes=record_room_bytes, config=config)
+                undo.callback(shared.close)
+                handle = cls(
+                    shared, layout, lock, pace=Pace(persist_every), backpressure=backpressure, on_error=on_error,
+                    notify=notify, hang_s=hang_s,
+                )  # fmt: skip
+                undo.callback(handle._let_go)
+            undo.pop_all()
+        return handle
 
     def __enter__(self) -> StoreHandle:
         return self
@@ -148,7 +155,8 @@ class StoreHandle:
     def stage(self, slot: Slot, iteration: int, record: bytes) -> None:
         """The slot holds a whole checkpoint of this many completed iterations; `record` is its commit record, JSON.
 
-        From here on it survives the trainer's death. Raises StoreError if the record is longer than its room.
+        From here on it survives the trainer's death. Raises StoreError, and leaves the slot to the caller, where memory
+        for the record does not suffice.
         """
         due = self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
         due = self._slots.stage(slot, iteration, record, due=due)
@@ -195,16 +203,16 @@ class StoreHandle:
         if self._closed:
             return
         deadline = time.monotonic() + deadline_s
-        try:
-            self._saver.tend()  # one that died is started again, to remove what it left
-            self._saver.tell(LAST)
-            self._drain(deadline)
-            self._saver.end(deadline)
-        finally:
-            self._closed = True
-            _open_handles.discard(self)
-            self._lock.close()
-            self.shared.close()
+        with held_back():
+            try:
+                self._saver.tend()  # one that died is started again, to remove what it left
+                self._saver.tell(LAST)
+                self._drain(deadline)
+                self._saver.end(deadline)
+            finally:
+                self._closed = True
+                _open_handles.discard(self)
+                self._let_go()
         self._deliver()
 
     def _drain(self, deadline: float) -> bool:
@@ -266,9 +274,17 @@ class StoreHandle:
     def disown(self) -> None:
         """In a forked child: let go of what would outlive the trainer there."""
         self._closed = True
+        self._let_go.detach()
         self._lock.disown()
         self.shared.close()
         self._saver.disown()
+
+
+def _let_go(saver: Supervisor, lock: StoreLock, shared: SharedMemory) -> None:
+    """A saver that still runs persists the newest staged checkpoint, and ends."""
+    saver.disown()
+    lock.close()
+    shared.close()
 
 
 _open_handles: weakref.WeakSet[StoreHandle] = weakref.WeakSet()

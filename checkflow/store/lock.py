@@ -8,24 +8,33 @@ trainer's last checkpoint is on disk. The file also names the processes, for mes
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
 import socket
+import stat
 import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from checkflow.errors import StoreBusyError, StoreError
 from checkflow.store.disk import LocalDisk
+from checkflow.store.interrupts import let_through
+from checkflow.store.opening import open_regular
+from checkflow.text import plain
 
 LOCK = "lock"
 _TRAINER, _SAVER = 0, 1
 _FLOCK = "@hhqqi"  # struct flock: type, whence, start, length, pid (0 for these locks)
+
+
+_Pid = Annotated[int, Field(gt=0, lt=2**31)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +42,8 @@ class Holder:
     """Who holds, or held, the store."""
 
     host: str
-    trainer_pid: int
-    saver_pid: int | None = None
+    trainer_pid: _Pid
+    saver_pid: _Pid | None = None
 
 
 _HOLDER = TypeAdapter(Holder)
@@ -93,7 +102,7 @@ class StoreLock:
 
 
 def _make(store: Path) -> None:
-    missing = [folder for folder in (store, *store.parents) if not folder.exists()]
+    missing = [folder for folder in (store, *store.parents) if not os.path.lexists(folder)]
     disk = LocalDisk()
     try:
         for folder in reversed(missing):
@@ -105,9 +114,23 @@ def _make(store: Path) -> None:
 
 def _open(store: Path) -> int:
     try:
-        return os.open(store / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        fd = open_regular(store / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise StoreError(f"{store}: cannot be written ({error.strerror}); choose another store or its rights") from None
+        where = f"{LOCK}: " if error.errno in (errno.ELOOP, errno.ENOTSUP, errno.ENXIO, errno.EISDIR) else ""
+        raise StoreError(
+            f"{store}: cannot be written ({where}{error.strerror}); choose another store or its rights"
+        ) from None
+    with contextlib.suppress(OSError):  # not ours, or without rights here
+        _for_writers_only(fd, store)
+    return fd
+
+
+def _for_writers_only(fd: int, store: Path) -> None:
+    """Who can read the file can hold its locks: that is for who may write to the store."""
+    writers = store.stat().st_mode & 0o022
+    mode = 0o600 | writers | writers << 1
+    if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+        os.fchmod(fd, mode)
 
 
 def _take(fd: int, byte: int) -> bool:
@@ -132,6 +155,7 @@ def _wait_for_saver(store: Path, fd: int, notify: Callable[[str], None], timeout
         if timeout_s is not None and time.monotonic() - started > timeout_s:
             raise StoreBusyError(f"{store}: the previous run's saver, {who}, did not end in {timeout_s:g} s; end it")
         time.sleep(0.02)
+        let_through()
 
 
 def _busy(store: Path) -> str:
@@ -141,7 +165,10 @@ def _busy(store: Path) -> str:
     who = f"process {holder.trainer_pid} on {holder.host}"
     if holder.host == socket.gethostname() and not _alive(holder.trainer_pid):
         return f"{store}: {who} has ended, but a process that it forked still holds the store; end that one"
-    return f"{store}: another trainer, {who}, writes to it; end that one, or give each run its own store"
+    advice = "end that one, or give each run its own store"
+    if (holder.host, holder.trainer_pid) == (socket.gethostname(), os.getpid()):
+        advice = "that is this process: close() the Checkpointer that it has"
+    return f"{store}: another trainer, {who}, writes to it; {advice}"
 
 
 def _alive(pid: int) -> bool:
@@ -156,6 +183,11 @@ def _alive(pid: int) -> bool:
 
 def _holder(store: Path) -> Holder | None:
     try:
-        return _HOLDER.validate_json((store / LOCK).read_bytes()[:4096])
+        fd = open_regular(store / LOCK, os.O_RDONLY)
+        try:
+            holder = _HOLDER.validate_json(os.read(fd, 4096))
+        finally:
+            os.close(fd)
     except (OSError, ValidationError):
         return None
+    return dataclasses.replace(holder, host=plain(holder.host, 64))

@@ -22,7 +22,7 @@ MANIFEST, RECORD = "manifest.json", "commit.json"
 BLOCK_BYTES: Final = 4194304
 HASH_HEX = 32  # xxh3-128
 MAX_FILES = 4096
-MAX_RECORD_BYTES = 64 * 2**20
+MAX_RECORD_BYTES = 2**32  # more than anybody keeps beside tensors; it is read into memory
 MAX_FILE_BYTES = 2**53  # JSON's integers
 
 _DIRECTORY = re.compile(r"(?P<serial>\d{8,})-iteration-(?P<iteration>\d+)")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from checkflow.text import plain
 
 WAKE, LAST, CLOSE = b"wake", b"last", b"close"
 """The trainer's words: look at the slots; no training follows what is due; exit once nothing is due."""
@@ -46,7 +48,7 @@ class Failed(BaseModel):
 
     kind: Literal["failed"] = "failed"
     sequence: int
-    message: Annotated[str, Field(max_length=MAX_TEXT)]
+    message: Annotated[str, BeforeValidator(plain), Field(max_length=MAX_TEXT)]
 
 
 Message = Durable | Verified | Failed

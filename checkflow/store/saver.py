@@ -15,13 +15,16 @@ from pathlib import Path
 from checkflow.store.config import SaverConfig
 from checkflow.store.disk import Disk
 from checkflow.store.messages import CLOSE, LAST, MAX_TEXT, Failed, Message, encode, send
+from checkflow.store.opening import open_regular
 from checkflow.store.persist import Persister, Written
 from checkflow.store.settler import Settler
 from checkflow.store.shared import SharedMemory
 from checkflow.store.take import Taken, recover, take_due, take_last
+from checkflow.text import plain
 
 LOOK_MS = 20  # how often to look after what is settled in the background, where nothing else wakes the saver
 LOG = "saver.log"  # errors that came too late for any trainer to hear; the next one tells them
+MAX_TOLD = 20  # lines of it
 
 
 class Saver:
@@ -135,17 +138,22 @@ class Saver:
         self._outbox.clear()
         if failures:
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            with contextlib.suppress(OSError), (self._config.store / LOG).open("a") as log:
-                log.writelines(f"{when} saver {os.getpid()}: {failure.message}\n" for failure in failures)
+            with contextlib.suppress(OSError):
+                fd = open_regular(self._config.store / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                with os.fdopen(fd, "a", encoding="utf-8") as log:
+                    log.writelines(f"{when} saver {os.getpid()}: {failure.message}\n" for failure in failures)
 
 
 def take_log(store: Path) -> tuple[str, ...]:
     """The errors that a former saver had nobody to tell, removed from the store by this."""
     path = store / LOG
     try:
-        with path.open("rb") as log:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as log:
             lines = log.read(2**16).decode(errors="replace").splitlines()
         path.unlink()
-    except OSError:
+    except FileNotFoundError:
         return ()
-    return tuple(lines)
+    except OSError as error:
+        return (f"{LOG} cannot be read and removed ({error.strerror}); remove it",)
+    more = (f"... and {len(lines) - MAX_TOLD} lines more",) if len(lines) > MAX_TOLD else ()
+    return (*(plain(line) for line in lines[:MAX_TOLD]), *more)

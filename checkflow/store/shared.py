@@ -21,8 +21,10 @@ import xxhash
 
 from checkflow.errors import StoreError
 from checkflow.store.layout import ALIGN_BYTES, Layout, padded
+from checkflow.store.manifest import MAX_RECORD_BYTES
 from checkflow.store.mapping import address_of, map_shared
 from checkflow.store.memory import allowance
+from checkflow.store.overflow import Overflow, read_at
 from checkflow.store.pages import Pages, Span
 from checkflow.units import format_bytes
 
@@ -33,7 +35,7 @@ CONTROL_BYTES = ALIGN_BYTES
 # Words of the control page
 _MAGIC, _SLOTS, _LAYOUT_BYTES, _RECORD_ROOM, _CONFIG_BYTES, _DURABLE, _PROGRESS = range(7)
 _FIRST_SLOT, _SLOT_WORDS = 64, 8
-_STATE, _ITERATION, _RECORD_BYTES, _RECORD_HASH = range(4)
+_STATE, _ITERATION, _RECORD_BYTES, _RECORD_HASH, _RECORD_AT = range(5)
 
 
 class State(IntEnum):
@@ -73,6 +75,7 @@ class SharedMemory:
         self._words = self._bytes[:CONTROL_BYTES].cast("Q")
         self._mutex = threading.Lock()
         self.pages = Pages(fd, self._bytes)  # the slots', in the trainer
+        self._overflow = Overflow(fd)
 
     @classmethod
     def create(cls, layout: Layout, *, slots: int, record_room_bytes: int, config: bytes) -> SharedMemory:
@@ -177,19 +180,24 @@ class SharedMemory:
     def advance(self) -> None:
         self._words[_PROGRESS] += 1
 
-    # The commit record, which lies behind the slot's files.
+    # The commit record, which lies behind the slot's files, or behind all slots where that room does not suffice.
 
     def put_record(self, slot: int, sequence: int, iteration: int, record: bytes) -> None:
-        """Write the record of a slot being filled. Raises StoreError if it is longer than its room."""
-        if len(record) > self.record_room_bytes:
-            room = format_bytes(self.record_room_bytes)
+        """Write the record of a slot being filled. Raises StoreError where memory does not suffice."""
+        if len(record) > MAX_RECORD_BYTES:
+            most = format_bytes(MAX_RECORD_BYTES)
             raise StoreError(
-                f"commit record: {format_bytes(len(record))} do not fit the slot's {room}; ask for more record room at "
-                "attach, or put less into the user's metadata"
+                f"commit record: {format_bytes(len(record))} are more than a checkpoint can have beside its tensors, "
+                f"{most}; put less into metadata= and what else is attached"
             )
-        start = self.slot_offset(slot) + self._words[_LAYOUT_BYTES]
-        self._bytes[start : start + len(record)] = record
         base = _FIRST_SLOT + slot * _SLOT_WORDS
+        at = 0
+        if len(record) > self.record_room_bytes:
+            at = self._overflow.put(slot, record)
+        else:
+            start = self.slot_offset(slot) + self._words[_LAYOUT_BYTES]
+            self._bytes[start : start + len(record)] = record
+        self._words[base + _RECORD_AT] = at
         self._words[base + _ITERATION] = iteration
         self._words[base + _RECORD_BYTES] = len(record)
         self._words[base + _RECORD_HASH] = _record_hash(sequence, iteration, record)
@@ -198,10 +206,10 @@ class SharedMemory:
         """A staged slot's iteration and record; None where they are not what was staged."""
         base = _FIRST_SLOT + slot * _SLOT_WORDS
         iteration, length = self._words[base + _ITERATION], self._words[base + _RECORD_BYTES]
-        if length > self.record_room_bytes:
+        if length > os.fstat(self.fd).st_size:
             return None
-        start = self.slot_offset(slot) + self._words[_LAYOUT_BYTES]
-        record = bytes(self._bytes[start : start + length])
+        start = self._words[base + _RECORD_AT] or self.slot_offset(slot) + self._words[_LAYOUT_BYTES]
+        record = read_at(self.fd, start, length)
         whole = _record_hash(self.word(slot).sequence, iteration, record) == self._words[base + _RECORD_HASH]
         return (iteration, record) if whole else None
 

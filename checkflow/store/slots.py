@@ -69,8 +69,8 @@ class Slots:
     def stage(self, slot: Slot, iteration: int, record: bytes, *, due: bool) -> bool:
         """Declare a filled slot a whole checkpoint, and return whether it is due, asked for or not.
 
-        Raises StoreError if the record is longer than its room (the slot stays with the caller), or if the slot is not
-        being filled.
+        Raises StoreError where memory for the record does not suffice (the slot stays with the caller), or if the slot
+        is not being filled.
         """
         if self._shared.word(slot.index).state is not State.FILLING:
             raise StoreError(f"slot {slot.index} is not being filled; acquire a slot for each checkpoint")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from checkflow.errors import StoreError
+from checkflow.store.interrupts import let_through
 from checkflow.store.lock import StoreLock
 from checkflow.store.messages import CLOSE, Durable, Failed, Verified
 from checkflow.store.process import SaverProcess
@@ -51,6 +52,7 @@ class Supervisor:
         """Until the saver says something or ends, or the time has passed."""
         if self._saver is not None:
             self._saver.stirs(timeout_s)
+        let_through()
 
     def tend(self) -> None:
         """Hear the saver, restart it if it died, see whether it hangs. Never waits."""
@@ -82,7 +84,7 @@ class Supervisor:
         self._saver = None
 
     def disown(self) -> None:
-        """In a forked child: close the socket and leave the process to its parent."""
+        """Close the socket: the saver takes that for our end, unless this is a forked child and its parent has it."""
         if self._saver is not None:
             self._saver.close()
 

@@ -28,8 +28,10 @@ from small_store import (
 from checkflow.errors import StoreError
 from checkflow.store.handle import StoreHandle
 from checkflow.store.lock import StoreLock
+from checkflow.store.memory import Allowance
+from checkflow.store.overflow import Overflow, read_at
 from checkflow.store.pace import PersistEvery
-from checkflow.store.reader import Checkpoint, list_checkpoints
+from checkflow.store.reader import Checkpoint, list_checkpoints, load_newest
 from checkflow.store.retention import Retention
 from checkflow.store.saver import LOOK_MS
 
@@ -202,14 +204,60 @@ def test_a_drain_waits_for_its_own_attempt(tmp_path: Path) -> None:
     assert len(told) == 1 and "iteration 2 cannot be made durable" in told[0]
 
 
-def test_a_long_record_is_refused(tmp_path: Path) -> None:
-    """One line that says the room; the slot can still be staged with a shorter one."""
+def restarted(handle: StoreHandle) -> bool:
+    handle.poll()
+    return handle.status().restarts == 1
+
+
+def test_a_record_that_outgrows_its_room_gets_more(tmp_path: Path) -> None:
+    """Each iteration's is longer, then short again; a saver that starts after it has grown finds it, too."""
+    sizes = [5000, 9000, 9000, 40_000, 3_000_000, 20_000_000, 20_000_001, 17, 8192, 8193]
+    open_room = StoreHandle.open(
+        tmp_path, SMALL, notify=silent, record_room_bytes=5000, persist_every=PersistEvery(seconds=10**6)
+    )
+    with open_room as handle:
+        for iteration, size in enumerate(sizes, start=1):
+            slot = handle.acquire()
+            assert slot is not None
+            fill(slot.data, SMALL, iteration)
+            record = bytes([32 + iteration]) * size
+            handle.stage(slot, iteration, record)
+            if iteration == 6:
+                os.kill(saver_of(handle), signal.SIGKILL)
+                until(lambda: restarted(handle), "there is a new saver")
+            if iteration > 4:
+                assert handle.persist_now() is not None
+                assert handle.drain(60)
+                loaded = load_newest(tmp_path).loaded
+                assert loaded is not None and loaded.checkpoint.iteration == iteration
+                assert loaded.record == record
+
+
+def test_what_a_record_has_outgrown_is_given_back() -> None:
+    """The file's end moves on, its memory does not add up."""
+    fd = os.memfd_create("overflow")
+    overflow = Overflow(fd)
+    for size in range(2**20, 20 * 2**20, 2**19):
+        at = overflow.put(0, b"r" * size)
+        assert read_at(fd, at, size) == b"r" * size
+    assert at == overflow.put(0, b"short")  # what there is is used again
+    information = os.fstat(fd)
+    assert information.st_blocks * 512 < 30 * 2**20 < information.st_size
+    os.close(fd)
+
+
+def test_a_record_that_cannot_be_kept_leaves_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line; the slot can still be staged with a shorter one."""
+    monkeypatch.setattr("checkflow.store.shared.MAX_RECORD_BYTES", 10_000)
     with StoreHandle.open(tmp_path, SMALL, notify=silent, record_room_bytes=5000) as handle:
         slot = handle.acquire()
         assert slot is not None
         fill(slot.data, SMALL, 1)
-        with pytest.raises(StoreError, match=r"do not fit the slot's 8\.00 KiB"):
-            handle.stage(slot, 1, b"x" * 8193)
+        with pytest.raises(StoreError, match=r"commit record: 9\.77 KiB are more than .* put less into metadata="):
+            handle.stage(slot, 1, b"x" * 10_001)
+        monkeypatch.setattr("checkflow.store.overflow.allowance", lambda: Allowance(5, "a limit"))
+        with pytest.raises(StoreError, match=r"needs 12\.0 KiB of memory, but a limit leaves 5 B"):
+            handle.stage(slot, 1, b"x" * 9000)
         handle.stage(slot, 1, record_of(1))
         with pytest.raises(StoreError, match="is not being filled"):
             handle.stage(slot, 2, record_of(2))

@@ -1,0 +1,63 @@
+"""Room for commit records that outgrew their slot's: at the end of the slots' memfd, as much as they need.
+
+The trainer makes it, and tells the saver where a record lies by the slot's words. It is not mapped, only written and
+read, so that the mapping, which may be pinned, stays as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from checkflow.errors import StoreError
+from checkflow.store.layout import padded
+from checkflow.store.libc import LIBC
+from checkflow.store.memory import allowance
+from checkflow.store.pages import Span
+from checkflow.units import format_bytes
+
+_PUNCH_HOLE = 1 | 2  # and keep the size
+
+
+class Overflow:
+    """Room by slot. One thread writes."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rooms: dict[int, Span] = {}
+
+    def put(self, slot: int, record: bytes) -> int:
+        """Write a slot's record and return its place in the file. Raises StoreError where memory does not suffice."""
+        room = self._rooms.get(slot)
+        if room is None or room.size_bytes < len(record):
+            room = self._grow(slot, padded(len(record) + len(record) // 4))  # in steps, since records grow bit by bit
+        view, done = memoryview(record), 0
+        while done < len(record):
+            done += os.pwrite(self._fd, view[done:], room.start_bytes + done)
+        return room.start_bytes
+
+    def _grow(self, slot: int, size_bytes: int) -> Span:
+        free = allowance()
+        what = f"commit record: it has outgrown its room and needs {format_bytes(size_bytes)} of memory"
+        advice = "free memory, or put less into metadata= and what else is attached"
+        if free is not None and size_bytes > free.free_bytes:
+            raise StoreError(f"{what}, but {free.limit} leaves {format_bytes(free.free_bytes)}; {advice}")
+        old = self._rooms.pop(slot, None)
+        if old is not None:  # its end of the file stays, without memory
+            LIBC.fallocate(self._fd, _PUNCH_HOLE, ctypes.c_int64(old.start_bytes), ctypes.c_int64(old.size_bytes))
+        room = Span(padded(os.fstat(self._fd).st_size), size_bytes)
+        try:
+            os.posix_fallocate(self._fd, room.start_bytes, room.size_bytes)  # all of it or an error, never a SIGBUS
+        except OSError as error:
+            raise StoreError(f"{what}; the system refuses it ({error.strerror}); {advice}") from None
+        self._rooms[slot] = room
+        return room
+
+
+def read_at(fd: int, start_bytes: int, size_bytes: int) -> bytes:
+    """So many bytes of a file, or those that it has."""
+    parts: list[bytes] = []
+    while size_bytes and (part := os.pread(fd, size_bytes, start_bytes)):
+        parts.append(part)
+        start_bytes, size_bytes = start_bytes + len(part), size_bytes - len(part)
+    return b"".join(parts)

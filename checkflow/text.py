@@ -1,0 +1,16 @@
+"""Text from elsewhere (names, paths, what a file says), made fit to be shown."""
+
+from __future__ import annotations
+
+MOST = 900  # characters of a line; a person reads no more
+
+
+def plain(text: str, most: int = MOST) -> str:
+    """The text as one line: what a terminal would obey is escaped, of a long one the middle is left out."""
+    line = " ".join(part.strip() for part in text.splitlines() if part.strip())
+    if not line.isprintable():  # line breaks are gone; a lone surrogate, a byte of a path that is no UTF-8, is none
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
+    if len(line) > most:
+        tail = most // 3  # where a message says what to do
+        line = f"{line[: most - tail - 3]}...{line[-tail:]}"
+    return line

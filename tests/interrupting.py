@@ -1,0 +1,82 @@
+"""Ctrl-C at a chosen line of the package, and what must not be left after it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from checkflow.store.lock import StoreLock
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
+
+PACKAGE = str(Path(__file__).parents[1] / "checkflow")
+
+
+@contextmanager
+def interrupted_at(line: int) -> Iterator[list[int]]:
+    """Within this, Ctrl-C comes when so many lines of the package were run; yields the count."""
+    count = [0]
+
+    def local(_: FrameType, event: str, __: object) -> TraceFunction:
+        if event == "line":
+            count[0] += 1
+            if count[0] == line:
+                signal.raise_signal(signal.SIGINT)
+        return local
+
+    def trace(frame: FrameType, _: str, __: object) -> TraceFunction | None:
+        return local if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    sys.settrace(trace)
+    try:
+        yield count
+    finally:
+        sys.settrace(None)
+
+
+def plain_saver(folder: Path) -> Path:
+    """A program in place of the saver's Python that listens to its socket only: a real one would take its time."""
+    program = folder / "python"
+    listen = "import os, sys\nwhile os.read(int(sys.argv[5]), 64) not in (b'', b'close'):\n    pass\n"
+    program.write_text(f"#!{sys.executable} -IS\n{listen}")
+    program.chmod(0o755)
+    return program
+
+
+def children() -> list[str]:
+    """Running ones of this process."""
+    return [
+        pid
+        for task in Path("/proc/self/task").iterdir()
+        for pid in (task / "children").read_text().split()
+        if "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    ]
+
+
+def descriptors() -> set[str]:
+    found = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            found.add(str(fd.readlink()))
+    return found
+
+
+def assert_nothing_is_left(store: Path) -> None:
+    """Of what had the store: no process, no lock, no memory, no descriptor."""
+    gc.collect()
+    deadline = time.monotonic() + 60
+    while children():
+        assert time.monotonic() < deadline, "the saver does not end"
+        time.sleep(0.005)
+    StoreLock.acquire(store, lambda _: None, timeout_s=10).close()
+    assert "checkflow-slots" not in Path("/proc/self/maps").read_text()
+    assert not [name for name in descriptors() if "checkflow-slots" in name or str(store) in name]
