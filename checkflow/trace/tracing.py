@@ -29,8 +29,8 @@ from checkflow.trace.values import Values
 from checkflow.training import Training
 from checkflow.units import format_bytes
 
-# What a fake tensor raises is none of these, unless it says so: the code is wrong on real tensors, too.
-_OF_CODE = (AttributeError, NameError, ImportError, SyntaxError, LookupError, OSError, SystemExit)
+# What a fake tensor raises is none of these, unless it says so: code that does is wrong on real tensors, too.
+_OF_CODE = (NameError, ImportError, SyntaxError, OSError, SystemExit)
 _NO_CUDA = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
 
 
@@ -102,7 +102,9 @@ class _CodeRaised(Exception):
         self.failed_at = failed_at(error.__traceback__)
         self.what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
-        self.may_be_fake = not isinstance(error, _OF_CODE) or "fake" in str(error).lower()
+        self.may_be_fake = "fake" in str(error).lower() or not (
+            isinstance(error, _OF_CODE) or (isinstance(error, AttributeError) and "has no attribute" in str(error))
+        )
 
     def of_user(self, model: str) -> InputError:
         text = f"{model}: the {self.stage} raised {self.what} at {self.where}; correct it there"
@@ -156,7 +158,7 @@ class _Attempt:
     def _run(self, fake: FakeTensorMode | None, notes: tuple[str, ...], ledger: Ledger, values: Values) -> Traced:
         recorder = Recorder(ledger, fake, values)
         said = list(notes)
-        with _random_state_kept(), noting_disabled(said), fake_tensors(fake), recorder:
+        with _random_state_kept(), noting_disabled(said), fake_tensors(fake, values), recorder:
             self.progress("building the model")
             with _users_code("factory"):
                 training = check_training(self.factory(), self.model)

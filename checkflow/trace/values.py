@@ -34,6 +34,11 @@ class Values:
             if storage.size_bytes > SMALL_BYTES:
                 self._ledger.forget(storage)
 
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What a fake tensor would hold; None where that is not known."""
+        with _disable_current_modes():
+            return self._real(tensor) if self._is_known(tensor) else None
+
     def run(
         self,
         func: torch._ops.OpOverload,
@@ -43,14 +48,14 @@ class Values:
         changed: Sequence[torch.Tensor],
         fresh_bytes: int,
     ) -> tuple[object] | None:
-        """The operator's result on values, in a tuple; None where something is not known, and what it changes no more."""
+        """The result on values, in a tuple; where something is not known, None: then what it changes is not, either."""
         result = None
         if self._runs(func, fresh_bytes) and all(map(is_fake, changed)) and all(map(self._is_known, tensors)):
             self._ledger.check_room(fresh_bytes)
             try:
                 with _disable_current_modes():
-                    result = (func(*tree_map(self._real, args), **tree_map(self._real, dict(kwargs))),)
-            except Exception:  # noqa: BLE001, S110 (what this device cannot do is not known)
+                    result = (func(*tree_map(self._argument, args), **tree_map(self._argument, dict(kwargs))),)
+            except Exception:  # noqa: BLE001 (it is not known)
                 pass
         if result is None:
             for tensor in changed:
@@ -76,11 +81,12 @@ class Values:
             return storage is None or not storage.stale
         return storage is not None and storage.value is not None and not tensor.is_conj() and not tensor.is_neg()
 
-    def _real(self, value: object) -> object:
+    def _argument(self, value: object) -> object:
+        return self._real(value) if isinstance(value, torch.Tensor) and is_fake(value) else value
+
+    def _real(self, tensor: torch.Tensor) -> torch.Tensor:
         """A known tensor on its value."""
-        if not isinstance(value, torch.Tensor) or not is_fake(value):
-            return value
-        known = self._ledger.see(value).value
+        known = self._ledger.see(tensor).value
         assert known is not None
-        base = torch.empty(0, dtype=value.dtype, device=known.device)
-        return base.set_(known, int(value.storage_offset()), value.shape, value.stride())
+        base = torch.empty(0, dtype=tensor.dtype, device=known.device)
+        return base.set_(known, int(tensor.storage_offset()), tensor.shape, tensor.stride())
