@@ -1,8 +1,8 @@
 """How an operator runs during a trace: on fake tensors, except that scalars on the host stay real.
 
 Looped and foreach optimizers read their `step` on the host. Fake tensors have no values, so scalars that are made from
-nothing but host scalars are computed for real; a scalar that a fake operator wrote is stale, and reading it makes the
-trace start again on real tensors.
+nothing but host scalars are computed for real; a scalar that a fake operator wrote is stale. Reading what is stale, or
+a fake tensor whose value is not known, makes the trace start again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -21,25 +22,32 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from checkflow.errors import ModelFileError
 from checkflow.trace.storages import Ledger, is_fake, is_scalar
-from checkflow.trace.writes import traits
+from checkflow.trace.values import Values
+from checkflow.trace.writes import tensors_in, traits
 
-_LIBRARIES = (
-    str(Path(torch.__file__).parent),
-    str(Path(__file__).parent),
-    sys.prefix + "/lib",
-    sys.base_prefix + "/lib",
-)
+_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_LIBRARIES = (*_OURS, sys.prefix + "/lib", sys.base_prefix + "/lib")
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 class DataDependent(BaseException):
     """An operator needs values that fake tensors do not have. No Exception, so that no user code swallows it."""
 
     def __init__(self, operator: str, where: str) -> None:
-        super().__init__(f"{operator} at {where}")
+        super().__init__(f"{operator} {where}")
         self.operator, self.where = operator, where
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What an operator returned, and that on values where those are known."""
+
+    result: object
+    known: tuple[object] | None = None
 
 
 def execute(
@@ -50,14 +58,15 @@ def execute(
     changed: Sequence[torch.Tensor],
     ledger: Ledger,
     fake: FakeTensorMode | None,
-) -> object:
+    values: Values,
+) -> Executed:
     """Run one operator, of whose tensor arguments it changes some. Raises DataDependent."""
     check_device(kwargs.get("device"))
     if fake is None:
-        return func(*args, **kwargs)
+        return Executed(func(*args, **kwargs))
     if _stays_real(func, args, kwargs, tensors, ledger):
         with _disable_current_modes():
-            return func(*args, **kwargs)
+            return Executed(func(*args, **kwargs))
     try:
         if any(not is_fake(t) and not t.is_leaf for t in tensors):
             with warnings.catch_warnings():  # making such a tensor fake looks at its gradient
@@ -66,7 +75,14 @@ def execute(
         else:
             result = func(*args, **kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException):
-        raise DataDependent(str(func), user_line()) from None
+        known = values.run(func, args, kwargs, tensors, changed, 0)
+        if known is None:
+            raise DataDependent(str(func), reader()) from None
+        return Executed(tree_map(_fake_like, known[0]), known)
+    fresh_bytes = sum(t.untyped_storage().nbytes() for t in tensors_in(result) if ledger.find(t) is None)
+    known = None
+    if fresh_bytes or changed:
+        known = values.run(func, args, kwargs, tensors, changed, fresh_bytes)
     generator = kwargs.get("generator")
     if isinstance(generator, torch.Generator):  # a real draw changes its state, so that setting it anew can be seen
         with _disable_current_modes():
@@ -75,8 +91,15 @@ def execute(
         if not is_fake(tensor):
             ledger.see(tensor).stale = True
     if traits(func).returns_first and not is_fake(args[0]):  # type: ignore[arg-type]
-        return args[0]
-    return result
+        return Executed(args[0])
+    return Executed(result, known)
+
+
+def _fake_like(value: object) -> object:
+    """Where the active mode is fake: a fake tensor of a real one's layout."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _stays_real(
@@ -109,11 +132,17 @@ def check_device(device: object) -> None:
 
 
 def user_line() -> str:
-    """ "file.py:12" of the innermost frame that is neither torch's, checkflow's nor the standard library's."""
+    """ "file.py:12" of the innermost frame that is neither torch's, checkflow's nor of an installed library."""
     found: FrameType | None = sys._getframe()
     while found is not None and _is_library(found.f_code.co_filename):
         found = found.f_back
     return f"{found.f_code.co_filename}:{found.f_lineno}" if found is not None else "an unknown place"
+
+
+def reader() -> str:
+    """Where an operator was called: "at file.py:12", by a library "in function at its.py:3, called at file.py:12"."""
+    frames = traceback.extract_stack(sys._getframe(1))
+    return _told([frame for frame in frames if not frame.filename.startswith(("<", *_OURS))])
 
 
 def raised_at(trace: TracebackType | None) -> str:
@@ -122,5 +151,20 @@ def raised_at(trace: TracebackType | None) -> str:
     return lines[-1] if lines else "an unknown place"
 
 
+def failed_at(trace: TracebackType | None) -> str:
+    """Where a traceback ends, a library's function included, as `reader` says it."""
+    return _told([frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(("<", *_OURS))])
+
+
+def _told(frames: Sequence[traceback.FrameSummary]) -> str:
+    library = ""
+    for frame in reversed(frames):
+        if not _is_library(frame.filename):
+            return f"{library}{'called ' if library else ''}at {frame.filename}:{frame.lineno}"
+        if not library and any(part in frame.filename for part in _INSTALLED):
+            library = f"in {frame.name} at {frame.filename}:{frame.lineno}, "
+    return library.removesuffix(", ") or "at an unknown place"
+
+
 def _is_library(filename: str) -> bool:
-    return filename.startswith(("<", *_LIBRARIES))
+    return filename.startswith(("<", *_LIBRARIES)) or any(part in filename for part in _INSTALLED)

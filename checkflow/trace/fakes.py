@@ -1,4 +1,4 @@
-"""What common code does to its tensors and torch's fake ones refuse: deep copies, conversions in place, foreach."""
+"""What common code does to its tensors and torch's fake ones refuse: copies, conversions in place, NumPy, foreach."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import _foreach_supported_types as for_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as for_utils
+from torch.utils._python_dispatch import _disable_current_modes
+
+from checkflow.trace.execution import DataDependent, reader
+from checkflow.trace.values import Values
 
 
 @contextmanager
-def fake_tensors(mode: FakeTensorMode | None) -> Iterator[None]:
-    """Activate a fake mode in which copy.deepcopy(module) and module.to(...) work; nothing where `mode` is None."""
+def fake_tensors(mode: FakeTensorMode | None, values: Values) -> Iterator[None]:
+    """Activate a fake mode in which copy.deepcopy(module) and module.to(...) work; nothing where `mode` is None.
+
+    tensor.numpy() and f"{tensor:.3f}" read values.
+    """
     if mode is None:
         yield
         return
@@ -25,6 +32,8 @@ def fake_tensors(mode: FakeTensorMode | None) -> Iterator[None]:
         logger.setLevel(logging.CRITICAL)  # an operator that fails is reported in one line, not logged
         stack.callback(logger.setLevel, level)
         stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _deepcopy))
+        stack.enter_context(mock.patch.object(torch.Tensor, "numpy", _numpy(torch.Tensor.numpy, values)))
+        stack.enter_context(mock.patch.object(torch.Tensor, "__format__", _format))
         stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _swap(torch.utils.swap_tensors)))
         for supported in (for_utils, for_optimizers):
             supported.append(FakeTensor)  # gradient clipping and optimizers ask for the exact type
@@ -52,6 +61,30 @@ def _deepcopy(tensor: torch.Tensor, memo: dict[int, object]) -> torch.Tensor:
         copied.grad = _deepcopy(tensor.grad, memo)
     memo[id(tensor)] = copied
     return copied
+
+
+_original_format = torch.Tensor.__format__
+
+
+def _format(tensor: torch.Tensor, spec: str) -> str:
+    """The original does it for torch.Tensor alone."""
+    if isinstance(tensor, FakeTensor) and tensor.dim() == 0:
+        return tensor.item().__format__(spec)
+    return _original_format(tensor, spec)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _numpy(original: Callable[..., object], values: Values) -> Callable[..., object]:
+    def numpy(tensor: torch.Tensor, *, force: bool = False) -> object:
+        """Of the value, where that is known."""
+        if not isinstance(tensor, FakeTensor) or (tensor.requires_grad and not force):
+            return original(tensor, force=force)
+        value = values.of(tensor)
+        if value is None:
+            raise DataDependent("numpy()", reader())
+        with _disable_current_modes():
+            return original(value, force=force)
+
+    return numpy
 
 
 def _swap(original: Callable[[torch.Tensor, torch.Tensor], object]) -> Callable[[torch.Tensor, torch.Tensor], None]:

@@ -13,6 +13,7 @@ from checkflow.trace.costs import dtype_of, flops_of, traffic_of
 from checkflow.trace.execution import execute
 from checkflow.trace.program import Program
 from checkflow.trace.storages import Ledger, Storage, is_new, is_scalar
+from checkflow.trace.values import Values
 from checkflow.trace.writes import named_arguments, tensors_in, traits, written
 
 QUIET = ("prim", "profiler")  # queries and marks, not operators
@@ -44,10 +45,11 @@ class Recording:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Above fake tensors, if there are any. Sets `recording` to record; the ledger is kept at all times."""
 
-    def __init__(self, ledger: Ledger, fake: FakeTensorMode | None) -> None:
+    def __init__(self, ledger: Ledger, fake: FakeTensorMode | None, values: Values) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.fake = fake
+        self.values = values
         self.recording: Recording | None = None
 
     def __torch_dispatch__(
@@ -75,8 +77,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given_storage = any(isinstance(value, torch.UntypedStorage) for value in args)
         node = recording.program.call(func, args, kwargs) if recording is not None and not given_storage else None
 
-        result = execute(func, args, kwargs, tensors, targets, self.ledger, self.fake)
+        executed = execute(func, args, kwargs, tensors, targets, self.ledger, self.fake, self.values)
 
+        result = executed.result
         fresh = self._fresh(result)
         on_host = all(self.ledger.is_host(storage) for storage in storages)
         on_host = on_host and all(is_scalar(t) or (self.ledger.on_cuda and t.device.type == "cpu") for t in fresh)
@@ -87,6 +90,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.ledger.step += 1
         for tensor in fresh:
             self.ledger.add(tensor, scalar=on_host, born=self.ledger.step if recording is not None and works else 0)
+        if executed.known is not None and fresh:
+            self.values.bind(result, executed.known[0])
         if not on_host:
             for tensor in targets:
                 self.ledger.see(tensor).scalar = False
@@ -115,10 +120,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _lift(self, func: torch._ops.OpOverload, constant: torch.Tensor) -> object:
         """What torch.tensor(...) made reaches the program. No operator of the iteration: a constant, born before it."""
-        lifted = execute(func, (constant,), {}, [constant], [], self.ledger, self.fake)
+        executed = execute(func, (constant,), {}, [constant], [], self.ledger, self.fake, self.values)
+        lifted = executed.result
         assert isinstance(lifted, torch.Tensor)
         if self.ledger.find(lifted) is None:
             self.ledger.add(lifted, scalar=is_scalar(lifted))
+        if executed.known is not None:
+            self.values.bind(lifted, executed.known[0])
         if self.recording is not None:
             self.recording.program.lift(constant, lifted)
             self.recording.calls.append((func, False))

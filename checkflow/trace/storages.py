@@ -29,18 +29,32 @@ class Storage:
     freed: int | None = None  # last step during which it was resident; None: still alive
     last_use: int = 0
     stale: bool = False  # a real scalar that a fake operator wrote: its value is unknown
+    value: torch.UntypedStorage | None = None  # what a fake one would hold, where that is known
+
+
+class OutOfRoom(BaseException):
+    """Real tensors would take more host memory than there is. No Exception, so that no user code swallows it."""
 
 
 class Ledger:
-    """The storages alive, and `step`, the operators that have run in the iteration (the clock of births and deaths)."""
+    """The storages alive, and `step`, the operators that have run in the iteration (the clock of births and deaths).
 
-    def __init__(self) -> None:
+    `room_bytes` is the host memory that real tensors may take; None: as much as they like.
+    """
+
+    def __init__(self, room_bytes: int | None = None) -> None:
+        self.room_bytes = room_bytes
+        self.real_bytes = 0  # of real tensors on the host, so far as they were seen
         self.step = 0
         self.deaths = 0  # of storages, so far
         self.on_cuda = False  # the model is: then all CPU tensors are the host's
         self.alive: dict[int, Storage] = {}
         self.freed: list[Storage] = []  # those born before the iteration, and freed by it
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    @property
+    def alive_bytes(self) -> int:
+        return sum(storage.size_bytes for storage in self.alive.values())
 
     def is_host(self, storage: Storage) -> bool:
         return storage.on_cpu if self.on_cuda else storage.scalar
@@ -60,9 +74,14 @@ class Ledger:
         identity = untyped._cdata
         storage = Storage(identity, untyped.nbytes(), tensor.device.type == "cpu", scalar, born=born)
         self.alive[identity] = storage
+        real_bytes = storage.size_bytes if storage.on_cpu and not is_fake(tensor) else 0
+        self.real_bytes += real_bytes
+        self.check_room()
 
         def dead(_: object) -> None:
             storage.freed = self.step
+            self.real_bytes -= real_bytes
+            self.forget(storage)
             self.deaths += not self.is_host(storage)
             if not storage.born:
                 self.freed.append(storage)
@@ -70,6 +89,23 @@ class Ledger:
 
         self._references[identity] = weakref.ref(untyped, dead)
         return storage
+
+    def know(self, storage: Storage, value: torch.UntypedStorage) -> None:
+        """A fake storage would hold this."""
+        self.forget(storage)
+        storage.value = value
+        self.real_bytes += value.nbytes()
+
+    def forget(self, storage: Storage) -> None:
+        """What a fake storage would hold is not known, or no more."""
+        if storage.value is not None:
+            self.real_bytes -= storage.value.nbytes()
+            storage.value = None
+
+    def check_room(self, more_bytes: int = 0) -> None:
+        """Raises OutOfRoom where real tensors take more than there is, with so many bytes more."""
+        if self.room_bytes is not None and self.real_bytes + more_bytes > self.room_bytes:
+            raise OutOfRoom
 
     def start(self) -> None:
         """The recorded iteration begins: all that is alive existed before it."""

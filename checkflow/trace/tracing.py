@@ -15,18 +15,22 @@ from checkflow.errors import CheckflowError, InputError, ModelFileError, TraceEr
 from checkflow.graph import AnchorKind, Graph
 from checkflow.trace.assemble import Replaced, assemble, notes_of
 from checkflow.trace.assumptions import ON_CPU, assume_cuda_defaults, noting_disabled
-from checkflow.trace.execution import DataDependent, raised_at
+from checkflow.trace.execution import DataDependent, failed_at, raised_at
 from checkflow.trace.fakes import fake_tensors
 from checkflow.trace.hooks import Firings, hooked, mark_gradient
 from checkflow.trace.measure import measured
-from checkflow.trace.memory import check_memory, needed_bytes
+from checkflow.trace.memory import check_memory, expected_bytes, room_bytes, too_large
 from checkflow.trace.names import State, check_training, parameters_of, state_of
 from checkflow.trace.program import Program
 from checkflow.trace.reachable import sources_of
 from checkflow.trace.recorder import Recorder, Recording
-from checkflow.trace.storages import Ledger, Storage
+from checkflow.trace.storages import Ledger, OutOfRoom, Storage
+from checkflow.trace.values import Values
 from checkflow.training import Training
+from checkflow.units import format_bytes
 
+# What a fake tensor raises is none of these, unless it says so: code that does is wrong on real tensors, too.
+_OF_CODE = (NameError, ImportError, SyntaxError, OSError, SystemExit)
 _NO_CUDA = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
 
 
@@ -63,14 +67,24 @@ def trace_training(
     """
     attempt = _Attempt(factory, model, arguments, cuda_defaults and not measure, measure, progress)
     notes: tuple[str, ...] = ()
-    if not (real or measure):
+    fakes = 0 if real or measure else 2
+    for everything in (False, True)[:fakes]:
         try:
-            return attempt.run(FakeTensorMode(allow_non_fake_inputs=True), notes)
+            return attempt.run(FakeTensorMode(allow_non_fake_inputs=True), notes, everything=everything)
         except DataDependent as error:
-            notes = (f"{error.operator} at {error.where} needs values: traced on real tensors",)
+            reads = f"{error.operator} {error.where} needs values"
+            if attempt.stage == "factory" and not everything:
+                notes = (f"{reads}: the model was built with real ones",)
+                progress("building the model with values")
+                continue
+            notes = (f"{reads}: traced on real tensors",)
         except _CodeRaised as error:
-            notes = (f"fake tensors failed at {error.where} ({error.what}): traced on real tensors",)
-        check_memory(attempt.needed_bytes, model, notes[0])
+            if not error.may_be_fake:
+                raise error.of_user(model) from error.__cause__
+            notes = (f"fake tensors failed {error.failed_at} ({error.what}): traced on real tensors",)
+        break
+    if fakes:
+        check_memory(attempt.needed_bytes, model, attempt.stage, notes)
         progress("again, on real tensors")
     try:
         return attempt.run(None, notes)
@@ -85,7 +99,12 @@ class _CodeRaised(Exception):
         super().__init__(stage)
         self.stage = stage
         self.where = raised_at(error.__traceback__)
+        self.failed_at = failed_at(error.__traceback__)
         self.what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+        self.may_be_fake = "fake" in str(error).lower() or not (
+            isinstance(error, _OF_CODE) or (isinstance(error, AttributeError) and "has no attribute" in str(error))
+        )
 
     def of_user(self, model: str) -> InputError:
         text = f"{model}: the {self.stage} raised {self.what} at {self.where}; correct it there"
@@ -123,31 +142,40 @@ class _Attempt:
     measure: bool
     progress: Callable[[str], None]
     needed_bytes: int = 0
+    stage: str = "factory"  # or "iteration": where it is
 
-    def run(self, fake: FakeTensorMode | None, notes: tuple[str, ...]) -> Traced:
-        ledger = Ledger()
+    def run(self, fake: FakeTensorMode | None, notes: tuple[str, ...], *, everything: bool = False) -> Traced:
+        ledger = Ledger(room_bytes=room_bytes() if fake is None or everything else None)
+        self.stage = "factory"
         try:
-            return self._run(fake, notes, ledger)
+            return self._run(fake, notes, ledger, Values(ledger, everything=everything))
         except (DataDependent, _CodeRaised):
-            self.needed_bytes = max(self.needed_bytes, sum(s.size_bytes for s in ledger.alive.values()))
+            self.needed_bytes = max(self.needed_bytes, ledger.alive_bytes)
             raise
+        except OutOfRoom:
+            raise too_large(f"more than {format_bytes(ledger.real_bytes)}", self.model, self.stage, notes) from None
 
-    def _run(self, fake: FakeTensorMode | None, notes: tuple[str, ...], ledger: Ledger) -> Traced:
-        recorder = Recorder(ledger, fake)
+    def _run(self, fake: FakeTensorMode | None, notes: tuple[str, ...], ledger: Ledger, values: Values) -> Traced:
+        recorder = Recorder(ledger, fake, values)
         said = list(notes)
-        with _random_state_kept(), noting_disabled(said), fake_tensors(fake), recorder:
+        with _random_state_kept(), noting_disabled(said), fake_tensors(fake, values), recorder:
             self.progress("building the model")
             with _users_code("factory"):
                 training = check_training(self.factory(), self.model)
-            self.needed_bytes = needed_bytes(state_of(training, self.model))
+            self.stage = "iteration"
+            values.built()
             ledger.on_cuda = any(p.device.type == "cuda" for _, p in parameters_of(training))
             if not ledger.on_cuda:
                 said.append(ON_CPU)
                 said += assume_cuda_defaults(training) if self.cuda_defaults else ()
             self.progress("iteration 1 of 2")
-            with _users_code("iteration"):
-                training.iteration()
-            self.needed_bytes = needed_bytes(state_of(training, self.model))
+            try:
+                with _users_code("iteration"):
+                    training.iteration()
+            except (DataDependent, _CodeRaised):
+                if fake is not None:
+                    self.needed_bytes = expected_bytes(training, ledger)
+                raise
             self.progress("iteration 2 of 2, recording")
             graph, recording, program = _record(training, recorder, self.model, self.arguments, said)
         if self.measure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 from trainings import Factory, batch, classify, loop, mlp
 
 from checkflow import Training
@@ -62,19 +62,20 @@ def running_loss_logged() -> Training:
 
 
 @data_dependent
-def masked() -> Training:
+def masked_by_the_model() -> Training:
     model, (x, y) = mlp(), batch()
 
     def loss() -> Tensor:
-        rows = (x[:, 0] > -1).nonzero().flatten()
-        return F.cross_entropy(model(x)[rows], y[rows])
+        logits = model(x)
+        rows = (logits[:, 0] > -100).nonzero().flatten()
+        return F.cross_entropy(logits[rows], y[rows])
 
     return loop(model, optim.SGD(model.parameters(), 0.1), loss)
 
 
 @data_dependent
-def adafactor() -> Training:
-    model = mlp(dropout=0.0)
+def adafactor_large() -> Training:
+    model = nn.Sequential(nn.Linear(4, 70_000), nn.ReLU(), nn.Linear(70_000, 3))  # larger than what is known of values
     return classify(model, optim.Adafactor(model.parameters()))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from data_dependent import DATA_DEPENDENT
 from torch import nn, optim
 from trainings import FEATURES, batch, classify, loop, mlp
 
-from checkflow import Training
+from checkflow import Training, models
 from checkflow.errors import InputError, ModelFileError, TraceError
 from checkflow.trace import memory, trace_training
 
@@ -218,6 +220,70 @@ def test_real_tensors_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 100)
     text = refused(DATA_DEPENDENT["loss_logged"])
     assert "data_dependent.py:" in text and "needs values" in text and "100 B is free" in text
+
+
+def test_a_factory_that_reads_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are real for as long as it runs, if there is room for them."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000_000)
+    text = refused(FEATURES["weights_read_by_the_factory"])
+    assert "_local_scalar_dense" in text and "trainings.py:" in text
+    assert "its factory takes more than" in text and "977 KiB is free" in text
+
+
+def test_real_tensors_that_outgrow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing was known before, the trace ends before the system ends it."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000_000)
+    text = refused(partial(models.factory("bert"), batch_size=2), real=True)
+    assert "asked to trace on real tensors, but its factory takes more than" in text and "without --real" in text
+
+
+def test_the_estimate_counts_gradients_and_optimizer_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iteration that breaks off in its forward pass will hold four times its parameters under Adam."""
+
+    def factory() -> Training:
+        model, x = nn.Linear(1000, 1000, bias=False), torch.randn(1, 1000)
+
+        def loss() -> torch.Tensor:
+            assert model.weight.sum().item() < 1e9
+            return F.linear(x, model.weight).sum()
+
+        return loop(model, optim.Adam(model.parameters()), loss)
+
+    monkeypatch.setattr(memory, "available_bytes", lambda: 12_000_000)
+    assert "its iteration takes at least 15.3 MiB and 11.4 MiB is free" in refused(factory)
+
+
+def test_a_mistake_is_not_repeated_on_real_tensors() -> None:
+    """No fake tensor raises an AttributeError: real ones would raise it again, later."""
+    built = []
+
+    def factory() -> Training:
+        built.append(1)
+        model = mlp()
+        return loop(model, optim.SGD(model.parameters(), 0.1), lambda: model.no_such_thing)  # type: ignore[arg-type, return-value]
+
+    assert "AttributeError: 'Sequential' object has no attribute 'no_such_thing'" in refused(factory)
+    assert len(built) == 1
+
+
+def test_the_note_names_the_function_of_the_library_that_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the line of the user's that called it."""
+    library = tmp_path / "site-packages" / "sleeves.py"
+    library.parent.mkdir()
+    library.write_text("def checked(loss):\n    assert loss.item() < 1e9\n    return loss\n")
+    monkeypatch.syspath_prepend(str(library.parent))
+    import sleeves  # type: ignore[import-not-found]
+
+    def factory() -> Training:
+        model, (x, y) = mlp(), batch()
+        return loop(model, optim.SGD(model.parameters(), 0.1), lambda: sleeves.checked(F.cross_entropy(model(x), y)))
+
+    line = factory.__code__.co_firstlineno + 2
+    note = trace_training(factory, model="m").notes[0]
+    assert note == (
+        f"aten._local_scalar_dense.default in checked at {library}:2, called at {__file__}:{line} needs values: "
+        "traced on real tensors"
+    )
 
 
 def test_notes_say_what_was_assumed() -> None:

@@ -111,6 +111,32 @@ def test_data_dependence_goes_on_with_real_tensors(name: str) -> None:
     assert re.search(r"(data_dependent|trainings)\.py:\d+ needs values", traced.notes[0])
 
 
+READS: dict[str, Callable[[torch.Tensor], object]] = {
+    "item": lambda weight: weight.mean().item(),
+    "format": lambda weight: f"{weight.mean():.3f}",
+    "tolist": lambda weight: weight.tolist(),
+    "numpy": lambda weight: weight.detach().numpy().sum(),
+    "unique": lambda weight: torch.unique(weight),
+    "mask": lambda weight: weight[weight > 0].numel(),
+    "equal": lambda weight: torch.equal(weight, weight),
+}
+
+
+@pytest.mark.parametrize("width", [3, 300_000])
+@pytest.mark.parametrize("read", READS)
+def test_a_factory_may_read_its_weights(read: str, width: int) -> None:
+    """However it does, the iteration is traced on fake tensors."""
+
+    def factory() -> Training:
+        model = nn.Linear(4, width, bias=False)
+        READS[read](model.weight[:, :1] if read == "tolist" else model.weight)
+        return classify(model, optim.SGD(model.parameters(), 0.1))
+
+    traced = trace_training(factory, model="m")
+    assert not traced.real
+    assert any("the model was built with real ones" in note for note in traced.notes) == (width > 3)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw_foreach"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_eight_networks(name: str, optimizer: str) -> None:

@@ -378,3 +378,48 @@ def loss_kept() -> Training:
         return kept[0]
 
     return loop(model, optim.SGD(model.parameters(), 0.1), loss)
+
+
+@feature
+def masked() -> Training:
+    model, (x, y) = mlp(), batch()
+
+    def loss() -> Tensor:
+        rows = (x[:, 0] > -1).nonzero().flatten()
+        return F.cross_entropy(model(x)[rows], y[rows])
+
+    return loop(model, optim.SGD(model.parameters(), 0.1), loss)
+
+
+@feature
+def adafactor() -> Training:
+    model = mlp(dropout=0.0)
+    return classify(model, optim.Adafactor(model.parameters()))
+
+
+class DropPath(nn.Module):
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate, self.linear = rate, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.dropout(self.linear(x), self.rate, self.training) if self.rate else self.linear(x)
+
+
+@feature
+def rates_read_by_the_factory() -> Training:
+    rates = [rate.item() for rate in torch.linspace(0, 0.2, 3)]
+    index = torch.arange(4).flip(0)
+    model = nn.Sequential(*(DropPath(rate) for rate in rates), nn.Linear(4, int(index.max()) + index.tolist()[-1]))
+    return classify(model, optim.SGD(model.parameters(), 0.1, momentum=0.9))
+
+
+@feature
+def weights_read_by_the_factory() -> Training:
+    wide = nn.Linear(4, 70_000)
+    nn.init.trunc_normal_(wide.weight, std=0.02)
+    with torch.no_grad():
+        if wide.weight.norm() > 1:  # known only where all that the factory makes is
+            wide.weight.div_(wide.weight.norm().item())
+    model = nn.Sequential(wide, nn.ReLU(), nn.Linear(70_000, 3))
+    return classify(model, optim.SGD(model.parameters(), 0.1, momentum=0.9))
