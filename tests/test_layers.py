@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "restore": {"errors", "training", "statenames", "store", "runtime", "hoststate"},
     "data": {"errors"},
     "checkpointing": {
-        "collector", "errors", "training", "statenames", "schedule", "runtime", "store", "hoststate", "restore",
+        "collector", "errors", "text", "training", "statenames", "schedule", "runtime", "store", "hoststate", "restore",
     },
     "examples": {"__init__", "data"},
     "sweep": {

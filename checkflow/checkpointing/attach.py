@@ -23,6 +23,7 @@ from checkflow.store.interrupts import held_back
 from checkflow.store.pace import PersistEvery
 from checkflow.store.retention import Retention
 from checkflow.store.slots import Backpressure
+from checkflow.text import plain
 from checkflow.training import Training
 
 SIGTERM_DEADLINE_S = 20.0
@@ -88,6 +89,10 @@ def attach(
         StoreError: the store is in use or cannot be used, or memory does not suffice.
         DeviceError: CUDA refuses to pin the slots.
     """
+
+    def tell(line: str) -> None:
+        notify(plain(line))
+
     training = Training(model, optimizer, _no_iteration)
     check_supported(training)
     if isinstance(schedule, (str, Path)):
@@ -116,7 +121,7 @@ def attach(
                 persist_every=persist_every,
                 retention=retention,
                 on_error=on_error,
-                notify=notify,
+                notify=tell,
             )
             undo.callback(_close, handle)
             checkpointer = Checkpointer(
@@ -131,7 +136,7 @@ def attach(
                 block=policy == "block",
                 sigterm_deadline_s=sigterm_deadline_s,
                 audit=audit,
-                notify=notify,
+                notify=tell,
             )
             undo.push(checkpointer.__exit__)
         undo.pop_all()

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from checkflow.errors import EXIT_BAD_INPUT, CheckflowError
+from checkflow.text import plain
 
 EXIT_INTERRUPTED = 130
 EXIT_INTERNAL = 70  # sysexits' EX_SOFTWARE
@@ -68,5 +69,5 @@ def run(arguments: list[str]) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    click.echo("checkflow: " + " ".join(message.split()), err=True)
+    click.echo("checkflow: " + plain(message), err=True)
     return code

@@ -6,9 +6,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.text import Text
+
+from checkflow.text import plain
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+
+
+def say(line: str) -> None:
+    """A line on standard output. What it quotes may come from anybody."""
+    out.print(plain(line), soft_wrap=True, markup=False)
+
+
+def tell(line: str) -> None:
+    """As `say`, on standard error."""
+    err.print(plain(line), soft_wrap=True, markup=False)
 
 
 @contextmanager
@@ -20,10 +33,10 @@ def progress() -> Iterator[Callable[[str], None]]:
         def say(text: str) -> None:
             nonlocal last
             if text != last:
-                err.print(f"checkflow: {text}", soft_wrap=True, markup=False)
+                tell(f"checkflow: {text}")
                 last = text
 
         yield say
         return
     with err.status("starting") as status:
-        yield lambda text: status.update(text)
+        yield lambda text: status.update(Text(plain(text)))

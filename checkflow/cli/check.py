@@ -20,10 +20,7 @@ from checkflow.store.repair import Checked, check_store, repair_store
 def command(store: Path, repair: bool, as_json: bool) -> int:
     """Verify every checkpoint of STORE. Exit code 1 if one is not what was written, unless --repair removed it."""
     with _console.progress() as progress:
-        if repair:
-            checked = repair_store(store, lambda line: _console.err.print(line, soft_wrap=True, markup=False), progress)
-        else:
-            checked = check_store(store, progress)
+        checked = repair_store(store, _console.tell, progress) if repair else check_store(store, progress)
     if as_json:
         figures = {
             "store": str(store),
@@ -45,4 +42,4 @@ def _print(store: Path, checked: Checked, *, removed: bool) -> None:
         f"{path.name}: {'removed' if removed else 'left by a killed saver; harmless'}" for path in checked.leftovers
     ]
     for line in lines or [f"{store}: no checkpoint yet"]:
-        _console.out.print(line, soft_wrap=True, markup=False)
+        _console.say(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -14,6 +15,7 @@ from checkflow.cli import _console
 from checkflow.cli._options import json_option
 from checkflow.errors import EXIT_DONE, InputError, StoreError
 from checkflow.store.contents import contents_of
+from checkflow.store.layout import CODES
 from checkflow.store.manifest import RECORD
 from checkflow.store.reader import Loaded, load_newest
 
@@ -35,9 +37,9 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
     safetensors: the files as they are. torch: one file for torch.load(weights_only=True), a dictionary of each file's
     tensors by name, with the commit record as "commit". dcp: the same for torch.distributed.checkpoint.
     """
-    if output.exists():
+    if os.path.lexists(output):
         raise InputError(f"--output {output}: exists; choose a new name, nothing is overwritten")
-    if not output.parent.is_dir():
+    if not os.path.isdir(output.parent):  # noqa: PTH112 (never raises)
         raise InputError(f"--output {output}: there is no directory {output.parent}; make it first")
     with _console.progress() as progress:
         progress(f"reading {store}")
@@ -45,7 +47,7 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
         if newest.loaded is None:
             raise StoreError(f"{store}: no checkpoint yet; nothing to export")
         for skipped in newest.skipped:
-            _console.err.print(f"checkflow: skipped {skipped}", soft_wrap=True, markup=False)
+            _console.tell(f"checkflow: skipped {skipped}")
         progress(f"writing {output}")
         partial = output.with_name(f".{output.name}.partial")
         try:
@@ -60,8 +62,7 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
         figures = {"checkpoint": checkpoint.path.name, "iteration": checkpoint.iteration, "output": str(output)}
         click.echo(json.dumps(figures))
     else:
-        line = f"{output}: {checkpoint.path.name}, verified, as {target}"
-        _console.out.print(line, soft_wrap=True, markup=False)
+        _console.say(f"{output}: {checkpoint.path.name}, verified, as {target}")
     return EXIT_DONE
 
 
@@ -79,21 +80,34 @@ def _torch(loaded: Loaded, path: Path) -> None:
 
 
 def _dcp(loaded: Loaded, path: Path) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
     state: dict[str, object] = dict(_state(loaded))
     with warnings.catch_warnings(action="ignore"):  # that nothing is distributed is what no_dist says
-        save(state, checkpoint_id=path, no_dist=True)
+        try:
+            save(state, checkpoint_id=path, no_dist=True)
+        except CheckpointException as error:  # no Exception
+            raise RuntimeError(str(error)) from None
 
 
 def _state(loaded: Loaded) -> dict[str, dict[str, torch.Tensor] | str]:
     """{"model": tensors by name, tied names too, "optimizer": ..., "commit": the record's text}."""
-    from safetensors.torch import load
+    import torch
 
+    dtypes = {code: getattr(torch, name) for name, code in CODES.items()}
     state: dict[str, dict[str, torch.Tensor] | str] = {"commit": loaded.record.decode(errors="replace")}
     for name, data in loaded.files.items():
-        tensors = load(bytes(data))
-        for alias, target in contents_of(name, data).aliases.items():
+        contents = contents_of(name, data)
+        tensors = {}
+        for key, stored in contents.tensors.items():  # safetensors' own reader lacks some dtypes, and copies
+            flat = (
+                torch.frombuffer(stored.data, dtype=torch.uint8)
+                if len(stored.data)
+                else torch.empty(0, dtype=torch.uint8)
+            )
+            tensors[key] = flat.view(dtypes[stored.dtype]).reshape(stored.shape)
+        for alias, target in contents.aliases.items():
             tensors[alias] = tensors[target]
         state[name.removesuffix(".safetensors")] = tensors
     return state

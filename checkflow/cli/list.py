@@ -7,12 +7,16 @@ from pathlib import Path
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from checkflow.cli import _console
 from checkflow.cli._options import json_option
 from checkflow.errors import EXIT_DONE
 from checkflow.store.reader import Checkpoint, list_checkpoints
+from checkflow.text import plain
 from checkflow.units import format_bytes
+
+MOST_IN_CELL = 300  # characters
 
 
 @click.command()
@@ -37,7 +41,7 @@ def command(store: Path, as_json: bool) -> int:
         click.echo(json.dumps({"store": str(store), "checkpoints": rows}))
         return EXIT_DONE
     if not found:
-        _console.out.print(f"{store}: no checkpoint yet", soft_wrap=True, markup=False)
+        _console.say(f"{store}: no checkpoint yet")
         return EXIT_DONE
     table = Table("checkpoint", "iteration", "size", "created", "", box=None, pad_edge=False)
     for checkpoint in found:
@@ -47,6 +51,7 @@ def command(store: Path, as_json: bool) -> int:
             cells = (format_bytes(manifest.size_bytes), manifest.created, note)
         else:
             cells = ("", "", checkpoint.reason)
-        table.add_row(checkpoint.path.name, str(checkpoint.iteration), *cells)
+        row = (checkpoint.path.name, str(checkpoint.iteration), *cells)
+        table.add_row(*(Text(plain(cell, MOST_IN_CELL)) for cell in row))  # a string would be read as markup
     _console.out.print(table)
     return EXIT_DONE

@@ -14,14 +14,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from checkflow.errors import FormatError
 from checkflow.hoststate.decode import load
 from checkflow.hoststate.forms import dump
-from checkflow.store.layout import ITEM_BYTES, MAX_HEADER_BYTES
+from checkflow.store.layout import CODES, ITEM_BYTES, MAX_HEADER_BYTES
 
-_DTYPES = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu, "U16": torch.uint16, "I16": torch.int16,
-    "F16": torch.float16, "BF16": torch.bfloat16, "U32": torch.uint32, "I32": torch.int32, "F32": torch.float32,
-    "U64": torch.uint64, "I64": torch.int64, "F64": torch.float64, "C64": torch.complex64,
-}  # fmt: skip
+_DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for name, code in CODES.items()}
 
 
 class _Entry(BaseModel):

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import mmap
 import os
-import stat
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import xxhash
 from checkflow.errors import CorruptStoreError
 from checkflow.store.layout import ALIGN_BYTES, padded
 from checkflow.store.manifest import BLOCK_BYTES, FileEntry
+from checkflow.store.opening import is_scarcity, open_regular
 
 THREADS = 3
 PARALLEL_BYTES = 4 * BLOCK_BYTES  # below that threads cost more processor time than they save
@@ -44,22 +44,17 @@ def buffer_of(size_bytes: int) -> memoryview:
 
 
 def open_file(directory: int, name: str, *, direct: bool = False) -> int:
-    """A descriptor of a regular file in an open directory, links not followed. Raises CorruptStoreError."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe must not hold us up
+    """A descriptor of a file in an open directory. Raises CorruptStoreError, OSError where something is scarce."""
     try:
-        fd = os.open(name, flags | (os.O_DIRECT if direct else 0), dir_fd=directory)
+        return open_regular(name, os.O_RDONLY | (os.O_DIRECT if direct else 0), dir_fd=directory)
     except FileNotFoundError:
         raise CorruptStoreError(f"{name}: is missing") from None
     except OSError as error:
+        if is_scarcity(error):
+            raise
         if direct and error.errno == errno.EINVAL:
             return open_file(directory, name)
-        if error.errno == errno.ELOOP:
-            raise CorruptStoreError(f"{name}: is a link, not a file") from None
         raise CorruptStoreError(f"{name}: cannot be opened ({error.strerror})") from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise CorruptStoreError(f"{name}: is no regular file")
-    return fd
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +82,7 @@ class _File:
 
 
 def _open(directory: int, entry: FileEntry, way: Way, stack: contextlib.ExitStack) -> _File:
-    """Descriptors of a listed file that has the listed size. Raises CorruptStoreError."""
+    """Descriptors of a listed file that has the listed size. Raises CorruptStoreError, OSError as `open_file`."""
     fd = open_file(directory, entry.name, direct=way is not Way.DEVICE_TO_CACHE)
     stack.callback(os.close, fd)
     size = os.fstat(fd).st_size
@@ -98,7 +93,7 @@ def _open(directory: int, entry: FileEntry, way: Way, stack: contextlib.ExitStac
         return _File(fd, None)
     try:
         cached = open_file(directory, entry.name)
-    except CorruptStoreError:  # too many are open
+    except (CorruptStoreError, OSError):  # too many are open
         return _File(fd, None)
     stack.callback(os.close, cached)
     return _File(fd, cached)
@@ -115,7 +110,7 @@ def read_files(
 
     `targets` is called once every file is known to have its size, and tells for each block the memory to read it to:
     page-aligned, with room for the block padded to 4096. None only verifies. Raises CorruptStoreError that names the
-    first file, and the byte, that is not what was written.
+    first file, and the byte, that is not what was written, and OSError where something is scarce.
     """
     with contextlib.ExitStack() as stack:
         work: list[tuple[Block, _File]] = []
@@ -142,7 +137,11 @@ def read_files(
             return
         threads = max(1, min(THREADS, len(work)))
         with ThreadPoolExecutor(threads, "read") as pool:
-            for done in [pool.submit(read, work[thread::threads]) for thread in range(threads)]:
+            try:
+                reading = [pool.submit(read, work[thread::threads]) for thread in range(threads)]
+            except RuntimeError as error:
+                raise OSError(errno.EAGAIN, str(error)) from None
+            for done in reading:
                 done.result()
 
 
@@ -172,6 +171,8 @@ def _read(fd: int, block: Block, memory: memoryview, done: int) -> None:
             if error.errno == errno.EINVAL and flags & os.O_DIRECT:
                 fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
                 continue
+            if is_scarcity(error):
+                raise
             raise CorruptStoreError(
                 f"{name}: cannot be read at byte {block.start_bytes + done} ({error.strerror})"
             ) from None

@@ -48,27 +48,47 @@ _METADATA = TypeAdapter(dict[str, str])
 
 def contents_of(name: str, file: memoryview) -> Contents:
     """The tensors in a file's bytes; `name` is for messages. Raises CorruptStoreError that says what is wrong."""
-    if len(file) < 8:
-        raise CorruptStoreError(f"{name}: {len(file)} bytes hold no safetensors header")
-    length = int.from_bytes(file[:8], "little")
-    if length > min(MAX_HEADER_BYTES, len(file) - 8):
-        raise CorruptStoreError(f"{name}: its header of {length} bytes is longer than it may be")
-    metadata, entries = _parse(name, bytes(file[8 : 8 + length]))
+    length = header_bytes(name, bytes(file[:8]), len(file))
+    metadata, entries = _checked(name, bytes(file[8 : 8 + length]), len(file) - 8 - length)
     body = file[8 + length :]
-    end = 0
-    tensors: dict[str, StoredTensor] = {}
-    for key, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        low, high = entry.data_offsets
-        if entry.dtype not in ITEM_BYTES:
-            raise CorruptStoreError(f"{name}: tensor {key!r}: unknown dtype {entry.dtype!r}")
-        if low != end or high - low != math.prod(entry.shape) * ITEM_BYTES[entry.dtype] or high > len(body):
-            raise CorruptStoreError(f"{name}: tensor {key!r}: bytes {low} to {high} are not its place")
-        tensors[key] = StoredTensor(key, entry.dtype, entry.shape, body[low:high])
-        end = high
-    if end != len(body):
-        raise CorruptStoreError(f"{name}: {len(body) - end} bytes belong to no tensor")
+    tensors = {
+        key: StoredTensor(key, entry.dtype, entry.shape, body[entry.data_offsets[0] : entry.data_offsets[1]])
+        for key, entry in entries
+    }
     aliases = {alias: target for alias, target in metadata.items() if target in tensors and alias not in tensors}
     return Contents(tensors, aliases)
+
+
+def header_bytes(name: str, first: bytes, size_bytes: int) -> int:
+    """How long the header is, by the first 8 bytes of a file of this size. Raises CorruptStoreError."""
+    if len(first) < 8:
+        raise CorruptStoreError(f"{name}: {len(first)} bytes hold no safetensors header")
+    length = int.from_bytes(first, "little")
+    if length > min(MAX_HEADER_BYTES, size_bytes - 8):
+        raise CorruptStoreError(f"{name}: its header of {length} bytes is longer than it may be")
+    return length
+
+
+def check_header(name: str, header: bytes, body_bytes: int) -> None:
+    """As `contents_of`, where the header is all that was read."""
+    _checked(name, header, body_bytes)
+
+
+def _checked(name: str, header: bytes, body_bytes: int) -> tuple[dict[str, str], list[tuple[str, _Entry]]]:
+    """Metadata, and entries in the order of their bytes, which they fill without a hole."""
+    metadata, entries = _parse(name, header)
+    ordered = sorted(entries.items(), key=lambda item: item[1].data_offsets)
+    end = 0
+    for key, entry in ordered:
+        low, high = entry.data_offsets
+        if entry.dtype not in ITEM_BYTES:
+            raise CorruptStoreError(f"{name}: tensor {key!r:.200}: unknown dtype {entry.dtype!r:.20}")
+        if low != end or high - low != math.prod(entry.shape) * ITEM_BYTES[entry.dtype] or high > body_bytes:
+            raise CorruptStoreError(f"{name}: tensor {key!r:.200}: bytes {low} to {high} are not its place")
+        end = high
+    if end != body_bytes:
+        raise CorruptStoreError(f"{name}: {body_bytes - end} bytes belong to no tensor")
+    return metadata, ordered
 
 
 def _parse(name: str, header: bytes) -> tuple[dict[str, str], dict[str, _Entry]]:
@@ -81,7 +101,7 @@ def _parse(name: str, header: bytes) -> tuple[dict[str, str], dict[str, _Entry]]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise CorruptStoreError(f"{name}: header field {where}: {first['msg']}") from None
+        raise CorruptStoreError(f"{name}: header field {where:.200}: {first['msg']}") from None
     except (ValueError, RecursionError) as error:
         raise CorruptStoreError(f"{name}: its header is no JSON ({str(error)[:80]})") from None
 

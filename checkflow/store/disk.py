@@ -10,6 +10,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -249,10 +250,10 @@ class _Stream:
 
 
 def remove_tree(disk: Disk, path: Path) -> None:
-    """Remove a checkpoint's directory, which holds files only; of a link only the link. Raises OSError."""
-    if path.is_symlink():
+    """Remove a checkpoint's directory, and whatever somebody put into it; of a link only the link. Raises OSError."""
+    if not stat.S_ISDIR(path.lstat().st_mode):
         disk.unlink(path)
         return
     for entry in sorted(path.iterdir()):
-        disk.unlink(entry)
+        remove_tree(disk, entry)
     disk.remove_directory(path)

@@ -25,6 +25,14 @@ ITEM_BYTES = {
 }  # fmt: skip
 """safetensors' dtype codes and the bytes of one element."""
 
+CODES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0", "uint16": "U16", "int16": "I16", "float16": "F16", "bfloat16": "BF16",
+    "uint32": "U32", "int32": "I32", "float32": "F32", "uint64": "U64", "int64": "I64", "float64": "F64",
+    "complex64": "C64",
+}  # fmt: skip
+"""torch's names of dtypes and safetensors' codes."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:

@@ -24,6 +24,7 @@ HASH_HEX = 32  # xxh3-128
 MAX_FILES = 4096
 MAX_RECORD_BYTES = 2**32  # more than anybody keeps beside tensors; it is read into memory
 MAX_FILE_BYTES = 2**53  # JSON's integers
+MAX_SERIAL = 10**15  # more than anybody writes, and less than a manifest can hold
 
 _DIRECTORY = re.compile(r"(?P<serial>\d{8,})-iteration-(?P<iteration>\d+)")
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -74,6 +75,11 @@ class Manifest(BaseModel):
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
+    @property
+    def tensor_files(self) -> tuple[FileEntry, ...]:
+        """All but the commit record."""
+        return tuple(file for file in self.files if file.name != RECORD)
+
     def entry(self, name: str) -> FileEntry:
         """A file's entry. Raises CorruptStoreError if the checkpoint has no such file."""
         for file in self.files:
@@ -111,6 +117,8 @@ def parse_directory_name(name: str) -> DirectoryName | None:
     if match is None:
         return None
     parsed = DirectoryName(int(match["serial"]), int(match["iteration"]))
+    if parsed.serial > MAX_SERIAL or parsed.iteration > MAX_FILE_BYTES:
+        return None
     return parsed if directory_name(parsed.serial, parsed.iteration) == name else None
 
 

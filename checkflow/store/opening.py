@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 _NO_FILE = "it is no regular file"
+_SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EINTR}
 
 
 def open_regular(path: Path | str, flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> int:
@@ -24,3 +25,17 @@ def open_regular(path: Path | str, flags: int, mode: int = 0o666, *, dir_fd: int
         os.close(fd)
         raise OSError(errno.ENOTSUP, _NO_FILE, str(path))
     return fd
+
+
+def is_scarcity(error: OSError) -> bool:
+    """Whether this process or machine lacks something at the moment, which says nothing about a file or a disk."""
+    return error.errno in _SCARCE
+
+
+def read_at(fd: int, start_bytes: int, size_bytes: int) -> bytes:
+    """So many bytes of a file, or those that it has. Raises OSError."""
+    parts: list[bytes] = []
+    while size_bytes and (part := os.pread(fd, size_bytes, start_bytes)):
+        parts.append(part)
+        start_bytes, size_bytes = start_bytes + len(part), size_bytes - len(part)
+    return b"".join(parts)

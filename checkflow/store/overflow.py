@@ -52,12 +52,3 @@ class Overflow:
             raise StoreError(f"{what}; the system refuses it ({error.strerror}); {advice}") from None
         self._rooms[slot] = room
         return room
-
-
-def read_at(fd: int, start_bytes: int, size_bytes: int) -> bytes:
-    """So many bytes of a file, or those that it has."""
-    parts: list[bytes] = []
-    while size_bytes and (part := os.pread(fd, size_bytes, start_bytes)):
-        parts.append(part)
-        start_bytes, size_bytes = start_bytes + len(part), size_bytes - len(part)
-    return b"".join(parts)

@@ -27,6 +27,9 @@ _ADVICE = {
     errno.EDQUOT: "free space below the quota, or retain fewer checkpoints",
     errno.EIO: "check the disk",
     errno.EAGAIN: "allow more processes and threads",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+    errno.ENFILE: "allow more open files on this machine",
+    errno.ENOMEM: "free memory",
     errno.EROFS: "mount the store writable",
     errno.EACCES: "give this user the right to write to the store",
     errno.ENOENT: "do not remove a store that is in use",
@@ -190,8 +193,9 @@ class Persister:
         for name in self._known.keys() - set(names):
             del self._known[name]
         for name in names:  # one that cannot be read is left alone, and looked at again: it may have been the moment
-            if name not in self._known and isinstance(found := examine(store, name), Checkpoint):
-                self._known[name] = Retained(found.serial, found.iteration, found.manifest.keep)
+            with contextlib.suppress(OSError):
+                if name not in self._known and isinstance(found := examine(store, name), Checkpoint):
+                    self._known[name] = Retained(found.serial, found.iteration, found.manifest.keep)
         hidden = []
         failed: OSError | None = None
         for name in self._needless(verified):

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.store.blocks import Block, Way, buffer_of, open_file, read_files
+from checkflow.store.contents import check_header, contents_of, header_bytes
 from checkflow.store.layout import padded
 from checkflow.store.manifest import (
     MANIFEST,
@@ -22,6 +23,7 @@ from checkflow.store.manifest import (
     parse_directory_name,
     parse_manifest,
 )
+from checkflow.store.opening import is_scarcity, read_at
 
 MAX_ENTRIES = 10_000  # names in one checkpoint's directory
 result = TypeVar("result")
@@ -83,14 +85,48 @@ class LoadedNewest:
 
 def list_checkpoints(store: Path) -> tuple[Checkpoint | Skipped, ...]:
     """Every checkpoint of a store, newest first, manifests checked but not the files. Raises StoreError."""
-    examined = (examine(store, name) for name in checkpoint_names(store))
-    return tuple(found for found in examined if found.path.exists())  # a running trainer prunes
+    with nothing_is_scarce(store):
+        examined = [examine(store, name) for name in checkpoint_names(store)]
+    return tuple(found for found in examined if not is_gone(found.path))  # a running trainer prunes
+
+
+def is_gone(path: Path) -> bool:
+    """Whether nothing has this name any more; not where that cannot be told."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+@contextmanager
+def nothing_is_scarce(store: Path) -> Iterator[None]:
+    """A checkpoint that cannot be read for want of something is not a wrong one: StoreError."""
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or "out of memory"
+        raise StoreError(
+            f"{store}: cannot be read now ({why}); free memory, or allow more open files, and try again"
+        ) from None
 
 
 def verify(checkpoint: Checkpoint, progress: Callable[[], None] = lambda: None) -> None:
-    """Read every byte of a checkpoint from the device. Raises CorruptStoreError that names the first wrong file."""
+    """Read every byte of a checkpoint from the device, and look into each file for tensors.
+
+    Raises CorruptStoreError that names the first wrong file, OSError where something is scarce.
+    """
     with _directory(checkpoint.path) as directory:
         read_files(directory, checkpoint.manifest.files, progress=progress)
+        for entry in checkpoint.manifest.tensor_files:
+            fd = open_file(directory, entry.name)
+            try:
+                length = header_bytes(entry.name, read_at(fd, 0, 8), entry.size_bytes)
+                check_header(entry.name, read_at(fd, 8, length), entry.size_bytes - 8 - length)
+            finally:
+                os.close(fd)
 
 
 def verify_written(
@@ -130,7 +166,7 @@ def load(checkpoint: Checkpoint, buffer: memoryview | None = None) -> Loaded:
     """Read a whole checkpoint, all or nothing, each file into memory of its own or all into one page-aligned buffer.
 
     Each file begins at a multiple of 4096 of the buffer, in the manifest's order, as in a slot. Raises
-    CorruptStoreError, and StoreError for a buffer that is too small.
+    CorruptStoreError, StoreError for a buffer that is too small, and OSError where something is scarce.
     """
     manifest = checkpoint.manifest
     found: dict[str, memoryview] = {}
@@ -143,6 +179,8 @@ def load(checkpoint: Checkpoint, buffer: memoryview | None = None) -> Loaded:
         read_files(directory, manifest.files, targets, way=Way.ANYWHERE)
     contents = {file.name: found[file.name][: file.size_bytes] for file in manifest.files}
     record = bytes(contents.pop(RECORD))
+    for name, data in contents.items():
+        contents_of(name, data)  # raises for what has no tensors: an older checkpoint is better than that
     return Loaded(checkpoint, contents, record)
 
 
@@ -161,7 +199,7 @@ def _places(checkpoint: Checkpoint, buffer: memoryview | None) -> dict[str, memo
 
 
 def read_file(checkpoint: Checkpoint, name: str) -> memoryview:
-    """One verified file. Raises CorruptStoreError."""
+    """One verified file. Raises CorruptStoreError, OSError where something is scarce."""
     entry = checkpoint.manifest.entry(name)
     found: list[memoryview] = []
 
@@ -189,14 +227,15 @@ def _first(
         has = ", ".join(sorted({str(_iteration(name)) for name in names}, key=int))
         raise StoreError(f"{store}: has no checkpoint of iteration {iteration}; it has {has}")
     for name in wanted:
-        examined = examine(store, name)
-        if isinstance(examined, Skipped):
-            skipped.append(examined)
-            continue
-        try:
-            return attempt(examined), tuple(skipped)
-        except CorruptStoreError as error:
-            skipped.append(Skipped(examined.path, examined.serial, examined.iteration, str(error)))
+        with nothing_is_scarce(store):  # else an older one would be taken for want of a descriptor
+            examined = examine(store, name)
+            if isinstance(examined, Skipped):
+                skipped.append(examined)
+                continue
+            try:
+                return attempt(examined), tuple(skipped)
+            except CorruptStoreError as error:
+                skipped.append(Skipped(examined.path, examined.serial, examined.iteration, str(error)))
     if skipped:
         reasons = "; ".join(map(str, skipped[:3])) + (f"; and {len(skipped) - 3} more" if len(skipped) > 3 else "")
         raise CorruptStoreError(f"{store}: no checkpoint verifies ({reasons}); restore the store from a copy")
@@ -207,8 +246,9 @@ def checkpoint_names(store: Path) -> list[str]:
     """The names of a store's checkpoints, newest first. Raises StoreError."""
     try:
         found = [(parse_directory_name(name), name) for name in os.listdir(store)]  # noqa: PTH208 (only the names)
-    except OSError as error:
-        raise StoreError(f"{store}: is no store that can be read ({error.strerror}); check the path") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(f"{store}: is no store that can be read ({why}); check the path") from None
     return [name for parsed, name in sorted(((p.serial, n) for p, n in found if p is not None), reverse=True)]
 
 
@@ -219,7 +259,10 @@ def _iteration(name: str) -> int:
 
 
 def examine(store: Path, name: str) -> Checkpoint | Skipped:
-    """A checkpoint by its directory's name, its manifest checked but not its files."""
+    """A checkpoint by its directory's name, its manifest checked but not its files.
+
+    Raises OSError where something is scarce.
+    """
     path = store / name
     try:
         return Checkpoint(path, _read_manifest(path))
@@ -259,10 +302,14 @@ def _directory(path: Path) -> Iterator[int]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
+        if is_scarcity(error):
+            raise
         raise CorruptStoreError(f"is no directory that can be read ({error.strerror})") from None
     try:
         yield fd
     except OSError as error:
+        if is_scarcity(error):
+            raise
         raise CorruptStoreError(f"cannot be read ({error.strerror})") from None
     finally:
         os.close(fd)

@@ -24,7 +24,8 @@ from checkflow.store.layout import ALIGN_BYTES, Layout, padded
 from checkflow.store.manifest import MAX_RECORD_BYTES
 from checkflow.store.mapping import address_of, map_shared
 from checkflow.store.memory import allowance
-from checkflow.store.overflow import Overflow, read_at
+from checkflow.store.opening import read_at
+from checkflow.store.overflow import Overflow
 from checkflow.store.pages import Pages, Span
 from checkflow.units import format_bytes
 

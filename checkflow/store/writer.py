@@ -5,6 +5,7 @@ Files and the manifest; each file synced, then the manifest, then the directory;
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from checkflow.store.layout import Layout
 from checkflow.store.manifest import (
     BLOCK_BYTES,
     MANIFEST,
+    MAX_SERIAL,
     RECORD,
     FileEntry,
     Manifest,
@@ -43,7 +45,11 @@ class Staged:
 def next_serial(store: Path) -> int:
     """One more than the highest serial that any directory in the store has. Raises OSError."""
     names = (parse_directory_name(path.name) for path in store.iterdir())
-    return 1 + max((name.serial for name in names if name is not None), default=0)
+    highest = max((name for name in names if name is not None), key=lambda name: name.serial, default=None)
+    if highest is not None and highest.serial >= MAX_SERIAL:
+        name = directory_name(highest.serial, highest.iteration)
+        raise OSError(errno.EOVERFLOW, "no checkpoint can come after it, remove or rename it", name)
+    return 1 if highest is None else highest.serial + 1
 
 
 def write_checkpoint(

@@ -29,7 +29,8 @@ from checkflow.errors import StoreError
 from checkflow.store.handle import StoreHandle
 from checkflow.store.lock import StoreLock
 from checkflow.store.memory import Allowance
-from checkflow.store.overflow import Overflow, read_at
+from checkflow.store.opening import read_at
+from checkflow.store.overflow import Overflow
 from checkflow.store.pace import PersistEvery
 from checkflow.store.reader import Checkpoint, list_checkpoints, load_newest
 from checkflow.store.retention import Retention
