@@ -147,7 +147,8 @@ class StoreHandle:
         return self._slots.try_acquire()
 
     def take_memory(self) -> None:
-        """Wait until every slot has its memory. Raises StoreError (or notifies) where it is refused."""
+        """Wait until every slot has its memory, to be pinned. Raises StoreError (or notifies) where it is refused."""
+        self.shared.pinned = True
         while self.shared.pages.wait_for_more():
             pass
         self.poll()

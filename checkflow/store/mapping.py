@@ -53,6 +53,12 @@ def advise(address: int, size_bytes: int, advice: int) -> bool:
     return not LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), advice)
 
 
+def protect(address: int, size_bytes: int, *, writable: bool) -> bool:
+    """Whether the kernel lets these pages of ours be written, or only read, from now on."""
+    how = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+    return not LIBC.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), how)
+
+
 def _mmap(address: int | None, size_bytes: int, protection: int, flags: int, fd: int) -> int:
     found: int = LIBC.mmap(
         ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), protection, flags, fd, ctypes.c_long(0)

@@ -56,6 +56,7 @@ class Slots:
                 return None
             index = min(usable, key=lambda index: words[index].sequence)  # free ones, then the oldest staged
             self._shared.set_word(index, Word(State.FILLING))
+        self._shared.unseal(index)
         address = self._shared.address + self._shared.slot_offset(index)
         return Slot(index, address, self._shared.slot_bytes(index), self._layout)
 
@@ -83,6 +84,7 @@ class Slots:
             for index in given_up:
                 self._shared.set_word(index, Word(State.STAGED, self._shared.word(index).sequence))
         self._sequence, self.staged_iteration = sequence, iteration
+        self._shared.seal(slot.index)
         return due
 
     def _gives_way(self, word: Word) -> bool:

@@ -311,3 +311,43 @@ def test_the_tightest_limit_counts(tmp_path: Path) -> None:
 def test_this_machine_has_a_limit() -> None:
     found = allowance()
     assert found is not None and found.free_bytes > 2**20
+
+
+STRAY = """
+import ctypes
+from small_store import *
+from checkflow.store.shared import LARGE_BYTES
+layout = Layout.of((FileSpec("model.safetensors", (TensorSpec("w", "U8", (LARGE_BYTES,)),)),))
+shared = SharedMemory.create(layout, slots=2, record_room_bytes=100, config=b"{}")
+while shared.pages.wait_for_more():
+    pass
+slots = Slots(shared, layout, "skip")
+for iteration in range(1, 6):  # each slot more than once
+    slot = slots.try_acquire()
+    slot.view("model.safetensors", "w")[:] = bytes([iteration]) * LARGE_BYTES
+    slots.stage(slot, iteration, record_of(iteration), due=False)
+taken = take_due(shared) or slots.ask(keep=False) and take_due(shared)
+assert taken.iteration == 5
+os.write(1, b"staged\\n")
+if sys.argv[1] == "pinned":
+    shared.pinned = True
+    shared.unseal(slot.index)
+ctypes.memset(slot.address + int(sys.argv[2]), 9, 1)
+os.write(1, b"written\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "said"),
+    [
+        ("plain", 0, "staged\n"),
+        ("plain", 2**24 + 5, "staged\n"),
+        ("plain", 2**25 + 4096, "staged\n"),
+        ("pinned", 0, "staged\nwritten\n"),
+    ],
+)
+def test_a_stray_write_to_a_staged_slot_ends_the_writer(kind: str, place: int, said: str) -> None:
+    """Its first byte, the middle, the last tensor's end; and not where a device has the slots, which ignores this."""
+    done = subprocess.run(trainer_command(STRAY, kind, place), capture_output=True, text=True, check=False)
+    assert done.stdout == said, done.stderr
+    assert done.returncode == (0 if kind == "pinned" else -signal.SIGSEGV)
