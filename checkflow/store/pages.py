@@ -117,7 +117,8 @@ class Pages:
                 self._closing = True
                 self._changed.notify_all()
             for thread in self._threads:
-                thread.join()
+                if thread is not threading.current_thread():  # where a handle that nobody has is collected in it
+                    thread.join()
         self._memory.release()
 
     def _run(self) -> None:
