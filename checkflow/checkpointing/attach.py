@@ -21,6 +21,7 @@ from checkflow.schedule import Schedule, read_schedule
 from checkflow.store.handle import OnError, StoreHandle
 from checkflow.store.interrupts import held_back
 from checkflow.store.pace import PersistEvery
+from checkflow.store.patience import RETRY_S
 from checkflow.store.retention import Retention
 from checkflow.store.slots import Backpressure
 from checkflow.text import plain
@@ -52,6 +53,7 @@ def attach(
     persist_every: PersistEvery = PersistEvery(),  # noqa: B008 (frozen)
     retention: Retention = Retention(),  # noqa: B008 (frozen)
     on_error: OnError = "raise",
+    retry_s: float = RETRY_S,
     sigterm_deadline_s: float | None = SIGTERM_DEADLINE_S,
     audit: bool = False,
     notify: Callable[[str], None] = _warn,
@@ -78,7 +80,10 @@ def attach(
         policy: where no slot is free, "skip" this checkpoint or "block" until one is.
         persist_every: how often a staged checkpoint is written to disk.
         retention: which checkpoints stay on disk.
-        on_error: "raise" what went wrong in the background at a step() within a second, or "warn" and train on.
+        on_error: "raise" at a step() within a second what went wrong in the background and breaks a promise, or "warn"
+            and train on.
+        retry_s: how long a checkpoint that the disk refuses is tried again before that breaks one; `notify` is told
+            when this begins and ends. So long does a saver try, too, whose trainer was killed.
         sigterm_deadline_s: time to stage and persist the last iteration when SIGTERM arrives; None: leave SIGTERM.
         audit: look for writes that no guard sees, by samples; costs a synchronization for each iteration.
         notify: told, in one line, what a person should know.
@@ -121,6 +126,7 @@ def attach(
                 persist_every=persist_every,
                 retention=retention,
                 on_error=on_error,
+                retry_s=retry_s,
                 notify=tell,
             )
             undo.callback(_close, handle)

@@ -105,7 +105,7 @@ class Checkpointer:
         training.
         """
         with paused_collector(), self._handle.shared.pages.paused():  # both take memory, and this one is waited for
-            found = load_newest(self._store, iteration)
+            found = load_newest(self._handle.path, iteration)
             for skipped in found.skipped:
                 self._notify(f"{self._store}: skipped {skipped}")
             if found.loaded is None:

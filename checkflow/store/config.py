@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from checkflow.store.layout import FileSpec
+from checkflow.store.patience import RETRY_S
 from checkflow.store.retention import Retention
 
 _StorePath = Annotated[  # its bytes in hexadecimal digits: a path need not be UTF-8
@@ -23,10 +24,12 @@ _StorePath = Annotated[  # its bytes in hexadecimal digits: a path need not be U
 class SaverConfig:
     """The store, what to write to it, how long to retain it, and the versions to name in manifests."""
 
-    store: _StorePath
+    store: _StorePath  # when it was attached, for messages: the saver works in the directory itself
     files: tuple[FileSpec, ...]
     retention: Retention
     versions: dict[str, str]
+    newest_wins: bool = False  # what is due gives way to what is newer
+    retry_s: float = RETRY_S  # how long what cannot be written is tried again
 
     def dump(self) -> bytes:
         return _CONFIG.dump_json(self)

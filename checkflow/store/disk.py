@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from checkflow.store.layout import ALIGN_BYTES
-from checkflow.store.libc import LIBC, raise_unless
+from checkflow.store.libc import LIBC, call, raise_unless
 
 DIRECT_BYTES = 2**20  # smaller files are written through the page cache
 WRITE_BYTES = 16 * 2**20  # one write: large enough for full throughput, small enough to see that the disk moves
@@ -95,7 +95,7 @@ class LocalDisk:
     def allocate(self, fd: int, size_bytes: int) -> None:
         # not posix_fallocate: where the file system cannot, that writes into every block by itself
         if size_bytes:
-            failed = LIBC.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes))
+            failed = call(LIBC.fallocate, fd, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes))
             raise_unless(not failed, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
     def set_buffered(self, fd: int) -> None:
@@ -106,7 +106,7 @@ class LocalDisk:
 
     def write_back(self, fd: int, *, wait: bool) -> None:
         how = _WRITE_AND_WAIT if wait else _WRITE
-        failed = LIBC.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), how)
+        failed = call(LIBC.sync_file_range, fd, ctypes.c_int64(0), ctypes.c_int64(0), how)
         raise_unless(not failed, errno.ENOSYS)  # any other may be the file's own, which sync will not tell again
 
     def sync(self, fd: int) -> None:

@@ -20,15 +20,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from checkflow.errors import StoreError
+from checkflow.errors import InputError, StoreError
 from checkflow.store.config import SaverConfig
 from checkflow.store.interrupts import held_back
 from checkflow.store.layout import Layout
 from checkflow.store.lock import StoreLock
+from checkflow.store.log import take_log
 from checkflow.store.messages import LAST, WAKE
 from checkflow.store.pace import Pace, PersistEvery
+from checkflow.store.patience import RETRY_S
 from checkflow.store.retention import Retention
-from checkflow.store.saver import take_log
 from checkflow.store.shared import SharedMemory
 from checkflow.store.slots import Backpressure, Slot, Slots
 from checkflow.store.status import Status
@@ -49,7 +50,7 @@ class StoreHandle:
 
     def __init__(
         self, shared: SharedMemory, layout: Layout, lock: StoreLock, *, pace: Pace, backpressure: Backpressure,
-        on_error: OnError, notify: Callable[[str], None], hang_s: float,
+        on_error: OnError, notify: Callable[[str], None], hang_s: float, retry_s: float,
     ) -> None:  # fmt: skip
         self.shared = shared
         self._lock = lock
@@ -59,7 +60,7 @@ class StoreHandle:
         self._on_error = on_error
         self._notify = notify
         self._tally = Tally()
-        self._saver = Supervisor(shared, self._slots, lock, self._tally, hang_s)
+        self._saver = Supervisor(shared, self._slots, lock, self._tally, hang_s=hang_s, retry_s=retry_s)
         self._closed = False
         self._let_go = weakref.finalize(
             self, _let_go, self._saver, lock, shared
@@ -82,30 +83,36 @@ class StoreHandle:
         on_error: OnError = "raise",
         notify: Callable[[str], None] = _warn,
         hang_s: float = 120.0,
+        retry_s: float = RETRY_S,
         versions: Mapping[str, str] | None = None,
     ) -> StoreHandle:
         """Take the store (or take over `lock`), allocate the slots, start the saver.
 
-        `notify` is told what a person should know: a wait for the previous saver, its last errors, and, under
-        on_error="warn", errors. Raises StoreBusyError that names the other trainer, StoreError where memory, store or
-        process cannot be had, InputError for an argument.
+        What cannot be made durable is tried again for `retry_s`, and as long by a saver whose trainer died; only then
+        is it an error. `notify` is told what a person should know: a wait for the previous saver, its last errors, that
+        something is tried again or works again, and, under on_error="warn", errors. Raises StoreBusyError that names
+        the other trainer, StoreError where memory, store or process cannot be had, InputError for an argument.
         """
+        if not retry_s >= 0:
+            raise InputError(f"retry_s: {retry_s} seconds is negative; use 0 or more")
         try:
             path = path.resolve()
         except (OSError, RuntimeError, ValueError) as error:
             raise StoreError(f"store: {path} is no path of a directory ({error}); choose another") from None
-        config = SaverConfig(path, layout.specs, retention, dict(versions or {})).dump()
+        config = SaverConfig(
+            path, layout.specs, retention, dict(versions or {}), newest_wins=backpressure == "skip", retry_s=retry_s
+        ).dump()
         with contextlib.ExitStack() as undo:
             with held_back():
                 lock = lock or StoreLock.acquire(path, notify)
                 undo.callback(lock.close)
-                for line in take_log(path):
+                for line in take_log(path, lock.directory_fd):
                     notify(f"{path}: the previous run's saver could not tell: {line}")
                 shared = SharedMemory.create(layout, slots=slots, record_room_bytes=record_room_bytes, config=config)
                 undo.callback(shared.close)
                 handle = cls(
                     shared, layout, lock, pace=Pace(persist_every), backpressure=backpressure, on_error=on_error,
-                    notify=notify, hang_s=hang_s,
+                    notify=notify, hang_s=hang_s, retry_s=retry_s,
                 )  # fmt: skip
                 undo.callback(handle._let_go)
             undo.pop_all()
@@ -121,6 +128,11 @@ class StoreHandle:
     def address(self) -> int:
         """The slots' mapping, to be registered as pinned memory; `shared.size_bytes` long."""
         return self.shared.address
+
+    @property
+    def path(self) -> Path:
+        """Where the store is now: the directory that was locked may have been moved, and another one be at its path."""
+        return self._lock.path
 
     @property
     def saver_pid(self) -> int | None:
@@ -175,11 +187,11 @@ class StoreHandle:
         if sequence is not None and (keep or self.shared.durable_sequence < sequence):
             self._saver.failed.discard(sequence)
             self._slots.ask(keep=keep)
-            self._saver.tell(WAKE)
+            self._saver.hurry()
         return sequence
 
     def poll(self) -> None:
-        """Raise (or notify of) what went wrong in the background since; restart a saver that died. Never waits."""
+        """Raise (or notify of) what went wrong in the background since. Never waits."""
         if not self._closed:
             self._saver.tend()
         self._deliver()
@@ -206,7 +218,6 @@ class StoreHandle:
         deadline = time.monotonic() + deadline_s
         with held_back():
             try:
-                self._saver.tend()  # one that died is started again, to remove what it left
                 self._saver.tell(LAST)
                 self._drain(deadline)
                 self._saver.end(deadline)
@@ -217,10 +228,11 @@ class StoreHandle:
         self._deliver()
 
     def _drain(self, deadline: float) -> bool:
+        deaths = self._saver.deaths
         sequence = self.persist_now()
         what = f"the checkpoint of iteration {self._slots.staged_iteration}"
         while sequence is not None and self.shared.durable_sequence < sequence:
-            if self._saver.pid is None:
+            if self._saver.is_lost and self._saver.deaths > deaths:  # one more was started, and died, too
                 self._saver.fail(f"{what} is lost: no saver runs")
                 return False
             if self._saver.hangs or (sequence in self._saver.failed and not self.pending):  # not being tried again
@@ -230,6 +242,7 @@ class StoreHandle:
                 return False
             self._saver.wait(min(0.1, deadline - time.monotonic()))
             self._saver.tend()
+            self._announce()
         self._saver.tend()
         return self._slots.newest_is_durable
 
@@ -248,7 +261,7 @@ class StoreHandle:
             while True:
                 pending = self.pending  # asked first: what is made durable in between frees a slot for the next try
                 slot = self._slots.try_acquire()
-                if slot is not None or self._saver.pid is None or self._saver.hangs:
+                if slot is not None or self._saver.is_lost or self._saver.hangs:
                     return slot
                 if not pending and self.shared.pages.refused:
                     return None
@@ -259,18 +272,28 @@ class StoreHandle:
         finally:
             self._tally.blocked_ns += time.monotonic_ns() - started
 
+    def _announce(self) -> None:
+        """Tell what is no error now, to who waits for it."""
+        news = [self._saver.news.popleft() for _ in range(len(self._saver.news))]
+        self._saver.news.extendleft(each for each in reversed(news) if each.is_error)
+        for each in news:
+            if not each.is_error:
+                self._notify(each.line)
+
     def _deliver(self) -> None:
         refusal = self.shared.pages.take_refusal()
         if refusal is not None:
             self._saver.fail(refusal)
-        errors, self._saver.errors = self._saver.errors, []
-        if not errors:
-            return
-        message = errors[0] + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "")
-        if self._on_error == "raise":
-            raise StoreError(message)
-        for error in errors:
-            self._notify(error)
+        first: str | None = None
+        while self._saver.news:
+            news = self._saver.news.popleft()
+            self._tally.errors += news.is_error
+            if news.is_error and self._on_error == "raise" and first is None:
+                first = news.line
+            else:
+                self._notify(news.line)
+        if first is not None:
+            raise StoreError(first)
 
     def disown(self) -> None:
         """In a forked child: let go of what would outlive the trainer there."""

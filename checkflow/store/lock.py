@@ -1,8 +1,9 @@
-"""One writer at a time: two byte locks on the store's `lock` file, one for the trainer and one for its saver.
+"""One writer at a time: byte locks, the trainer's and its saver's, both on the store's directory and on its `lock`.
 
-They are open-file-description locks: the kernel drops them with the last descriptor, whatever the process died of. The
-trainer's lock refuses a second trainer; the saver's, which the saver inherits, makes the next trainer wait until a dead
-trainer's last checkpoint is on disk. The file also names the processes, for messages only.
+Those on the directory hold whatever is done to the files in it: who deletes `lock` lets nobody in. Those on `lock`
+reach other machines, where the file system has such locks. The trainer's refuses a second trainer; the saver's, which
+the saver inherits, makes the next trainer wait until a dead trainer's last checkpoint is on disk. The file also names
+the processes, for messages only.
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import os
 import socket
 import stat
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,15 +23,16 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from checkflow.errors import StoreBusyError, StoreError
+from checkflow.store.bytelocks import take, take_of_directory
 from checkflow.store.disk import LocalDisk
+from checkflow.store.filesystem import refuse_or_tell
 from checkflow.store.interrupts import let_through
 from checkflow.store.opening import open_regular
 from checkflow.text import plain
 
 LOCK = "lock"
-_TRAINER, _SAVER = 0, 1
-_FLOCK = "@hhqqi"  # struct flock: type, whence, start, length, pid (0 for these locks)
-
+TRAINER, SAVER = 0, 1
+_TRIES = 100  # a store that is moved away while it is taken is looked for again
 
 _Pid = Annotated[int, Field(gt=0, lt=2**31)]
 
@@ -50,13 +50,27 @@ _HOLDER = TypeAdapter(Holder)
 
 
 class StoreLock:
-    """Both locks, held. Close releases them, except the saver's while a saver has inherited it."""
+    """All locks, held. Close releases them, except the saver's while a saver has inherited them."""
 
-    def __init__(self, store: Path, trainer_fd: int, saver_fd: int) -> None:
-        self._store = store
-        self.trainer_fd = trainer_fd
-        self.saver_fd = saver_fd
+    def __init__(self, trainer: _Descriptors, saver: _Descriptors) -> None:
+        self._trainer = trainer
+        self._saver = saver
         self.name_holder(None)
+
+    @property
+    def directory_fd(self) -> int:
+        """The store's, to be inherited by the saver: what was locked, whatever its path is later."""
+        return self._saver.directory_fd
+
+    @property
+    def path(self) -> Path:
+        """Where that directory is now."""
+        return path_of(self.directory_fd)
+
+    @property
+    def saver_fd(self) -> int:
+        """Of `lock`, to be inherited by the saver."""
+        return self._saver.file_fd
 
     @classmethod
     def acquire(cls, store: Path, notify: Callable[[str], None], timeout_s: float | None = None) -> StoreLock:
@@ -66,39 +80,110 @@ class StoreLock:
         StoreError where the store cannot be written.
         """
         _make(store)
-        trainer_fd = _open(store)
-        saver_fd = -1
-        try:
-            if not _take(trainer_fd, _TRAINER):
-                raise StoreBusyError(_busy(store))
-            saver_fd = _open(store)
-            _wait_for_saver(store, saver_fd, notify, timeout_s)
-            return cls(store, trainer_fd, saver_fd)
-        except BaseException:
-            os.close(trainer_fd)
-            if saver_fd >= 0:
-                os.close(saver_fd)
-            raise
+        for _ in range(_TRIES):
+            with contextlib.ExitStack() as opened:
+                trainer, saver = _Descriptors.open(store), _Descriptors.open(store)
+                opened.callback(trainer.close)
+                opened.callback(saver.close)
+                if not trainer.take_as_trainer():
+                    raise StoreBusyError(_busy(store))
+                _wait_for_saver(store, saver, notify, timeout_s)
+                if not (trainer.are_of(store) and saver.are_of(store)):
+                    continue  # moved away, or the file deleted, since it was opened
+                for line in refuse_or_tell(store, saver.directory_fd, trainer.file_fd):
+                    notify(line)
+                opened.pop_all()
+                return cls(trainer, saver)
+        raise StoreError(f"{store}: somebody keeps replacing it; choose another store")
 
     def name_holder(self, saver_pid: int | None) -> None:
         """Write who holds the store; a message's detail only, so that failing to is no error."""
         text = _HOLDER.dump_json(Holder(socket.gethostname(), os.getpid(), saver_pid))
         with contextlib.suppress(OSError):
-            os.pwrite(self.trainer_fd, text, 0)
-            os.ftruncate(self.trainer_fd, len(text))
+            os.pwrite(self._trainer.file_fd, text, 0)
+            os.ftruncate(self._trainer.file_fd, len(text))
 
     def close(self) -> None:
         """Release the trainer's lock, and the saver's unless one runs."""
         with contextlib.suppress(OSError):
-            os.ftruncate(self.trainer_fd, 0)
+            os.ftruncate(self._trainer.file_fd, 0)
         self.disown()
 
     def disown(self) -> None:
         """Close the descriptors, as a forked child does; whoever else has them still holds the store."""
-        for fd in (self.trainer_fd, self.saver_fd):
+        self._trainer.close()
+        self._saver.close()
+
+
+@dataclass(slots=True)
+class _Descriptors:
+    """The store's directory and its `lock`, opened for one of the two locks."""
+
+    directory_fd: int
+    file_fd: int
+
+    @classmethod
+    def open(cls, store: Path) -> _Descriptors:
+        try:
+            directory_fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StoreError(f"{store}: cannot be opened ({error.strerror}); choose another store") from None
+        try:
+            return cls(directory_fd, open_lock(directory_fd))
+        except OSError as error:
+            os.close(directory_fd)
+            where = f"{LOCK}: " if error.errno in (errno.ELOOP, errno.ENOTSUP, errno.ENXIO, errno.EISDIR) else ""
+            raise StoreError(
+                f"{store}: cannot be written ({where}{error.strerror}); choose another store or its rights"
+            ) from None
+
+    def take_as_trainer(self) -> bool:
+        """The file's first: of two that come at once one has it, where of the directory's none might."""
+        return take(self.file_fd, TRAINER) and take_of_directory(self.directory_fd, TRAINER)
+
+    def take_as_saver(self) -> bool:
+        """The directory's first: a saver that is waited for may have to put the file back, and lock it."""
+        return take_of_directory(self.directory_fd, SAVER) and take(self.file_fd, SAVER)
+
+    def are_of(self, store: Path) -> bool:
+        try:
+            return same(store.stat(), os.fstat(self.directory_fd)) and same(
+                os.stat(LOCK, dir_fd=self.directory_fd, follow_symlinks=False), os.fstat(self.file_fd)
+            )
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        for fd in (self.directory_fd, self.file_fd):
             if fd >= 0:
                 os.close(fd)
-        self.trainer_fd = self.saver_fd = -1
+        self.directory_fd = self.file_fd = -1
+
+
+def path_of(directory_fd: int) -> Path:
+    """Where an open directory is now."""
+    return Path(f"/proc/self/fd/{directory_fd}").readlink()
+
+
+def same(one: os.stat_result, other: os.stat_result) -> bool:
+    """Whether both are of one file."""
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def open_lock(directory_fd: int) -> int:
+    """A descriptor of a store's `lock`, made if there is none. Raises OSError."""
+    fd = open_regular(LOCK, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=directory_fd)
+    with contextlib.suppress(OSError):  # not ours, or without rights here
+        _for_writers_only(fd, directory_fd)
+    return fd
+
+
+def _for_writers_only(fd: int, directory_fd: int) -> None:
+    """Who can read the file can hold its locks: that is for who may write to the store."""
+    writers = os.fstat(directory_fd).st_mode & 0o022
+    mode = 0o600 | writers | writers << 1
+    if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+        os.fchmod(fd, mode)
 
 
 def _make(store: Path) -> None:
@@ -112,41 +197,10 @@ def _make(store: Path) -> None:
         raise StoreError(f"{store}: cannot be made ({error.strerror}); choose another store") from None
 
 
-def _open(store: Path) -> int:
-    try:
-        fd = open_regular(store / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        where = f"{LOCK}: " if error.errno in (errno.ELOOP, errno.ENOTSUP, errno.ENXIO, errno.EISDIR) else ""
-        raise StoreError(
-            f"{store}: cannot be written ({where}{error.strerror}); choose another store or its rights"
-        ) from None
-    with contextlib.suppress(OSError):  # not ours, or without rights here
-        _for_writers_only(fd, store)
-    return fd
-
-
-def _for_writers_only(fd: int, store: Path) -> None:
-    """Who can read the file can hold its locks: that is for who may write to the store."""
-    writers = store.stat().st_mode & 0o022
-    mode = 0o600 | writers | writers << 1
-    if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
-        os.fchmod(fd, mode)
-
-
-def _take(fd: int, byte: int) -> bool:
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise StoreError(f"lock: the file system refuses locks ({error.strerror}); choose another store") from None
-    return True
-
-
-def _wait_for_saver(store: Path, fd: int, notify: Callable[[str], None], timeout_s: float | None) -> None:
+def _wait_for_saver(store: Path, saver: _Descriptors, notify: Callable[[str], None], timeout_s: float | None) -> None:
     started = time.monotonic()
     told = False
-    while not _take(fd, _SAVER):
+    while not saver.take_as_saver():
         holder = _holder(store)
         who = f"process {holder.saver_pid} on {holder.host}" if holder is not None else "a process"
         if not told:
@@ -161,7 +215,7 @@ def _wait_for_saver(store: Path, fd: int, notify: Callable[[str], None], timeout
 def _busy(store: Path) -> str:
     holder = _holder(store)
     if holder is None:
-        return f"{store}: another trainer writes to it; give each run its own store"
+        return f"{store}: another trainer writes to it; end that one, or give each run its own store"
     who = f"process {holder.trainer_pid} on {holder.host}"
     if holder.host == socket.gethostname() and not _alive(holder.trainer_pid):
         return f"{store}: {who} has ended, but a process that it forked still holds the store; end that one"

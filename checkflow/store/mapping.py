@@ -12,7 +12,7 @@ import mmap
 import os
 import weakref
 
-from checkflow.store.libc import LIBC, raise_unless
+from checkflow.store.libc import LIBC, call, raise_unless
 
 HUGE_BYTES = 2 * 2**20
 MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11 does not name it
@@ -50,7 +50,7 @@ def address_of(view: memoryview) -> int:
 
 def advise(address: int, size_bytes: int, advice: int) -> bool:
     """Whether the kernel takes this advice of madvise(2)."""
-    return not LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), advice)
+    return not call(LIBC.madvise, ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), advice)
 
 
 def protect(address: int, size_bytes: int, *, writable: bool) -> bool:

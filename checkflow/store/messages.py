@@ -9,8 +9,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from checkflow.text import plain
 
-WAKE, LAST, CLOSE = b"wake", b"last", b"close"
-"""The trainer's words: look at the slots; no training follows what is due; exit once nothing is due."""
+WAKE, NOW, LAST, CLOSE = b"wake", b"now", b"last", b"close"
+"""The trainer's words: look at the slots; and try at once what failed before; no training follows what is due; exit
+once nothing is due."""
 MAX_PACKET_BYTES = 2**16
 MAX_TEXT = 4096
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -51,7 +52,16 @@ class Failed(BaseModel):
     message: Annotated[str, BeforeValidator(plain), Field(max_length=MAX_TEXT)]
 
 
-Message = Durable | Verified | Failed
+class Notice(BaseModel):
+    """What a person should know and no promise is broken by: something is tried again, or works again."""
+
+    model_config = _STRICT
+
+    kind: Literal["notice"] = "notice"
+    message: Annotated[str, BeforeValidator(plain), Field(max_length=MAX_TEXT)]
+
+
+Message = Durable | Verified | Failed | Notice
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 

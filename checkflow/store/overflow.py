@@ -11,7 +11,7 @@ import os
 
 from checkflow.errors import StoreError
 from checkflow.store.layout import padded
-from checkflow.store.libc import LIBC
+from checkflow.store.libc import LIBC, call
 from checkflow.store.memory import allowance
 from checkflow.store.pages import Span
 from checkflow.units import format_bytes
@@ -44,7 +44,7 @@ class Overflow:
             raise StoreError(f"{what}, but {free.limit} leaves {format_bytes(free.free_bytes)}; {advice}")
         old = self._rooms.pop(slot, None)
         if old is not None:  # its end of the file stays, without memory
-            LIBC.fallocate(self._fd, _PUNCH_HOLE, ctypes.c_int64(old.start_bytes), ctypes.c_int64(old.size_bytes))
+            call(LIBC.fallocate, self._fd, _PUNCH_HOLE, ctypes.c_int64(old.start_bytes), ctypes.c_int64(old.size_bytes))
         room = Span(padded(os.fstat(self._fd).st_size), size_bytes)
         try:
             os.posix_fallocate(self._fd, room.start_bytes, room.size_bytes)  # all of it or an error, never a SIGBUS

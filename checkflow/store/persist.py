@@ -9,17 +9,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.store.config import SaverConfig
 from checkflow.store.disk import Disk, remove_tree
 from checkflow.store.layout import Layout
 from checkflow.store.manifest import Manifest, directory_name
-from checkflow.store.messages import MAX_TEXT, Durable, Failed, Message, Verified
+from checkflow.store.messages import Durable, Failed, Message, Notice, Verified
+from checkflow.store.patience import Patience
 from checkflow.store.reader import Checkpoint, checkpoint_names, examine, verify_written
 from checkflow.store.retention import Retained, to_prune
 from checkflow.store.shared import SharedMemory
-from checkflow.store.take import Taken, give_back
+from checkflow.store.take import Taken, give_back, give_up, put_off
 from checkflow.store.writer import INCOMPLETE, PRUNED, Staged, next_serial, write_checkpoint
 
 _ADVICE = {
@@ -33,6 +35,7 @@ _ADVICE = {
     errno.EROFS: "mount the store writable",
     errno.EACCES: "give this user the right to write to the store",
     errno.ENOENT: "do not remove a store that is in use",
+    errno.EBUSY: "end one of the two runs",
 }
 
 
@@ -55,23 +58,34 @@ class Written:
 
 @dataclass(slots=True)
 class Persister:
-    """Persists slots to a store and reports what became of each. Settling may run beside the next one's writing."""
+    """Persists slots to a store and reports what became of each. Settling may run beside the next one's writing.
+
+    `store`: the path by which this process reaches it; config.store is for messages. `look`: before each change,
+    whether the store is still held; raises OSError.
+    """
 
     shared: SharedMemory
     config: SaverConfig
     disk: Disk
     report: Callable[[Message], None]
+    store: Path
+    look: Callable[[], None] = lambda: None
+    patience: Patience = field(init=False)  # with what cannot be written
     layout: Layout = field(init=False)
+    _pruning_fails: bool = field(init=False, default=False)
     _known: dict[str, Retained] = field(
         init=False, default_factory=dict
     )  # checkpoints whose manifest was sound, by directory name
-    _serial: int | None = field(init=False, default=None)  # written last; None: look in the store
+    _serial: int = field(init=False, default=0)  # tried last
+    _must_look: bool = field(init=False, default=True)  # in the store, for the highest serial
 
     def __post_init__(self) -> None:
         self.layout = Layout.of(self.config.files)
+        self.patience = Patience(self.config.retry_s)
 
     def write(self, taken: Taken, settled: Callable[[], bool] = lambda: False) -> Written | None:
-        """Make a taken checkpoint durable and give its slot back; None where that failed.
+        """Make a taken checkpoint durable and give its slot back; None where that failed, and is to be tried again
+        unless patience is exhausted.
 
         `settled` waits until nothing is being settled, and tells whether anything was settled since this began: what
         was pruned may have made room.
@@ -79,21 +93,19 @@ class Persister:
         """
         started = time.monotonic_ns()
         if taken.record is None:
-            give_back(self.shared, taken, durable=False)
+            give_up(self.shared, taken)
             self._fail(taken, "a staged checkpoint's record in memory is not what was staged; its slot was overwritten")
             return None
         staged = Staged(self.shared.slot_bytes(taken.index), taken.iteration, taken.record, taken.keep)
         try:
             manifest = self._write(staged, settled)
         except OSError as error:
-            give_back(self.shared, taken, durable=False)
-            self._fail(
-                taken,
-                f"the checkpoint of iteration {taken.iteration} cannot be made durable ({_reason(error)}); "
-                f"{_advice(error)}",
-            )
+            self._put_off(taken, error)
             return None
-        give_back(self.shared, taken, durable=True)
+        give_back(self.shared, taken)
+        lasted_s = self.patience.succeeds()
+        if lasted_s is not None:
+            self._tell(f"checkpoints are made durable again, after {lasted_s:.0f} s")
         self.report(
             Durable(
                 sequence=taken.sequence,
@@ -104,6 +116,26 @@ class Persister:
             )
         )
         return Written(taken, manifest)
+
+    def _put_off(self, taken: Taken, error: OSError) -> None:
+        begins = self.patience.fails()
+        self.patience.exhausted |= self._is_removed()
+        what = f"the checkpoint of iteration {taken.iteration} cannot be made durable ({_reason(error)})"
+        self.shared.advance()  # a disk that refuses does not hang
+        if self.patience.exhausted:
+            give_up(self.shared, taken)
+            self._fail(taken, f"{what}; {_advice(error)}")
+            return
+        put_off(self.shared, taken, newest_wins=self.config.newest_wins)
+        if begins:
+            self._tell(f"{what}, and is tried again for {self.config.retry_s:g} s; {_advice(error)}")
+
+    def _is_removed(self) -> bool:
+        """A directory that was removed takes nothing ever again."""
+        try:
+            return self.store.stat().st_nlink == 0
+        except OSError:
+            return False
 
     def settle(self, group: Sequence[Written], *, to_cache: bool = False) -> None:
         """Read back those of a group of durable checkpoints that will be retained, then prune.
@@ -121,9 +153,12 @@ class Persister:
             try:
                 verify_ns = self._read_back(written, to_cache=to_cache)
             except CorruptStoreError as error:
-                problem = f"does not read back as it was written ({error}); check the disk"
-            except OSError as error:
-                problem = f"cannot be read back ({_reason(error)}); {_advice(error)}"
+                self._fail(
+                    written.taken,
+                    f"checkpoint {written.name} does not read back as it was written ({error}); check the disk",
+                )
+            except OSError as error:  # nothing is known against it, and nothing is removed for it
+                self._tell(f"checkpoint {written.name} cannot be read back ({_reason(error)}); {_advice(error)}")
                 unread.append(written.name)
             else:
                 newest = newest or written
@@ -133,24 +168,18 @@ class Persister:
                 )
                 continue
             self._known[written.name] = dataclasses.replace(written.retained, sound=False)
-            self._fail(written.taken, f"checkpoint {written.name} {problem}")
         if newest is not None:
             last = verified.pop()
             for message in verified:
                 self.report(message)
-            try:
-                self.report(last.model_copy(update={"pruned": self._prune(newest)}))
-            except OSError as error:
-                self._fail(newest.taken, f"old checkpoints cannot be removed ({_reason(error)}); {_advice(error)}")
-            except StoreError as error:  # the store is gone since
-                self._fail(newest.taken, f"old checkpoints cannot be removed ({error})")
+            self.report(last.model_copy(update={"pruned": self._prune_or_tell(newest)}))
         for name in unread:  # the next time they are looked at as a predecessor's are
             self._known.pop(name, None)
 
     def _read_back(self, written: Written, *, to_cache: bool) -> int:
         """How long it took, in nanoseconds. Raises CorruptStoreError, OSError."""
         started = time.monotonic_ns()
-        checkpoint = Checkpoint(self.config.store / written.name, written.manifest)
+        checkpoint = Checkpoint(self.store / written.name, written.manifest)
         with _threads_are_resources():
             verify_written(checkpoint, self.shared.advance, to_cache=to_cache)
         return time.monotonic_ns() - started
@@ -159,17 +188,18 @@ class Persister:
         """Where the disk is full, once more after what was being settled made room."""
         again = True
         while True:
-            last, self._serial = self._serial, None  # after an error it is not known what the store has
             try:
                 with _threads_are_resources():
-                    serial = next_serial(self.config.store) if last is None else self._after(last)
+                    self.look()
+                    self._serial = self._next_serial()
                     manifest = write_checkpoint(
-                        self.disk, self.config.store, serial, self.layout, staged, self.config.versions,
+                        self.disk, self.store, self._serial, self.layout, staged, self.config.versions,
                         self.shared.advance,
                     )  # fmt: skip
-                self._serial = serial
+                self._must_look = False
                 return manifest
             except OSError as error:
+                self._must_look = True  # it is not known what the store has
                 made_room = settled()
                 with contextlib.suppress(OSError):  # the error itself is reported; the next saver tries again
                     self.remove_leftovers()
@@ -177,9 +207,10 @@ class Persister:
                     raise
                 again = False
 
-    def _after(self, last: int) -> int:
+    def _next_serial(self) -> int:
         """Counted: to list what waits to be settled takes as long as a small write. Somebody may have added one."""
-        return 1 + max([last, *(known.serial for known in tuple(self._known.values()))])
+        listed = next_serial(self.store) if self._must_look else 0
+        return max([listed, 1 + self._serial, *(1 + known.serial for known in tuple(self._known.values()))])
 
     def _needless(self, verified: Written) -> tuple[str, ...]:
         """The names of the checkpoints that retention does not hold once this one verified, oldest first."""
@@ -187,8 +218,22 @@ class Persister:
         serials = to_prune(self._known.values(), verified.manifest.serial, self.config.retention)
         return tuple(names[serial] for serial in serials)
 
+    def _prune_or_tell(self, verified: Written) -> int:
+        """Those that cannot be removed are tried again with the next; told when that begins: it fills the disk."""
+        try:
+            pruned = self._prune(verified)
+        except (OSError, StoreError) as error:
+            if not self._pruning_fails:
+                why = f"{_reason(error)}); {_advice(error)}" if isinstance(error, OSError) else f"{error})"
+                self._tell(f"old checkpoints cannot be removed ({why}")
+            self._pruning_fails = True
+            return 0
+        self._pruning_fails = False
+        return pruned
+
     def _prune(self, verified: Written) -> int:
-        store = self.config.store
+        store = self.store
+        self.look()
         names = checkpoint_names(store)
         for name in self._known.keys() - set(names):
             del self._known[name]
@@ -219,7 +264,7 @@ class Persister:
     def remove_leftovers(self) -> None:
         """Remove what a killed or failed saver left half-written or half-removed. Raises OSError."""
         failed: OSError | None = None
-        for path in sorted(self.config.store.iterdir()):
+        for path in sorted(self.store.iterdir()):
             if path.name.startswith((INCOMPLETE, PRUNED)):
                 try:
                     remove_tree(self.disk, path)
@@ -229,7 +274,10 @@ class Persister:
             raise failed
 
     def _fail(self, taken: Taken, message: str) -> None:
-        self.report(Failed(sequence=taken.sequence, message=f"{self.config.store}: {message}"[:MAX_TEXT]))
+        self.report(Failed(sequence=taken.sequence, message=f"{self.config.store}: {message}"))
+
+    def _tell(self, message: str) -> None:
+        self.report(Notice(message=f"{self.config.store}: {message}"))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import select
 import socket
@@ -13,6 +15,9 @@ from checkflow.errors import StoreError
 from checkflow.store.lock import StoreLock
 from checkflow.store.messages import Message, receive, send
 from checkflow.store.shared import SharedMemory
+from checkflow.text import plain
+
+_WORDS_BYTES = 2**16
 
 
 class SaverProcess:
@@ -22,29 +27,22 @@ class SaverProcess:
         """Start it. Raises StoreError where no process can be started."""
         if not sys.executable:
             raise StoreError("saver: this Python does not know its own program; start training with a python command")
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        trainer = os.pidfd_open(os.getpid())
-        inherited = (shared.fd, theirs.fileno(), lock.saver_fd, trainer)
-        command = [sys.executable, "-P", "-m", "checkflow.store.saver_main", *map(str, inherited)]
-        # modules are found where the trainer finds them; one BLAS thread, for numpy starts one for each core
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=inherited,
-                start_new_session=True,
-                env=environment,
-            )
-        except OSError as error:
-            ours.close()
-            raise StoreError(f"saver: cannot be started ({error.strerror}); free processes or memory") from None
-        finally:
-            theirs.close()
-            os.close(trainer)
-        self._end = ours
+        with contextlib.ExitStack() as passed, contextlib.ExitStack() as kept:
+            try:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                kept.callback(ours.close)
+                passed.callback(theirs.close)
+                trainer = os.pidfd_open(os.getpid())
+                passed.callback(os.close, trainer)
+                words = _words()
+                kept.callback(os.close, words)
+                inherited = (shared.fd, theirs.fileno(), lock.directory_fd, lock.saver_fd, trainer)
+                self._process = _start(inherited, words)
+                self.pidfd = os.pidfd_open(self._process.pid)  # readable once it has ended
+            except OSError as error:
+                raise StoreError(f"saver: cannot be started ({error.strerror}); free processes or memory") from None
+            kept.pop_all()
+        self._end, self._words = ours, words
         lock.name_holder(self._process.pid)
 
     @property
@@ -54,6 +52,8 @@ class SaverProcess:
     def stirs(self, timeout_s: float) -> bool:
         """Whether it says something, or has ended, within this time."""
         poll = select.poll()  # a new one each time: a signal handler may wait beside who was interrupted in waiting
+        if self._end.fileno() < 0:  # and may have closed it
+            return True
         poll.register(self._end, select.POLLIN)
         return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
@@ -63,7 +63,7 @@ class SaverProcess:
 
     def messages(self) -> Iterator[Message]:
         """What it has said since."""
-        while True:
+        while self._end.fileno() >= 0:
             try:
                 message = receive(self._end)
             except EOFError:
@@ -73,11 +73,14 @@ class SaverProcess:
             yield message
 
     def ended(self) -> str | None:
-        """How it ended; None while it runs."""
+        """How it ended, with the last line it wrote to its standard error; None while it runs."""
         code = self._process.poll()
         if code is None:
             return None
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        said = os.pread(self._words, _WORDS_BYTES, 0).rstrip(b"\0").decode(errors="replace").split("\n")
+        last = next((plain(line, 300) for line in reversed(said) if line.strip()), "")
+        return f"{how}: {last}" if last else how
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it ended in this time."""
@@ -91,5 +94,32 @@ class SaverProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """Close our end; a saver that still runs takes that for our death."""
+        """Close our ends; a saver that still runs takes that for our death."""
         self._end.close()
+        for fd in (self.pidfd, self._words):
+            if fd >= 0:
+                os.close(fd)
+        self.pidfd = self._words = -1
+
+
+def _words() -> int:
+    """For its standard error: memory of this size and no more, that nobody has to read while it runs."""
+    fd = os.memfd_create("checkflow-saver-stderr", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, _WORDS_BYTES)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return fd
+
+
+def _start(inherited: tuple[int, ...], words: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "checkflow.store.saver_main", *map(str, inherited)]
+    # modules are found where the trainer finds them; one BLAS thread, for numpy starts one for each core
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=words,
+        pass_fds=inherited,
+        start_new_session=True,
+        env=environment,
+    )

@@ -1,9 +1,11 @@
-"""The saver's loop: persist what is due; when the trainer is gone, persist the newest staged checkpoint and end."""
+"""The saver's loop: persist what is due; when the trainer is gone, persist the newest staged checkpoint and end.
+
+What the disk refuses is tried again, for as long as it is told to: with the trainer dead nobody else has it.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import os
+import math
 import select
 import socket
 import threading
@@ -14,57 +16,66 @@ from pathlib import Path
 
 from checkflow.store.config import SaverConfig
 from checkflow.store.disk import Disk
-from checkflow.store.messages import CLOSE, LAST, MAX_TEXT, Failed, Message, encode, send
-from checkflow.store.opening import open_regular
+from checkflow.store.hold import Hold
+from checkflow.store.log import write_log
+from checkflow.store.messages import CLOSE, LAST, NOW, Failed, Message, Notice, encode, send
 from checkflow.store.persist import Persister, Written
 from checkflow.store.settler import Settler
 from checkflow.store.shared import SharedMemory
 from checkflow.store.take import Taken, recover, take_due, take_last
-from checkflow.text import plain
 
 LOOK_MS = 20  # how often to look after what is settled in the background, where nothing else wakes the saver
-LOG = "saver.log"  # errors that came too late for any trainer to hear; the next one tells them
-MAX_TOLD = 20  # lines of it
+BREATH_S = 1.0  # how often to show that one waits and does not hang
 
 
 class Saver:
-    """Runs until the trainer closes or dies. `trainer` is a pidfd of it."""
+    """Runs until the trainer closes or dies. `trainer` is a pidfd of it, `store` a path to the held directory."""
 
-    def __init__(self, shared: SharedMemory, disk: Disk, end: socket.socket, trainer: int) -> None:
+    def __init__(
+        self, shared: SharedMemory, disk: Disk, end: socket.socket, trainer: int, store: Path, directory_fd: int,
+        lock_fd: int,
+    ) -> None:  # fmt: skip
         self._shared = shared
         self._config = SaverConfig.parse(shared.config)
         self._end = end
         self._trainer = trainer
+        self._directory_fd = directory_fd
+        self._hold = Hold(self._config.store, directory_fd, lock_fd)
         self._outbox: deque[Message] = deque()
         self._last = self._closing = self._orphan = self._last_tried = False
-        self._persister = Persister(shared, self._config, disk, self._report)
+        self._persister = Persister(shared, self._config, disk, self._report, store, self._look)
+        self._patience = self._persister.patience
         self._settler = Settler(self._settle)
         self._sending = threading.Lock()  # reports come from the settler's thread too
+        self._looking = threading.Lock()
         self._told: deque[Failed] = deque(maxlen=100)  # sent, maybe to a trainer that died before it listened
 
     def run(self) -> None:
         """Until the trainer is gone and all that can be durable is."""
         recover(self._shared)
         try:
+            self._look()
             self._persister.remove_leftovers()
         except OSError as error:
-            self._report(Failed(sequence=0, message=f"{self._config.store}: leftovers cannot be removed ({error})"))
+            self._tell(f"leftovers cannot be removed ({error})")
         while self._next():
             pass
 
     def fail(self, message: str) -> None:
         """Report the saver's own end."""
         self._settler.close()
-        self._report(Failed(sequence=0, message=message[:MAX_TEXT]))
+        self._report(Failed(sequence=0, message=message))
         if self._orphan:
             self._log()
 
     def _next(self) -> bool:
         """Do one thing; False at the end."""
         self._listen(0)
-        taken = take_due(self._shared)
-        if taken is None and self._orphan and not self._last_tried:
-            self._last_tried = True  # with nobody to tell, an error must not be tried for ever
+        in_a_hurry = self._patience.exhausted and (self._orphan or self._closing)  # one last try of each, and an end
+        waits_s = 0.0 if in_a_hurry else self._patience.wait_s
+        taken = None if waits_s else take_due(self._shared)
+        if taken is None and not waits_s and self._orphan and not self._last_tried:
+            self._last_tried = True  # what fails then is due, until patience is exhausted
             taken = take_last(self._shared)
         if taken is not None:
             self._persist(taken)
@@ -75,6 +86,9 @@ class Saver:
             else:
                 self._settler.tend(now=self._closing)
                 self._listen(LOOK_MS)
+            return True
+        if waits_s and any(word.due for word in self._shared.words()):
+            self._breathe(waits_s)
             return True
         if self._orphan:
             self._log()
@@ -91,6 +105,20 @@ class Saver:
         if written is not None:
             self._settler.add(written)
 
+    def _breathe(self, waits_s: float) -> None:
+        self._shared.advance()
+        if self._orphan:
+            time.sleep(min(waits_s, BREATH_S))
+        else:
+            self._listen(math.ceil(1000 * min(waits_s, BREATH_S)))
+
+    def _look(self) -> None:
+        with self._looking:
+            self._hold.look(self._tell, trainer_lives=not self._orphan)
+
+    def _tell(self, message: str) -> None:
+        self._report(Notice(message=f"{self._config.store}: {message}"))
+
     def _settle(self, group: Sequence[Written]) -> None:
         """Once nobody trains there is memory to leave the checkpoint in, where the next trainer finds it."""
         self._persister.settle(group, to_cache=self._orphan or self._last)
@@ -103,7 +131,7 @@ class Saver:
         poll.register(self._end, select.POLLIN | (select.POLLOUT if self._outbox else 0))
         for fd, events in poll.poll(timeout_ms):
             if fd == self._trainer:
-                self._orphan = True
+                self._be_alone()
             elif events & (select.POLLIN | select.POLLHUP | select.POLLERR):
                 self._hear()
         self._flush()
@@ -117,10 +145,17 @@ class Saver:
             except ConnectionResetError:
                 packet = b""
             if not packet:
-                self._orphan = True
+                self._be_alone()
                 return
+            if packet == NOW:
+                self._patience.hurry()
             self._last = self._last or packet == LAST
             self._closing = self._closing or packet == CLOSE
+
+    def _be_alone(self) -> None:
+        if not self._orphan:
+            self._orphan = True
+            self._patience.renew()
 
     def _report(self, message: Message) -> None:
         self._outbox.append(message)
@@ -137,23 +172,4 @@ class Saver:
         failures = [*([] if self._closing else self._told), *(m for m in self._outbox if isinstance(m, Failed))]
         self._outbox.clear()
         if failures:
-            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            with contextlib.suppress(OSError):
-                fd = open_regular(self._config.store / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-                with os.fdopen(fd, "a", encoding="utf-8") as log:
-                    log.writelines(f"{when} saver {os.getpid()}: {failure.message}\n" for failure in failures)
-
-
-def take_log(store: Path) -> tuple[str, ...]:
-    """The errors that a former saver had nobody to tell, removed from the store by this."""
-    path = store / LOG
-    try:
-        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as log:
-            lines = log.read(2**16).decode(errors="replace").splitlines()
-        path.unlink()
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        return (f"{LOG} cannot be read and removed ({error.strerror}); remove it",)
-    more = (f"... and {len(lines) - MAX_TOLD} lines more",) if len(lines) > MAX_TOLD else ()
-    return (*(plain(line) for line in lines[:MAX_TOLD]), *more)
+            write_log(self._config.store, self._directory_fd, [failure.message for failure in failures])

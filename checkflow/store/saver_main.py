@@ -1,8 +1,9 @@
-"""The saver process, started with exec by the trainer: no descriptor but four, its own session, no torch.
+"""The saver process, started with exec by the trainer: no descriptor but five, its own session, no torch.
 
-    python -m checkflow.store.saver_main MEMORY SOCKET LOCK TRAINER
+    python -m checkflow.store.saver_main MEMORY SOCKET DIRECTORY LOCK TRAINER
 
-Each argument is an inherited descriptor: the slots' memfd, the socket, the store's lock, the trainer's pidfd.
+Each argument is an inherited descriptor: the slots' memfd, the socket, the store's directory and its lock, which are
+held by being open, the trainer's pidfd.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ NICENESS = 10  # never in the training's way on a busy machine
 
 def main(arguments: list[str]) -> None:
     """Run until the trainer is gone and the newest staged checkpoint is durable."""
-    memory, end, _lock, trainer = map(int, arguments)  # the lock is held by being open
+    memory, end, directory, lock, trainer = map(int, arguments)
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)  # a signal to the trainer's whole group must not cost its last state
     _give_way()
-    os.chdir("/")
-    saver = Saver(SharedMemory.attach(memory), LocalDisk(), socket.socket(fileno=end), trainer)
+    os.fchdir(directory)  # what was locked is what is written, wherever its path leads by now
+    shared, here = SharedMemory.attach(memory), Path()
+    saver = Saver(shared, LocalDisk(), socket.socket(fileno=end), trainer, here, directory, lock)
     try:
         saver.run()
     except Exception as error:

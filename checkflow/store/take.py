@@ -42,14 +42,36 @@ def take_last(shared: SharedMemory) -> Taken | None:
         return _take(shared, max(staged)[1])
 
 
-def give_back(shared: SharedMemory, taken: Taken, *, durable: bool) -> None:
-    """The slot is the trainer's again. A checkpoint that could not be made durable is not tried again by itself."""
+def give_back(shared: SharedMemory, taken: Taken) -> None:
+    """The slot is the trainer's again, its checkpoint on disk."""
     with shared.locked(timeout_s=60.0):
-        word = shared.word(taken.index)
-        asked_again = word.keep and not taken.keep  # the trainer asked to keep it while it was being written
-        shared.set_word(taken.index, Word(State.STAGED, word.sequence, due=asked_again, keep=asked_again))
-        if durable:  # told once the slot can be had: who waits for the one asks for the other
-            shared.durable_sequence = max(shared.durable_sequence, taken.sequence)
+        _put(shared, taken, due=False)
+        shared.durable_sequence = max(shared.durable_sequence, taken.sequence)  # told once the slot can be had
+
+
+def give_up(shared: SharedMemory, taken: Taken) -> None:
+    """The slot is the trainer's again; its checkpoint could not be made durable, and is not tried again by itself."""
+    with shared.locked(timeout_s=60.0):
+        _put(shared, taken, due=False)
+
+
+def put_off(shared: SharedMemory, taken: Taken, *, newest_wins: bool) -> None:
+    """Its checkpoint is tried again later, or the newest in its place."""
+    with shared.locked(timeout_s=60.0):
+        words = shared.words()
+        newer = [index for index, word in enumerate(words) if _staged(word) and word.sequence > taken.sequence]
+        gives_way = newest_wins and bool(newer) and not shared.word(taken.index).keep
+        _put(shared, taken, due=not gives_way)
+        if gives_way:
+            index = max(newer, key=lambda index: words[index].sequence)
+            shared.set_word(index, Word(State.STAGED, words[index].sequence, due=True, keep=words[index].keep))
+
+
+def _put(shared: SharedMemory, taken: Taken, *, due: bool) -> None:
+    word = shared.word(taken.index)
+    asked_again = word.keep and not taken.keep  # the trainer asked to keep it while it was being written
+    keep = asked_again or (due and word.keep)
+    shared.set_word(taken.index, Word(State.STAGED, word.sequence, due=due or asked_again, keep=keep))
 
 
 def _staged(word: Word) -> bool:

@@ -5,6 +5,7 @@ Files and the manifest; each file synced, then the manifest, then the directory;
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -81,8 +82,14 @@ def write_checkpoint(
         files.write(temporary / MANIFEST, [memoryview(text)], len(text))
         files.sync()
     disk.sync_directory(temporary)
-    disk.rename(temporary, store / directory_name(serial, staged.iteration))
-    disk.sync_directory(store)
+    final = store / directory_name(serial, staged.iteration)
+    disk.rename(temporary, final)
+    try:
+        disk.sync_directory(store)
+    except OSError:
+        with contextlib.suppress(OSError):
+            disk.rename(final, temporary)  # else each try would leave a whole one
+        raise
     progress()
     return manifest
 

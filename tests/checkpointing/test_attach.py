@@ -177,6 +177,27 @@ def test_save_finds_a_slot_with_few_slots_and_skip(tmp_path: Path, slots: int) -
     assert ckpt.status().durable_iteration == 5
 
 
+def test_a_run_restores_from_its_own_store_wherever_that_was_moved(schedule: Schedule, tmp_path: Path) -> None:
+    """Another run has the path since."""
+    training, store = small(), tmp_path / "store"
+    with attached(training, schedule, store) as ckpt:
+        train(training, ckpt, 2)
+        ckpt.save()
+        saved = weights(training)
+        with pytest.warns(UserWarning, match=f"was moved to {tmp_path / 'old'}"):
+            store.rename(tmp_path / "old")
+            other = small()
+            with attached(other, schedule, store) as second:
+                train(other, second, 7)
+            assert ckpt.restore() == 2
+            assert same(weights(training), saved)
+            training.iteration()
+            ckpt.step()
+            ckpt.close()
+    assert list_checkpoints(store)[0].iteration == 7
+    assert list_checkpoints(tmp_path / "old")[0].iteration == 3
+
+
 def test_what_was_restored_can_be_saved_to_keep(tmp_path: Path) -> None:
     """Also an older one than the newest: it is the restored state that is kept. Closing does not save it again."""
     schedule = compiled(small, interval=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -97,14 +98,15 @@ class InProcess:
     disk: Disk = field(default_factory=LocalDisk)
     retention: Retention = field(default_factory=Retention)
     on_report: Callable[[Message], None] = lambda _: None
+    retry_s: float = 0.0  # what fails is an error at once
 
     def __post_init__(self) -> None:
         self.store.mkdir(exist_ok=True)
         self.reports: list[Message] = []
-        config = SaverConfig(self.store, self.layout.specs, self.retention, {})
+        config = SaverConfig(self.store, self.layout.specs, self.retention, {}, newest_wins=True, retry_s=self.retry_s)
         self.shared = SharedMemory.create(self.layout, slots=3, record_room_bytes=100, config=config.dump())
         self.slots = Slots(self.shared, self.layout, "skip")
-        self.persister = Persister(self.shared, config, self.disk, self._report)
+        self.persister = Persister(self.shared, config, self.disk, self._report, self.store)
 
     def _report(self, message: Message) -> None:
         self.reports.append(message)
@@ -200,3 +202,15 @@ def stopped(handle: StoreHandle) -> Iterator[None]:
         yield
     finally:
         os.kill(saver, signal.SIGCONT)
+
+
+@contextmanager
+def refusing(saver: int) -> Iterator[None]:
+    """The disk takes not a byte from this saver here, as if it were full."""
+    before = resource.prlimit(saver, resource.RLIMIT_FSIZE)
+    resource.prlimit(saver, resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        if not gone(saver):
+            resource.prlimit(saver, resource.RLIMIT_FSIZE, before)

@@ -16,9 +16,11 @@ from small_store import InProcess, newest_whole, until
 from checkflow.store import saver as saver_module
 from checkflow.store import settler as settler_module
 from checkflow.store.disk import LocalDisk
-from checkflow.store.messages import CLOSE, Durable, Failed, Message, receive
+from checkflow.store.lock import LOCK
+from checkflow.store.log import take_log
+from checkflow.store.messages import CLOSE, Durable, Failed, Message, Notice, receive
 from checkflow.store.persist import Persister
-from checkflow.store.saver import Saver, take_log
+from checkflow.store.saver import Saver
 
 
 class Watched:
@@ -29,7 +31,10 @@ class Watched:
         self._trainer = subprocess.Popen(["sleep", "600"])
         self._pidfd = os.pidfd_open(self._trainer.pid)
         self.end, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.saver = Saver(self.one.shared, LocalDisk(), self._theirs, self._pidfd)
+        self._directory, self._lock = os.open(store, os.O_RDONLY), os.open(store / LOCK, os.O_CREAT | os.O_RDWR)
+        self.saver = Saver(
+            self.one.shared, LocalDisk(), self._theirs, self._pidfd, store, self._directory, self._lock
+        )  # fmt: skip
 
     def heard(self) -> list[Message]:
         """What it said since."""
@@ -48,7 +53,8 @@ class Watched:
         self.kill_trainer()
         self.end.close()
         self._theirs.close()
-        os.close(self._pidfd)
+        for fd in (self._pidfd, self._directory, self._lock):
+            os.close(fd)
         self.one.close()
 
 
@@ -95,9 +101,9 @@ def test_what_a_dying_trainer_did_not_hear_is_told_to_the_next(watched: Watched)
     away.rename(store)
     watched.kill_trainer()
     running.join()
-    lines = take_log(store)
+    lines = take_log(store, watched._directory)
     assert any("iteration 1 cannot be made durable" in line for line in lines)
-    assert not take_log(store)
+    assert not take_log(store, watched._directory)
 
 
 def test_what_a_trainer_that_closed_has_heard_is_not_told_again(watched: Watched) -> None:
@@ -108,8 +114,8 @@ def test_what_a_trainer_that_closed_has_heard_is_not_told_again(watched: Watched
     watched.saver.run()
     away.rename(store)
     said = watched.heard()
-    assert said and all(isinstance(message, Failed) for message in said)
-    assert not take_log(store)
+    assert [type(message) for message in said] == [Notice, Notice, Failed]  # it is away, and what fails of that
+    assert not take_log(store, watched._directory)
 
 
 def test_a_saver_that_fails_ends_what_it_settles_first(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,8 @@ from checkflow.store import blocks
 from checkflow.store.disk import LocalDisk
 from checkflow.store.handle import StoreHandle
 from checkflow.store.layout import FileSpec, Layout, TensorSpec
-from checkflow.store.messages import CLOSE, LAST, WAKE
+from checkflow.store.lock import LOCK
+from checkflow.store.messages import CLOSE, LAST, NOW
 from checkflow.store.pace import PersistEvery
 from checkflow.store.reader import Checkpoint, list_checkpoints, verify, verify_written
 from checkflow.store.saver import Saver
@@ -157,10 +158,13 @@ def test_the_last_checkpoint_is_left_in_the_cache(
             ours.send(word)
         if gone:
             ours.close()
-        saver = Saver(trainer.shared, LocalDisk(), theirs, pidfd)
+        store = trainer.store
+        fds = os.open(store, os.O_RDONLY), os.open(store / LOCK, os.O_CREAT | os.O_RDWR)
+        saver = Saver(trainer.shared, LocalDisk(), theirs, pidfd, store, *fds)
         saver.run()
         saver._settler.close()
-    os.close(pidfd)
+    for fd in (pidfd, *fds):
+        os.close(fd)
     trainer.close()
     assert ways == [to_cache]
 
@@ -178,4 +182,4 @@ def test_closing_says_that_no_training_follows(tmp_path: Path, monkeypatch: pyte
     with StoreHandle.open(tmp_path, LARGE, notify=silent, persist_every=PersistEvery(iterations=10)) as handle:
         assert stage(handle, LARGE, 1)
         assert words == []
-    assert words[:2] == [LAST, WAKE]
+    assert words[:2] == [LAST, NOW]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from small_store import (
     gone,
     newest_whole,
     record_of,
+    refusing,
     saver_of,
     silent,
     stage,
@@ -170,39 +172,43 @@ def test_a_signal_handler_may_wait_for_the_saver_while_the_program_does(tmp_path
 
 
 def test_a_single_slot_is_filled_again_where_the_disk_fails(tmp_path: Path) -> None:
-    """What could not be made durable is told, and does not hold up what comes after it."""
+    """What could not be made durable in time is told, and does not hold up what comes after it."""
     told: list[str] = []
     with StoreHandle.open(
-        tmp_path / "store", SMALL, slots=1, backpressure="block", on_error="warn", notify=told.append
+        tmp_path, SMALL, slots=1, backpressure="block", on_error="warn", notify=told.append, retry_s=0
     ) as handle:
         assert stage(handle, SMALL, 1) and handle.drain(60)
         until_verified(handle, 1)
-        (tmp_path / "store").rename(tmp_path / "away")
-        assert stage(handle, SMALL, 2) and not handle.drain(60)
-        slot = handle.acquire()
-        assert slot is not None and not handle.drain(60)
-        (tmp_path / "away").rename(tmp_path / "store")
+        with refusing(saver_of(handle)):
+            assert stage(handle, SMALL, 2) and not handle.drain(60)
+            slot = handle.acquire()
+            assert slot is not None and not handle.drain(60)
         fill(slot.data, SMALL, 3)
         handle.stage(slot, 3, record_of(3))
         assert handle.drain(60)
-    assert newest_whole(tmp_path / "store") == 3
-    assert told and all("iteration 2 cannot be made durable" in line for line in told)  # a drain tries once more
+    assert newest_whole(tmp_path) == 3
+    failures, last = told[:-1], told[-1]
+    assert failures and all(
+        "iteration 2 cannot be made durable" in line for line in failures
+    )  # a drain tries once more
+    assert "made durable again" in last
 
 
 def test_a_drain_waits_for_its_own_attempt(tmp_path: Path) -> None:
     """An earlier attempt's failure, heard while it is tried again, is told, and is not the drain's answer."""
     told: list[str] = []
-    store = tmp_path / "store"
-    with StoreHandle.open(store, SMALL, persist_every=EACH, on_error="warn", notify=told.append) as handle:
+    with StoreHandle.open(
+        tmp_path, SMALL, persist_every=EACH, on_error="warn", notify=told.append, retry_s=0
+    ) as handle:
         assert stage(handle, SMALL, 1) and handle.drain(60)
         until_verified(handle, 1)
-        store.rename(tmp_path / "away")
-        assert stage(handle, SMALL, 2)
-        until(lambda: not handle.pending, "it was tried")
-        (tmp_path / "away").rename(store)
+        with refusing(saver_of(handle)):
+            assert stage(handle, SMALL, 2)
+            until(lambda: not handle.pending, "it was tried")
         assert handle.drain(60)
-    assert newest_whole(store) == 2
-    assert len(told) == 1 and "iteration 2 cannot be made durable" in told[0]
+    assert newest_whole(tmp_path) == 2
+    assert "iteration 2 cannot be made durable" in told[0]
+    assert "made durable again" in told[1] and len(told) == 2
 
 
 def restarted(handle: StoreHandle) -> bool:
@@ -299,12 +305,10 @@ def test_a_dead_saver_is_started_again(tmp_path: Path) -> None:
     with StoreHandle.open(tmp_path, SMALL, notify=silent, persist_every=PersistEvery(iterations=1000)) as handle:
         assert stage(handle, SMALL, 1)
         first = saver_of(handle)
-        os.kill(first, signal.SIGKILL)
-        until(lambda: gone(first), "killed")
         (tmp_path / ".incomplete-00000001-iteration-1-0-0").mkdir()
         (tmp_path / ".incomplete-00000001-iteration-1-0-0" / "model.safetensors").touch()
-        handle.poll()
-        assert saver_of(handle) != first
+        os.kill(first, signal.SIGKILL)
+        until(lambda: handle.saver_pid not in (None, first), "another one runs, with no poll")
         assert handle.drain(60)
         assert newest_whole(tmp_path) == 1
         assert handle.status().restarts == 1
@@ -312,8 +316,8 @@ def test_a_dead_saver_is_started_again(tmp_path: Path) -> None:
 
 
 def test_a_saver_that_keeps_dying_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a few deaths in a row training is told, and close does not hang."""
-    handle = StoreHandle.open(tmp_path, SMALL, notify=silent)
+    """After a few deaths in a row and the time to try again training is told, and close does not hang."""
+    handle = StoreHandle.open(tmp_path, SMALL, notify=silent, retry_s=0)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     os.kill(saver_of(handle), signal.SIGKILL)
 
@@ -376,28 +380,43 @@ def test_block_with_a_hanging_saver_ends_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["raise", "warn"])
 def test_errors_of_the_saver_reach_the_trainer(tmp_path: Path, policy: str) -> None:
-    """A store that is removed while running: one clear line, by policy, at the next poll."""
-    store = tmp_path / "store"
+    """What is not tried again any more: one clear line, by policy, at the next poll."""
     told: list[str] = []
     handle = StoreHandle.open(
-        store, SMALL, notify=told.append, on_error="raise" if policy == "raise" else "warn", persist_every=EACH
-    )
+        tmp_path, SMALL, notify=told.append, on_error="raise" if policy == "raise" else "warn", persist_every=EACH,
+        retry_s=0,
+    )  # fmt: skip
     assert stage(handle, SMALL, 1)
     until_verified(handle, 1)
-    store.rename(tmp_path / "elsewhere")
-    assert stage(handle, SMALL, 2)
-    if policy == "raise":
-        with pytest.raises(StoreError, match=r"iteration 2 cannot be made durable .*do not remove a store"):
-            handle.drain(60)
-        with pytest.raises(StoreError, match="iteration 2"):  # close tries again, and tells again
-            handle.close()
-    else:
-        assert not handle.drain(60)
-        assert stage(handle, SMALL, 3)
-        (tmp_path / "elsewhere").rename(store)
+    with refusing(saver_of(handle)):
+        assert stage(handle, SMALL, 2)
+        if policy == "raise":
+            with pytest.raises(StoreError, match=r"iteration 2 cannot be made durable \(File too large"):
+                handle.drain(60)
+            with pytest.raises(StoreError, match="iteration 2"):  # close tries again, and tells again
+                handle.close()
+        else:
+            assert not handle.drain(60)
+            assert stage(handle, SMALL, 3)
+    if policy == "warn":
         handle.close()
         assert "iteration 2 cannot be made durable" in told[0]
-    assert newest_whole(store if policy == "warn" else tmp_path / "elsewhere") == (1 if policy == "raise" else 3)
+    assert newest_whole(tmp_path) == (1 if policy == "raise" else 3)
+
+
+def test_a_removed_store_is_an_error_at_once(tmp_path: Path) -> None:
+    """It takes nothing ever again, and nobody makes another one behind the user's back."""
+    store = tmp_path / "store"
+    handle = StoreHandle.open(store, SMALL, notify=silent, persist_every=EACH)
+    assert stage(handle, SMALL, 1)
+    until_verified(handle, 1)
+    shutil.rmtree(store)
+    assert stage(handle, SMALL, 2)
+    with pytest.raises(StoreError, match=r"iteration 2 cannot be made durable .*do not remove a store"):
+        handle.drain(60)
+    with pytest.raises(StoreError, match="iteration 2"):
+        handle.close()
+    assert not store.exists()
 
 
 def test_too_little_memory_says_how_much_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,10 +222,26 @@ def test_the_kernel_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cal
     told: list[str] = []
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", python)
-        handle = StoreHandle.open(store, DIRECT, notify=told.append, on_error="warn")
+        handle = StoreHandle.open(store, DIRECT, notify=told.append, on_error="warn", retry_s=0)
     assert stage(handle, DIRECT, 2)
     assert not handle.drain(60)
     assert "iteration 2 cannot be made durable" in told[0]
     assert newest_whole(store, DIRECT) == 1
     handle.close()
     assert newest_whole(store, DIRECT) == 1
+
+
+def test_the_kernel_refuses_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk that is no more: training hears of it, and goes on."""
+    python = traced_python(
+        tmp_path, "failing", f"-o {os.devnull} -e trace=fallocate -e inject=fallocate:error=ENOSPC:when=1..3"
+    )
+    told: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", python)
+        handle = StoreHandle.open(prepared(tmp_path / "store"), DIRECT, notify=told.append)
+    assert stage(handle, DIRECT, 2)
+    assert handle.drain(60)
+    handle.close()
+    assert newest_whole(tmp_path / "store", DIRECT) == 2
+    assert ["tried again for 600 s; free space" in told[0], "durable again" in told[1], len(told)] == [True, True, 2]

@@ -26,8 +26,8 @@ from small_store import (
 from checkflow.errors import StoreBusyError
 from checkflow.store.handle import StoreHandle
 from checkflow.store.lock import StoreLock
+from checkflow.store.log import LOG
 from checkflow.store.pace import PersistEvery
-from checkflow.store.saver import LOG
 from checkflow.store.saver_main import NICENESS
 
 
@@ -132,9 +132,15 @@ def test_the_saver_has_no_descriptor_but_its_own_and_no_torch(tmp_path: Path) ->
         saver = saver_of(handle)
         files = {os.readlink(f"/proc/{saver}/fd/{fd}") for fd in os.listdir(f"/proc/{saver}/fd")}  # noqa: PTH115, PTH208
         kinds = {path.split(":")[0] for path in files}
-        assert kinds <= {"/dev/null", "/memfd", "socket", "anon_inode", "pidfd", str(tmp_path / "lock")} | {
-            path for path in files if path.startswith("/memfd:")
-        }
+        assert kinds <= {
+            "/dev/null",
+            "/memfd",
+            "socket",
+            "anon_inode",
+            "pidfd",
+            str(tmp_path),
+            str(tmp_path / "lock"),
+        } | {path for path in files if path.startswith("/memfd:")}
         assert os.getsid(saver) == saver
         assert "torch" not in Path(f"/proc/{saver}/maps").read_text()
 

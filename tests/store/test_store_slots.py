@@ -20,7 +20,7 @@ from checkflow.errors import StoreError
 from checkflow.store.memory import Allowance, allowance
 from checkflow.store.shared import SharedMemory, State, Word
 from checkflow.store.slots import Slot, Slots
-from checkflow.store.take import Taken, give_back, recover, take_due, take_last
+from checkflow.store.take import Taken, give_back, give_up, put_off, recover, take_due, take_last
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,24 @@ class SlotMachine(RuleBasedStateMachine):
     def finish(self, durable: bool) -> None:
         assert self.taken is not None
         self.whole(self.taken)  # nobody wrote to it meanwhile
-        give_back(self.shared, self.taken, durable=durable)
+        (give_back if durable else give_up)(self.shared, self.taken)
         if self.taken.keep or self.taken.sequence not in self.keep:
             self.due.discard(self.taken.sequence)
             self.keep.discard(self.taken.sequence)
+        self.taken = None
+
+    @precondition(lambda self: self.taken is not None)
+    @rule()
+    def put_off(self) -> None:
+        """The disk refuses: under `skip` the newest is tried in its place, so that a slot is free for the next."""
+        assert self.taken is not None
+        self.whole(self.taken)
+        words = self.shared.words()
+        newer = [w.sequence for w in words if w.state is State.STAGED and w.sequence > self.taken.sequence]
+        put_off(self.shared, self.taken, newest_wins=not self.block)
+        if newer and not self.block and self.taken.sequence not in self.keep:
+            self.due.discard(self.taken.sequence)
+            self.due.add(max(newer))
         self.taken = None
 
     @precondition(lambda self: self.taken is not None)
@@ -235,7 +249,7 @@ def test_two_processes_never_have_the_same_slot() -> None:
             for tensor in SMALL.files[0].tensors:
                 value = bytes(data[tensor.offset_bytes : tensor.end_bytes])
                 assert value == bytes([taken.iteration % 251]) * len(value)
-            give_back(shared, taken, durable=True)
+            give_back(shared, taken)
         trainer.kill()
     shared.close()
 

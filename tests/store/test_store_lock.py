@@ -1,0 +1,220 @@
+"""What is locked is what is written: stores that are moved, a `lock` that is deleted, file systems of others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from small_store import (
+    SMALL,
+    gone,
+    newest_whole,
+    saver_of,
+    silent,
+    stage,
+    trainer_command,
+    until,
+    until_idle,
+    until_verified,
+)
+
+from checkflow.errors import StoreBusyError, StoreError
+from checkflow.store import bytelocks, filesystem
+from checkflow.store.bytelocks import take_of_directory
+from checkflow.store.disk import LocalDisk
+from checkflow.store.filesystem import Mount, mount_of
+from checkflow.store.handle import StoreHandle
+from checkflow.store.lock import LOCK, StoreLock
+from checkflow.store.pace import PersistEvery
+
+EACH = PersistEvery(iterations=1)
+
+
+def test_a_moved_store_takes_its_run_along(tmp_path: Path) -> None:
+    """Another run at the old path has a store of its own: not a byte of the first goes there, and none is pruned."""
+    store, old = tmp_path / "store", tmp_path / "store.old"
+    told: list[str] = []
+    with StoreHandle.open(store, SMALL, notify=told.append, persist_every=EACH) as first:
+        assert stage(first, SMALL, 1)
+        until_verified(first, 1)
+        store.rename(old)
+        with StoreHandle.open(store, SMALL, notify=silent, persist_every=EACH) as second:
+            assert stage(second, SMALL, 100)
+            until_verified(second, 1)
+            for iteration in range(2, 7):
+                assert stage(first, SMALL, iteration)
+                until_idle(first, iteration)
+            assert stage(second, SMALL, 101)
+    assert sorted(path.name for path in store.glob("0*")) == ["00000001-iteration-100", "00000002-iteration-101"]
+    assert sorted(path.name for path in old.glob("0*")) == ["00000005-iteration-5", "00000006-iteration-6"]
+    assert [line for line in told if f"was moved to {old}" in line] == told and len(told) == 1
+    assert newest_whole(old) == 6
+
+
+def test_a_store_that_is_moved_twice_and_back_is_told_of_each_time(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    told: list[str] = []
+    with StoreHandle.open(store, SMALL, notify=told.append, persist_every=EACH) as handle:
+        for iteration, name in enumerate(("a", "b", "store"), start=1):
+            assert stage(handle, SMALL, iteration)
+            until_idle(handle, iteration)
+            store = store.rename(tmp_path / name)
+    assert [line.split("was moved to ")[1].split(";")[0] for line in told] == [str(tmp_path / "a"), str(tmp_path / "b")]
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_deleted_lock_lets_nobody_in(tmp_path: Path, how: str) -> None:
+    """The directory is locked, too; and the saver puts the file back, with its locks, before it writes."""
+    told: list[str] = []
+    with StoreHandle.open(tmp_path, SMALL, notify=told.append, persist_every=EACH) as handle:
+        (tmp_path / LOCK).unlink()
+        if how == "replaced":
+            (tmp_path / LOCK).write_bytes(b"")
+        with pytest.raises(StoreBusyError, match="another trainer"):
+            StoreLock.acquire(tmp_path, silent)
+        assert stage(handle, SMALL, 1) and handle.drain(60)
+        with pytest.raises(StoreBusyError, match=f"another trainer, process {os.getpid()} on "):
+            StoreLock.acquire(tmp_path, silent)
+    assert ["was deleted, and is put back" in line for line in told] == [True]
+    StoreLock.acquire(tmp_path, silent, timeout_s=60).close()
+
+
+def test_a_saver_without_a_trainer_is_waited_for_whatever_became_of_the_lock(tmp_path: Path) -> None:
+    script = (
+        "import pathlib, os, signal\nfrom small_store import *\n"
+        "handle = StoreHandle.open(pathlib.Path(sys.argv[1]), SMALL, notify=print)\n"
+        "stop(handle)\n"
+        "stage(handle, SMALL, 41)\n"
+        "print(handle.saver_pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run(trainer_command(script, tmp_path), capture_output=True, text=True, check=False)
+    saver = int(killed.stdout)
+    (tmp_path / LOCK).unlink()
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        os.kill(saver, signal.SIGCONT)
+
+    StoreLock.acquire(tmp_path, tell, timeout_s=60).close()
+    assert len(told) == 1 and "waiting for the previous run's saver" in told[0]
+    assert gone(saver)
+    assert newest_whole(tmp_path) == 41
+
+
+def test_a_lock_that_another_has_meanwhile_is_trouble(tmp_path: Path) -> None:
+    """As from another machine, which the directory's lock does not keep out: nothing is written beside it."""
+    told: list[str] = []
+    with StoreHandle.open(tmp_path, SMALL, notify=told.append, persist_every=EACH) as handle:
+        assert stage(handle, SMALL, 1)
+        until_verified(handle, 1)
+        (tmp_path / LOCK).unlink()
+        other = os.open(tmp_path / LOCK, os.O_RDWR | os.O_CREAT)
+        assert bytelocks.take(other, 0) and bytelocks.take(other, 1)
+        assert stage(handle, SMALL, 2)
+
+        def tried() -> bool:
+            handle.poll()
+            return bool(told)
+
+        until(tried, "it is told")
+        assert "another run has the new one), and is tried again" in told[0]
+        assert newest_whole(tmp_path) == 1
+        os.close(other)
+        assert handle.drain(60)
+    assert newest_whole(tmp_path) == 2
+
+
+def test_of_two_that_come_at_once_none_has_a_directory(tmp_path: Path) -> None:
+    """Who finds the other's lock beside its own takes it back."""
+    one, other = (os.open(tmp_path, os.O_RDONLY) for _ in range(2))
+    assert take_of_directory(one, 0)
+    assert not take_of_directory(other, 0)
+    assert take_of_directory(other, 1)
+    os.close(one)
+    assert take_of_directory(other, 0)
+    os.close(other)
+
+
+def test_a_restarted_saver_holds_the_directory_too(tmp_path: Path) -> None:
+    with StoreHandle.open(tmp_path, SMALL, notify=silent) as handle:
+        saver = saver_of(handle)
+        os.kill(saver, signal.SIGKILL)
+        until(lambda: handle.saver_pid not in (None, saver), "another one runs")
+        assert stage(handle, SMALL, 1) and handle.drain(60)
+        held = {os.readlink(f"/proc/{saver_of(handle)}/fd/{fd}") for fd in os.listdir(f"/proc/{saver_of(handle)}/fd")}  # noqa: PTH115, PTH208
+        assert {str(tmp_path), str(tmp_path / LOCK)} <= held
+
+
+def test_the_mount_of_a_file() -> None:
+    fd = os.open("/proc", os.O_RDONLY)
+    mount = mount_of(fd)
+    os.close(fd)
+    assert mount is not None and mount.kind == "proc" and not mount.is_remote and not mount.is_fuse
+    assert mount_of(fd) is None
+
+
+@pytest.mark.parametrize(
+    ("mount", "told"),
+    [
+        (Mount("nfs4", "server:/export", frozenset({"rw"})), ["as far as its server tells the truth"]),
+        (
+            Mount("nfs", "server:/export", frozenset({"rw", "nolock"})),
+            ["as far as its server tells the truth", "may not reach other machines"],
+        ),
+        (
+            Mount("fuse.sshfs", "host:", frozenset({"rw"})),
+            ["as far as its program tells the truth", "may not reach other machines"],
+        ),
+        (Mount("ext4", "/dev/sda1", frozenset({"rw"})), []),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Mount) else "",
+)
+def test_a_file_system_of_somebody_else_is_tried_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: Mount, told: list[str]
+) -> None:
+    """One that does what the store needs is used."""
+    monkeypatch.setattr(filesystem, "mount_of", lambda _: mount)
+    lines: list[str] = []
+    with StoreHandle.open(tmp_path, SMALL, notify=lines.append) as handle:
+        assert stage(handle, SMALL, 1)
+    assert len(lines) == len(told)
+    assert all(part in line and mount.source in line for part, line in zip(told, lines, strict=True))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000001-iteration-1", LOCK]
+
+
+class Copies(LocalDisk):
+    """Renames as an object store does: one file after the other, under both names meanwhile."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        target.mkdir()
+        for path in source.iterdir():
+            (target / path.name).write_bytes(path.read_bytes())
+
+
+class Refuses(LocalDisk):
+    def sync_directory(self, path: Path) -> None:
+        raise OSError(22, "Invalid argument", path)
+
+
+@pytest.mark.parametrize(
+    ("patched", "by", "why"),
+    [
+        ("LocalDisk", Copies, "does not rename a directory as a whole"),
+        ("LocalDisk", Refuses, "cannot write, sync and rename a directory .Invalid argument"),
+        ("take", lambda *_: True, "gives one lock to two"),
+    ],
+)
+def test_a_file_system_that_lacks_what_the_store_needs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patched: str, by: object, why: str
+) -> None:
+    """And left as it was."""
+    monkeypatch.setattr(filesystem, "mount_of", lambda _: Mount("fuse.bucket", "bucket", frozenset()))
+    monkeypatch.setattr(filesystem, patched, by)
+    with pytest.raises(StoreError, match=rf"its file system, fuse\.bucket \(bucket\), {why}.*; choose a store on"):
+        StoreLock.acquire(tmp_path, silent)
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
