@@ -86,6 +86,11 @@ class HostState:
         metadata = dump(encode(dict(self._objects.metadata), "metadata"))
         return Captured((f'{before},"objects":[', *objects, f'],"rng":{rng},"metadata":{metadata}}}'))
 
+    @property
+    def structure(self) -> tuple[tuple[str, ...], ...]:
+        """Changes when optimizers have other state than before."""
+        return tuple(reader.structure for reader in self._optimizers)
+
     def _model_texts(self) -> str:
         extra: dict[str, dict[str, object]] = {}
         for prefix, path, module in self._extra:

@@ -125,8 +125,8 @@ class Lookahead(torch.optim.Optimizer):
             for parameter in group["params"]:
                 self.state[parameter]["slow"] = parameter.detach().clone()
 
-    @property  # type: ignore[override]
-    def param_groups(self) -> list[dict[str, Any]]:
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         return self.optimizer.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -150,12 +150,12 @@ class Passing(torch.optim.Optimizer):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
 
-    @property  # type: ignore[override]
-    def state(self) -> Any:
+    @property
+    def state(self) -> Any:  # type: ignore[override]
         return self.optimizer.state
 
-    @property  # type: ignore[override]
-    def param_groups(self) -> Any:
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
         return self.optimizer.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
