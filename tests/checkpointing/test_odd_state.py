@@ -119,6 +119,13 @@ def test_what_lies_otherwise_than_planned_is_told_once(schedules: dict[str, Sche
         assert "optimizer/0.weight.basis" in ckpt.stats().unwatched
     moved = [line for line in told if "lies in memory otherwise than at attach" in line]
     assert moved[0].startswith("optimizer/0.weight.basis and 7 more: ") and len(moved) == len(set(moved)) <= 2
+    told.clear()
+    training = ODD["replacing"]()
+    with attached(training, schedule_of("replacing", schedules), tmp_path / "other", notify=told.append) as ckpt:
+        train(training, ckpt, 6)
+    assert told == [
+        "model/0.weight and 7 more: replaced in each iteration, not updated in place; read when the iteration has ended"
+    ]
 
 
 def test_replaced_state_is_told_of_when_it_is_traced() -> None:
