@@ -11,10 +11,10 @@ from types import TracebackType
 
 from checkflow.checkpointing.sink import StoreSink
 from checkflow.collector import paused_collector
-from checkflow.errors import CheckflowError, StoreError
+from checkflow.errors import CheckflowError, InputError, StoreError
 from checkflow.hoststate.capture import HostState
 from checkflow.hoststate.objects import HostObjects
-from checkflow.restore import restore
+from checkflow.restore import check_restorable, restore
 from checkflow.runtime.binding import Binding
 from checkflow.runtime.counters import Counters
 from checkflow.runtime.cuda import CudaDevice
@@ -64,6 +64,7 @@ class Checkpointer:
         self._counters = Counters()
         self._meter = Meter(self._counters)
         self._closed = False
+        self._restorable: object = None  # the structure of host state that was found to match the files
         device: Device
         if binding.device.type == "cuda":
             handle.take_memory()  # to be pinned
@@ -77,7 +78,11 @@ class Checkpointer:
             raise
 
         def capture(iteration: int) -> Record:
-            return host.capture(iteration).record
+            captured = host.capture(iteration)
+            if host.structure == self._restorable:
+                return captured.record
+            self._restorable = host.structure
+            return lambda: self._checked(captured.record())
 
         self._executor = Executor(
             schedule,
@@ -167,6 +172,14 @@ class Checkpointer:
             finally:
                 self._handle.close(DURABLE_DEADLINE_S)
         _LOG.info("%s: %s", self._store, self.stats())
+
+    def _checked(self, record: bytes) -> bytes:
+        """The first record of its kind. Raises InputError where no restore would take it."""
+        try:
+            check_restorable(self._handle.layout, record, self._training, self._objects)
+        except CheckflowError as error:
+            raise InputError(f"{self._store}: no restore would take this training's checkpoints: {error}") from None
+        return record
 
     def __enter__(self) -> Checkpointer:
         return self

@@ -51,7 +51,7 @@ class HostState:
         training: the live models and optimizers.
         objects: what else the user attached.
         stored: whether a file of the checkpoint holds the tensor of a state name, "optimizer/fc.weight.exp_avg". What
-            no file holds goes into the record if it is small and on the CPU, and is refused otherwise.
+            no file holds goes into the record if it is small, and is refused otherwise.
         fingerprints: of the schedule and the state, by what they are of.
 
     Models and optimizers have the files "model.safetensors", "optimizer.safetensors" ("model.0.safetensors", ... where
@@ -85,6 +85,11 @@ class HostState:
         rng = self._rng.read(self._objects.generators)  # after the objects: a fresh loader may draw when it is asked
         metadata = dump(encode(dict(self._objects.metadata), "metadata"))
         return Captured((f'{before},"objects":[', *objects, f'],"rng":{rng},"metadata":{metadata}}}'))
+
+    @property
+    def structure(self) -> tuple[tuple[str, ...], ...]:
+        """Changes when optimizers have other state than before."""
+        return tuple(reader.structure for reader in self._optimizers)
 
     def _model_texts(self) -> str:
         extra: dict[str, dict[str, object]] = {}

@@ -103,19 +103,24 @@ class OptimizerReader:
         self._groups: dict[int, _Group] = {}
         self._stems: dict[str, StateName] = {}
         self._cohorts: list[_Cohort] | None = None
+        self._stale = False
         self._places = ""  # JSON of what ties and orders there are
         self._seen: list[_Seen] = []
+
+    @property
+    def structure(self) -> tuple[str, ...]:
+        """Changes when other state than before has to be found in the files."""
+        return (*(cohort.text for cohort in self._cohorts or ()), self._places)
 
     def read(self) -> str:
         """OptimizerRecord's JSON. Raises InputError that names what cannot be saved."""
         groups = ",".join(self._group(index) for index in range(len(self._optimizer.param_groups)))
-        if self._cohorts is None or self._changed():
+        if self._cohorts is None or self._stale or self._changed():
             self._cohorts = self._form()
         cohorts = ",".join(self._cohort(cohort) for cohort in self._cohorts)
         head = dump({"name": self._prefix, "type": type(self._optimizer).__name__, "file": file_of(self._prefix)})
         text = f'{head[:-1]},"groups":[{groups}],"cohorts":[{cohorts}]{self._places}}}'
-        if any(cohort.values for cohort in self._cohorts):
-            self._cohorts = None  # values are replaced, not changed: nothing tells whether they are the same
+        self._stale = any(cohort.values for cohort in self._cohorts)  # replaced, not changed: nothing tells
         return text
 
     def _group(self, index: int) -> str:

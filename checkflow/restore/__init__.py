@@ -4,6 +4,6 @@ match.py       what goes where, refused before anything changed     files.py   s
 optimizers.py  groups and state, made as the optimizer keeps them
 """
 
-from checkflow.restore.match import Restored, restore
+from checkflow.restore.match import Restored, check_restorable, restore
 
-__all__ = ["Restored", "restore"]
+__all__ = ["Restored", "check_restorable", "restore"]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from checkflow.errors import FormatError
 from checkflow.hoststate.decode import load
 from checkflow.hoststate.forms import dump
-from checkflow.store.layout import CODES, ITEM_BYTES, MAX_HEADER_BYTES
+from checkflow.store.layout import CODES, ITEM_BYTES, MAX_HEADER_BYTES, FileSpec
 
 _DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for name, code in CODES.items()}
 
@@ -81,6 +81,12 @@ def parse_file(name: str, data: memoryview) -> TensorFile:
         if target not in entries or alias in entries:
             raise _wrong(name, f"{alias!r:.80} is tied to what the file lacks")
     return TensorFile(_placed(name, entries, data[8 + size :]), aliases)
+
+
+def file_of_spec(spec: FileSpec) -> TensorFile:
+    """A file as it will be written, without bytes."""
+    tensors = {tensor.name: FileTensor(_DTYPES[tensor.dtype], tensor.shape, memoryview(b"")) for tensor in spec.tensors}
+    return TensorFile(tensors, dict(spec.aliases))
 
 
 def _placed(name: str, entries: dict[str, _Entry], data: memoryview) -> dict[str, FileTensor]:

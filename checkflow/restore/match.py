@@ -15,11 +15,12 @@ from checkflow.errors import FormatError, InputError
 from checkflow.hoststate.decode import decode
 from checkflow.hoststate.objects import HostObjects, Stateful
 from checkflow.hoststate.record import ModelRecord, ObjectRecord, Record, parse_record
-from checkflow.hoststate.rng import match_rng
-from checkflow.restore.files import FileTensor, TensorFile, parse_file
-from checkflow.restore.optimizers import match_optimizer
+from checkflow.hoststate.rng import RngStates, match_rng
+from checkflow.restore.files import FileTensor, TensorFile, file_of_spec, parse_file
+from checkflow.restore.optimizers import OptimizerPlan, match_optimizer
 from checkflow.runtime.state import Live, live_state, parameter_names, uncompiled
-from checkflow.statenames import holders
+from checkflow.statenames import StateName, holders, nearest
+from checkflow.store.layout import Layout
 from checkflow.training import Training
 
 _ADVICE = "restore into the model that was saved"
@@ -64,7 +65,47 @@ def restore(files: Mapping[str, memoryview], record: bytes, training: Training, 
     Raises InputError that names the first difference, FormatError for bytes that no checkpoint of this version has.
     """
     parsed = parse_record(record)
-    tensors = _files(parsed, files)
+    matched = _match(parsed, _files(parsed, files), training, objects)
+    matched.apply()
+    return Restored(parsed.iteration, parsed.fingerprints, matched.metadata)
+
+
+def check_restorable(layout: Layout, record: bytes, training: Training, objects: HostObjects) -> None:
+    """Match a checkpoint with the training it is of, by all but its tensors' bytes. Raises what a restore would."""
+    parsed = parse_record(record)
+    _match(parsed, {spec.name: file_of_spec(spec) for spec in layout.specs}, training, objects)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matched:
+    """What goes where. Nothing was changed yet."""
+
+    objects: list[_Object]
+    copies: list[tuple[Live, FileTensor]]
+    extra: list[tuple[torch.nn.Module, object]]
+    plans: list[OptimizerPlan]
+    generators: RngStates
+    metadata: dict[str, object]
+
+    def apply(self) -> None:
+        for found in sorted(self.objects, key=lambda found: not found.name.startswith("loader")):
+            if found.name.startswith("loader"):
+                found.load()
+        with torch.no_grad():
+            for live, source in self.copies:
+                live.tensor.copy_(source.view())
+        for module, state in self.extra:
+            module.set_extra_state(state)
+        for plan in self.plans:
+            plan.apply()
+        for found in self.objects:
+            if not found.name.startswith("loader"):
+                found.load()
+        self.generators.restore()
+
+
+def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training, objects: HostObjects) -> _Matched:
+    tensors = {**dict.fromkeys(_file_names(parsed), TensorFile({}, {})), **tensors}  # without state there is no file
     names = parameter_names(training)
     models = dict(zip(holders("model", len(training.models)), training.models, strict=True))
     optimizers = dict(zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True))
@@ -80,28 +121,15 @@ def restore(files: Mapping[str, memoryview], record: bytes, training: Training, 
     metadata = decode(parsed.metadata, "metadata")
     if not isinstance(metadata, dict):
         raise FormatError("metadata: is no object; take another checkpoint")
-
-    for found in sorted(matched, key=lambda found: not found.name.startswith("loader")):
-        if found.name.startswith("loader"):
-            found.load()
-    with torch.no_grad():
-        for live, source in copies:
-            live.tensor.copy_(source.view())
-    for module, state in extra:
-        module.set_extra_state(state)
-    for plan in plans:
-        plan.apply()
-    for found in matched:
-        if not found.name.startswith("loader"):
-            found.load()
-    generators.restore()
-    return Restored(parsed.iteration, parsed.fingerprints, metadata)
+    return _Matched(matched, copies, extra, plans, generators, metadata)
 
 
 def _files(record: Record, files: Mapping[str, memoryview]) -> dict[str, TensorFile]:
-    names = [model.file for model in record.models] + [optimizer.file for optimizer in record.optimizers]
-    empty = TensorFile({}, {})  # an optimizer without state needs no file
-    return {name: parse_file(name, files[name]) if name in files else empty for name in names}
+    return {name: parse_file(name, files[name]) for name in _file_names(record) if name in files}
+
+
+def _file_names(record: Record) -> list[str]:
+    return [model.file for model in record.models] + [optimizer.file for optimizer in record.optimizers]
 
 
 def _same_names(kind: str, ours: list[str], saved: list[str]) -> None:
@@ -119,14 +147,15 @@ def _match_model(record: ModelRecord, lives: list[Live], file: TensorFile) -> li
     saved: dict[str, Live] = {}  # and there
     names: set[str] = set()
     for live in lives:
-        prefix, _, name = live.name.partition("/")
-        if prefix != record.name or live.optimizer is not None:
+        holder, name = StateName.parse(live.name).holder, StateName.parse(live.name).path
+        if holder != record.name or live.optimizer is not None:
             continue
         names.add(name)
         stored = file.aliases.get(name, name)
         source = file.tensors.get(stored)
         if source is None:
-            raise InputError(f"{live.name}: is in this model, but not in the checkpoint; {_ADVICE}")
+            close = nearest(live.name, (f"{record.name}/{other}" for other in (*file.tensors, *file.aliases)))
+            raise InputError(f"{live.name}: is in this model, but not in the checkpoint{close}; {_ADVICE}")
         shape, dtype = tuple(live.tensor.shape), live.tensor.dtype
         if shape != source.shape:
             raise InputError(f"{live.name}: has shape {shape}, {source.shape} in the checkpoint; {_ADVICE}")
@@ -142,7 +171,8 @@ def _match_model(record: ModelRecord, lives: list[Live], file: TensorFile) -> li
             found.append((live, source))
     for name in (*file.tensors, *file.aliases):
         if name not in names:
-            raise InputError(f"{record.name}/{name}: is in the checkpoint, but not in this model; {_ADVICE}")
+            close = nearest(f"{record.name}/{name}", (f"{record.name}/{other}" for other in names))
+            raise InputError(f"{record.name}/{name}: is in the checkpoint, but not in this model{close}; {_ADVICE}")
     return found
 
 

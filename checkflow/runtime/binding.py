@@ -1,6 +1,7 @@
 """The schedule's state rows matched with the live tensors. Addresses change, so this is done anew when one did.
 
-Optimizer state that does not exist yet is absent, not wrong: optimizers create it in their first update.
+Optimizer state that does not exist yet is absent, not wrong: optimizers create it in their first update. At attach a
+difference is refused; later on only what no slot has room for is, and all else is read when the iteration ends.
 """
 
 from __future__ import annotations

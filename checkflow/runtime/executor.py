@@ -86,7 +86,8 @@ class Executor:
         self._disarmed = disarmed
         self._audit = Audit() if audit else None
         self._tell = tell
-        self._said: set[str] = set()  # state that was told of as loose
+        self._said: set[str] = set()  # state that was told of
+        self._moved: set[int] = set()  # state that was another tensor when the last checkpoint began than before
         self._guards: list[Guard] = []
         self._updated: set[int] = set()  # optimizers that made an update
         self._unhooked = [number for number, found in enumerate(training.optimizers) if not is_hookable(found)]
@@ -169,19 +170,20 @@ class Executor:
             gone = [storage for storage in before.storages.values() if storage not in bound]
             self.pipeline.protect(gone, Cause.UNWATCHED)  # no guard covers them any more
             self.pipeline.rebind(self._binding)
-            self._say_loose({live.name for live in before.loose})
+            self._say(
+                self.loose,
+                "lies in memory otherwise than at attach; read when each iteration ends, which training waits for",
+            )
             for guard in self._guards:
                 guard.bind(self._binding)
 
-    def _say_loose(self, known: set[str]) -> None:
-        names = [live.name for live in self._binding.loose if live.name not in known | self._said]
-        if names:
-            self._said.update(names)
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            self._tell(
-                f"{names[0]}{more}: lies in memory otherwise than at attach; read when each iteration ends, which "
-                "training waits for"
-            )
+    def _say(self, names: Iterable[str], what: str) -> None:
+        """What is so of state, once for each name."""
+        new = [name for name in names if name not in self._said]
+        if new:
+            self._said.update(new)
+            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+            self._tell(f"{new[0]}{more}: {what}")
 
     def compiling(self) -> None:
         """Code is being compiled that may write state without a hook: nothing may be pending when it runs."""
@@ -333,8 +335,14 @@ class Executor:
 
     def _begin(self, *, wait: bool) -> None:
         self.awake = True
+        moved: set[int] = set()
         if self._binding.stale(self._training):
+            before = self._binding.storages
             self.rebind()
+            moved = {id_ for id_, storage in self._binding.storages.items() if before.get(id_, storage) is not storage}
+        again = [storage.name for id_, storage in self._binding.storages.items() if id_ in moved & self._moved]
+        self._say(again, "replaced in each iteration, not updated in place; read when the iteration has ended")
+        self._moved = moved
         unhooked = {s for number in self._unhooked for s in self._binding.optimizer_storages[number]}
         for storage in unhooked:  # nothing tells when, or whether, they were written
             storage.epoch += 1

@@ -53,6 +53,7 @@ class StoreHandle:
         on_error: OnError, notify: Callable[[str], None], hang_s: float, retry_s: float,
     ) -> None:  # fmt: skip
         self.shared = shared
+        self.layout = layout
         self._lock = lock
         self._slots = Slots(shared, layout, backpressure)
         self._pace = pace

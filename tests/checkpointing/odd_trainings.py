@@ -35,12 +35,12 @@ class Shared(_Own):
 
     def update(self, parameter: nn.Parameter, state: dict[str, Any], group: dict[str, Any]) -> None:
         if not state:
-            held = next((other for other in self.state.values() if other), {})
+            held: dict[str, Any] = next((other for other in self.state.values() if other), {})
             state["table"] = held.get("table", torch.linspace(0.5, 1.5, 16))
             state["sum"] = held.get("sum", torch.zeros(16))
             state["moment"] = torch.zeros_like(parameter)
         state["sum"].add_(parameter.grad.sum())  # type: ignore[union-attr]
-        state["moment"].mul_(0.9).add_(parameter.grad)  # type: ignore[arg-type]
+        state["moment"].mul_(0.9).add_(parameter.grad)
         parameter.sub_(state["moment"] * state["table"].mean(), alpha=group["lr"]).add_(state["sum"].mean(), alpha=1e-3)
 
 
@@ -69,7 +69,7 @@ class Replacing(_Own):
 
     def update(self, parameter: nn.Parameter, state: dict[str, Any], group: dict[str, Any]) -> None:
         average = state.get("average", torch.zeros_like(parameter))
-        state["average"] = average * 0.9 + parameter.grad  # type: ignore[operator]
+        state["average"] = average * 0.9 + parameter.grad
         state["count"] = state.get("count", torch.tensor(0.0)) + 1
         parameter.data = parameter.data - group["lr"] * state["average"]
 
@@ -80,10 +80,10 @@ class Flat(_Own):
     def update(self, parameter: nn.Parameter, state: dict[str, Any], group: dict[str, Any]) -> None:
         if not state:
             every = [p for one in self.param_groups for p in one["params"]]
-            parts = torch.zeros(sum(p.numel() for p in every)).split([p.numel() for p in every])
+            parts = torch.split(torch.zeros(sum(p.numel() for p in every)), [p.numel() for p in every])
             for one, part in zip(every, parts, strict=True):
                 self.state[one]["moment"] = part.view_as(one)
-        state["moment"].mul_(0.9).add_(parameter.grad)  # type: ignore[arg-type]
+        state["moment"].mul_(0.9).add_(parameter.grad)
         parameter.sub_(state["moment"], alpha=group["lr"])
 
 
@@ -93,7 +93,7 @@ class Tied(_Own):
     def update(self, parameter: nn.Parameter, state: dict[str, Any], group: dict[str, Any]) -> None:
         if not state:
             state["master"], state["moment"] = parameter.detach(), torch.zeros_like(parameter)
-        state["moment"].mul_(0.9).add_(parameter.grad)  # type: ignore[arg-type]
+        state["moment"].mul_(0.9).add_(parameter.grad)
         state["master"].sub_(state["moment"], alpha=group["lr"])
 
 
@@ -107,7 +107,7 @@ class Late(_Own):
             state["late"] = torch.full_like(parameter, 0.5)
         if group["updates"] == 6:
             del state["first"]
-        state["moment"].mul_(0.9).add_(parameter.grad)  # type: ignore[arg-type]
+        state["moment"].mul_(0.9).add_(parameter.grad)
         if "late" in state:
             state["late"].mul_(0.9).add_(state["moment"])
         parameter.sub_(state.get("late", state["moment"]), alpha=group["lr"])
@@ -125,8 +125,8 @@ class Lookahead(torch.optim.Optimizer):
             for parameter in group["params"]:
                 self.state[parameter]["slow"] = parameter.detach().clone()
 
-    @property  # type: ignore[override]
-    def param_groups(self) -> list[dict[str, Any]]:
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         return self.optimizer.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -150,12 +150,12 @@ class Passing(torch.optim.Optimizer):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
 
-    @property  # type: ignore[override]
-    def state(self) -> Any:
+    @property
+    def state(self) -> Any:  # type: ignore[override]
         return self.optimizer.state
 
-    @property  # type: ignore[override]
-    def param_groups(self) -> Any:
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
         return self.optimizer.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -361,8 +361,8 @@ class Lookahead(torch.optim.Optimizer):
         for parameter in optimizer.param_groups[0]["params"]:
             self.state[parameter]["slow"] = parameter.detach().clone()
 
-    @property  # type: ignore[override]
-    def param_groups(self) -> list[dict[str, Any]]:
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         return self.optimizer.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
