@@ -18,17 +18,22 @@ from contenders import Contender, Job
 from .session import Session
 from .workloads import WORKLOADS
 
-PAGE = struct.Struct("<qqqq")
+PAGE = struct.Struct("<qqqqq")
 UNKNOWN, REFUSED = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`restored` is UNKNOWN until it is known, and REFUSED where nothing could be loaded."""
+    """`restored` is UNKNOWN until it is known, and REFUSED where nothing could be loaded.
+
+    Only trainings that are tortured note `phase`, what they do, and `durable`, the iteration that they were told of.
+    """
 
     pid: int = 0
     restored: int = UNKNOWN
     completed: int = 0
+    phase: int = 0
+    durable: int = 0
 
 
 class Diary:
@@ -41,15 +46,20 @@ class Diary:
             self._page = mmap.mmap(file.fileno(), PAGE.size)
 
     def write(self, entry: Entry) -> None:
-        self._page[:] = PAGE.pack(entry.pid, entry.restored, entry.completed, 0)
+        self._page[:] = PAGE.pack(entry.pid, entry.restored, entry.completed, entry.phase, entry.durable)
 
     def note(self, completed: int) -> None:
         """One aligned store."""
         self._page[16:24] = struct.pack("<q", completed)
 
+    def note_phase(self, phase: int) -> None:
+        self._page[24:32] = struct.pack("<q", phase)
+
+    def note_durable(self, durable: int) -> None:
+        self._page[32:40] = struct.pack("<q", durable)
+
     def read(self) -> Entry:
-        pid, restored, completed, _ = PAGE.unpack(self._page)
-        return Entry(pid, restored, completed)
+        return Entry(*PAGE.unpack(self._page))
 
 
 def live(workload: str, kind: type[Contender], job: Job, path: Path) -> None:

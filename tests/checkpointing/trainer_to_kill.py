@@ -53,7 +53,15 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: object
     return content.hexdigest()
 
 
-def endless(loader: ResumableLoader[tuple[torch.Tensor, ...]], device: str) -> Iterator[tuple[torch.Tensor, ...]]:
+def batches() -> ResumableLoader[tuple[torch.Tensor, ...]]:
+    generator = torch.Generator().manual_seed(1)
+    dataset = TensorDataset(torch.randn(70, 32, generator=generator), torch.randint(8, (70,), generator=generator))
+    return ResumableLoader(dataset, batch_size=16, shuffle=True, seed=2)
+
+
+def endless(
+    loader: ResumableLoader[tuple[torch.Tensor, ...]], device: str = "cpu"
+) -> Iterator[tuple[torch.Tensor, ...]]:
     while True:
         for batch in loader:
             yield tuple(tensor.to(device) for tensor in batch)
@@ -62,18 +70,16 @@ def endless(loader: ResumableLoader[tuple[torch.Tensor, ...]], device: str) -> I
 def main(mode: str, device: str, iterations: int, schedule: str = "", store: str = "", slots: str = "3") -> None:
     torch.set_num_threads(1)
     model, optimizer = build(device)
-    generator = torch.Generator().manual_seed(1)
-    dataset = TensorDataset(torch.randn(70, 32, generator=generator), torch.randint(8, (70,), generator=generator))
-    loader: ResumableLoader[tuple[torch.Tensor, ...]] = ResumableLoader(dataset, batch_size=16, shuffle=True, seed=2)
+    loader = batches()
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, iterations)
 
     def say(iteration: int) -> None:
         print(f"at {iteration} {digest(model, optimizer, scheduler)}", flush=True)  # noqa: T201
 
-    batches = endless(loader, device)
+    endlessly = endless(loader, device)
     if mode == "reference":
         for i in range(iterations):
-            train(model, optimizer, *next(batches))
+            train(model, optimizer, *next(endlessly))
             scheduler.step()
             say(i + 1)
         return
@@ -84,7 +90,7 @@ def main(mode: str, device: str, iterations: int, schedule: str = "", store: str
         first = ckpt.restore()
         say(first)
         for i in range(first, iterations):
-            train(model, optimizer, *next(batches))
+            train(model, optimizer, *next(endlessly))
             scheduler.step()
             ckpt.step()
             say(i + 1)
