@@ -274,7 +274,10 @@ class StoreHandle:
             self._tally.blocked_ns += time.monotonic_ns() - started
 
     def _announce(self) -> None:
-        """Tell what is no error now, to who waits for it."""
+        """Tell now, to who waits, what is not to be raised afterwards."""
+        if self._on_error == "warn":
+            self._deliver()
+            return
         news = [self._saver.news.popleft() for _ in range(len(self._saver.news))]
         self._saver.news.extendleft(each for each in reversed(news) if each.is_error)
         for each in news:
