@@ -250,10 +250,13 @@ class _Stream:
 
 
 def remove_tree(disk: Disk, path: Path) -> None:
-    """Remove a checkpoint's directory, and whatever somebody put into it; of a link only the link. Raises OSError."""
+    """Remove a checkpoint's directory, which holds files only, or what has its name. Raises OSError.
+
+    A folder that somebody put into it stays; of a link only the link goes.
+    """
     if not stat.S_ISDIR(path.lstat().st_mode):
         disk.unlink(path)
         return
     for entry in sorted(path.iterdir()):
-        remove_tree(disk, entry)
+        disk.unlink(entry)
     disk.remove_directory(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -12,11 +13,12 @@ from small_store import SMALL, InProcess, newest_whole, silent, stage
 
 from checkflow.cli import run
 from checkflow.errors import StoreBusyError, StoreError
+from checkflow.store.disk import LocalDisk
 from checkflow.store.handle import StoreHandle
 from checkflow.store.layout import CODES, FileSpec, Layout, TensorSpec
 from checkflow.store.lock import StoreLock
-from checkflow.store.messages import Failed
-from checkflow.store.saver import LOG, take_log
+from checkflow.store.log import LOG, take_log
+from checkflow.store.messages import Failed, encode
 
 
 def test_a_path_need_not_be_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,12 +32,19 @@ def test_a_path_need_not_be_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "st\\udcffre.pt: 00000001-iteration-1, verified" in capsys.readouterr().out
 
 
+class Full(LocalDisk):
+    """Without room."""
+
+    def make_directory(self, path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
 def test_an_error_of_the_saver_names_such_a_path(tmp_path: Path) -> None:
-    store = tmp_path / os.fsdecode(b"st\xffre")
-    with pytest.raises(StoreError, match=r"st\\udcffre: (the checkpoint|leftovers)"):  # noqa: SIM117
-        with StoreHandle.open(store, SMALL, notify=silent) as handle:
-            store.rename(tmp_path / "away")
-            assert stage(handle, SMALL, 1)
+    """And can be sent."""
+    saver = InProcess(tmp_path / os.fsdecode(b"st\xffre"), disk=Full())
+    assert saver.persister.write(saver.take(1)) is None
+    assert all(b"st\\\\udcffre: " in encode(report) for report in saver.reports) and saver.reports
+    saver.close()
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "loop/store", "file/store"])
@@ -87,19 +96,27 @@ def test_a_directory_with_a_serial_beyond_any_ends_no_saver(tmp_path: Path) -> N
     other.close()
 
 
+def told(store: Path) -> tuple[str, ...]:
+    fd = os.open(store, os.O_RDONLY)
+    try:
+        return take_log(store, fd)
+    finally:
+        os.close(fd)
+
+
 def test_a_log_of_many_lines_is_told_in_short(tmp_path: Path) -> None:
     (tmp_path / LOG).write_bytes(b"\x1b[31m\xff" + b"x" * 5000 + b"\n" + b"y\n" * 99)
-    first, *lines, last = take_log(tmp_path)
+    first, *lines, last = told(tmp_path)
     assert first.startswith("\\x1b[31m\ufffdxxx") and len(first) < 1000
     assert lines == ["y"] * 19 and last == "... and 80 lines more"
-    assert take_log(tmp_path) == ()
+    assert told(tmp_path) == ()
 
 
 def test_a_log_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("secret")
     (tmp_path / LOG).symlink_to(outside)
-    (line,) = take_log(tmp_path)
+    (line,) = told(tmp_path)
     assert "is a link" in line and "secret" not in line
 
 
