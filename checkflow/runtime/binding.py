@@ -79,12 +79,14 @@ class Binding:
     buffer_storages: dict[torch.nn.Module, tuple[Storage, ...]]
     module_storages: dict[torch.nn.Module, tuple[Storage, ...]]  # parameters and buffers
     sizes: tuple[int, ...]  # of the optimizers
-    _tensors: list[tuple[Live, int, tuple[int, ...]]] = field(repr=False)
+    _tensors: list[tuple[Live, int, tuple[int, ...] | None]] = field(repr=False)  # address, strides if they may turn
 
     def stale(self, training: Training) -> bool:
         """Whether a tensor moved, or appeared: bind again."""
         for live, pointer, strides in self._tensors:
-            if live.moved or live.tensor.data_ptr() != pointer or live.tensor.stride() != strides:
+            if live.moved or live.tensor.data_ptr() != pointer:
+                return True
+            if strides is not None and live.tensor.stride() != strides:
                 return True
         return _sizes(training) != self.sizes
 
@@ -173,7 +175,9 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
         module_storages=_of_modules(lives.values(), by_tensor),
         sizes=_sizes(training),
         _tensors=[
-            (live, live.tensor.data_ptr(), live.tensor.stride()) for live in lives.values() if not is_host_scalar(live)
+            (live, live.tensor.data_ptr(), live.tensor.stride() if live.tensor.dim() > 1 else None)
+            for live in lives.values()
+            if not is_host_scalar(live)
         ],
     )
 

@@ -348,6 +348,25 @@ class Turning(torch.optim.Optimizer):
             parameter.sub_((state["basis"] @ columns).view_as(parameter), alpha=0.1)
 
 
+class Spinning(torch.optim.SGD):
+    """From the fourth update on a table is transposed where it is: same tensor, same bytes, another matrix."""
+
+    updates = 0
+
+    @torch.no_grad()
+    def step(self, _closure: object = None) -> None:  # type: ignore[override]
+        super().step()
+        self.updates += 1
+        for parameter in self.param_groups[0]["params"]:
+            table = self.state[parameter].setdefault("table", torch.arange(9.0).view(3, 3))
+            if self.updates > 3:
+                table.t_()
+
+
+def spinning() -> Case:
+    return plain(lambda ps: Spinning(ps, lr=0.1))
+
+
 def turning() -> Case:
     return plain(Turning)
 
@@ -397,5 +416,5 @@ def hooked_wrapping() -> Case:
 ALL = [
     sgd, momentum, adamw_looped, adamw_foreach, adamw_fused, accumulating, tied, frozen, in_backward, recomputing,
     adversarial, evaluating, clipping, skipping, averaging, reloading, convolutional,
-    swapping, parking, turning, wrapping, hooked_wrapping,
+    swapping, parking, turning, spinning, wrapping, hooked_wrapping,
 ]  # fmt: skip
