@@ -306,23 +306,23 @@ def parking() -> Case:
 
 
 def swapping() -> Case:
-    """Besides, from the fourth iteration on, an unused model's buffer is one of three in turn; nothing sees writes."""
+    return plain(Swapping)
+
+
+def taking_turns() -> Case:
+    """From the fourth iteration on an unused model's buffer is one of three tensors in turn; no counter sees writes."""
     net, unused = mlp(), nn.Module()
     unused.register_buffer("still", torch.zeros(5))
     turns = [torch.zeros(5), torch.zeros(5), torch.zeros(5)]
-    optimizer = Swapping(list(net.parameters()))
+    case = plain(lambda ps: torch.optim.SGD(ps, lr=0.1), net)
 
     def iterate(number: int) -> None:
-        x, y = _batch(number)
-        backward(F.cross_entropy(net(x), y))
-        optimizer.step()
-        optimizer.zero_grad()
+        case.iterate(number)
         if number > 3:
             turns[number % 3].data.fill_(number)
             unused.still = turns[number % 3]
-            turns[(number + 2) % 3].data.fill_(-1.0)  # the last one's
 
-    return Case(Training([net, unused], optimizer, lambda: None), iterate)
+    return Case(Training([net, unused], case.training.optimizer, lambda: None), iterate)
 
 
 class Turning(torch.optim.Optimizer):

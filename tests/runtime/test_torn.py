@@ -32,6 +32,14 @@ def test_what_left_early_does_not_overwrite_what_lies_otherwise_by_then() -> Non
         assert "optimizer/0.weight.basis" in made.executor.loose
 
 
+def test_another_tensor_at_an_address_that_a_slot_knows_is_read_again() -> None:
+    """Three slots, three tensors: each slot meets the same address each time."""
+    made = rig(trainings.taking_turns, random_schedule(trainings.taking_turns, 0), lag=0)
+    made.run(10)
+    made.close()
+    assert made.torn() == [] and made.sink.order == list(range(1, 11))
+
+
 def test_what_an_optimizer_without_hooks_holds_is_waited_for() -> None:
     """Whether the traced iteration writes it or not; with hooks it is not."""
     for factory, waited in ((trainings.wrapping, True), (trainings.hooked_wrapping, False)):
