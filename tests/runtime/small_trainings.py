@@ -355,12 +355,12 @@ class Spinning(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, _closure: object = None) -> None:  # type: ignore[override]
-        super().step()
         self.updates += 1
         for parameter in self.param_groups[0]["params"]:
             table = self.state[parameter].setdefault("table", torch.arange(9.0).view(3, 3))
             if self.updates > 3:
                 table.t_()
+        super().step()
 
 
 def spinning() -> Case:
