@@ -2,7 +2,7 @@
 
     python benchmarks/torture.py --json torture.json
     python benchmarks/torture.py --short --seed 0
-    python benchmarks/torture.py --kinds losses --runs 54
+    python benchmarks/torture.py --kinds losses
     python benchmarks/torture.py --kinds kills --seed 7 --only 12       # that run again
 
 Each run is drawn from the seed, the kind and its number. Wherever something was restored or finished, its bytes are
@@ -43,7 +43,7 @@ def asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", help=f"of {','.join(KINDS)}")
     parser.add_argument("--seed", type=int, help="drawn, and said, unless given")
-    parser.add_argument("--short", action="store_true", help="about a minute; default: about twenty")
+    parser.add_argument("--short", action="store_true", help="one to four minutes; default: twenty to forty")
     parser.add_argument("--runs", type=int, help="of each kind, rather than what it has by default")
     parser.add_argument("--only", type=int, metavar="N", help="run number N alone")
     parser.add_argument("--directory", type=Path, help="for the stores; a temporary one unless given")

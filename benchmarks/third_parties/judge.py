@@ -54,7 +54,9 @@ def judge(module: str, case: Case, folder: Path, limits: Limits, seed: int, *, k
     row = Row(module, case.name, "worked")
     try:
         whole = _plain(case, folder / "whole")
-        row = _compiled(row, module, case, folder / "compiled", limits)
+        compiled = _compile(module, case, folder / "compiled", limits)
+        row = replace(row, compile_s=compiled.seconds)
+        row = _planned(row, compiled, folder / "schedule.json", limits)
         if kill:
             row = _resumed(row, case, folder, whole, random.Random(f"{seed} {module} {case.name}"))
     except RefusedError as reason:
@@ -87,25 +89,37 @@ def _plain(case: Case, folder: Path) -> list[str]:
     return forked.said()
 
 
-def _compiled(row: Row, module: str, case: Case, folder: Path, limits: Limits) -> Row:
-    """Also where it is refused, the time that took."""
-    schedule = folder / "schedule.json"
-    arguments = ["compile", str(MODEL), "--set", f"module={module}", "--set", f"name={case.name}", "-o", str(schedule)]
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """`code` is None where it took too long."""
+
+    forked: Forked
+    code: int | None
+    seconds: float
+
+
+def _compile(module: str, case: Case, folder: Path, limits: Limits) -> _Compiled:
+    """As a user does, with the command."""
+    arguments = ["compile", str(MODEL), "--set", f"module={module}", "--set", f"name={case.name}"]
 
     def life() -> int:
         _quiet()
-        return command_line([*arguments, "--interval", "auto", "--json"])
+        return command_line([*arguments, "-o", str(folder / "schedule.json"), "--interval", "auto", "--json"])
 
     began = time.monotonic()
     forked = Forked(life, folder, memory_bytes=limits.memory_bytes)
     code = forked.wait(limits.seconds)
     forked.end()
-    row = replace(row, compile_s=time.monotonic() - began)
-    if code is None:
+    return _Compiled(forked, code, time.monotonic() - began)
+
+
+def _planned(row: Row, compiled: _Compiled, schedule: Path, limits: Limits) -> Row:
+    """With what the command said of the plan, which is moved to `schedule`."""
+    if compiled.code is None:
         raise WrongError(f"compile has not ended after {limits.seconds:g} s")
-    _judge_end("compile", code, forked)
-    figures = json.loads(forked.said()[-1])
-    shutil.move(schedule, folder.parent / "schedule.json")
+    _judge_end("compile", compiled.code, compiled.forked)
+    figures = json.loads(compiled.forked.said()[-1])
+    shutil.move(compiled.forked.out.with_name("schedule.json"), schedule)
     return replace(row, state_bytes=figures["state_bytes"], interval=figures["interval"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,8 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 from checkflow.store.layout import FileSpec
 from checkflow.store.patience import RETRY_S
 from checkflow.store.retention import Retention
+
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by a saver, from before its first instruction
 
 _StorePath = Annotated[  # its bytes in hexadecimal digits: a path need not be UTF-8
     Path,

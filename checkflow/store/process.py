@@ -6,12 +6,14 @@ import contextlib
 import fcntl
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 from checkflow.errors import StoreError
+from checkflow.store.config import IGNORED
 from checkflow.store.lock import StoreLock
 from checkflow.store.messages import Message, receive, send
 from checkflow.store.shared import SharedMemory
@@ -114,12 +116,16 @@ def _start(inherited: tuple[int, ...], words: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "checkflow.store.saver_main", *map(str, inherited)]
     # modules are found where the trainer finds them; one BLAS thread, for numpy starts one for each core
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=words,
-        pass_fds=inherited,
-        start_new_session=True,
-        env=environment,
-    )
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)  # inherited, until it ignores them by itself
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=words,
+            pass_fds=inherited,
+            start_new_session=True,
+            env=environment,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)

@@ -15,6 +15,7 @@ import socket
 import sys
 from pathlib import Path
 
+from checkflow.store.config import IGNORED
 from checkflow.store.disk import LocalDisk
 from checkflow.store.saver import Saver
 from checkflow.store.shared import SharedMemory
@@ -25,8 +26,9 @@ NICENESS = 10  # never in the training's way on a busy machine
 def main(arguments: list[str]) -> None:
     """Run until the trainer is gone and the newest staged checkpoint is durable."""
     memory, end, directory, lock, trainer = map(int, arguments)
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)  # a signal to the trainer's whole group must not cost its last state
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     _give_way()
     os.fchdir(directory)  # what was locked is what is written, wherever its path leads by now
     shared, here = SharedMemory.attach(memory), Path()

@@ -47,6 +47,17 @@ def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
     StoreHandle.open(tmp_path, SMALL, notify=silent).close()
 
 
+def test_a_signal_to_everybody_finds_no_saver_that_could_hear_it(tmp_path: Path) -> None:
+    """Not even one that has only just been started: it is the one that has what is staged."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with StoreHandle.open(tmp_path, SMALL, notify=silent) as handle:
+            saver = saver_of(handle)
+            os.kill(saver, number)
+            stage(handle, SMALL, 1)
+            until_verified(handle, 1)
+            assert saver_of(handle) == saver
+
+
 def test_the_saver_gives_way_to_the_training(tmp_path: Path) -> None:
     """By its own niceness and its session's: where sessions are scheduling groups, only the group's counts."""
     with StoreHandle.open(tmp_path, SMALL, notify=silent) as handle:

@@ -14,7 +14,7 @@ from torturing.results import Outcome
 from torturing.settings import SETTINGS
 from torturing.trainer import Trained
 
-RUNS = (1, 30)
+RUNS = (1, 12)
 MORE = 60  # iterations of a life
 
 

@@ -18,7 +18,7 @@ from torturing.results import Outcome
 from torturing.settings import SETTINGS
 from torturing.trainer import Meddle, Trained
 
-RUNS = (4, 32)
+RUNS = (4, 16)
 EVERY = 7  # iterations from one fork to the next
 CHILD_S = 20.0
 

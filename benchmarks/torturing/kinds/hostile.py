@@ -22,7 +22,7 @@ from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_NO
 from torturing.bench import HANG_S, Bench
 from torturing.results import Outcome
 
-RUNS = (1, 4)
+RUNS = (1, 1)
 SHORT = 5  # of the things, drawn
 COMMAND_S = 30.0
 LONGEST = 2000  # characters of a line to a person

@@ -14,7 +14,7 @@ from torturing.results import Outcome
 from torturing.settings import SETTINGS, Setting
 from torturing.trainer import Phase, Plan
 
-RUNS = (2, 60)
+RUNS = (2, 30)
 KILLS = 6  # one after the other in one store
 WHO = strikes.ALONE | strikes.ALL | {"saver": strikes.saver}
 STARTUP_S = 0.6  # of attaching and restoring, roughly

@@ -14,7 +14,7 @@ from torturing.settings import SETTINGS
 
 from .kills import promise
 
-RUNS = (0, 54)
+RUNS = (0, 31)
 KILLS = 10  # one after the other in one store
 SETTLED = 5  # iterations before a kill: the saver that the first one starts is there
 LONGEST_S = 0.3  # from then to the kill

@@ -17,7 +17,7 @@ from torturing.results import Outcome
 from torturing.settings import SETTINGS
 from torturing.trainer import Phase
 
-RUNS = (3, 48)
+RUNS = (3, 24)
 STEADY = [setting for setting in SETTINGS if setting.trainer is not None]
 
 

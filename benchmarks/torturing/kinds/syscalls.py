@@ -21,7 +21,7 @@ from torturing.results import Outcome
 from torturing.settings import SETTINGS
 from torturing.trainer import Plan
 
-RUNS = (5, 160)
+RUNS = (5, 80)
 ITERATIONS = 40  # of the life in which it happens
 LATEST = 60  # the call of its name that is hit, at most
 DELAY_US = 300_000
