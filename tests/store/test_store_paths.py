@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from checkflow.errors import StoreBusyError, StoreError
 from checkflow.store.handle import StoreHandle
 from checkflow.store.layout import CODES, FileSpec, Layout, TensorSpec
 from checkflow.store.lock import StoreLock
+from checkflow.store.log import LOG, take_log
 from checkflow.store.messages import Failed
-from checkflow.store.saver import LOG, take_log
 
 
 def test_a_path_need_not_be_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,7 +35,7 @@ def test_an_error_of_the_saver_names_such_a_path(tmp_path: Path) -> None:
     store = tmp_path / os.fsdecode(b"st\xffre")
     with pytest.raises(StoreError, match=r"st\\udcffre: (the checkpoint|leftovers)"):  # noqa: SIM117
         with StoreHandle.open(store, SMALL, notify=silent) as handle:
-            store.rename(tmp_path / "away")
+            shutil.rmtree(store)
             assert stage(handle, SMALL, 1)
 
 
@@ -87,19 +88,27 @@ def test_a_directory_with_a_serial_beyond_any_ends_no_saver(tmp_path: Path) -> N
     other.close()
 
 
+def log_of(store: Path) -> tuple[str, ...]:
+    fd = os.open(store, os.O_RDONLY)
+    try:
+        return take_log(store, fd)
+    finally:
+        os.close(fd)
+
+
 def test_a_log_of_many_lines_is_told_in_short(tmp_path: Path) -> None:
     (tmp_path / LOG).write_bytes(b"\x1b[31m\xff" + b"x" * 5000 + b"\n" + b"y\n" * 99)
-    first, *lines, last = take_log(tmp_path)
+    first, *lines, last = log_of(tmp_path)
     assert first.startswith("\\x1b[31m\ufffdxxx") and len(first) < 1000
     assert lines == ["y"] * 19 and last == "... and 80 lines more"
-    assert take_log(tmp_path) == ()
+    assert log_of(tmp_path) == ()
 
 
 def test_a_log_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("secret")
     (tmp_path / LOG).symlink_to(outside)
-    (line,) = take_log(tmp_path)
+    (line,) = log_of(tmp_path)
     assert "is a link" in line and "secret" not in line
 
 
