@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from checkflow.errors import InputError, VerificationError
 from checkflow.graph import Graph
-from checkflow.lower import anchor_grid, lower
+from checkflow.lower import executed_peak_bytes, lower
 from checkflow.plan import PPM, Formulation, Infeasible, Plan, Problem, Reason, Transfers, problem_of
 from checkflow.schedule import Schedule
-from checkflow.solve import solve
-from checkflow.solve.link import too_large
+from checkflow.solve import construct, solve, transfers_for
 from checkflow.solve.packed import TICKS_PER_BYTE
 from checkflow.units import format_bytes
 from checkflow.verify import verify
 
 RELAXATION_STEP_PERCENT = 5
+_ROUND_FIGURES = 20  # tried before an odd one is named
+_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Options:
     relax_memory: bool = False  # raise the limit until a plan keeps to it, as the paper does
     slack_ppm: int = 0
     formulation: Formulation = Formulation.DIRECT
-    transfers: Transfers = Transfers.STREAMING
+    transfers: Transfers | None = None  # None: those of the formulation
     solver: str = "auto"
     time_limit_s: float = 300.0
 
@@ -55,6 +57,7 @@ class Refused:
     problem: Problem
     answer: Infeasible
     plan_s: float
+    options: Options
 
 
 def compile_graph(
@@ -67,14 +70,7 @@ def compile_graph(
         SolverError: the solver that was asked for cannot run.
         VerificationError: the result is not what it claims, a bug in checkflow.
     """
-    problem = problem_of(
-        graph,
-        bandwidth_bytes_per_s=options.bandwidth_bytes_per_s,
-        interval=options.interval or 1,
-        chunk_bytes=options.chunk_bytes,
-        memory_limit_bytes=options.memory_limit_bytes,
-        slack_ppm=options.slack_ppm,
-    )
+    problem = _problem(graph, options, options.bandwidth_bytes_per_s)
     if problem.iteration_time_ns <= 0:
         raise InputError(f"{graph.model}: its operators take no time at this slack; trace it with --device")
     started = time.perf_counter()
@@ -84,7 +80,8 @@ def compile_graph(
             break
         another = _another_try(problem, answer, options)
         if another is None:
-            return Refused(graph, problem, _without_slack(answer, options.slack_ppm), time.perf_counter() - started)
+            answer = _without_slack(answer, options.slack_ppm)
+            return Refused(graph, problem, answer, time.perf_counter() - started, options)
         problem = another
     plan, schedule = answer
     plan_s = time.perf_counter() - started
@@ -104,7 +101,7 @@ def _as_asked(schedule: Schedule, options: Options) -> None:
         ("chunk_bytes", options.chunk_bytes, schedule.chunk_bytes),
         ("memory_limit_bytes", limit, schedule.memory_limit_bytes),
         ("formulation", options.formulation.value, schedule.formulation),
-        ("transfers", options.transfers.value, schedule.transfers),
+        ("transfers", transfers_for(options.formulation, options.transfers).value, schedule.transfers),
     ):
         if asked != found:
             raise VerificationError(f"{field}: {asked!r} was asked for and the schedule has {found!r}")
@@ -119,6 +116,7 @@ def _planned(
         problem,
         options.formulation,
         options.transfers,
+        needs=partial(_executed_bytes, graph),
         solver=options.solver,
         time_limit_s=options.time_limit_s,
         progress=progress,
@@ -126,25 +124,34 @@ def _planned(
     if isinstance(plan, Infeasible):
         return plan
     progress("moving the plan to anchors")
-    schedule = lower(
-        plan, problem, graph, bandwidth_bytes_per_s=options.bandwidth_bytes_per_s, slack_ppm=options.slack_ppm
+    bandwidth, slack_ppm = options.bandwidth_bytes_per_s, options.slack_ppm
+    return plan, lower(plan, problem, graph, bandwidth_bytes_per_s=bandwidth, slack_ppm=slack_ppm)
+
+
+def _executed_bytes(graph: Graph, problem: Problem, plan: Plan) -> int:
+    return executed_peak_bytes(plan, problem, graph)
+
+
+def _problem(graph: Graph, options: Options, bandwidth_bytes_per_s: int) -> Problem:
+    return problem_of(
+        graph,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        interval=options.interval or 1,
+        chunk_bytes=options.chunk_bytes,
+        memory_limit_bytes=options.memory_limit_bytes,
+        slack_ppm=options.slack_ppm,
     )
-    executed, limit = schedule.certificate.executed_peak_bytes, problem.memory_limit_bytes
-    if limit is None or executed <= limit:
-        return plan, schedule
-    detail = f"as executed, with hooks at anchors alone, the plan needs {executed} bytes and the limit is {limit}"
-    if plan.formulation is not Formulation.DIRECT:
-        return Infeasible(Reason.MEMORY, detail, None, None, None)
-    return replace(too_large(problem, executed, limit, lambda other: anchor_grid(other, graph)), detail=detail)
 
 
 def _another_try(problem: Problem, answer: Infeasible, options: Options) -> Problem | None:
     """The problem to try next, where the options leave one open."""
     longer, limit = answer.smallest_interval, problem.memory_limit_bytes
-    # Past twice the interval that the link needs, nothing leaves earlier; what a bound says would do may not.
-    longest = 2 * -(-problem.state_bytes * TICKS_PER_BYTE // problem.clock(problem.steps)) + 1
-    hopeless = answer.reason is Reason.MEMORY and problem.interval >= longest
-    if options.interval is None and longer is not None and longer > problem.interval and not hopeless:
+    packed = transfers_for(options.formulation, options.transfers) is Transfers.PACKED
+    if longer is None and answer.reason is Reason.MEMORY and packed:
+        # Nothing was constructed, but a solver may find more; past twice what the link needs nothing leaves earlier.
+        longest = 2 * -(-problem.state_bytes * TICKS_PER_BYTE // problem.clock(problem.steps)) + 1
+        longer = problem.interval + 1 if problem.interval < longest else None
+    if options.interval is None and longer is not None:
         return replace(problem, interval=longer)
     if options.relax_memory and answer.reason is Reason.MEMORY and limit is not None:
         return replace(problem, memory_limit_bytes=-(-limit * (100 + RELAXATION_STEP_PERCENT) // 100))
@@ -159,19 +166,62 @@ def _without_slack(answer: Infeasible, slack_ppm: int) -> Infeasible:
 
 
 def explain(refused: Refused) -> str:
-    """Why there is no plan and what would make one, in one line."""
-    answer = refused.answer
-    ways = []
-    if answer.needed_bandwidth_bytes_per_s is not None:
-        ways.append(f"--bandwidth {-(-answer.needed_bandwidth_bytes_per_s // 10**8) / 10:.1f}GB/s")
-    if answer.smallest_interval is not None:
-        cost = answer.snapshot_bytes_at_that_interval
-        price = f" (snapshots {format_bytes(cost)})" if cost is not None else ""
-        ways.append(f"--interval {answer.smallest_interval}{price}")
-    if answer.reason is Reason.BANDWIDTH:
+    """Why there is no plan and what would make one, in one line. A plan was constructed with each figure in it."""
+    ways = [text for way in (_bandwidth, _interval, _memory, _formulation) if (text := way(refused))]
+    if refused.answer.reason is Reason.BANDWIDTH:
         ways.append("a larger batch")
-    if answer.reason is Reason.MEMORY:
-        ways.append("a higher --memory-limit, or --relax-memory")
-    if answer.reason in (Reason.DEADLINE, Reason.CHUNK):
-        ways.append("--formulation direct")
-    return f"infeasible ({answer.reason}): {answer.detail}; what would do: {', or '.join(ways)}"
+    would_do = f"; what would do: {', or '.join(ways)}" if ways else ""
+    return f"infeasible ({refused.answer.reason}): {refused.answer.detail}{would_do}"
+
+
+def _constructed(refused: Refused, problem: Problem) -> Plan | None:
+    """A plan of the formulation that was asked for, as executed within the problem's limit."""
+    options = refused.options
+    return construct(problem, options.formulation, options.transfers, needs=partial(_executed_bytes, refused.graph))
+
+
+def _bandwidth(refused: Refused) -> str | None:
+    """The bandwidth that is needed, or the first a little above it for which a plan comes out, as a round figure."""
+    needed, options = refused.answer.needed_bandwidth_bytes_per_s, refused.options
+    if needed is None:
+        return None
+    step = 10**8 if needed >= 10**9 else 10 ** max(0, len(str(needed)) - 3)
+    figure = -(-needed // step) * step
+    for tenths in range(_ROUND_FIGURES):
+        asked = figure + tenths * step
+        problem = replace(
+            refused.problem, bandwidth_bytes_per_s=_problem(refused.graph, options, asked).bandwidth_bytes_per_s
+        )
+        if _constructed(refused, problem) is not None:
+            return f"--bandwidth {asked / 10**9:.1f}GB/s" if step == 10**8 else f"--bandwidth {asked}"
+    return f"--bandwidth {needed}"
+
+
+def _interval(refused: Refused) -> str | None:
+    longer, cost = refused.answer.smallest_interval, refused.answer.snapshot_bytes_at_that_interval
+    if longer is None:
+        return None
+    return f"--interval {longer}" + (f" (snapshots {format_bytes(cost)})" if cost is not None else "")
+
+
+def _memory(refused: Refused) -> str | None:
+    """The memory limit that a plan keeps to, in whole MiB, KiB or bytes."""
+    if refused.answer.reason is not Reason.MEMORY:
+        return None
+    problem = replace(refused.problem, memory_limit_bytes=None)
+    plan = _constructed(refused, problem)
+    if plan is None:
+        return None
+    needed = max(plan.peak_bytes, executed_peak_bytes(plan, problem, refused.graph))
+    unit, name = next((unit, name) for unit, name in _UNITS if needed >= 100 * unit or unit == 1)
+    return f"--memory-limit {-(-needed // unit)}{name} or --relax-memory"
+
+
+def _formulation(refused: Refused) -> str | None:
+    """The formulation that plans everything another one plans, and more."""
+    options = refused.options
+    if transfers_for(options.formulation, options.transfers) is Transfers.STREAMING:
+        return None
+    if construct(refused.problem, needs=partial(_executed_bytes, refused.graph)) is None:
+        return None
+    return "--transfers streaming" if options.formulation is Formulation.DIRECT else "--formulation direct"

@@ -36,7 +36,7 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
         slack_ppm: what problem_of took off, in millionths.
     """
     grid = anchor_grid(problem, graph)
-    placed = place(grid).placed if plan.formulation is Formulation.DIRECT else _rounded(plan, grid)
+    placed = _executed(plan, grid)
     memory = grid.memory_bytes(snapshots_of(placed))
 
     def anchor(ordinal: int) -> AnchorPlace:
@@ -107,6 +107,16 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
     )
 
 
+def executed_peak_bytes(plan: Plan, problem: Problem, graph: Graph) -> int:
+    """What a plan of `problem` needs once it is moved to anchors."""
+    grid = anchor_grid(problem, graph)
+    return max(grid.memory_bytes(snapshots_of(_executed(plan, grid))))
+
+
+def _executed(plan: Plan, grid: Grid) -> tuple[Placed, ...]:
+    return place(grid).placed if plan.formulation is Formulation.DIRECT else _rounded(plan, grid)
+
+
 def anchor_grid(problem: Problem, graph: Graph) -> Grid:
     """The positions that have an anchor. One at position 0 is the iteration's end before, which has its own."""
     return Grid(problem, tuple(anchor.position for anchor in graph.anchors if anchor.position > 0))
@@ -115,10 +125,10 @@ def anchor_grid(problem: Problem, graph: Graph) -> Grid:
 def _rounded(plan: Plan, grid: Grid) -> tuple[Placed, ...]:
     """Snapshots of a plan of the paper's model, at anchors; the link takes them in the plan's order."""
     requests = []
+    deadlines = [grid.window(tensor)[1] for tensor in grid.problem.state]
     for rank, transfer in enumerate(plan.transfers):
         assert transfer.snapshot is not None, "the paper's model snapshots every chunk"
-        deadline = grid.window(grid.problem.state[transfer.chunk.state])[1]
-        created = min(grid.at_or_before(transfer.snapshot), deadline)
+        created = min(grid.at_or_before(transfer.snapshot), deadlines[transfer.chunk.state])
         requests.append(Request(transfer.chunk, created, (rank, 0)))
     return tuple(
         Placed(

@@ -162,13 +162,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """No plan exists; what would make one."""
+    """No plan exists; what would make one. With either figure, and nothing else changed, a plan was constructed."""
 
     reason: Reason
     detail: str  # one line for a person, names the tensor or the figures
-    needed_bandwidth_bytes_per_s: int | None  # least that this formulation needs at this interval; None: none helps
-    smallest_interval: int | None  # at this bandwidth; None: none helps
-    snapshot_bytes_at_that_interval: int | None
+    needed_bandwidth_bytes_per_s: int | None  # at this interval, the least for which one came out; None: none did
+    smallest_interval: int | None  # at this bandwidth, the same
+    snapshot_bytes_at_that_interval: int | None  # of that plan
 
 
 def problem_of(

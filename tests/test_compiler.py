@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from checkflow.compiler import Options, Refused, compile_graph
+from dataclasses import replace
+
+from mutants import SETTINGS
+
+from checkflow.compiler import Compiled, Options, Refused, compile_graph
 from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
-from checkflow.plan import Reason, Transfers
+from checkflow.plan import ProvenBy, Reason, Transfers
+from checkflow.report.terminal import rows_of
 
 
 def test_a_longer_interval_is_not_tried_for_ever() -> None:
@@ -23,3 +28,15 @@ def test_a_longer_interval_is_not_tried_for_ever() -> None:
     answer = compile_graph(graph, options, told.append)
     assert isinstance(answer, Refused) and answer.answer.reason is Reason.MEMORY
     assert sum(line.startswith("planning") for line in told) == 3
+
+
+def test_an_optimum_of_a_solver_is_called_one_for_its_chunks() -> None:
+    """In chunks of 28 KiB the solver proves a peak that chunks of 10 KiB beat; the report says for which it holds."""
+    setting = SETTINGS["coarse"]
+    coarse = compile_graph(setting.graph, replace(setting.options, chunk_bytes=28 * 1024))
+    fine = compile_graph(setting.graph, replace(setting.options, chunk_bytes=10 * 1024))
+    assert isinstance(coarse, Compiled) and isinstance(fine, Compiled)
+    assert (coarse.plan.gap, coarse.plan.proven_by) == (0.0, ProvenBy.MILP)
+    assert fine.plan.peak_bytes < coarse.plan.peak_bytes
+    assert "for these chunks: others may need less" in dict(rows_of(coarse))["certificate"]
+    assert "chunks" not in dict(rows_of(fine))["certificate"]

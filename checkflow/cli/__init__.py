@@ -1,15 +1,18 @@
 """The command line. One file a command; nobody imports it.
 
-Exit codes: 0 done, 1 infeasible or a failed verification, 2 bad input, 130 interrupted. Bad input gets one line on
-standard error. CHECKFLOW_DEBUG=1 shows the traceback of an internal error.
+Exit codes: 0 done, 1 infeasible or a failed verification, 2 bad input, 130 interrupted, 143 terminated. Bad input gets
+one line on standard error. CHECKFLOW_DEBUG=1 shows the traceback of an internal error.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 import click
 
@@ -17,11 +20,12 @@ from checkflow.errors import EXIT_BAD_INPUT, CheckflowError
 from checkflow.text import plain
 
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 EXIT_INTERNAL = 70  # sysexits' EX_SOFTWARE
 
 
 class _Commands(click.Group):
-    """Commands found by their file's name and imported when they run, so that --help does not wait for torch."""
+    """Commands found by their file's name and imported when they run; --help reads their files and needs no torch."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
@@ -33,6 +37,19 @@ class _Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        limit = formatter.width - 6 - max(map(len, names))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _described(name).get_short_help_str(limit)) for name in names])
+
+
+def _described(name: str) -> click.Command:
+    """A command that does nothing, with the docstring that the real one's file has."""
+    module = ast.parse(Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8"))
+    functions = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "command")
+    return click.Command(name, help=next((ast.get_docstring(node) for node in functions), None))
+
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="checkflow")
@@ -42,7 +59,17 @@ def _root() -> None:
 
 def main() -> None:
     """Entry point of the `checkflow` command."""
+    signal.signal(signal.SIGTERM, _terminated)
     sys.exit(run(sys.argv[1:]))
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM ends a command as Ctrl-C does: solvers' processes and temporary folders go with it."""
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one does not wait
+    raise _Terminated
 
 
 def run(arguments: list[str]) -> int:
@@ -56,8 +83,10 @@ def run(arguments: list[str]) -> int:
         return EXIT_BAD_INPUT
     except click.ClickException as error:
         return _complain(error.format_message(), EXIT_BAD_INPUT)
-    except (KeyboardInterrupt, click.Abort):
-        return _complain("interrupted; nothing was left half-written", EXIT_INTERRUPTED)
+    except (KeyboardInterrupt, click.Abort) as error:
+        terminated = isinstance(error.__cause__ or error, _Terminated)  # click makes an Abort of it
+        code = EXIT_TERMINATED if terminated else EXIT_INTERRUPTED
+        return _complain("interrupted; nothing was left half-written", code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; keep the exit quiet
         return 0

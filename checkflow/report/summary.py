@@ -7,6 +7,7 @@ from checkflow.graph import Graph
 from checkflow.plan import Problem
 from checkflow.policies import checkfreq
 from checkflow.simulation.drift import tolerated_drift_ppm
+from checkflow.solve import transfers_for
 
 Figures = dict[str, str | int | float | bool | None]
 
@@ -49,7 +50,7 @@ def of_refused(refused: Refused, options: Options, trace_s: float) -> Figures:
         "snapshot_bytes_at_that_interval": answer.snapshot_bytes_at_that_interval,
         "message": explain(refused),
         "formulation": options.formulation.value,
-        "transfers": options.transfers.value,
+        "transfers": transfers_for(options.formulation, options.transfers).value,
         "slack": options.slack_ppm / 1e6,
         "trace_s": trace_s,
         "plan_s": refused.plan_s,

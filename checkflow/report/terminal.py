@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from checkflow.compiler import Compiled
+from checkflow.plan import ProvenBy
 from checkflow.policies import checkfreq
 from checkflow.report.timeline import Timeline, timeline_of
 from checkflow.simulation.drift import tolerated_drift_ppm
@@ -58,9 +59,10 @@ def _against(peak_bytes: int, training_bytes: int) -> str:
 def _certificate(compiled: Compiled) -> str:
     plan = compiled.plan
     bound = format_bytes(plan.lower_bound_bytes)
+    chunks = "" if plan.proven_by is ProvenBy.BOUND else ", for these chunks: others may need less"
     if plan.gap == 0:
-        return f"optimal: the peak equals the lower bound, by {plan.proven_by}"
-    return f"within {plan.gap:.2e} of the lower bound {bound}, by {plan.proven_by}"
+        return f"optimal: the peak equals the lower bound, by {plan.proven_by}{chunks}"
+    return f"within {plan.gap:.2e} of the lower bound {bound}, by {plan.proven_by}{chunks}"
 
 
 def show(

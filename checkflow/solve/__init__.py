@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from checkflow.errors import InputError
 from checkflow.plan import Formulation, Infeasible, Plan, Problem, Transfers
-from checkflow.solve.link import plan_streaming
-from checkflow.solve.splitter import plan_packed
+from checkflow.solve.link import construct_streaming, plan_streaming
+from checkflow.solve.splitter import construct_packed, plan_packed
+from checkflow.solve.ways_out import Needs, as_planned
 
 
 def transfers_for(formulation: Formulation, asked: Transfers | None) -> Transfers:
@@ -25,8 +26,9 @@ def transfers_for(formulation: Formulation, asked: Transfers | None) -> Transfer
 def solve(
     problem: Problem,
     formulation: Formulation = Formulation.DIRECT,
-    transfers: Transfers = Transfers.STREAMING,
+    transfers: Transfers | None = None,
     *,
+    needs: Needs = as_planned,
     solver: str = "auto",
     time_limit_s: float = 300.0,
     progress: Callable[[str], None] = lambda _: None,
@@ -35,14 +37,29 @@ def solve(
 
     Args:
         problem: what to place, see docs/model.md.
-        formulation, transfers: the model; transfers_for says which go together.
+        formulation, transfers: the model; transfers_for says which go together, and what None is.
+        needs: bytes that a plan needs where it is to run; the memory limit holds for them, too.
         solver: "auto", "gurobi", "highs" or "cbc"; used only where arithmetic does not prove the optimum.
         time_limit_s: for the solver in seconds; when it runs out the best plan is returned with its gap.
         progress: told what goes on, in a few words.
 
     Raises:
+        InputError: transfers that the formulation does not have.
         SolverError: the solver that was asked for cannot run.
     """
-    if transfers is Transfers.STREAMING:
-        return plan_streaming(problem)
-    return plan_packed(problem, formulation, solver=solver, time_limit_s=time_limit_s, progress=progress)
+    if transfers_for(formulation, transfers) is Transfers.STREAMING:
+        return plan_streaming(problem, needs)
+    return plan_packed(problem, formulation, needs=needs, solver=solver, time_limit_s=time_limit_s, progress=progress)
+
+
+def construct(
+    problem: Problem,
+    formulation: Formulation = Formulation.DIRECT,
+    transfers: Transfers | None = None,
+    *,
+    needs: Needs = as_planned,
+) -> Plan | None:
+    """A plan found without a solver, or None; where there is one, solve finds one that needs no more."""
+    if transfers_for(formulation, transfers) is Transfers.STREAMING:
+        return construct_streaming(problem, needs)
+    return construct_packed(problem, formulation, needs)

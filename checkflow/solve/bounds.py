@@ -5,8 +5,9 @@ Both hold for every chunking: they let a chunk be split at any byte.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping
+from itertools import accumulate
 
 import numpy as np
 
@@ -15,9 +16,6 @@ from checkflow.link.grid import Grid
 from checkflow.plan import Chunk, Formulation, Problem
 from checkflow.solve.packed import capacity_bytes, resident_bytes
 from checkflow.solve.program import Integers
-
-MOST_BANDWIDTH = 1 << 60  # bytes per second; what needs more is called hopeless
-MOST_INTERVAL = 1 << 12
 
 
 def link_fits(problem: Problem, formulation: Formulation) -> bool:
@@ -29,10 +27,15 @@ def link_fits(problem: Problem, formulation: Formulation) -> bool:
 
 def chunks_can_fit(problem: Problem, chunks: tuple[Chunk, ...], formulation: Formulation) -> bool:
     """False where counting proves that the chunks cannot be packed: n of size z or more need n places of size z."""
+    return sizes_can_fit(problem, Counter(chunk.size_bytes for chunk in chunks), formulation)
+
+
+def sizes_can_fit(problem: Problem, number_of: Mapping[int, int], formulation: Formulation) -> bool:
+    """The same from the number of chunks of each size."""
     capacity = capacity_bytes(problem)[0 if formulation is Formulation.DIRECT else 1 :]
-    sizes = sorted((chunk.size_bytes for chunk in chunks), reverse=True)
-    last_of = {size: place for place, size in enumerate(sizes, start=1)}
-    return all(number <= int((capacity // size).sum()) for size, number in last_of.items())
+    sizes = sorted(number_of, reverse=True)
+    numbers = accumulate(number_of[size] for size in sizes)
+    return all(number <= int((capacity // size).sum()) for size, number in zip(sizes, numbers, strict=True))
 
 
 def least_peak_bytes(problem: Problem, formulation: Formulation) -> int:
@@ -60,28 +63,3 @@ def _fluid_fits(capacity: Integers, headroom: Integers, due: Integers) -> bool:
     leaves = np.minimum(capacity[1:], np.minimum(headroom[1:], headroom[:-1]))  # at steps 2..kT
     left_before = np.concatenate((np.zeros(2, dtype=np.int64), np.cumsum(leaves)))  # before steps 1, 2, 3, ..., kT + 1
     return bool(np.all(due - left_before[:-1] <= headroom) and due[-1] <= left_before[-1])
-
-
-def least_bandwidth(problem: Problem, fits: Callable[[Problem], bool]) -> int | None:
-    """The least bandwidth above the problem's for which `fits` holds; None where none up to MOST_BANDWIDTH does."""
-    return _least(
-        lambda value: fits(replace(problem, bandwidth_bytes_per_s=value)), problem.bandwidth_bytes_per_s, MOST_BANDWIDTH
-    )
-
-
-def least_interval(problem: Problem, fits: Callable[[Problem], bool]) -> int | None:
-    """The least interval above the problem's for which `fits` holds; None where none up to MOST_INTERVAL does."""
-    return _least(lambda value: fits(replace(problem, interval=value)), problem.interval, MOST_INTERVAL)
-
-
-def _least(fits: Callable[[int], bool], low: int, most: int) -> int | None:
-    """The least value above `low` that fits, found by doubling and bisection: exact where `fits` is monotone."""
-    high = low + 1
-    while not fits(high):
-        low, high = high, high * 2
-        if high > most:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum, auto
@@ -11,11 +12,11 @@ from checkflow.plan import Chunk, Formulation, Plan, Problem, ProvenBy, SolverRu
 from checkflow.solve.bounds import chunks_can_fit
 from checkflow.solve.constructive import Constructed, construct
 from checkflow.solve.formulations import compact, direct_packed, paper
-from checkflow.solve.packed import peak_bytes, period
-from checkflow.solve.program import Status, choose
+from checkflow.solve.packed import Model, peak_bytes, period
+from checkflow.solve.program import OutOfTime, Status, choose, in_time
 
 MOST_COLUMNS = 10_000_000  # of the literal model; beyond, its matrix alone takes gigabytes
-BUILD = {Formulation.PAPER: paper.build, Formulation.COMPACT: compact.build, Formulation.DIRECT: direct_packed.build}
+BUILD = {Formulation.COMPACT: compact.build, Formulation.DIRECT: direct_packed.build}
 NO_SOLVER = SolverRun("none", "the plan was constructed")
 
 
@@ -38,14 +39,16 @@ def pack(
 ) -> Plan | Unpacked:
     """The plan of least peak that moves exactly these chunks; the memory limit plays no part.
 
+    The time limit is for all of it: what building a model takes is not left to its solver.
     `paper` always asks the solver and gives it no warm start: the literal model is what it measures. `bound_bytes` is
     bounds.least_peak_bytes. Raises SolverError where the solver cannot run.
     """
+    deadline = time.monotonic() + time_limit_s
     if not chunks_can_fit(problem, chunks, formulation):
         return Unpacked.IMPOSSIBLE
     start = None if formulation is Formulation.PAPER else construct(problem, chunks, formulation, bound_bytes)
     if start is not None and (start.peak_bytes == bound_bytes or time_limit_s <= 0.0):
-        return _plan(formulation, start, bound_bytes, bound_bytes, NO_SOLVER, start)
+        return plan_of(formulation, start, bound_bytes, bound_bytes, NO_SOLVER, start)
     if time_limit_s <= 0.0:
         return Unpacked.UNDECIDED
     if formulation is Formulation.PAPER and 4 * len(chunks) * period(problem) > MOST_COLUMNS:
@@ -53,21 +56,24 @@ def pack(
             f"formulation paper: {4 * len(chunks) * period(problem)} variables are more than {MOST_COLUMNS}; give "
             "larger chunks, or --formulation compact for the same optimum"
         )
-    model = BUILD[formulation](problem, chunks)
-    program = model.program
-    if formulation is not Formulation.PAPER:  # the literal model is left as the paper has it
-        lowest = program.lower.copy()
-        lowest[-1] = (bound_bytes - model.base_bytes) / model.unit_bytes  # of the peak: where to stop looking
-        program = replace(program, lower=lowest)
-    choice = choose(program, solver)
-    progress(f"{choice.name}: {program.columns} variables, {program.rows} constraints")
-    solution = choice.backend.solve(
-        program,
-        time_limit_s=time_limit_s,
-        warm_start=None if start is None else model.encode(start.transfers),
-        log=None,
-    )
-    run = SolverRun(choice.name, choice.why, solution.wall_s, program.columns, program.rows)
+    try:
+        model = _model(problem, chunks, formulation, bound_bytes, deadline)
+        choice = choose(model.program, solver)
+        progress(f"{choice.name}: {model.program.columns} variables, {model.program.rows} constraints")
+        in_time(deadline)
+        solution = choice.backend.solve(
+            model.program,
+            time_limit_s=deadline - time.monotonic(),
+            warm_start=None if start is None else model.encode(start.transfers),
+            log=None,
+        )
+    except OutOfTime:
+        return (
+            Unpacked.UNDECIDED
+            if start is None
+            else plan_of(formulation, start, bound_bytes, bound_bytes, NO_SOLVER, start)
+        )
+    run = SolverRun(choice.name, choice.why, solution.wall_s, model.program.columns, model.program.rows)
     if solution.status is Status.INFEASIBLE:
         if start is not None:
             raise SolverError(f"solver {choice.name}: finds a model infeasible that has a plan; choose another solver")
@@ -86,10 +92,22 @@ def pack(
     tolerance = 1 + model.unit_bytes // 100_000  # of the solver, in bytes
     if solution.status is Status.OPTIMAL and best.peak_bytes <= model.bytes_of(solution.objective) + tolerance:
         lower = best.peak_bytes
-    return _plan(formulation, best, lower, bound_bytes, run, start)
+    return plan_of(formulation, best, lower, bound_bytes, run, start)
 
 
-def _plan(
+def _model(
+    problem: Problem, chunks: tuple[Chunk, ...], formulation: Formulation, bound_bytes: int, deadline: float
+) -> Model:
+    """The integer program; it knows where to stop looking. The literal one is left as the paper has it."""
+    if formulation is Formulation.PAPER:
+        return paper.build(problem, chunks, deadline)
+    model = BUILD[formulation](problem, chunks)
+    lowest = model.program.lower.copy()
+    lowest[-1] = (bound_bytes - model.base_bytes) / model.unit_bytes
+    return replace(model, program=replace(model.program, lower=lowest))
+
+
+def plan_of(
     formulation: Formulation,
     best: Constructed,
     lower_bytes: int,
@@ -97,6 +115,7 @@ def _plan(
     run: SolverRun,
     start: Constructed | None,
 ) -> Plan:
+    """The plan that consists of a set of transfers, with what is known about it."""
     return Plan(
         formulation=formulation,
         transfers_kind=Transfers.PACKED,

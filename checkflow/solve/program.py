@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -81,6 +82,16 @@ class Solution:
     bound: float  # -inf where the solver gives none
     x: Floats | None  # (columns,), integer columns rounded
     wall_s: float
+
+
+class OutOfTime(Exception):
+    """The time limit passed before a solver could begin; nothing is known."""
+
+
+def in_time(deadline: float) -> None:
+    """Raises OutOfTime once time.monotonic() is past the deadline."""
+    if time.monotonic() > deadline:
+        raise OutOfTime
 
 
 class Backend(Protocol):

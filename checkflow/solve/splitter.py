@@ -11,26 +11,32 @@ an integer program has to be given its chunks.
 
 from __future__ import annotations
 
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from checkflow.errors import SolverError
-from checkflow.plan import Formulation, Infeasible, Plan, Problem
-from checkflow.solve import ways_out
-from checkflow.solve.bounds import chunks_can_fit, least_peak_bytes, link_fits
-from checkflow.solve.constructive import construct
-from checkflow.solve.packed import whole_chunks
-from checkflow.solve.packing import Unpacked, pack
+from checkflow.plan import Formulation, Infeasible, Plan, Problem, Reason
+from checkflow.solve.bounds import chunks_can_fit, least_peak_bytes, link_fits, sizes_can_fit
+from checkflow.solve.constructive import construct, construct_within
+from checkflow.solve.link import too_large
+from checkflow.solve.packed import classes_of, whole_chunks
+from checkflow.solve.packing import NO_SOLVER, Unpacked, pack, plan_of
+from checkflow.solve.ways_out import Needs, Search, as_planned, from_deadline, infeasible, keeps_limit
 
 FIRST_CHUNK_BYTES = 16 << 20
 SMALLEST_CHUNK_BYTES = 16 << 10
 SMALLEST_PART = 64  # of the largest tensor, where that is less
+PRECISION = 200  # of what an infeasible answer says would do
 
 
 def plan_packed(
     problem: Problem,
     formulation: Formulation,
     *,
+    needs: Needs = as_planned,
     solver: str = "auto",
     time_limit_s: float = 300.0,
     progress: Callable[[str], None] = lambda _: None,
@@ -44,12 +50,22 @@ def plan_packed(
     if formulation is not Formulation.DIRECT:
         early = next((tensor for tensor in problem.state if tensor.first_write == 1), None)
         if early is not None:
-            return ways_out.from_deadline(early)
+            return from_deadline(early)
+    search = Search(
+        lambda changed: _possible(changed, formulation),
+        lambda changed: construct_packed(changed, formulation, needs),
+        PRECISION,
+    )
     if not link_fits(problem, formulation):
-        return ways_out.from_bandwidth(problem, formulation)
+        detail = (
+            f"{problem.state_bytes} bytes of state do not fit the steps from one checkpoint to the next, however they "
+            "are cut"
+        )
+        return infeasible(problem, Reason.BANDWIDTH, detail, search)
     bound, limit = least_peak_bytes(problem, formulation), problem.memory_limit_bytes
     if limit is not None and bound > limit:
-        return ways_out.from_memory(problem, formulation, bound, "however the state is cut,")
+        detail = f"however the state is cut, no plan needs less than {bound} bytes and the limit is {limit}"
+        return infeasible(problem, Reason.MEMORY, detail, search)
     result: Plan | Unpacked = Unpacked.UNDECIDED
     per_size = 0
     for per_size in halvings(problem, problem.chunk_bytes or best_chunk_bytes(problem, formulation, bound)):
@@ -57,15 +73,70 @@ def plan_packed(
         progress(f"{len(chunks)} chunks of at most {per_size} bytes")
         left_s = deadline - time.monotonic()
         result = pack(problem, chunks, formulation, bound, solver=solver, time_limit_s=left_s, progress=progress)
-        if isinstance(result, Plan) and (limit is None or result.peak_bytes <= limit):
+        if isinstance(result, Plan) and keeps_limit(problem, result, needs):
             return result
+    if limit is not None and (last := construct_packed(problem, formulation, needs)) is not None:
+        return replace(last, lower_bound_bytes=bound)  # in chunks passed over for others, whose execution needs more
     if result is Unpacked.IMPOSSIBLE:
-        return ways_out.from_chunk(problem, formulation, per_size)
-    if isinstance(result, Plan) and limit is not None and result.lower_bound_bytes > limit:
-        return ways_out.from_memory(problem, formulation, result.lower_bound_bytes, f"in chunks of {per_size} bytes")
+        detail = (
+            f"{problem.state_bytes} bytes of state fit the link but cannot be packed into steps in chunks of "
+            f"{per_size} bytes"
+        )
+        return infeasible(problem, Reason.CHUNK, detail, search)
+    if isinstance(result, Plan) and limit is not None:
+        if result.lower_bound_bytes > limit:
+            detail = (
+                f"in chunks of {per_size} bytes no plan needs less than {result.lower_bound_bytes} bytes and the limit "
+                f"is {limit}"
+            )
+            return infeasible(problem, Reason.MEMORY, detail, search)
+        if result.peak_bytes <= limit:
+            return infeasible(problem, Reason.MEMORY, too_large(problem, result, needs), search)
     raise SolverError(
         f"solver {solver}: {time_limit_s:g} s passed with neither a plan nor a proof that there is none; give it more"
     )
+
+
+def construct_packed(problem: Problem, formulation: Formulation, needs: Needs = as_planned) -> Plan | None:
+    """A packed plan that keeps to the memory limit, constructed without a solver; None where none comes out.
+
+    Of the paper's model as of `compact`: the plans are the same.
+    """
+    if not _possible(problem, formulation):
+        return None
+    within = problem.memory_limit_bytes or problem.training_peak_bytes + problem.state_bytes
+    sizes = list(halvings(problem, problem.chunk_bytes or FIRST_CHUNK_BYTES))
+    if formulation is Formulation.DIRECT and problem.chunk_bytes is None:
+        first = best_chunk_bytes(problem, formulation, least_peak_bytes(problem, formulation))
+        sizes.sort(key=lambda size: (size > first, -size))  # as plan_packed tries them, then the rest
+    for per_size in sizes:
+        chunks = whole_chunks(problem, per_size)
+        if formulation is Formulation.DIRECT:
+            found = construct(problem, chunks, formulation, 0)
+        else:
+            found = construct_within(problem, classes_of(problem, chunks, formulation), within)
+        if found is not None:
+            bound = problem.training_peak_bytes
+            plan = plan_of(formulation, found, bound, bound, NO_SOLVER, found)
+            if keeps_limit(problem, plan, needs):
+                return plan
+    return None
+
+
+def _possible(problem: Problem, formulation: Formulation) -> bool:
+    """False where arithmetic says that no plan exists."""
+    if formulation is not Formulation.DIRECT and any(tensor.first_write == 1 for tensor in problem.state):
+        return False
+    smallest = min(smallest_chunk_bytes(problem), problem.chunk_bytes or sys.maxsize)
+    number_of: Counter[int] = Counter()
+    for tensor in problem.state:
+        number_of[smallest] += tensor.size_bytes // smallest
+        number_of[tensor.size_bytes % smallest] += 1
+    del number_of[0]
+    if not link_fits(problem, formulation) or not sizes_can_fit(problem, number_of, formulation):
+        return False
+    limit = problem.memory_limit_bytes
+    return limit is None or least_peak_bytes(problem, formulation) <= limit
 
 
 def smallest_chunk_bytes(problem: Problem) -> int:

@@ -1,96 +1,103 @@
-"""Why no packed plan exists, as plan.Infeasible, with the least bandwidth and interval that would make one."""
+"""Why no plan exists, as plan.Infeasible, with a bandwidth and an interval at which a plan was constructed.
+
+Where arithmetic rules a figure out it is not tried; from the least that is left on, figures are tried until a plan
+comes out, and the last gap is bisected. So a figure is no bound: with it, and nothing else changed, there is a plan.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from checkflow.link.fluid import earliest_deadline_first
-from checkflow.link.grid import Grid
-from checkflow.plan import Formulation, Infeasible, Problem, Reason, StateTensor
-from checkflow.solve.bounds import least_bandwidth, least_interval, least_peak_bytes, link_fits
-from checkflow.solve.constructive import construct
-from checkflow.solve.packed import TICKS_PER_BYTE, whole_chunks
+from checkflow.plan import Infeasible, Plan, Problem, Reason, StateTensor
+
+MOST_BANDWIDTH = 1 << 60  # bytes per second; what needs more is called hopeless
+MOST_INTERVAL = 1 << 12
+FARTHEST = 8  # times the least figure that arithmetic allows: as far as plans are tried
+
+Needs = Callable[[Problem, Plan], int]  # bytes of memory that a plan needs where it is to run
+
+
+def as_planned(_: Problem, plan: Plan) -> int:
+    """A plan's own peak."""
+    return plan.peak_bytes
+
+
+def keeps_limit(problem: Problem, plan: Plan, needs: Needs) -> bool:
+    """Whether a plan keeps to the problem's memory limit, as planned and where it is to run."""
+    limit = problem.memory_limit_bytes
+    return limit is None or max(plan.peak_bytes, needs(problem, plan)) <= limit
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How a formulation looks for a plan without a solver."""
+
+    possible: Callable[[Problem], bool]  # False where arithmetic says that there is none
+    construct: Callable[[Problem], Plan | None]  # a plan that keeps to the memory limit
+    precision: int  # figures are found to one part in so many
 
 
 def from_deadline(tensor: StateTensor) -> Infeasible:
-    """The paper's model allows no snapshot before step 1, so nothing helps."""
-    return Infeasible(
-        Reason.DEADLINE,
-        f"{tensor.name} is overwritten at step 1, before the paper's model allows a snapshot; use --formulation direct",
-        needed_bandwidth_bytes_per_s=None,
-        smallest_interval=None,
-        snapshot_bytes_at_that_interval=None,
+    """The paper's model allows no snapshot before step 1, so no figure helps."""
+    detail = f"{tensor.name} is overwritten at step 1, before the paper's model allows a snapshot"
+    return Infeasible(Reason.DEADLINE, detail, None, None, None)
+
+
+def infeasible(problem: Problem, reason: Reason, detail: str, search: Search) -> Infeasible:
+    """The answer, with the least bandwidth and interval for which the search finds a plan."""
+    if not problem.iteration_time_ns:
+        return Infeasible(reason, detail, None, None, None)
+    bandwidth = _least(
+        lambda value: replace(problem, bandwidth_bytes_per_s=value),
+        problem.bandwidth_bytes_per_s,
+        MOST_BANDWIDTH,
+        search,
     )
-
-
-def from_bandwidth(problem: Problem, formulation: Formulation) -> Infeasible:
-    """More bytes than the steps can carry, however they are cut. Both figures are exact for that."""
-    return _infeasible(
-        problem,
-        formulation,
-        Reason.BANDWIDTH,
-        f"{problem.state_bytes} bytes of state do not fit the steps from one checkpoint to the next, however they are "
-        "cut",
-        lambda changed: link_fits(changed, formulation),
-    )
-
-
-def from_chunk(problem: Problem, formulation: Formulation, per_size_bytes: int) -> Infeasible:
-    """The bytes fit but not these chunks. The figures are the least for which a plan could be constructed."""
-
-    def fits(changed: Problem) -> bool:
-        if not link_fits(changed, formulation):
-            return False
-        chunks = whole_chunks(changed, per_size_bytes)
-        return construct(changed, chunks, formulation, least_peak_bytes(changed, formulation)) is not None
-
-    return _infeasible(
-        problem,
-        formulation,
-        Reason.CHUNK,
-        f"{problem.state_bytes} bytes of state fit the link but cannot be packed into steps in chunks of "
-        f"{per_size_bytes} bytes; the figures are those for which a plan was constructed",
-        fits,
-    )
-
-
-def from_memory(problem: Problem, formulation: Formulation, least_bytes: int, of_what: str) -> Infeasible:
-    """Every plan is over the limit. The figures are those at which the bound is not."""
-    limit = problem.memory_limit_bytes
-    assert limit is not None
-
-    def fits(changed: Problem) -> bool:
-        return link_fits(changed, formulation) and least_peak_bytes(changed, formulation) <= limit
-
-    detail = f"{of_what} the least peak is {least_bytes} bytes and the limit {limit}; the figures are by the bound"
-    if problem.training_peak_bytes > limit:
-        return Infeasible(Reason.MEMORY, detail, None, None, None)
-    return _infeasible(problem, formulation, Reason.MEMORY, detail, fits)
-
-
-def _infeasible(
-    problem: Problem, formulation: Formulation, reason: Reason, detail: str, fits: Callable[[Problem], bool]
-) -> Infeasible:
-    interval = least_interval(problem, fits)
+    interval = _least(lambda value: replace(problem, interval=value), problem.interval, _longest(problem), search)
     return Infeasible(
         reason,
         detail,
-        needed_bandwidth_bytes_per_s=least_bandwidth(problem, fits),
-        smallest_interval=interval,
-        snapshot_bytes_at_that_interval=(
-            None if interval is None else snapshot_bytes(replace(problem, interval=interval), formulation)
-        ),
+        needed_bandwidth_bytes_per_s=bandwidth[0] if bandwidth else None,
+        smallest_interval=interval[0] if interval else None,
+        snapshot_bytes_at_that_interval=interval[1].snapshot_bytes if interval else None,
     )
 
 
-def snapshot_bytes(problem: Problem, formulation: Formulation) -> int:
-    """Fewest bytes that any plan snapshots: in the paper's model all; in `direct` those that cannot leave in time."""
-    if formulation is not Formulation.DIRECT:
-        return problem.state_bytes
-    grid = Grid.everywhere(problem)
-    late = 0
-    for piece in earliest_deadline_first(grid):
-        deadline = grid.clock(grid.window(problem.state[piece.state])[1])
-        late += max(0, piece.end_ticks - max(piece.begin_ticks, deadline))
-    return -(-late // TICKS_PER_BYTE)
+def _longest(problem: Problem) -> int:
+    """Past a few times the interval that the link needs nothing leaves any earlier."""
+    work, carried = problem.state_bytes * 10**9, problem.clock(problem.steps)
+    return min(MOST_INTERVAL, max(problem.interval, -(-work // carried)) * FARTHEST)
+
+
+def _least(changed: Callable[[int], Problem], low: int, most: int, search: Search) -> tuple[int, Plan] | None:
+    """The least value above `low` for which a plan was constructed, up to the search's precision."""
+    value = _possible(lambda value: search.possible(changed(value)), low, most)
+    if value is None:
+        return None
+    failed, most, step = value - 1, min(most, value * FARTHEST), max(1, value // search.precision)
+    while (plan := search.construct(changed(value))) is None:
+        failed, value, step = value, value + step, step * 2
+        if value > most:
+            return None
+    while value - failed > max(1, value // search.precision):
+        middle = (failed + value) // 2
+        found = search.construct(changed(middle))
+        if found is None:
+            failed = middle
+        else:
+            value, plan = middle, found
+    return value, plan
+
+
+def _possible(fits: Callable[[int], bool], low: int, most: int) -> int | None:
+    """The least value above `low` that fits, by doubling and bisection: exact where `fits` is monotone."""
+    high = low + 1
+    while not fits(high):
+        low, high = high, high * 2
+        if high > most:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high

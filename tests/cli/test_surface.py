@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -52,3 +54,17 @@ def test_readme_names_every_command() -> None:
     """Stale documentation fails: the README speaks of each command."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     assert all(f"checkflow {name}" in readme for name in OPTIONS)
+
+
+def test_help_imports_no_command() -> None:
+    """The list of commands is read from their files; it says what each command says of itself."""
+    told = "import sys; from checkflow.cli import run; run(['--help']); print(*sys.modules)"
+    process = subprocess.run([sys.executable, "-c", told], check=True, capture_output=True, text=True)
+    text, modules = process.stdout.rsplit("\n", 2)[0], process.stdout.split("\n")[-2].split()
+    assert not {"torch", "numpy", "rich", "pydantic"} & set(modules)
+    assert not {f"checkflow.cli.{name}" for name in OPTIONS} & set(modules)
+    listed = text.partition("Commands:")[2]
+    for name in OPTIONS:
+        command = importlib.import_module(f"checkflow.cli.{name}").command
+        assert f"{name} " in listed
+        assert command.get_short_help_str(20).removesuffix("...") in " ".join(listed.split())

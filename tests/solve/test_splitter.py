@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import event, given
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 from instances import BYTE_PER_NS, problems
 
 from checkflow.errors import SolverError
-from checkflow.plan import Formulation, Infeasible, Plan, Problem, ProvenBy, Reason, StateTensor
+from checkflow.graphfile import read_graph
+from checkflow.plan import Formulation, Infeasible, Plan, Problem, ProvenBy, Reason, StateTensor, problem_of
 from checkflow.solve import packing
 from checkflow.solve.bounds import least_peak_bytes, link_fits
 from checkflow.solve.packed import whole_chunks
@@ -238,3 +241,13 @@ def test_only_a_solver_that_ran_proves_a_bound(formulation: Formulation, data: s
         event(f"gap: {plan.gap > 0}")
         assert (plan.solver.name, plan.proven_by) == ("none", ProvenBy.BOUND)
         assert verify_plan(plan, replace(problem, chunk_bytes=4)).lower_bound_bytes == plan.lower_bound_bytes
+
+
+def test_a_time_limit_is_for_all_that_a_solver_needs() -> None:
+    """The literal model of a real network takes longer to build than the limit allows: it is given up half-built."""
+    graph = read_graph(Path(__file__).parents[2] / "graphs" / "alexnet-1.json")
+    problem = problem_of(graph, bandwidth_bytes_per_s=63 * 10**9, interval=2, chunk_bytes=16 << 10)
+    began = time.monotonic()
+    with pytest.raises(SolverError, match="neither a plan nor a proof"):
+        plan_packed(problem, Formulation.PAPER, time_limit_s=1.0, solver="highs")
+    assert time.monotonic() - began < 10

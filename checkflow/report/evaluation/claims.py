@@ -12,6 +12,8 @@ from checkflow.report.evaluation.peaks import Peaks, name_of, of_batch, summary
 from checkflow.report.table import Table
 from checkflow.sweep import Row
 
+PAPERS_GB_PER_S = 37  # for AlexNet at batch 1
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -78,10 +80,10 @@ def table(found: Found) -> Table:
             f"AlexNet/32 at 40 GB/s; all at full speed, or in the paper's formulation with chunks of {chunks_mib}",
         ),
         (
-            "AlexNet at batch 1 needs a disk of over 37 GB/s",
-            f"{needed['alexnet', 1]:.0f} GB/s",
-            "holds",
-            "S/T: our iteration is shorter",
+            f"AlexNet at batch 1 needs a disk of over {PAPERS_GB_PER_S} GB/s",
+            f"{needed['alexnet', 1]:.0f} GB/s, {PAPERS_GB_PER_S} in the paper",
+            "differs" if needed["alexnet", 1] > 1.1 * PAPERS_GB_PER_S else "holds",
+            f"over {PAPERS_GB_PER_S} either way; S/T: our iteration is shorter",
         ),
         (
             f"larger models and batches need less than {LARGER_GB_PER_S} GB/s",

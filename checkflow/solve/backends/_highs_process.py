@@ -7,43 +7,57 @@ the newest incumbent, `bound` the newest lower bound, `log` is what the solver s
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from checkflow.errors import SolverError
 from checkflow.solve.backends.highs import solve_here
-from checkflow.solve.program import Floats, Log, Program, Solution, Status, answer
+from checkflow.solve.program import Floats, Log, OutOfTime, Program, Solution, Status, answer, in_time
 
-OVERRUN = 1.05  # of the limit, and OVERRUN_S: how long HiGHS may take to notice that time is up
-OVERRUN_S = 8.0  # includes the process's start
+OVERRUN = 1.0  # of the limit, and OVERRUN_S: how long HiGHS may take to notice that time is up
+OVERRUN_S = 1.0
 
 
 def solve_in_process(
     program: Program, time_limit_s: float | None, warm_start: Floats | None, log: Log | None
 ) -> Solution:
-    """Solve in a child process. Raises SolverError where it dies; Ctrl-C kills it and propagates."""
+    """Solve in a child process. Raises SolverError where it dies; Ctrl-C kills it and propagates.
+
+    The child ends with this process, however this one ends: it reads from a pipe that nobody writes to.
+    """
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="checkflow-highs-") as name:
+    until = math.inf if time_limit_s is None else began + time_limit_s
+    with tempfile.TemporaryDirectory(prefix="checkflow-highs-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        with (folder / "program").open("wb") as stream:
-            pickle.dump((replace(program, families={}), time_limit_s, warm_start), stream)
-        patience_s = None if time_limit_s is None else time_limit_s * OVERRUN + OVERRUN_S
+        try:
+            with (folder / "program").open("wb") as stream:
+                pickle.dump((replace(program, families={}), until, warm_start), _Until(stream, until))
+        except OutOfTime:
+            return answer(program, Status.TIMED_OUT, None, -np.inf, time.monotonic() - began, "highs")
+        patience_s = None
+        if time_limit_s is not None:
+            patience_s = max(0.0, began + time_limit_s * OVERRUN + OVERRUN_S - time.monotonic())
         with (folder / "log").open("wb") as said:
             child = subprocess.Popen(
                 [sys.executable, "-m", __name__, name],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=said,
                 stderr=said,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )
+            assert child.stdin is not None
             try:
                 child.wait(patience_s)
             except subprocess.TimeoutExpired:
@@ -51,6 +65,7 @@ def solve_in_process(
             finally:
                 child.kill()
                 child.wait()
+                child.stdin.close()
         text = (folder / "log").read_text(errors="replace")
         if log is not None:
             for line in text.splitlines():
@@ -66,6 +81,17 @@ def solve_in_process(
         return _cut_short(program, folder, wall_s)
 
 
+class _Until:
+    """A file that takes nothing more once the time is up."""
+
+    def __init__(self, stream: BinaryIO, until: float) -> None:
+        self._stream, self._until = stream, until
+
+    def write(self, content: bytes) -> int:
+        in_time(self._until)
+        return self._stream.write(content)
+
+
 def _cut_short(program: Program, folder: Path, wall_s: float) -> Solution:
     bound = float((folder / "bound").read_text()) if (folder / "bound").exists() else -np.inf
     if not (folder / "best.npy").exists():
@@ -79,10 +105,19 @@ def _publish(path: Path, content: bytes) -> None:
     path.with_suffix(".part").replace(path)
 
 
+def _end_with_parent(folder: Path) -> None:
+    """Wait until the parent is gone, which then cannot clean up, and go, too."""
+    sys.stdin.buffer.read()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
 def main(folder: Path) -> None:
     """What the child does."""
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     with (folder / "program").open("rb") as stream:
-        program, time_limit_s, warm_start = pickle.load(stream)
+        program, until, warm_start = pickle.load(stream)
+    time_limit_s = None if until == math.inf else max(0.01, until - time.monotonic())  # one clock for all processes
 
     def progress(x: Floats | None, bound: float) -> None:
         if x is not None:

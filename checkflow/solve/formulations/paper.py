@@ -17,7 +17,7 @@ import scipy.sparse as sp
 
 from checkflow.plan import Chunk, Problem, Transfer, unrolled
 from checkflow.solve.packed import Model, capacity_bytes, resident_bytes
-from checkflow.solve.program import Floats, Integers, Program
+from checkflow.solve.program import Floats, Integers, Program, in_time
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,11 @@ def eq12(m: Literal) -> Floats:
     return np.concatenate((np.zeros(m.columns - 1), np.ones(1)))
 
 
-def build(problem: Problem, chunks: tuple[Chunk, ...]) -> Model:
-    """Eqs 1-12 for these chunks; with an interval k the iteration stands k times in a row."""
+def build(problem: Problem, chunks: tuple[Chunk, ...], deadline: float = math.inf) -> Model:
+    """Eqs 1-12 for these chunks; with an interval k the iteration stands k times in a row.
+
+    Raises OutOfTime where time.monotonic() passes the deadline: the rows of a large model take longer than some limits.
+    """
     problem = unrolled(problem)
     unit = math.gcd(*(chunk.size_bytes for chunk in chunks)) or 1
     base = problem.training_peak_bytes
@@ -183,9 +186,10 @@ def build(problem: Problem, chunks: tuple[Chunk, ...]) -> Model:
         headroom=(base - resident_bytes(problem)) / unit,
     )
     lower, upper, integral = eq1(m)
-    named = {
-        function.__name__: function(m) for function in (eq2, eq3, eq4, eq5, eq6, eq7, first_step, eq8, eq9, eq10, eq11)
-    }
+    named = {}
+    for function in (eq2, eq3, eq4, eq5, eq6, eq7, first_step, eq8, eq9, eq10, eq11):
+        in_time(deadline)
+        named[function.__name__] = function(m)
     ends = np.cumsum([len(rows.lower) for rows in named.values()]).tolist()
     program = Program(
         objective=eq12(m),

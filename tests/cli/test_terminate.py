@@ -1,0 +1,46 @@
+"""SIGTERM ends a command like Ctrl-C does, in one line and with its own exit code."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+GRAPH = Path(__file__).parents[2] / "graphs" / "alexnet-1.json"
+
+
+def test_sigterm_while_a_solver_runs_leaves_nothing(tmp_path: Path) -> None:
+    """The solver's process and the temporary folder are gone when the command is, and no schedule is half-written."""
+    arguments = [
+        "compile",
+        str(GRAPH),
+        "--formulation",
+        "paper",
+        "--chunk",
+        "1MiB",
+        "--interval",
+        "2",
+        "--bandwidth",
+        "63GB/s",
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-c", "from checkflow.cli import main; main()", *arguments, "--solver", "highs"],
+        cwd=tmp_path,
+        env={"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "variables" in line:
+                break
+        while not (found := list(tmp_path.glob("checkflow-highs-*/log"))):
+            assert process.poll() is None
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+    assert process.returncode == 143 and found
+    assert "interrupted" in rest and "Traceback" not in rest
+    assert list(tmp_path.iterdir()) == []
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
