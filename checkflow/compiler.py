@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from checkflow.units import format_bytes
 from checkflow.verify import verify
 
 RELAXATION_STEP_PERCENT = 5
+_SIZES = re.compile(r"(?:(?<=\blimit )|(?<=\blimit is )|(?<=\bmoves )|(?=\d+ bytes\b))(\d+)(?: bytes\b)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Compiled:
     plan: Plan
     schedule: Schedule
     plan_s: float
+    why_not_each: str = ""  # for a person: what kept it from checkpointing every iteration, where the interval was open
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def compile_graph(
     )
     if problem.iteration_time_ns <= 0:
         raise InputError(f"{graph.model}: its operators take no time at this slack; trace it with --device")
-    started = time.perf_counter()
+    started, why_not_each = time.perf_counter(), ""
     while True:
         answer = _planned(problem, graph, options, progress)
         if not isinstance(answer, Infeasible):
@@ -85,13 +88,15 @@ def compile_graph(
         another = _another_try(problem, answer, options)
         if another is None:
             return Refused(graph, problem, _without_slack(answer, options.slack_ppm), time.perf_counter() - started)
+        if another.interval > problem.interval == 1:
+            why_not_each = in_units(answer.detail)
         problem = another
     plan, schedule = answer
     plan_s = time.perf_counter() - started
     progress("verifying")
     verify(schedule, graph)
     _as_asked(schedule, options)
-    return Compiled(graph, problem, plan, schedule, plan_s)
+    return Compiled(graph, problem, plan, schedule, plan_s, why_not_each)
 
 
 def _as_asked(schedule: Schedule, options: Options) -> None:
@@ -158,6 +163,11 @@ def _without_slack(answer: Infeasible, slack_ppm: int) -> Infeasible:
     return replace(answer, needed_bandwidth_bytes_per_s=needed)
 
 
+def in_units(detail: str) -> str:
+    """ "5368709120 bytes of state" -> "5.00 GiB of state", and figures that follow "limit" or "moves"."""
+    return _SIZES.sub(lambda size: format_bytes(int(size[1])), detail)
+
+
 def explain(refused: Refused) -> str:
     """Why there is no plan and what would make one, in one line."""
     answer = refused.answer
@@ -174,4 +184,4 @@ def explain(refused: Refused) -> str:
         ways.append("a higher --memory-limit, or --relax-memory")
     if answer.reason in (Reason.DEADLINE, Reason.CHUNK):
         ways.append("--formulation direct")
-    return f"infeasible ({answer.reason}): {answer.detail}; what would do: {', or '.join(ways)}"
+    return f"infeasible ({answer.reason}): {in_units(answer.detail)}; what would do: {', or '.join(ways)}"
