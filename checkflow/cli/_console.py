@@ -1,7 +1,9 @@
-"""Progress on standard error: a status line on a terminal, plain lines elsewhere."""
+"""Output whose lines are as long as they are, but on a terminal; progress on standard error, in a status line there."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,7 +12,15 @@ from rich.text import Text
 
 from checkflow.text import plain
 
-out = Console(highlight=False)
+_UNBOUNDED = 10_000  # columns: a table that is folded in a pipe or a file cannot be searched
+
+
+def _width() -> int | None:
+    """The terminal's, or as COLUMNS says; None leaves it to rich."""
+    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBOUNDED
+
+
+out = Console(highlight=False, width=_width())
 err = Console(stderr=True, highlight=False)
 
 

@@ -39,7 +39,8 @@ from checkflow.solve.program import solvers
 @click.option("--memory-limit", type=Size(), help="Largest peak that is allowed.")
 @click.option("--relax-memory", is_flag=True, help="Raise the memory limit by 5% until a plan keeps to it.")
 @click.option("--chunk", type=Size(), help="Largest chunk  [default: as large as the plan allows]")
-@click.option("--interval", default="1", show_default=True, metavar="N|auto", help="Iterations between checkpoints.")
+@click.option("--interval", default="auto", show_default=True, metavar="N|auto",
+              help="Iterations between checkpoints; auto: the fewest that the link allows.")  # fmt: skip
 @click.option("--slack", type=float, default=0.0, show_default=True, help="Drift of times and bandwidth to tolerate.")
 @click.option("--formulation", type=click.Choice([f.value for f in Formulation]), default="direct", show_default=True)
 @click.option(

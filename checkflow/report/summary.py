@@ -34,6 +34,7 @@ def of_compiled(compiled: Compiled, trace_s: float, path: str) -> Figures:
         "solver_s": compiled.plan.solver.wall_s,
         "slack": compiled.schedule.slack_ppm / 1e6,
         "tolerated_drift": tolerated_drift_ppm(compiled.schedule, compiled.graph) / 1e6,
+        "why_not_each": compiled.why_not_each or None,
         "trace_s": trace_s,
         "plan_s": compiled.plan_s,
         "schedule": path,

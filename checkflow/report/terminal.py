@@ -42,6 +42,8 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
         ("certificate", _certificate(compiled)),
         ("solver", f"{certificate.solver}: {certificate.solver_why}"),
     ]
+    if compiled.why_not_each:
+        rows.insert(3, ("interval", f"{problem.interval}: every iteration is too often; {compiled.why_not_each}"))
     if schedule.static_state_bytes:
         rows.insert(3, ("unchanging state", f"{format_bytes(schedule.static_state_bytes)}, copied once"))
     if schedule.slack_ppm:

@@ -13,7 +13,14 @@ import torch
 from checkflow.training import Training
 
 ON_CPU = "traced on the CPU: other attention, dropout and batch norm operators than CUDA's may stand in the graph"
+_RESERVE = "cuDNN keeps a reserve for their backward pass that is not in the graph"
 _DISABLING = re.compile(r".*CUDA is not available.*Disabling", re.DOTALL)  # what autocast and GradScaler warn
+
+
+def unlike_cuda(training: Training) -> tuple[str, ...]:
+    """Layers whose memory on CUDA a trace on the CPU cannot tell, named."""
+    layers = {type(m).__name__ for model in training.models for m in model.modules() if isinstance(m, torch.nn.RNNBase)}
+    return (f"{', '.join(sorted(layers))}: {_RESERVE}; trace on the machine that trains",) if layers else ()
 
 
 def assume_cuda_defaults(training: Training) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_map
 from checkflow.errors import ModelFileError
 from checkflow.trace.storages import Ledger, is_fake, is_scalar
 from checkflow.trace.values import Values
+from checkflow.trace.workspaces import Workspaces
 from checkflow.trace.writes import tensors_in, traits
 
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
@@ -59,6 +60,7 @@ def execute(
     ledger: Ledger,
     fake: FakeTensorMode | None,
     values: Values,
+    workspaces: Workspaces,
 ) -> Executed:
     """Run one operator, of whose tensor arguments it changes some. Raises DataDependent."""
     check_device(kwargs.get("device"))
@@ -74,6 +76,7 @@ def execute(
                 result = func(*args, **kwargs)
         else:
             result = func(*args, **kwargs)
+        result = workspaces.corrected(func, args, kwargs, result)
     except (DataDependentOutputException, DynamicOutputShapeException):
         known = values.run(func, args, kwargs, tensors, changed, 0)
         if known is None:

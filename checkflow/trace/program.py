@@ -83,6 +83,8 @@ class Program:
         def record(*args: object) -> object:
             node = self.graph.call_function(original, tuple(self._argument(value) for value in args))
             result = original(*args)
+            if isinstance(result, torch.Tensor) and self._ledger.find(result) is None:
+                self._ledger.add(result, scalar=True)  # a generator's state: on the host, whatever the device
             self.results(node, result)
             return result
 

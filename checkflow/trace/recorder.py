@@ -14,6 +14,7 @@ from checkflow.trace.execution import execute
 from checkflow.trace.program import Program
 from checkflow.trace.storages import Ledger, Storage, is_new, is_scalar
 from checkflow.trace.values import Values
+from checkflow.trace.workspaces import Workspaces
 from checkflow.trace.writes import named_arguments, tensors_in, traits, written
 
 QUIET = ("prim", "profiler")  # queries and marks, not operators
@@ -50,6 +51,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.fake = fake
         self.values = values
+        self.workspaces = Workspaces(ledger)
         self.recording: Recording | None = None
 
     def __torch_dispatch__(
@@ -77,7 +79,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given_storage = any(isinstance(value, torch.UntypedStorage) for value in args)
         node = recording.program.call(func, args, kwargs) if recording is not None and not given_storage else None
 
-        executed = execute(func, args, kwargs, tensors, targets, self.ledger, self.fake, self.values)
+        executed = execute(func, args, kwargs, tensors, targets, self.ledger, self.fake, self.values, self.workspaces)
 
         result = executed.result
         fresh = self._fresh(result)
@@ -120,7 +122,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _lift(self, func: torch._ops.OpOverload, constant: torch.Tensor) -> object:
         """What torch.tensor(...) made reaches the program. No operator of the iteration: a constant, born before it."""
-        executed = execute(func, (constant,), {}, [constant], [], self.ledger, self.fake, self.values)
+        executed = execute(func, (constant,), {}, [constant], [], self.ledger, self.fake, self.values, self.workspaces)
         lifted = executed.result
         assert isinstance(lifted, torch.Tensor)
         if self.ledger.find(lifted) is None:

@@ -14,7 +14,7 @@ from checkflow.collector import paused_collector
 from checkflow.errors import CheckflowError, InputError, ModelFileError, TraceError
 from checkflow.graph import AnchorKind, Graph
 from checkflow.trace.assemble import Replaced, assemble, notes_of
-from checkflow.trace.assumptions import ON_CPU, assume_cuda_defaults, noting_disabled
+from checkflow.trace.assumptions import ON_CPU, assume_cuda_defaults, noting_disabled, unlike_cuda
 from checkflow.trace.execution import DataDependent, failed_at, raised_at
 from checkflow.trace.fakes import fake_tensors
 from checkflow.trace.hooks import Firings, hooked, mark_gradient
@@ -166,7 +166,7 @@ class _Attempt:
             values.built()
             ledger.on_cuda = any(p.device.type == "cuda" for _, p in parameters_of(training))
             if not ledger.on_cuda:
-                said.append(ON_CPU)
+                said += (ON_CPU, *unlike_cuda(training))
                 said += assume_cuda_defaults(training) if self.cuda_defaults else ()
             self.progress("iteration 1 of 2")
             try:

@@ -53,7 +53,7 @@ def test_compile_prints_its_figures_and_writes_a_schedule_that_verifies(capfd: p
 def test_infeasible_says_why_and_what_would_do(capfd: pytest.CaptureFixture[str]) -> None:
     """A link that is too slow gives exit code 1, the reason, and figures that then work."""
     arguments = ("compile", "alexnet", "--batch-size", "1", "--set", "small=true")
-    figures = _json(capfd, *arguments, "--bandwidth", "1MB/s", code=EXIT_NO)
+    figures = _json(capfd, *arguments, "--bandwidth", "1MB/s", "--interval", "1", code=EXIT_NO)
     assert figures.keys() >= INFEASIBLE
     assert figures["feasible"] is False and figures["reason"] == "bandwidth"
     assert not list(Path().glob("*.json"))
@@ -92,6 +92,28 @@ def test_memory_limit_bounds_what_is_executed(capfd: pytest.CaptureFixture[str])
     found = _json(capfd, *arguments, "--bandwidth", str(figures["needed_bandwidth_bytes_per_s"]))
     executed = found["executed_peak_bytes"]
     assert isinstance(executed, int) and executed <= 1.3 * 2**30
+
+
+def test_the_interval_is_as_short_as_the_link_allows(capfd: pytest.CaptureFixture[str]) -> None:
+    """Nobody has to ask for it; why every iteration was too often is said, in units."""
+    arguments = ("compile", "alexnet", "--batch-size", "32", "--bandwidth", "5GB/s")
+    figures = _json(capfd, *arguments)
+    interval, why = figures["interval"], figures["why_not_each"]
+    assert isinstance(interval, int) and interval > 1 and isinstance(why, str)
+    assert why == "233 MiB of state do not fit the link, which moves 36.4 MiB from one checkpoint to the next"
+    assert run([*arguments]) == EXIT_DONE
+    printed = capfd.readouterr().out
+    assert f"{interval}: every iteration is too often; {why}" in printed, "one line, however long"
+    each = _json(capfd, *arguments, "--interval", "1", code=EXIT_NO)
+    assert "233 MiB of state do not fit the link" in str(each["message"])
+
+
+def test_every_figure_for_a_person_has_a_unit(capfd: pytest.CaptureFixture[str]) -> None:
+    """A limit, and what is over it."""
+    arguments = ("compile", "alexnet", "--set", "small=true", "--batch-size", "2", "--memory-limit", "100kB")
+    assert run([*arguments]) == EXIT_NO
+    printed = capfd.readouterr().err
+    assert "97.7 KiB" in printed and " bytes" not in printed
 
 
 def test_summary_and_pictures(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,81 @@
+"""What kernels keep for their backward pass and torch's fake tensors leave out, or get wrong.
+
+Where an operator's fake results may have other sizes than real ones, it runs once on zeros of the same shapes, and the
+results get the layout that it answers with. tests/trace/test_workspaces.py compares every operator that a trace of the
+bundled networks meets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from checkflow.trace.storages import Ledger, is_fake
+from checkflow.trace.writes import aten, tensors_in
+
+# oneDNN's workspace and cuDNN's reserve: their fake results are empty.
+_RECURRENT = aten("mkldnn_rnn_layer _cudnn_rnn miopen_rnn")
+# Their saved statistics have the type of the parameters, which autocast leaves in 32 bits.
+_NORMS = aten("native_batch_norm _native_batch_norm_legit")
+
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
+
+
+class Workspaces:
+    """Corrects fake results; remembers what it found out, so that each layer is tried once."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._layouts: dict[str, tuple[Layout, ...]] = {}
+
+    def corrected(
+        self, func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object], result: object
+    ) -> object:
+        """The result, with fake tensors of the right size. Call it where the fake mode is active."""
+        if func._schema.name in _RECURRENT:
+            return self._tried(func, args, kwargs, result)
+        if func._schema.name in _NORMS:
+            return _with_statistics(args, result)
+        return result
+
+    def _tried(
+        self, func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object], result: object
+    ) -> object:
+        key = repr((func, tree_map(_described, (args, dict(kwargs)))))
+        if key not in self._layouts:
+            self._ledger.check_room(sum(t.untyped_storage().nbytes() for t in tensors_in([*args, result])))
+            with _disable_current_modes():
+                real = func(*tree_map(_zeros, args), **tree_map(_zeros, dict(kwargs)))
+                self._layouts[key] = tuple((t.size(), t.stride(), t.dtype) for t in tensors_in(real))
+        assert isinstance(result, tuple)
+        return tuple(map(_laid_out, result, self._layouts[key]))
+
+
+def _described(value: object) -> object:
+    return (tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+def _zeros(value: object) -> object:
+    if not isinstance(value, torch.Tensor):
+        return value
+    device = value.fake_device if is_fake(value) else value.device  # type: ignore[attr-defined]
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device).zero_()
+
+
+def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    size, stride, dtype = layout
+    if (tensor.size(), tensor.dtype) == (size, dtype):
+        return tensor
+    return torch.empty_strided(size, stride, dtype=dtype, device=tensor.device)
+
+
+def _with_statistics(args: tuple[object, ...], result: object) -> object:
+    """(input, weight, bias, running_mean, ...) -> (output, mean, reciprocal deviation)"""
+    output, *statistics = tensors_in(result)
+    parameter = next((t for t in args[1:5] if isinstance(t, torch.Tensor)), None)
+    if parameter is None or output.device.type != "cpu":
+        return result
+    return (output, *(_laid_out(t, (t.size(), t.stride(), parameter.dtype)) for t in statistics))
