@@ -47,7 +47,8 @@ ALLOWED: dict[str, set[str]] = {
     "restore": {"errors", "training", "statenames", "store", "runtime", "hoststate"},
     "data": {"errors"},
     "checkpointing": {
-        "collector", "errors", "text", "training", "statenames", "schedule", "runtime", "store", "hoststate", "restore",
+        "collector", "errors", "text", "units", "training", "statenames", "schedule", "runtime", "store", "hoststate",
+        "restore",
     },
     "examples": {"__init__", "data"},
     "sweep": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.files import layout_of
 from checkflow.collector import paused_collector
-from checkflow.errors import InputError, StoreError
+from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.hoststate.capture import HostState, check_capturable
 from checkflow.hoststate.objects import HostObjects
 from checkflow.runtime.binding import bind
@@ -20,12 +21,15 @@ from checkflow.runtime.state import check_supported
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.store.handle import OnError, StoreHandle
 from checkflow.store.interrupts import held_back
+from checkflow.store.keep import keep_newest
 from checkflow.store.pace import PersistEvery
 from checkflow.store.patience import RETRY_S
+from checkflow.store.reader import checkpoint_names
 from checkflow.store.retention import Retention
 from checkflow.store.slots import Backpressure
 from checkflow.text import plain
 from checkflow.training import Training
+from checkflow.units import format_bytes
 
 SIGTERM_DEADLINE_S = 20.0
 CLOSE_S = 5.0  # after attaching failed: nothing is to be written
@@ -33,6 +37,11 @@ CLOSE_S = 5.0  # after attaching failed: nothing is to be written
 
 def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=2)
+
+
+def _to_stderr(message: str) -> None:
+    sys.stderr.write(f"checkflow: {message}\n")
+    sys.stderr.flush()
 
 
 @paused_collector()
@@ -54,9 +63,11 @@ def attach(
     retention: Retention = Retention(),  # noqa: B008 (frozen)
     on_error: OnError = "raise",
     retry_s: float = RETRY_S,
+    start_over: bool = False,
     sigterm_deadline_s: float | None = SIGTERM_DEADLINE_S,
     audit: bool = False,
     notify: Callable[[str], None] = _warn,
+    tell: Callable[[str], None] = _to_stderr,
 ) -> Checkpointer:
     """Checkpoint a training as a schedule says.
 
@@ -84,9 +95,14 @@ def attach(
             and train on.
         retry_s: how long a checkpoint that the disk refuses is tried again before that breaks one; `notify` is told
             when this begins and ends. So long does a saver try, too, whose trainer was killed.
-        sigterm_deadline_s: time to stage and persist the last iteration when SIGTERM arrives; None: leave SIGTERM.
+        start_over: begin anew in a store that holds checkpoints. `restore()` then returns 0, and the newest of those
+            that verifies is retained for good. Without it the first step() is refused until something was restored.
+        sigterm_deadline_s: time from SIGTERM to what it would have done otherwise, which ends the process by default.
+            Before that the last completed iteration is made durable; where none of its checkpoints was due, the next
+            step() is waited for. None: leave SIGTERM.
         audit: look for writes that no guard sees, by samples; costs a synchronization for each iteration.
-        notify: told, in one line, what a person should know.
+        notify: told, in one line, what a person should see to; a warning by default.
+        tell: told, in one line, what is done and was restored; on stderr by default.
 
     Raises:
         InputError: the training is not what the schedule was compiled for, or cannot be checkpointed; the first
@@ -95,7 +111,7 @@ def attach(
         DeviceError: CUDA refuses to pin the slots.
     """
 
-    def tell(line: str) -> None:
+    def warn(line: str) -> None:
         notify(plain(line))
 
     training = Training(model, optimizer, _no_iteration)
@@ -127,7 +143,7 @@ def attach(
                 retention=retention,
                 on_error=on_error,
                 retry_s=retry_s,
-                notify=tell,
+                notify=warn,
             )
             undo.callback(_close, handle)
             checkpointer = Checkpointer(
@@ -140,11 +156,16 @@ def attach(
                 Path(store),
                 interval=interval or schedule.interval,
                 block=policy == "block",
+                start_over=start_over,
                 sigterm_deadline_s=sigterm_deadline_s,
                 audit=audit,
-                notify=tell,
+                notify=warn,
+                tell=tell,
             )
             undo.push(checkpointer.__exit__)
+        if start_over:
+            _keep_earlier(handle.path, warn, tell)
+        tell(f"{store}: {_plan(interval or schedule.interval, layout.size_bytes, slots, persist_every)}")
         undo.pop_all()
     return checkpointer
 
@@ -152,6 +173,24 @@ def attach(
 def _close(handle: StoreHandle) -> None:
     with contextlib.suppress(StoreError):  # the error to raise is the one that there is
         handle.close(CLOSE_S)
+
+
+def _keep_earlier(store: Path, notify: Callable[[str], None], tell: Callable[[str], None]) -> None:
+    """The newest checkpoint of the run that is not resumed, before this one has any that could take its place."""
+    if not checkpoint_names(store):
+        return
+    try:
+        kept = keep_newest(store)
+    except CorruptStoreError as error:
+        notify(f"{store}: starts over; nothing of what it holds is kept ({error})")
+    else:
+        tell(f"{store}: starts over; {kept.path.name} is retained for good")
+
+
+def _plan(interval: int, size_bytes: int, slots: int, every: PersistEvery) -> str:
+    """ "a checkpoint every iteration, 1.40 GiB, durable each 30 s"."""
+    often = "every iteration" if interval == 1 else f"every {interval} iterations"
+    return f"a checkpoint {often}, {format_bytes(size_bytes)}, durable {'at once' if slots == 1 else every.in_words()}"
 
 
 def _no_iteration() -> None:

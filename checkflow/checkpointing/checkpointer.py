@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,16 +23,20 @@ from checkflow.runtime.device import Device
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.hook import place
 from checkflow.runtime.host import HostDevice
+from checkflow.runtime.lifecycle import Inside, Phase
 from checkflow.runtime.pipeline import Record
 from checkflow.runtime.stats import Meter, Stats
 from checkflow.runtime.terminate import OnTerminate
 from checkflow.schedule import Schedule
 from checkflow.store.handle import StoreHandle
-from checkflow.store.reader import load_newest
+from checkflow.store.manifest import parse_directory_name
+from checkflow.store.reader import checkpoint_names, load_newest
 from checkflow.store.status import Status
 from checkflow.training import Training
 
 DURABLE_DEADLINE_S = 600.0
+CLOSE_RETRY_S = 30.0  # how long the last checkpoint is tried again, where the store does not do that by itself
+_NAMED = 5  # checkpoints, in a message
 _LOG = logging.getLogger("checkflow")
 
 
@@ -50,9 +55,11 @@ class Checkpointer:
         *,
         interval: int,
         block: bool,
+        start_over: bool,
         sigterm_deadline_s: float | None,
         audit: bool,
         notify: Callable[[str], None],
+        tell: Callable[[str], None],
     ) -> None:
         self._schedule = schedule
         self._training = training
@@ -60,7 +67,11 @@ class Checkpointer:
         self._handle = handle
         self._store = store
         self._notify = notify
-        self._deadline_s = sigterm_deadline_s
+        self._tell = tell
+        self._start_over = start_over
+        self._owner = os.getpid()
+        self._warned = False
+        self._inside = Inside()
         self._counters = Counters()
         self._meter = Meter(self._counters)
         self._closed = False
@@ -89,39 +100,89 @@ class Checkpointer:
             training,
             binding,
             device,
-            StoreSink(handle),
+            StoreSink(handle, self._inside),
             capture,
             self._counters,
             interval=interval,
             block=block,
             audit=audit,
             tell=notify,
+            inside=self._inside,
         )
-        self._hooks = place(self._executor, training)
-        self._on_terminate = (
-            None if sigterm_deadline_s is None else OnTerminate(self._terminate, self._executor.when_safe)
-        )
+        try:
+            self._refuse_to_overrun()
+            self._hooks = place(self._executor, training)
+        except BaseException:
+            self._executor.close()
+            raise
+        self._on_terminate = None
+        if sigterm_deadline_s is not None:
+            self._deadline_s = sigterm_deadline_s
+            self._on_terminate = OnTerminate(self._terminate, self._patience_s, self._inside, sigterm_deadline_s)
+
+    def _refuse_to_overrun(self) -> None:
+        """What an earlier run left has to be resumed, unless it is kept: to train on beside it would prune it."""
+        found = [str(iteration) for iteration in self._on_disk()]
+        if found and not self._start_over:
+            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+            self._executor.await_restore(
+                f"{self._store} holds checkpoints of iterations {', '.join(found[:_NAMED])}{more}, and nothing was "
+                "restored; call restore() first, or attach(..., start_over=True) to begin anew beside them"
+            )
 
     def restore(self, iteration: int | None = None) -> int:
         """Bring everything back to the newest checkpoint that verifies, or to that of an iteration.
 
-        Returns how many iterations are completed: 0 for an empty store. Tells of checkpoints that were skipped and of
-        what could not be restored. Raises CorruptStoreError where none verifies, InputError where it is of another
-        training.
+        Returns how many iterations are completed: 0 for an empty store, and where this run starts over and has no
+        checkpoint yet. In the middle of a run the newest is the last one that was staged; what came after the restored
+        one stays in the store until newer ones take its place. Tells of checkpoints that were skipped. Raises
+        CorruptStoreError where none verifies, InputError where it is of another training. Once it has begun to change
+        the training and did not end, no step() is taken until another one did.
         """
-        with paused_collector(), self._handle.shared.pages.paused():  # both take memory, and this one is waited for
-            found = load_newest(self._handle.path, iteration)
-            for skipped in found.skipped:
-                self._notify(f"{self._store}: skipped {skipped}")
-            if found.loaded is None:
+        if self._forked("restore"):
+            return self._executor.completed
+        with self._inside:
+            started = time.monotonic()
+            begun = self._executor.completed > 0 or self._handle.status().staged > 0
+            if begun and (iteration is None or iteration not in self._on_disk()):
+                self._make_durable()
+            elif iteration is None and self._start_over:
                 return 0
-            restored = restore(found.loaded.files, found.loaded.record, self._training, self._objects)
-        self._executor.resume(restored.iteration)
-        return restored.iteration
+            # both take memory, and this one is waited for
+            with paused_collector(), self._handle.shared.pages.paused():
+                found = load_newest(self._handle.path, iteration)
+                for skipped in found.skipped:
+                    self._notify(f"{self._store}: skipped {skipped}")
+                if found.loaded is None:
+                    if begun:
+                        raise InputError(f"restore: {self._store} has no checkpoint yet; save() one to come back to")
+                    self._tell(f"{self._store}: no checkpoint yet; begins with iteration 1")
+                    return 0
+                restored = restore(
+                    found.loaded.files,
+                    found.loaded.record,
+                    self._training,
+                    self._objects,
+                    self._executor.begin_restore,
+                )
+            self._executor.resume(restored.iteration)
+            self._tell(f"{self._store}: resumed iteration {restored.iteration} in {time.monotonic() - started:.1f} s")
+            return restored.iteration
 
     def step(self) -> None:
-        """An iteration ended, its update included. Raises what went wrong in the background, within a second of it."""
-        self._executor.step()
+        """An iteration ended, its update included. Raises what went wrong in the background, within a second of it.
+
+        Raises InputError where the store holds checkpoints and nothing was restored.
+        """
+        try:
+            self._executor.step()
+        except InputError:
+            if not self._forked("step"):
+                raise
+            return
+        finally:
+            if self._on_terminate is not None and self._on_terminate.pending:
+                self._on_terminate.reached_step()
         self._meter.step()
 
     def save(self, *, keep: bool = True) -> None:
@@ -131,6 +192,11 @@ class Checkpointer:
 
         Raises InputError where the next iteration has begun already and this one was not saved.
         """
+        if not self._forked("save"):
+            with self._inside:
+                self._save(keep=keep)
+
+    def _save(self, *, keep: bool) -> None:
         if not self._executor.save():  # every slot is full: one is free once the newest staged one is durable
             self._handle.drain(DURABLE_DEADLINE_S)
             if not self._executor.save():
@@ -155,15 +221,21 @@ class Checkpointer:
         self._close(complete=True)
 
     def _close(self, *, complete: bool) -> None:
-        if self._closed:
+        if self._closed or self._executor.lifecycle.phase is Phase.FORKED:
             return
         self._closed = True
-        if self._on_terminate is not None:
-            self._on_terminate.remove()
         try:
-            if complete and self._executor.unsaved:
-                with self._told(StoreError):  # no slot is free: the handle's own error says why, by the user's policy
-                    self.save(keep=False)
+            with self._inside:
+                self._end(complete=complete)
+        finally:
+            if self._on_terminate is not None:
+                self._on_terminate.remove()
+        _LOG.info("%s: %s", self._store, self.stats())
+
+    def _end(self, *, complete: bool) -> None:
+        try:
+            if complete:
+                self._save_last()
         finally:
             for hook in self._hooks:
                 hook.remove()
@@ -171,7 +243,23 @@ class Checkpointer:
                 self._executor.close()
             finally:
                 self._handle.close(DURABLE_DEADLINE_S)
-        _LOG.info("%s: %s", self._store, self.stats())
+
+    def _save_last(self) -> None:
+        """No later checkpoint makes up for the last one: what fails is told and tried again; the store raises it then.
+
+        The first error may be of an earlier checkpoint, and just not have been told.
+        """
+        pause_s, until = 0.0, time.monotonic() + CLOSE_RETRY_S
+        while True:
+            with self._told(StoreError):
+                if self._executor.unsaved:
+                    self._save(keep=False)
+                if self._handle.drain(DURABLE_DEADLINE_S):
+                    return
+            if self._handle.saver_pid is None or time.monotonic() + pause_s > until:
+                return
+            time.sleep(pause_s)
+            pause_s = 2 * pause_s or 0.5
 
     def _checked(self, record: bytes) -> bytes:
         """The first record of its kind. Raises InputError where no restore would take it."""
@@ -190,26 +278,59 @@ class Checkpointer:
         if error is None:
             self._close(complete=True)
         else:  # it is the one to raise; and the loader may be ahead of the last iteration
-            with self._told(CheckflowError):
+            with self._told(Exception):
                 self._close(complete=False)
 
     @contextmanager
-    def _told(self, kind: type[CheckflowError]) -> Iterator[None]:
+    def _told(self, kind: type[Exception], what: str = "") -> Iterator[None]:
         """What goes wrong inside is told, not raised."""
         try:
             yield
         except kind as problem:
-            self._notify(f"{self._store}: {problem}")
+            self._notify(f"{self._store}: {what}{problem}")
 
-    def _terminate(self) -> None:
-        assert self._deadline_s is not None
-        deadline = time.monotonic() + self._deadline_s
-        try:
-            staged = self._executor.drain(self._deadline_s)
-            self._handle.persist_now()
-            durable = self._handle.drain(max(0.0, deadline - time.monotonic()))
-        except CheckflowError as problem:
-            self._notify(f"{self._store}: SIGTERM: {problem}")
-            return
-        if not (staged and durable):
-            self._notify(f"{self._store}: SIGTERM: the last iteration is not durable after {self._deadline_s:g} s")
+    def _forked(self, call: str) -> bool:
+        """Whether this is a child's copy, which is told once that its calls do nothing."""
+        if self._executor.lifecycle.phase is not Phase.FORKED:
+            return False
+        if not self._warned:
+            self._warned = True
+            self._notify(
+                f"{self._store}: {call}() does nothing in a forked process; the checkpoints are those of process "
+                f"{self._owner}, which attached"
+            )
+        return True
+
+    def _on_disk(self) -> list[int]:
+        """Iterations of the store's checkpoints, newest first."""
+        parsed = (parse_directory_name(name) for name in checkpoint_names(self._handle.path))
+        return [found.iteration for found in parsed if found is not None]
+
+    def _make_durable(self) -> None:
+        """The newest checkpoint of this run, so that it can be restored."""
+        with self._told(StoreError):
+            self._executor.drain()
+            self._handle.drain(DURABLE_DEADLINE_S)
+
+    def _patience_s(self) -> float:
+        """How long the next step() is worth waiting for. The rest of the deadline is for writing: half, until it is
+        known how long a write takes."""
+        if not self._executor.behind:
+            return 0.0
+        status = self._handle.status()
+        half_s = self._deadline_s / 2
+        write_s = status.write_ns / 1e9 / status.durable if status.durable else half_s
+        return self._deadline_s - min(half_s, max(1.0, 2 * write_s))
+
+    def _terminate(self, deadline: float, *, at_step: bool) -> None:
+        def left_s() -> float:
+            return max(0.0, deadline - time.monotonic())
+
+        with self._inside, self._told(Exception, "SIGTERM: "):
+            if at_step and self._executor.unsaved and not self._executor.save():
+                with self._told(StoreError, "SIGTERM: "):
+                    self._handle.drain(left_s())  # makes a slot free
+                self._executor.save()
+            staged = self._executor.drain(left_s())
+            if not (self._handle.drain(left_s()) and staged) or self._executor.behind:
+                self._notify(f"{self._store}: SIGTERM: the last iteration is not durable at the deadline")

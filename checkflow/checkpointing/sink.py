@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from checkflow.checkpointing.files import file_and_tensor
+from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.sink import Slot as RuntimeSlot
 from checkflow.store.handle import StoreHandle
 from checkflow.store.slots import Slot
@@ -32,8 +33,9 @@ class _NamedSlot:
 class StoreSink:
     """The store as the runtime's sink."""
 
-    def __init__(self, handle: StoreHandle) -> None:
+    def __init__(self, handle: StoreHandle, inside: Inside) -> None:
         self._handle = handle
+        self._inside = inside
         self._next_poll_s = 0.0  # time.monotonic
 
     def try_acquire(self) -> _NamedSlot | None:
@@ -56,4 +58,5 @@ class StoreSink:
         now = time.monotonic()
         if now >= self._next_poll_s:
             self._next_poll_s = now + POLL_S
-            self._handle.poll()
+            with self._inside:
+                self._handle.poll()

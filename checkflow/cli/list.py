@@ -32,7 +32,7 @@ def command(store: Path, as_json: bool) -> int:
                 "iteration": checkpoint.iteration,
                 "size_bytes": checkpoint.manifest.size_bytes,
                 "created": checkpoint.manifest.created,
-                "keep": checkpoint.manifest.keep,
+                "keep": checkpoint.kept,
             }
             if isinstance(checkpoint, Checkpoint)
             else {"name": checkpoint.path.name, "iteration": checkpoint.iteration, "wrong": checkpoint.reason}
@@ -47,7 +47,7 @@ def command(store: Path, as_json: bool) -> int:
     for checkpoint in found:
         if isinstance(checkpoint, Checkpoint):
             manifest = checkpoint.manifest
-            note = "retained for good" if manifest.keep else ""
+            note = "retained for good" if checkpoint.kept else ""
             cells = (format_bytes(manifest.size_bytes), manifest.created, note)
         else:
             cells = ("", "", checkpoint.reason)

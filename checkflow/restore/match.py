@@ -6,7 +6,7 @@ first, loaders before the rest; the random generators come last, because making 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +52,13 @@ class _Object:
             raise InputError(f"{self.name}: does not take the checkpoint's state ({reason:.200})") from None
 
 
-def restore(files: Mapping[str, memoryview], record: bytes, training: Training, objects: HostObjects) -> Restored:
+def restore(
+    files: Mapping[str, memoryview],
+    record: bytes,
+    training: Training,
+    objects: HostObjects,
+    begin: Callable[[], None] = lambda: None,
+) -> Restored:
     """Set models, optimizers, objects and generators to what the verified bytes of a checkpoint say.
 
     Args:
@@ -61,11 +67,13 @@ def restore(files: Mapping[str, memoryview], record: bytes, training: Training, 
         training: the live models and optimizers; parameters and buffers are written in place, optimizer state too where
             it exists, and is created where it does not.
         objects: what was attached beside them.
+        begin: called when everything is checked, before anything is changed.
 
     Raises InputError that names the first difference, FormatError for bytes that no checkpoint of this version has.
     """
     parsed = parse_record(record)
     matched = _match(parsed, _files(parsed, files), training, objects)
+    begin()
     matched.apply()
     return Restored(parsed.iteration, parsed.fingerprints, matched.metadata)
 

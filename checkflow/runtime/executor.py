@@ -7,7 +7,6 @@ tensor's next write; where hooks fire at other moments than planned, or not at a
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from checkflow.runtime.binding import Binding, Storage, bind, check_updated
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Device
 from checkflow.runtime.guards import CAUSES, Guard, GuardKind, changes
+from checkflow.runtime.lifecycle import Inside, Lifecycle, Phase
 from checkflow.runtime.pipeline import Pipeline, Record
 from checkflow.runtime.program import program_of
 from checkflow.runtime.sink import Sink
@@ -44,6 +44,7 @@ class Executor:
         disarmed: kinds of guards that do nothing. For tests: it tears checkpoints.
         audit: compare samples of the state for writes that no guard saw.
         tell: told, in one line, what is slower than planned.
+        inside: entered while this works.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Executor:
         disarmed: frozenset[GuardKind] = frozenset(),
         audit: bool = False,
         tell: Callable[[str], None] = _LOG.warning,
+        inside: Inside | None = None,
     ) -> None:
         self.program = program_of(schedule, device.few_bytes)
         self.spots = Spots(self.program)
@@ -68,8 +70,11 @@ class Executor:
         self.pipeline = Pipeline(
             self.program, binding, device, sink, counters, keep_early=GuardKind.REWRITE in disarmed
         )
+        self._problems = self.pipeline.problems
         self.completed = 0  # iterations
-        self.awake = audit or interval == 1  # a checkpoint is being filled, or is due when this iteration ends
+        self.inside = inside or Inside()
+        self.lifecycle = Lifecycle(Phase.FILLING if audit or interval == 1 else Phase.IDLE)
+        self.awake = self.lifecycle.phase is Phase.FILLING  # as hooks ask for it
         self.listens = self.awake and self._planned  # something is done at anchors, or waits to be staged at one
         self.touched = False  # something ran since the last iteration ended
         self.unwatched: tuple[Storage, ...] = ()  # written state that no trusted guard covered when an iteration ended
@@ -93,18 +98,13 @@ class Executor:
         self._unhooked = [number for number, found in enumerate(training.optimizers) if not is_hookable(found)]
         self._anchor = 0  # reached in the running iteration
         self._opaque = False  # code without hooks may run: compiled, or captured as a CUDA graph
-        self._lock = threading.RLock()
-        self._depth = 0
-        self._broken = False
-        self._stopped = False
-        self._on_leaving: Callable[[], None] | None = None
 
     # Called by hooks
 
     def reach(self, kind: str, subject: str) -> None:
         """An anchor fires."""
         started = time.perf_counter_ns()
-        if self._stopped or self._captured():
+        if self.lifecycle.deaf or self._captured():
             return
         self.touched = True
         if self.listens:
@@ -113,7 +113,7 @@ class Executor:
                 return
             if number in self.program.used or self.pipeline.waiting:
                 with self._entered():
-                    self._advance(number)
+                    self._advance(self.completed + 1, number)
                 return
             self._anchor = number
         self._counters.issue_ns += time.perf_counter_ns() - started  # little, but the training's time
@@ -121,13 +121,13 @@ class Executor:
     def guard(self, guard: Guard) -> None:
         """What this guard covers is about to be written."""
         started = time.perf_counter_ns()
-        if self._stopped or self._captured():
+        if self.lifecycle.deaf or self._captured():
             return
         guard.fired = guard.ever = self.touched = True
         if guard.kind in self._disarmed:
             return
         # In step(), where a user's state_dict() may write, the checkpoint that begins is not in flight yet.
-        reads = self.awake and (self.pipeline.busy or self._depth > 0 or self._audit is not None)
+        reads = self.awake and (self.pipeline.busy or self.inside.depth > 0 or self._audit is not None)
         if not reads:  # only what slots hold from before may go stale
             self._wrote(guard.unplanned, guard.kind)
             self._counters.issue_ns += time.perf_counter_ns() - started
@@ -140,12 +140,12 @@ class Executor:
 
     def wrote(self, guard: Guard) -> None:
         """It wrote until now: what was copied at an anchor of an optimizer that it holds may be older."""
-        if not self._stopped:
+        if not self.lifecycle.deaf:
             self._wrote(guard.storages, guard.kind)
 
     def updated(self, number: int) -> None:
         """Optimizer `number` has made an update. Raises InputError if state is still absent after the first."""
-        if not self._binding.absent or self._stopped:
+        if not self._binding.absent or self.lifecycle.deaf:
             return
         if self._binding.stale(self._training):
             self.rebind()
@@ -161,21 +161,8 @@ class Executor:
 
     def rebind(self) -> None:
         """Find the tensors anew. Raises InputError where they no longer are what the schedule has."""
-        if self._stopped:
-            return
-        with self._entered():
-            before = self._binding
-            self._binding = bind(self._schedule, self._training, before)
-            bound = set(self._binding.storages.values())
-            gone = [storage for storage in before.storages.values() if storage not in bound]
-            self.pipeline.protect(gone, Cause.UNWATCHED)  # no guard covers them any more
-            self.pipeline.rebind(self._binding)
-            self._say(
-                self.loose,
-                "lies in memory otherwise than at attach; read when each iteration ends, which training waits for",
-            )
-            for guard in self._guards:
-                guard.bind(self._binding)
+        if not self.lifecycle.deaf:
+            self._rebind()
 
     def _say(self, names: Iterable[str], what: str) -> None:
         """What is so of state, once for each name."""
@@ -187,7 +174,7 @@ class Executor:
 
     def compiling(self) -> None:
         """Code is being compiled that may write state without a hook: nothing may be pending when it runs."""
-        if self._stopped or self._opaque:
+        if self.lifecycle.deaf or self._opaque:
             return
         with self._entered():
             self._opaque = True
@@ -197,12 +184,19 @@ class Executor:
     # Called by the user, between iterations
 
     def step(self) -> None:
-        """An iteration ended: its state is the next checkpoint's, if one is due."""
+        """An iteration ended: its state is the next checkpoint's, if one is due.
+
+        Raises what cost a checkpoint since, and InputError where the state is that of no iteration.
+        """
+        if self.lifecycle.refusal is not None:
+            raise InputError(f"step: {self.lifecycle.refusal}")
         is_due = (self.completed + 1) % self._interval == 0
         next_is_due = (self.completed + 2) % self._interval == 0
         if self.awake or is_due or next_is_due:
             with self._entered():
                 self._end(next_is_due=next_is_due)
+            if self._problems:
+                raise self._problems.pop(0)
         else:
             started = time.perf_counter_ns()
             self._device.check()
@@ -212,16 +206,36 @@ class Executor:
             self._counters.issue_ns += time.perf_counter_ns() - started
         self._sink.poll()
 
-    def resume(self, completed: int) -> None:
-        """The state was restored as it was after so many iterations."""
+    def await_restore(self, refusal: str) -> None:
+        """No step is taken before `resume`; `refusal` says why."""
+        self._to(Phase.RESTORING, refusal)
+
+    def begin_restore(self) -> None:
+        """The state is about to be written: all that reads it ends first. Until `resume` it is that of no iteration."""
         with self._entered():
+            self._mend()
             self.pipeline.drop_open()
+            self.pipeline.drain()
+            self._to(Phase.RESTORING, "restore() did not end, so that the state is that of no iteration; restore again")
+
+    def resume(self, completed: int) -> None:
+        """The state is as it was after so many iterations."""
+        with self._entered():
+            self._rebind()
+            self.pipeline.forget()
+            self.spots = Spots(self.program)
             self.completed = self._restored = completed
             self._updated.update(range(len(self._training.optimizers)))  # what a checkpoint lacks may be lacking
-            self.pipeline.last_staged = -1
-            self.awake = True
+            self._anchor, self.touched = 0, False
             self._distrust()
-            self.rebind()
+            self._to(Phase.FILLING)
+
+    @property
+    def behind(self) -> bool:
+        """Whether the last completed iteration is in no checkpoint, nor was restored."""
+        self._mend()
+        known = self.completed in (0, self._restored) or self.pipeline.has(self.completed)
+        return not known and self.lifecycle.refusal is None
 
     @property
     def loose(self) -> tuple[str, ...]:
@@ -230,15 +244,17 @@ class Executor:
 
     @property
     def unsaved(self) -> bool:
-        """Whether the last completed iteration is in no checkpoint, nor was restored, and still can be saved."""
-        behind = self.completed not in (0, self._restored) and not self.pipeline.has(self.completed)
-        return behind and not (self.touched or self._broken)
+        """Whether it is in none and still can be saved."""
+        return self.behind and not self.touched
 
     def save(self) -> bool:
         """Stage a checkpoint of the last completed iteration; False where no slot is to be had.
 
-        Raises InputError where its state is gone already.
+        Raises InputError where its state is gone already, and what the host's state cannot be read for.
         """
+        self._mend()
+        if self.lifecycle.refusal is not None:
+            raise InputError(f"save: {self.lifecycle.refusal}")
         if not self.pipeline.has(self.completed) and self.touched:
             raise InputError("save: the next iteration has begun; call it right after step()")
         with self._entered():
@@ -246,53 +262,73 @@ class Executor:
                 self.pipeline.drop_open()
                 self._begin(wait=True)
             self.pipeline.drain()
-            return self.pipeline.last_staged == self.completed
+        staged = self.pipeline.last_staged == self.completed
+        if not staged and self._problems:
+            raise self._problems.pop(0)
+        return staged
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Stage the checkpoints of all completed iterations that are due; False where the time did not suffice."""
         with self._entered():
+            self._mend()
             return self.pipeline.drain(timeout_s)
 
     def close(self) -> None:
-        """Complete what can be vouched for; hooks do nothing from now on."""
-        if self._stopped:
+        """Complete what can be vouched for; hooks do nothing from now on. Raises what no step() has raised."""
+        if self.lifecycle.deaf:
             return
         try:
-            if not self._broken:
-                self.drain()
+            self.drain()
         finally:
-            self._stopped = True
+            self._to(Phase.CLOSED, "is closed; attach again")
             self.pipeline.drop_all()
             self._device.collect()
             self._device.close()
-
-    def when_safe(self, action: Callable[[], None]) -> None:
-        """Run an action now, or when the work in progress ends. For signal handlers."""
-        if self._depth:
-            self._on_leaving = action
-        else:
-            action()
+        if self._problems:
+            raise self._problems.pop(0)
 
     # Inside
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        with self._lock:
+        with self.inside:
             started = time.perf_counter_ns()
-            self._depth += 1
             try:
                 yield
             except BaseException:
-                self._broken = True  # interrupted in the middle: what is in flight cannot be vouched for
+                if self.lifecycle.phase in (Phase.IDLE, Phase.FILLING):
+                    self._to(Phase.BROKEN)
+                    self._mend()
                 raise
             finally:
-                self._depth -= 1
                 self.listens = self.awake and (self._planned or self.pipeline.waiting)
-                if not self._depth:
+                if self.inside.depth == 1:
                     self._counters.issue_ns += time.perf_counter_ns() - started
-        if not self._depth and self._on_leaving is not None:
-            action, self._on_leaving = self._on_leaving, None
-            action()
+
+    def _to(self, phase: Phase, refusal: str | None = None) -> None:
+        self.lifecycle.to(phase, refusal)
+        self.awake = phase is Phase.FILLING
+        self.listens = self.awake and (self._planned or self.pipeline.waiting)
+
+    def _mend(self) -> None:
+        """After an interruption nothing that was in flight, or lies in a slot, can be vouched for."""
+        if self.lifecycle.phase is Phase.BROKEN:
+            self.pipeline.discard_all()
+
+    def _rebind(self) -> None:
+        before, binding = self._binding, bind(self._schedule, self._training, self._binding)
+        with self._entered():
+            self._binding = binding
+            bound = set(binding.storages.values())
+            gone = [storage for storage in before.storages.values() if storage not in bound]
+            self.pipeline.protect(gone, Cause.UNWATCHED)  # no guard covers them any more
+            self.pipeline.rebind(binding)
+            self._say(
+                self.loose,
+                "lies in memory otherwise than at attach; read when each iteration ends, which training waits for",
+            )
+            for guard in self._guards:
+                guard.bind(binding)
 
     def _captured(self) -> bool:
         """Whether a CUDA graph is being recorded. Its replays will write without hooks."""
@@ -303,25 +339,27 @@ class Executor:
         self.pipeline.drop_unissued()
         return True
 
-    def _advance(self, anchor: int) -> None:
+    def _advance(self, running: int, anchor: int) -> None:
         self._anchor = anchor
-        running = self.completed + 1
         self.pipeline.advance(running, anchor, due=running % self._interval == 0)
 
     def _end(self, *, next_is_due: bool) -> None:
         """An iteration ended that a checkpoint was filled or due in, or after which one is."""
+        self.completed += 1  # first, so that it is counted whatever interrupts the rest
+        self.touched = False
+        self._mend()
         self._device.check()
         if self.awake:
-            self._advance(self.program.anchor_count)
+            self._advance(self.completed, self.program.anchor_count)
             self.spots.end()
-        self.completed += 1
         if self.completed % self._interval == 0:
             self._begin(wait=self._block)
         self._distrust()
         self._anchor, self.touched = 0, False
         self._device.collect()
         self.pipeline.stage_finished()
-        self.awake = next_is_due or self.pipeline.busy or self._audit is not None
+        filling = next_is_due or self.pipeline.busy or self._audit is not None
+        self._to(Phase.FILLING if filling else Phase.IDLE)
 
     def _distrust(self) -> None:
         for guard in self._guards:
@@ -334,19 +372,24 @@ class Executor:
                 storage.epoch += 1
 
     def _begin(self, *, wait: bool) -> None:
-        self.awake = True
         moved: set[int] = set()
-        if self._binding.stale(self._training):
-            before = self._binding.storages
-            self.rebind()
-            moved = {id_ for id_, storage in self._binding.storages.items() if before.get(id_, storage) is not storage}
+        try:
+            if self._binding.stale(self._training):
+                before = self._binding.storages
+                self._rebind()
+                now = self._binding.storages
+                moved = {id_ for id_, storage in now.items() if before.get(id_, storage) is not storage}
+        except InputError as error:
+            self._problems.append(error)
+            return
         again = [storage.name for id_, storage in self._binding.storages.items() if id_ in moved & self._moved]
         self._say(again, "replaced in each iteration, not updated in place; read when the iteration has ended")
         self._moved = moved
         unhooked = {s for number in self._unhooked for s in self._binding.optimizer_storages[number]}
         for storage in unhooked:  # nothing tells when, or whether, they were written
             storage.epoch += 1
-        if not self.pipeline.begin(self.completed, self._capture, wait=wait):
+        self._to(Phase.FILLING)
+        if not self.pipeline.begin(self.completed, self._record, wait=wait):
             return
         trusted = {s for guard in self._guards if guard.trusted(opaque=self._opaque) for s in guard.storages}
         self.unwatched = tuple(
@@ -356,3 +399,11 @@ class Executor:
             self.pipeline.protect(self.unwatched, Cause.UNWATCHED)
         if self._audit is not None:
             self._audit.sample(self._binding.storages.values(), frozenset(self.unwatched))
+
+    def _record(self, iteration: int) -> Record | None:
+        """The host's state; None where it cannot be read, which is the training's own code and costs one checkpoint."""
+        try:
+            return self._capture(iteration)
+        except Exception as error:  # noqa: BLE001 (a user's state_dict; raised when the iteration's end is complete)
+            self._problems.append(error)
+            return None

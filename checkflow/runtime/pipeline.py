@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from checkflow.errors import CheckflowError
 from checkflow.runtime.binding import Binding, Storage
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device, Event
@@ -27,6 +28,7 @@ class Pipeline:
         self.started = self.staged = self.skipped = self.discarded = 0
         self.static_bytes = 0
         self.last_staged = -1  # iteration
+        self.problems: list[Exception] = []  # each cost a checkpoint and nothing else; to be raised between iterations
         self._program = program
         self._device = device
         self._sink = sink
@@ -69,8 +71,11 @@ class Pipeline:
                 self._open.advance(now)
         self.stage_finished()
 
-    def begin(self, iteration: int, capture: Callable[[int], Record], *, wait: bool) -> bool:
-        """The state now is that of a checkpoint. False where no slot is free; `wait` makes one free if possible."""
+    def begin(self, iteration: int, capture: Callable[[int], Record | None], *, wait: bool) -> bool:
+        """The state now is that of a checkpoint. False where no slot is free; `wait` makes one free if possible.
+
+        False, too, where there is no record of it.
+        """
         flight, self._open = self._open, None
         if flight is None:
             slot = self._free_slot() or self._demanded_slot(wait=wait)
@@ -83,6 +88,9 @@ class Pipeline:
         except BaseException:
             self._keep(flight.slot)
             raise
+        if record is None:
+            self._keep(flight.slot)
+            return False
         flight.close(self._slots, record, keep_early=self._keep_early)
         self._flights.append(flight)
         self.started += 1
@@ -122,9 +130,10 @@ class Pipeline:
                 continue
             try:
                 self._sink.stage(flight.slot, flight.iteration, flight.record())
-            except Exception:  # the slot is still ours
-                self._discard(flight)
-                raise
+            except Exception as error:  # noqa: BLE001 (the record is made by a user's objects)
+                self.problems.append(error)
+                self._discard(flight)  # the slot is still ours
+                continue
             self.staged, self.last_staged = self.staged + 1, flight.iteration
 
     def drain(self, timeout_s: float | None = None) -> bool:
@@ -160,6 +169,20 @@ class Pipeline:
         for flight in [flight for flight in self._flights if not flight.issued]:
             self._flights.remove(flight)
             self._discard(flight)
+
+    def discard_all(self) -> None:
+        """Nothing in flight can be vouched for, nor what slots are said to hold."""
+        self.drop_open()
+        while self._flights:
+            self._discard(self._flights.popleft())
+        self._statics.clear()
+        self._tried_to_open = -1
+
+    def forget(self) -> None:
+        """The state was replaced: what was staged is of another past. Nothing may be in flight."""
+        assert not self.busy
+        self.last_staged = self._tried_to_open = -1
+        self._statics.clear()
 
     def drop_all(self) -> None:
         """Hold on to no slot and no tensor."""
@@ -209,7 +232,12 @@ class Pipeline:
         else:
             self.stage_finished()
         started = time.perf_counter_ns()
-        slot = self._free_slot() or self._sink.acquire()  # one that was given up may be free now
+        slot = self._free_slot()  # one that was given up may be free now
+        if slot is None:
+            try:
+                slot = self._sink.acquire()
+            except CheckflowError as error:  # of an earlier checkpoint, maybe: this one goes without a slot
+                self.problems.append(error)
         if wait or slot is not None:  # whose memory was still on its way
             self._counters.stalled(Cause.SLOT, time.perf_counter_ns() - started)
         return slot

@@ -19,6 +19,7 @@ from checkflow.store.layout import FILE_NAME
 FORMAT: Final = "checkflow-checkpoint"
 VERSION: Final = 1
 MANIFEST, RECORD = "manifest.json", "commit.json"
+KEPT = "kept"  # an empty file beside them: retained for good, which was said after it was written
 BLOCK_BYTES: Final = 4194304
 HASH_HEX = 32  # xxh3-128
 MAX_FILES = 4096

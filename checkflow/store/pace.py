@@ -30,6 +30,14 @@ class PersistEvery:
         if self.seconds is not None and not self.seconds >= 0:
             raise InputError(f"persist_every: {self.seconds} seconds is negative; use 0 or more")
 
+    def in_words(self) -> str:
+        """ "each 30 s"."""
+        if self.iterations is not None:
+            return "at once" if self.iterations == 1 else f"every {self.iterations} iterations"
+        if self.seconds is not None:
+            return f"each {self.seconds:g} s" if self.seconds else "at once"
+        return f"each {LEAST_S:g} s, on a slow disk up to each {MOST_S:g} s"
+
 
 class Pace:
     """Decides for each staged checkpoint, in order, whether it is due."""
@@ -45,7 +53,8 @@ class Pace:
         Every N iterations means at each multiple of N, or at the first staged iteration after it.
         """
         if self._every.iterations is not None:
-            before = iteration - 1 if self._last_iteration is None else self._last_iteration
+            last = self._last_iteration
+            before = iteration - 1 if last is None or last >= iteration else last  # an older one was restored since
             due = iteration // self._every.iterations > before // self._every.iterations
             self._last_iteration = iteration
             return due

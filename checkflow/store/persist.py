@@ -240,7 +240,7 @@ class Persister:
         for name in names:  # one that cannot be read is left alone, and looked at again: it may have been the moment
             with contextlib.suppress(OSError):
                 if name not in self._known and isinstance(found := examine(store, name), Checkpoint):
-                    self._known[name] = Retained(found.serial, found.iteration, found.manifest.keep)
+                    self._known[name] = Retained(found.serial, found.iteration, found.kept)
         hidden = []
         failed: OSError | None = None
         for name in self._needless(verified):

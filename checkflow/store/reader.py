@@ -15,6 +15,7 @@ from checkflow.store.blocks import Block, Way, buffer_of, open_file, read_files
 from checkflow.store.contents import check_header, contents_of, header_bytes
 from checkflow.store.layout import padded
 from checkflow.store.manifest import (
+    KEPT,
     MANIFEST,
     RECORD,
     Manifest,
@@ -43,6 +44,11 @@ class Checkpoint:
     @property
     def iteration(self) -> int:
         return self.manifest.iteration
+
+    @property
+    def kept(self) -> bool:
+        """Whether retention never removes it."""
+        return self.manifest.keep or (self.path / KEPT).exists()
 
 
 @dataclass(frozen=True, slots=True)
