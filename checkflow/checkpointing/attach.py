@@ -15,9 +15,11 @@ from checkflow.collector import paused_collector
 from checkflow.errors import InputError, StoreError
 from checkflow.hoststate.capture import HostState, check_capturable
 from checkflow.hoststate.objects import HostObjects
-from checkflow.runtime.binding import bind
+from checkflow.hoststate.tensors import in_files
+from checkflow.runtime.binding import add_rooms, bind
 from checkflow.runtime.state import check_supported
 from checkflow.schedule import Schedule, read_schedule
+from checkflow.statenames import StateName
 from checkflow.store.handle import OnError, StoreHandle
 from checkflow.store.interrupts import held_back
 from checkflow.store.pace import PersistEvery
@@ -46,6 +48,7 @@ def attach(
     scaler: object = None,
     loader: object = None,
     generators: Mapping[str, torch.Generator] | None = None,
+    extra: Mapping[str, object] | None = None,
     metadata: Mapping[str, object] | None = None,
     interval: int | None = None,
     slots: int = 3,
@@ -73,7 +76,10 @@ def attach(
         scheduler: one LR scheduler or a sequence of them; likewise `scaler` (GradScaler) and `loader`, which has to
             know its position: checkflow.data.ResumableLoader or torchdata's StatefulDataLoader.
         generators: the user's own random generators, by name.
-        metadata: the user's own JSON; read anew for each checkpoint.
+        extra: what else the training carries from one iteration to the next, by name: {"ema": ema, "batch": held}.
+            A module or a tensor, which is to be changed in place; a dict, whose tensors may be others each time, so
+            that a loop keeps there what it replaces; or any object with state_dict and load_state_dict. Of any size.
+        metadata: the user's own JSON; read anew for each checkpoint. `Checkpointer.metadata` is what was restored.
         interval: iterations from one checkpoint to the next; the schedule's unless given.
         slots: checkpoints that host memory holds: 3 to fill, keep and persist at once, or 2. With 1 each is on disk,
             whatever `persist_every` says, before the next is begun: least memory, and least lost with the machine.
@@ -98,7 +104,7 @@ def attach(
     def tell(line: str) -> None:
         notify(plain(line))
 
-    training = Training(model, optimizer, _no_iteration)
+    training = Training(model, optimizer, _no_iteration, {} if extra is None else extra)
     check_supported(training)
     if isinstance(schedule, (str, Path)):
         schedule = read_schedule(Path(schedule))
@@ -107,13 +113,24 @@ def attach(
     if policy not in ("skip", "block"):
         raise InputError(f"policy: {policy!r} is not known; use 'skip' or 'block'")
     binding = bind(schedule, training)
+    objects = HostObjects.of(
+        scheduler=scheduler,
+        scaler=scaler,
+        loader=loader,
+        generators=generators,
+        metadata=metadata,
+        extra=training.listed,
+    )
+    add_rooms(binding, in_files(objects.objects))
     layout = layout_of(binding)
     stored = {target.name for target in binding.targets.values()}
-    objects = HostObjects.of(
-        scheduler=scheduler, scaler=scaler, loader=loader, generators=generators, metadata=metadata
-    )
+    rooms = {
+        target.name: (getattr(torch, target.dtype), target.shape)
+        for target in binding.targets.values()
+        if StateName.parse(target.name).holder in objects.objects
+    }
     fingerprints = {"schedule": schedule.digest, "state": schedule.state_fingerprint}
-    host = HostState(training, objects, stored=stored.__contains__, fingerprints=fingerprints)
+    host = HostState(training, objects, stored=stored.__contains__, fingerprints=fingerprints, rooms=rooms)
     check_capturable(host)
     with contextlib.ExitStack() as undo:
         with held_back():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -65,6 +65,7 @@ class Checkpointer:
         self._meter = Meter(self._counters)
         self._closed = False
         self._restorable: object = None  # the structure of host state that was found to match the files
+        self._metadata: Mapping[str, object] = {}
         device: Device
         if binding.device.type == "cuda":
             handle.take_memory()  # to be pinned
@@ -95,6 +96,7 @@ class Checkpointer:
             interval=interval,
             block=block,
             audit=audit,
+            late=host.tensors,
             tell=notify,
         )
         self._hooks = place(self._executor, training)
@@ -116,8 +118,16 @@ class Checkpointer:
             if found.loaded is None:
                 return 0
             restored = restore(found.loaded.files, found.loaded.record, self._training, self._objects)
+        for name in restored.missing:
+            self._notify(f"{self._store}: {name} is not in this checkpoint; it stays as it is")
+        self._metadata = restored.metadata
         self._executor.resume(restored.iteration)
         return restored.iteration
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """The user's own JSON in the checkpoint that was restored; empty where none was."""
+        return self._metadata
 
     def step(self) -> None:
         """An iteration ended, its update included. Raises what went wrong in the background, within a second of it."""

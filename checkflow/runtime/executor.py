@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+
+import torch
 
 from checkflow.errors import InputError
 from checkflow.runtime.audit import Audit
@@ -43,6 +45,7 @@ class Executor:
         block: where no slot is free, wait for one.
         disarmed: kinds of guards that do nothing. For tests: it tears checkpoints.
         audit: compare samples of the state for writes that no guard saw.
+        late: tensors, by target, that were found when `capture` was called; they are copied before step() returns.
         tell: told, in one line, what is slower than planned.
     """
 
@@ -60,13 +63,14 @@ class Executor:
         block: bool,
         disarmed: frozenset[GuardKind] = frozenset(),
         audit: bool = False,
+        late: Callable[[], Mapping[str, torch.Tensor]] = dict,
         tell: Callable[[str], None] = _LOG.warning,
     ) -> None:
         self.program = program_of(schedule, device.few_bytes)
         self.spots = Spots(self.program)
         self._planned = self.program.used != {self.program.anchor_count}  # something before an iteration's end
         self.pipeline = Pipeline(
-            self.program, binding, device, sink, counters, keep_early=GuardKind.REWRITE in disarmed
+            self.program, binding, device, sink, counters, keep_early=GuardKind.REWRITE in disarmed, late=late
         )
         self.completed = 0  # iterations
         self.awake = audit or interval == 1  # a checkpoint is being filled, or is due when this iteration ends
