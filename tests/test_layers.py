@@ -22,12 +22,13 @@ ALLOWED: dict[str, set[str]] = {
     "wrapped": set(),
     "statenames": set(),
     "units": {"errors"},
-    "graph": {"errors"},
+    "unlisted": {"units"},
+    "graph": {"errors", "unlisted"},
     "jsonfile": {"errors"},
-    "graphfile": {"errors", "graph", "jsonfile"},
+    "graphfile": {"errors", "graph", "unlisted", "jsonfile"},
     "hardware": {"errors", "units", "graph", "jsonfile"},
     "plan": {"errors", "graph"},
-    "trace": {"collector", "errors", "units", "graph", "training", "extra", "wrapped", "statenames"},
+    "trace": {"collector", "errors", "units", "graph", "training", "extra", "unlisted", "wrapped", "statenames"},
     "link": {"plan"},
     "solve": {"errors", "plan", "link"},
     "schedule": {"errors", "jsonfile"},
@@ -48,7 +49,8 @@ ALLOWED: dict[str, set[str]] = {
     "restore": {"errors", "training", "extra", "statenames", "store", "runtime", "hoststate"},
     "data": {"errors"},
     "checkpointing": {
-        "collector", "errors", "text", "training", "statenames", "schedule", "runtime", "store", "hoststate", "restore",
+        "collector", "errors", "text", "unlisted", "training", "extra", "statenames", "schedule", "runtime", "store",
+        "hoststate", "restore",
     },
     "examples": {"__init__", "data"},
     "sweep": {
@@ -56,8 +58,8 @@ ALLOWED: dict[str, set[str]] = {
         "sources", "models",
     },
     "cli": {
-        "errors", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "schedule", "verify",
-        "compiler", "report", "sources", "training", "solve", "store", "sweep", "text",
+        "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "schedule",
+        "verify", "compiler", "report", "sources", "training", "solve", "store", "sweep", "text",
     },
 }  # fmt: skip
 

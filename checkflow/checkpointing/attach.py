@@ -11,8 +11,9 @@ import torch
 
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.files import layout_of
+from checkflow.checkpointing.listing import missing, unplanned
 from checkflow.collector import paused_collector
-from checkflow.errors import InputError, StoreError
+from checkflow.errors import AuditError, InputError, StoreError
 from checkflow.hoststate.capture import HostState, check_capturable
 from checkflow.hoststate.objects import HostObjects
 from checkflow.hoststate.tensors import in_files
@@ -91,13 +92,15 @@ def attach(
         retry_s: how long a checkpoint that the disk refuses is tried again before that breaks one; `notify` is told
             when this begins and ends. So long does a saver try, too, whose trainer was killed.
         sigterm_deadline_s: time to stage and persist the last iteration when SIGTERM arrives; None: leave SIGTERM.
-        audit: look for writes that no guard sees, by samples; costs a synchronization for each iteration.
+        audit: look for writes that no guard sees, by samples; costs a synchronization for each iteration. What the
+            traced iteration carries and nothing lists is an error then.
         notify: told, in one line, what a person should know.
 
     Raises:
         InputError: the training is not what the schedule was compiled for, or cannot be checkpointed; the first
             difference is named.
         StoreError: the store is in use or cannot be used, or memory does not suffice.
+        AuditError: with `audit`, the iteration carries what no checkpoint would have.
         DeviceError: CUDA refuses to pin the slots.
     """
 
@@ -112,6 +115,9 @@ def attach(
         raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
     if policy not in ("skip", "block"):
         raise InputError(f"policy: {policy!r} is not known; use 'skip' or 'block'")
+    lacking = missing(schedule, training.listed, scaler=scaler is not None)
+    if lacking and audit:
+        raise AuditError(f"audit: {lacking[0]}")
     binding = bind(schedule, training)
     objects = HostObjects.of(
         scheduler=scheduler,
@@ -132,6 +138,9 @@ def attach(
     fingerprints = {"schedule": schedule.digest, "state": schedule.state_fingerprint}
     host = HostState(training, objects, stored=stored.__contains__, fingerprints=fingerprints, rooms=rooms)
     check_capturable(host)
+    for line in (*lacking, unplanned(schedule, training.listed)):
+        if line is not None:
+            notify(line)
     with contextlib.ExitStack() as undo:
         with held_back():
             handle = StoreHandle.open(

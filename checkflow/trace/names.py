@@ -29,6 +29,7 @@ class State:
     role: Role
     tensor: torch.Tensor
     host: bool  # on the host, whatever the device: never crosses the link
+    may_change: bool = False  # in shape, or not be there: a dict of the user's holds it
 
 
 def check_training(value: object, model: str) -> Training:
@@ -107,7 +108,7 @@ def _extra_state(training: Training) -> Iterator[State]:
     for holder, member in listed.objects.items():
         if isinstance(member, Holder):
             for path, tensor in tensors_of(member).items():
-                yield State(f"{holder}/{path}", Role.BUFFER, tensor, host=False)
+                yield State(f"{holder}/{path}", Role.BUFFER, tensor, host=False, may_change=True)
 
 
 def _optimizer_state(training: Training, model: str) -> Iterator[State]:
