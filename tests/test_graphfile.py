@@ -252,7 +252,6 @@ def test_format_page_names_every_field_and_its_rows_are_rows() -> None:
         assert [model.model_validate_json(json.dumps(row)) for row in examples]
         shown = [row for row in shown if row not in examples]
     assert shown == []
-    fields = [
-        field for model in (TensorRow, OpRow, AnchorRow, UnlistedRow, GraphDocument) for field in model.model_fields
-    ]
+    models = TensorRow, OpRow, AnchorRow, UnlistedRow, GraphDocument
+    fields = [field for model in models for field in model.model_fields]
     assert [field for field in fields if f"`{field}`" not in text] == []

@@ -99,7 +99,7 @@ def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training
     models = modules_of(training)
     held = [*models, *training.listed.tensors]
     optimizers = dict(zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True))
-    saved = {found.name for found in (*parsed.models, *parsed.objects)}
+    saved = {model.name for model in parsed.models} | {found.name for found in parsed.objects}
     missing = tuple(name for name in training.listed.holders if name not in saved)
     _same_names("model", held, [model.name for model in parsed.models], missing)
     _same_names("optimizer", list(optimizers), [optimizer.name for optimizer in parsed.optimizers])

@@ -148,10 +148,10 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
         else:
             storages[row.id] = storage
     scheduled = {view.name for row in schedule.state for view in row.views}
-    extra = [live for live in lives.values() if StateName.parse(live.name).is_extra and live.name not in scheduled]
+    more = [live for live in lives.values() if StateName.parse(live.name).is_extra and live.name not in scheduled]
     if fixed is None:
-        _add_targets(extra, targets)
-    unplanned = {live for live in extra if live.name in targets}
+        _add_targets(more, targets)
+    unplanned = {live for live in more if live.name in targets}
     for live in lives.values():
         if live.name in scheduled or is_host_scalar(live):
             continue

@@ -25,6 +25,7 @@ from checkflow.runtime.program import program_of
 from checkflow.runtime.sink import Sink
 from checkflow.runtime.spots import Spots
 from checkflow.schedule import Schedule
+from checkflow.statenames import StateName
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
 
@@ -175,7 +176,7 @@ class Executor:
             self.pipeline.protect(gone, Cause.UNWATCHED)  # no guard covers them any more
             self.pipeline.rebind(self._binding)
             self._say(
-                self.loose,
+                tuple(name for name in self.loose if not StateName.parse(name).is_extra),  # attach told of those
                 "lies in memory otherwise than at attach; read when each iteration ends, which training waits for",
             )
             for guard in self._guards:

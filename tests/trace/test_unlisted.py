@@ -27,7 +27,7 @@ def names(factory: Callable[[], Training], *, real: bool = False) -> list[Unlist
 
 def line_of(factory: Callable[[], Training], text: str) -> str:
     """ "file.py:12" of the line of a factory that has this text."""
-    code = factory.__code__  # type: ignore[attr-defined]
+    code = factory.__code__
     lines = Path(code.co_filename).read_text().splitlines()
     for number in count(code.co_firstlineno):
         if text in lines[number - 1]:
@@ -45,7 +45,7 @@ def averaged() -> Training:
     ema, sgd = AveragedModel(model), optim.SGD(model.parameters(), 0.1)
 
     def iteration() -> None:
-        F.cross_entropy(model(x), y).backward()
+        torch.autograd.backward(F.cross_entropy(model(x), y))
         sgd.step()
         sgd.zero_grad()
         ema.update_parameters(model)
@@ -61,7 +61,8 @@ def hidden() -> Training:
         nonlocal state
         after = cell(x, state)
         state = after.detach()
-        return after.square().mean()
+        squares: Tensor = after.square()
+        return squares.mean()
 
     return loop(cell, optim.SGD(cell.parameters(), 0.1), loss)
 
@@ -74,7 +75,7 @@ def detached_in_place() -> Training:
 
     def iteration() -> None:
         after = cell(x, kept["state"])
-        after.square().mean().backward()
+        torch.autograd.backward(after.square().mean())
         sgd.step()
         sgd.zero_grad()
         kept["state"] = after.detach_()
@@ -108,7 +109,7 @@ def static_input() -> Training:
     sgd = optim.SGD(model.parameters(), 0.1)
 
     def iteration() -> None:
-        F.cross_entropy(model(x), y).backward()
+        torch.autograd.backward(F.cross_entropy(model(x), y))
         sgd.step()
         sgd.zero_grad()
         x.copy_(torch.randn(8, 4))
@@ -135,7 +136,7 @@ def scratch_buffer() -> Training:
 
     def loss() -> Tensor:
         out = model(x)
-        model.mean.lerp_(out.detach().mean(0), 0.1)  # type: ignore[operator, union-attr]
+        model.mean.lerp_(out.detach().mean(0), 0.1)  # type: ignore[operator]
         return F.cross_entropy(out - model.mean, y)
 
     return loop(model, optim.SGD(model.parameters(), 0.1), loss)
