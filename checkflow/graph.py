@@ -14,6 +14,8 @@ from itertools import accumulate
 
 import networkx as nx
 
+from checkflow.unlisted import Unlisted
+
 
 class Role(StrEnum):
     """What a storage is for. The first three are state: a resume needs them."""
@@ -97,6 +99,7 @@ class Graph:
     tensors: tuple[Tensor, ...]
     anchors: tuple[Anchor, ...]
     host_state_bytes: int = 0  # state that already lives on the host and never crosses the link
+    unlisted: tuple[Unlisted, ...] = ()
 
     @property
     def steps(self) -> int:

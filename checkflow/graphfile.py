@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 from checkflow.errors import FormatError
 from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
 from checkflow.jsonfile import digest_of, parse_json, render, validate, write_text
+from checkflow.unlisted import Unlisted
 
 FORMAT: Literal["checkflow-graph"] = "checkflow-graph"
 VERSION: Literal[1] = 1
@@ -63,6 +64,15 @@ class AnchorRow(_Model):
     position: Count
 
 
+class UnlistedRow(_Model):
+    """What the iteration hands on to the next though it is no state."""
+
+    name: str = ""
+    bytes: Count
+    where: str = ""
+    scaler: bool = False
+
+
 class GraphDocument(_Model):
     """A graph file."""
 
@@ -77,6 +87,7 @@ class GraphDocument(_Model):
     tensors: tuple[TensorRow, ...]
     ops: Annotated[tuple[OpRow, ...], Field(min_length=1)]
     anchors: Annotated[tuple[AnchorRow, ...], Field(min_length=1)]
+    unlisted: tuple[UnlistedRow, ...] = ()
 
 
 _READER = TypeAdapter(GraphDocument)
@@ -139,7 +150,7 @@ def _content(graph: Graph) -> dict[str, object]:
         "tensors": [_row(_tensor_row(tensor)) for tensor in graph.tensors],
         "ops": [_row(_op_row(op)) for op in graph.ops],
         "anchors": [_row(_anchor_row(anchor)) for anchor in graph.anchors],
-    }
+    } | ({"unlisted": [_row(_unlisted_row(found)) for found in graph.unlisted]} if graph.unlisted else {})
 
 
 def _row(row: _Model) -> dict[str, object]:
@@ -173,6 +184,10 @@ def _anchor_row(anchor: Anchor) -> AnchorRow:
     return AnchorRow(kind=anchor.kind, subject=anchor.subject, occurrence=anchor.occurrence, position=anchor.position)
 
 
+def _unlisted_row(found: Unlisted) -> UnlistedRow:
+    return UnlistedRow(name=found.name, bytes=found.size_bytes, where=found.where, scaler=found.scaler)
+
+
 def _graph(document: GraphDocument) -> Graph:
     return Graph(
         model=document.model,
@@ -196,6 +211,7 @@ def _graph(document: GraphDocument) -> Graph:
         ),
         anchors=tuple(Anchor(row.kind, row.subject, row.occurrence, row.position) for row in document.anchors),
         host_state_bytes=document.host_state_bytes,
+        unlisted=tuple(Unlisted(row.name, row.bytes, row.where, row.scaler) for row in document.unlisted),
     )
 
 

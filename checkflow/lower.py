@@ -19,6 +19,7 @@ from checkflow.schedule import (
     PlanRow,
     Schedule,
     StateRow,
+    UnlistedRow,
     ViewRow,
     sealed,
 )
@@ -91,6 +92,10 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
                     finish=t.finish,
                 )
                 for t in plan.transfers
+            ),
+            unlisted=tuple(
+                UnlistedRow(name=found.name, bytes=found.size_bytes, where=found.where, scaler=found.scaler)
+                for found in graph.unlisted
             ),
             actions=tuple(
                 ActionRow(

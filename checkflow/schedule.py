@@ -80,6 +80,15 @@ class ActionRow(_Model):
     release: Place | None = None
 
 
+class UnlistedRow(_Model):
+    """What the iteration hands on to the next though it is no state, so that a checkpoint lacks it."""
+
+    name: str = ""
+    bytes: Count
+    where: str = ""
+    scaler: bool = False
+
+
 class Certificate(_Model):
     """What the plan claims to need, and why no plan needs less than the bound. `verify` recomputes it."""
 
@@ -125,6 +134,7 @@ class Schedule(_Model):
     anchors: tuple[AnchorRow, ...]
     plan: tuple[PlanRow, ...]  # in link order
     actions: tuple[ActionRow, ...]  # in the order in which offloads are issued
+    unlisted: tuple[UnlistedRow, ...] = ()
 
     def position(self, place: Place) -> int:
         """The unrolled position of a place in `actions`."""
@@ -137,7 +147,8 @@ _READER = TypeAdapter(Schedule)
 
 def schedule_document(schedule: Schedule) -> dict[str, object]:
     """The schedule as the JSON object that is written. Rows leave out what they do not have (snapshot, release)."""
-    document: dict[str, object] = schedule.model_dump(mode="json", exclude={"state", "anchors", "plan", "actions"})
+    tables = {"state", "anchors", "plan", "actions", "unlisted"}
+    document: dict[str, object] = schedule.model_dump(mode="json", exclude=tables)
     for name, rows in (
         ("state", schedule.state),
         ("anchors", schedule.anchors),
@@ -145,6 +156,8 @@ def schedule_document(schedule: Schedule) -> dict[str, object]:
         ("actions", schedule.actions),
     ):
         document[name] = [row.model_dump(mode="json", exclude_none=True) for row in rows]
+    if schedule.unlisted:
+        document["unlisted"] = [row.model_dump(mode="json", exclude_defaults=True) for row in schedule.unlisted]
     return document
 
 

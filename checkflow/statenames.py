@@ -35,6 +35,11 @@ class StateName:
     def is_optimizers(self) -> bool:
         return self.holder.partition(".")[0] == "optimizer"
 
+    @property
+    def is_extra(self) -> bool:
+        """Whether the user listed it beside models and optimizers."""
+        return self.holder.startswith("extra.")
+
     def above(self) -> Iterator[StateName]:
         """The names that this one is a part of, longest first: of its slot, of its parameter."""
         path = self.path

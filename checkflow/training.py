@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 
+from checkflow.extra import Extra
 from checkflow.wrapped import optimizers_in, unwrapped
 
 
@@ -15,12 +16,14 @@ from checkflow.wrapped import optimizers_in, unwrapped
 class Training:
     """What to compile: model(s), optimizer(s), and a function that runs one whole iteration on a representative batch.
 
-    The iteration covers forward, backward and update; what it returns is ignored.
+    The iteration covers forward, backward and update; what it returns is ignored. `extra` names what else it carries
+    from one iteration to the next: modules, tensors, dicts, objects with state_dict and load_state_dict.
     """
 
     model: torch.nn.Module | Sequence[torch.nn.Module]
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
     iteration: Callable[[], object]
+    extra: Mapping[str, object] = field(default_factory=dict)
 
     @cached_property
     def models(self) -> tuple[torch.nn.Module, ...]:
@@ -33,3 +36,8 @@ class Training:
         """All of them, and those that they hold."""
         given = (self.optimizer,) if isinstance(self.optimizer, torch.optim.Optimizer) else tuple(self.optimizer)
         return tuple(dict.fromkeys(found for one in given for found in optimizers_in(one)))
+
+    @cached_property
+    def listed(self) -> Extra:
+        """`extra` by kind. Raises InputError for what cannot be taken."""
+        return Extra.of(self.extra)

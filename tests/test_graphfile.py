@@ -18,6 +18,7 @@ from checkflow.graphfile import (
     GraphDocument,
     OpRow,
     TensorRow,
+    UnlistedRow,
     graph_document,
     graph_fingerprint,
     json_schema,
@@ -246,10 +247,11 @@ def test_format_page_names_every_field_and_its_rows_are_rows() -> None:
     """graphs/FORMAT.md shows rows that a reader accepts, and leaves no field out."""
     text = (SCHEMA.parent / "FORMAT.md").read_text()
     shown = [json.loads(line) for line in text.splitlines() if line.startswith("    {")]
-    for model in (TensorRow, OpRow, AnchorRow):
+    for model in (TensorRow, OpRow, AnchorRow, UnlistedRow):
         examples = [row for row in shown if row.keys() <= model.model_fields.keys()]
         assert [model.model_validate_json(json.dumps(row)) for row in examples]
         shown = [row for row in shown if row not in examples]
     assert shown == []
-    fields = [field for model in (TensorRow, OpRow, AnchorRow, GraphDocument) for field in model.model_fields]
+    models = TensorRow, OpRow, AnchorRow, UnlistedRow, GraphDocument
+    fields = [field for model in models for field in model.model_fields]
     assert [field for field in fields if f"`{field}`" not in text] == []

@@ -19,6 +19,7 @@ from checkflow.schedule import (
     PlanRow,
     Schedule,
     StateRow,
+    UnlistedRow,
     json_schema,
     read_schedule,
     schedule_digest,
@@ -204,7 +205,7 @@ def test_format_page_names_every_field_and_its_rows_are_rows() -> None:
     """schedules/FORMAT.md shows rows that a reader accepts, and leaves no field out."""
     text = (SCHEMA.parent / "FORMAT.md").read_text()
     shown = [json.loads(line) for line in text.splitlines() if line.startswith("    {")]
-    rows: list[type[BaseModel]] = [StateRow, AnchorRow, PlanRow, ActionRow]
+    rows: list[type[BaseModel]] = [StateRow, AnchorRow, PlanRow, ActionRow, UnlistedRow]
     for model in rows:
         examples = [row for row in shown if row.keys() <= model.model_fields.keys()]
         assert [model.model_validate_json(json.dumps(row)) for row in examples]

@@ -12,13 +12,16 @@ import torch
 
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.files import layout_of
+from checkflow.checkpointing.listing import missing, unplanned
 from checkflow.collector import paused_collector
-from checkflow.errors import CorruptStoreError, InputError, StoreError
+from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
 from checkflow.hoststate.capture import HostState, check_capturable
 from checkflow.hoststate.objects import HostObjects
-from checkflow.runtime.binding import bind
+from checkflow.hoststate.tensors import in_files
+from checkflow.runtime.binding import add_rooms, bind
 from checkflow.runtime.state import check_supported
 from checkflow.schedule import Schedule, read_schedule
+from checkflow.statenames import StateName
 from checkflow.store.handle import OnError, StoreHandle
 from checkflow.store.interrupts import held_back
 from checkflow.store.keep import keep_newest
@@ -55,6 +58,7 @@ def attach(
     scaler: object = None,
     loader: object = None,
     generators: Mapping[str, torch.Generator] | None = None,
+    extra: Mapping[str, object] | None = None,
     metadata: Mapping[str, object] | None = None,
     interval: int | None = None,
     slots: int = 3,
@@ -84,7 +88,10 @@ def attach(
         scheduler: one LR scheduler or a sequence of them; likewise `scaler` (GradScaler) and `loader`, which has to
             know its position: checkflow.data.ResumableLoader or torchdata's StatefulDataLoader.
         generators: the user's own random generators, by name.
-        metadata: the user's own JSON; read anew for each checkpoint.
+        extra: what else the training carries from one iteration to the next, by name: {"ema": ema, "batch": held}.
+            A module or a tensor, which is to be changed in place; a dict, whose tensors may be others each time, so
+            that a loop keeps there what it replaces; or any object with state_dict and load_state_dict. Of any size.
+        metadata: the user's own JSON; read anew for each checkpoint. `Checkpointer.metadata` is what was restored.
         interval: iterations from one checkpoint to the next; the schedule's unless given.
         slots: checkpoints that host memory holds: 3 to fill, keep and persist at once, or 2. With 1 each is on disk,
             whatever `persist_every` says, before the next is begun: least memory, and least lost with the machine.
@@ -100,7 +107,8 @@ def attach(
         sigterm_deadline_s: time from SIGTERM to what it would have done otherwise, which ends the process by default.
             Before that the last completed iteration is made durable; where none of its checkpoints was due, the next
             step() is waited for. None: leave SIGTERM.
-        audit: look for writes that no guard sees, by samples; costs a synchronization for each iteration.
+        audit: look for writes that no guard sees, by samples; costs a synchronization for each iteration. What the
+            traced iteration carries and nothing lists is an error then.
         notify: told, in one line, what a person should see to; a warning by default.
         tell: told, in one line, what is done and was restored; on stderr by default.
 
@@ -108,13 +116,14 @@ def attach(
         InputError: the training is not what the schedule was compiled for, or cannot be checkpointed; the first
             difference is named.
         StoreError: the store is in use or cannot be used, or memory does not suffice.
+        AuditError: with `audit`, the iteration carries what no checkpoint would have.
         DeviceError: CUDA refuses to pin the slots.
     """
 
     def warn(line: str) -> None:
         notify(plain(line))
 
-    training = Training(model, optimizer, _no_iteration)
+    training = Training(model, optimizer, _no_iteration, {} if extra is None else extra)
     check_supported(training)
     if isinstance(schedule, (str, Path)):
         schedule = read_schedule(Path(schedule))
@@ -122,15 +131,32 @@ def attach(
         raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
     if policy not in ("skip", "block"):
         raise InputError(f"policy: {policy!r} is not known; use 'skip' or 'block'")
+    lacking = missing(schedule, training.listed, scaler=scaler is not None)
+    if lacking and audit:
+        raise AuditError(f"audit: {lacking[0]}")
     binding = bind(schedule, training)
+    objects = HostObjects.of(
+        scheduler=scheduler,
+        scaler=scaler,
+        loader=loader,
+        generators=generators,
+        metadata=metadata,
+        extra=training.listed,
+    )
+    add_rooms(binding, in_files(objects.objects))
     layout = layout_of(binding)
     stored = {target.name for target in binding.targets.values()}
-    objects = HostObjects.of(
-        scheduler=scheduler, scaler=scaler, loader=loader, generators=generators, metadata=metadata
-    )
+    rooms = {
+        target.name: (getattr(torch, target.dtype), target.shape)
+        for target in binding.targets.values()
+        if StateName.parse(target.name).holder in objects.objects
+    }
     fingerprints = {"schedule": schedule.digest, "state": schedule.state_fingerprint}
-    host = HostState(training, objects, stored=stored.__contains__, fingerprints=fingerprints)
+    host = HostState(training, objects, stored=stored.__contains__, fingerprints=fingerprints, rooms=rooms)
     check_capturable(host)
+    for line in (*lacking, unplanned(schedule, training.listed)):
+        if line is not None:
+            warn(line)
     with contextlib.ExitStack() as undo:
         with held_back():
             handle = StoreHandle.open(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -76,6 +76,7 @@ class Checkpointer:
         self._meter = Meter(self._counters)
         self._closed = False
         self._restorable: object = None  # the structure of host state that was found to match the files
+        self._metadata: Mapping[str, object] = {}
         device: Device
         if binding.device.type == "cuda":
             handle.take_memory()  # to be pinned
@@ -106,6 +107,7 @@ class Checkpointer:
             interval=interval,
             block=block,
             audit=audit,
+            late=host.tensors,
             tell=notify,
             inside=self._inside,
         )
@@ -165,9 +167,17 @@ class Checkpointer:
                     self._objects,
                     self._executor.begin_restore,
                 )
+            for name in restored.missing:
+                self._notify(f"{self._store}: {name} is not in this checkpoint; it stays as it is")
+            self._metadata = restored.metadata
             self._executor.resume(restored.iteration)
             self._tell(f"{self._store}: resumed iteration {restored.iteration} in {time.monotonic() - started:.1f} s")
             return restored.iteration
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """The user's own JSON in the checkpoint that was restored; empty where none was."""
+        return self._metadata
 
     def step(self) -> None:
         """An iteration ended, its update included. Raises what went wrong in the background, within a second of it.

@@ -13,6 +13,7 @@ from checkflow import hardware, sources, trace
 from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
+from checkflow.unlisted import lines_of
 
 MEASURE = "measure"
 DEFAULT_DEVICE = "rtx3090"
@@ -66,7 +67,7 @@ def traced(
         profile = hardware.measure_profile("measured", graph.traced_on, progress=progress)
     else:
         graph = hardware.retime(graph, profile)
-    return TimedGraph(graph, profile, result.notes, time.perf_counter() - started)
+    return TimedGraph(graph, profile, (*result.notes, *_unlisted(graph)), time.perf_counter() - started)
 
 
 def _as_read(graph: Graph, device: str | None, started: float) -> TimedGraph:
@@ -77,4 +78,10 @@ def _as_read(graph: Graph, device: str | None, started: float) -> TimedGraph:
         graph = hardware.retime(graph, profile)
     elif graph.device in hardware.NAMES:
         profile = hardware.load_profile(graph.device)
-    return TimedGraph(graph, profile, (), time.perf_counter() - started)
+    return TimedGraph(graph, profile, _unlisted(graph), time.perf_counter() - started)
+
+
+def _unlisted(graph: Graph) -> tuple[str, ...]:
+    """A GradScaler is given at attach, which says so where it was not."""
+    found = [one for one in graph.unlisted if not one.scaler]
+    return lines_of(found, "list it in Training(extra={...}) and attach(extra={...})")

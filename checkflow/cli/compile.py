@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -111,7 +112,8 @@ def command(
         click.echo(f"checkflow: {timed.graph.model}: {explain(result)}", err=True)
         return EXIT_NO
     if as_json:
-        click.echo(json.dumps(summary.of_compiled(result, timed.trace_s, str(output))))
+        found = {"unlisted": [asdict(one) for one in result.graph.unlisted]}
+        click.echo(json.dumps(summary.of_compiled(result, timed.trace_s, str(output)) | found))
     else:
         terminal.show(
             _console.out,

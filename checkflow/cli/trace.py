@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -46,6 +47,7 @@ def command(
             "iteration_time_ns": graph.iteration_time_ns,
             "training_peak_bytes": graph.training_peak_bytes,
             "liveness_peak_bytes": max(graph.liveness_bytes, default=0),
+            "unlisted": [asdict(found) for found in graph.unlisted],
             "trace_s": timed.trace_s,
             "graph": str(output),
         }

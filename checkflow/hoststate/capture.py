@@ -15,17 +15,19 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
 
 from checkflow.hoststate.encode import encode
-from checkflow.hoststate.forms import dump
+from checkflow.hoststate.forms import Json, dump
 from checkflow.hoststate.objects import HostObjects, read_without_waiting
 from checkflow.hoststate.optimizers import IsStored, OptimizerReader, file_of
 from checkflow.hoststate.record import FORMAT, VERSION
 from checkflow.hoststate.rng import RngReader
-from checkflow.runtime.state import parameter_names, uncompiled
+from checkflow.hoststate.tensors import Room, split
+from checkflow.runtime.state import modules_of, parameter_names, uncompiled
 from checkflow.statenames import holders
 from checkflow.training import Training
 
@@ -52,6 +54,7 @@ class HostState:
         objects: what else the user attached.
         stored: whether a file of the checkpoint holds the tensor of a state name, "optimizer/fc.weight.exp_avg". What
             no file holds goes into the record if it is small, and is refused otherwise.
+        rooms: of tensors in the objects' state, by state name: what the files have room for.
         fingerprints: of the schedule and the state, by what they are of.
 
     Models and optimizers have the files "model.safetensors", "optimizer.safetensors" ("model.0.safetensors", ... where
@@ -59,9 +62,16 @@ class HostState:
     """
 
     def __init__(
-        self, training: Training, objects: HostObjects, *, stored: IsStored, fingerprints: Mapping[str, str]
+        self,
+        training: Training,
+        objects: HostObjects,
+        *,
+        stored: IsStored,
+        fingerprints: Mapping[str, str],
+        rooms: Mapping[str, Room] = MappingProxyType({}),
     ) -> None:
-        self._models = dict(zip(holders("model", len(training.models)), training.models, strict=True))
+        self._models = modules_of(training)
+        self._files = (*self._models, *training.listed.tensors)
         names = parameter_names(training)
         self._parameters = len(names)
         self._keep = tuple(training.models)  # ids in `names` stay theirs
@@ -72,6 +82,8 @@ class HostState:
             )
         ]
         self._objects = objects
+        self._rooms = rooms
+        self._tensors: dict[str, torch.Tensor] = {}
         self._rng = RngReader()
         self._extra = [(prefix, path, module) for prefix, path, module in _with_extra_state(self._models)]
         head = {"format": FORMAT, "version": VERSION, "fingerprints": dict(fingerprints), "versions": _versions()}
@@ -81,6 +93,7 @@ class HostState:
         """The state after `iteration` completed iterations. Raises InputError that names what cannot be saved."""
         optimizers = ",".join(reader.read() for reader in self._optimizers)
         before = f'{self._head},"iteration":{iteration},"models":[{self._model_texts()}],"optimizers":[{optimizers}]'
+        self._tensors = {}
         objects = tuple(self._object_parts())
         rng = self._rng.read(self._objects.generators)  # after the objects: a fresh loader may draw when it is asked
         metadata = dump(encode(dict(self._objects.metadata), "metadata"))
@@ -98,20 +111,31 @@ class HostState:
             extra.setdefault(prefix, {})[path] = encode(module.get_extra_state(), where)
         return ",".join(
             dump({"name": prefix, "file": file_of(prefix), "extra": extra.get(prefix, {})})  # type: ignore[dict-item]
-            for prefix in self._models
+            for prefix in self._files
         )
 
     def _object_parts(self) -> Iterator[str | Callable[[], str]]:
         between = ""
         for name, member in self._objects.objects.items():
-            yield f'{between}{dump({"name": name, "type": type(member).__name__})[:-1]},"state":'
+            head: dict[str, Json] = {"name": name, "type": type(member).__name__}
             later = read_without_waiting(member)
             if later is None:
-                yield dump(encode(member.state_dict(), name))
+                found = split(name, member.state_dict(), self._rooms)
+                self._tensors |= found.tensors
+                head |= {"file": file_of(name)} if found.tensors else {}
+                head |= {"on_device": list(found.on_device)} if found.on_device else {}
+                head |= {"leaves": list(found.leaves)} if found.leaves else {}
+                yield f'{between}{dump(head)[:-1]},"state":{dump(encode(found.state, name))}}}'
             else:
+                yield f'{between}{dump(head)[:-1]},"state":'
                 yield lambda state=later, name=name: dump(encode(state(), name))  # type: ignore[misc]
-            yield "}"
+                yield "}"
             between = ","
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Of the last `capture`: the objects' tensors that go to files, by state name. They may change from now on."""
+        found, self._tensors = self._tensors, {}
+        return found
 
     def room_bytes(self) -> int:
         """Bytes that a record of this training may need, now and once the optimizers have their state."""

@@ -17,6 +17,7 @@ from checkflow.hoststate.forms import (
     TENSOR_DTYPES,
     Array,
     Json,
+    Recorded,
     RefusedError,
     Stored,
     base64_of,
@@ -80,7 +81,7 @@ def _members(value: Iterable[object], depth: int) -> Json:
     return list(sorted(_list(value, depth), key=dump))  # noqa: C413 (mypy: list is invariant)
 
 
-def tensor_parts(value: torch.Tensor) -> Json:
+def tensor_parts(value: torch.Tensor, max_bytes: int | None = MAX_TENSOR_BYTES) -> Json:
     """A tensor's dtype, shape and bytes. Raises RefusedError for what has none here."""
     name = str(value.dtype).removeprefix("torch.")
     if name not in TENSOR_DTYPES or value.layout != torch.strided:
@@ -90,8 +91,8 @@ def tensor_parts(value: torch.Tensor) -> Json:
     if value.requires_grad:
         raise RefusedError("a tensor that requires a gradient cannot be saved here; detach it")
     size_bytes = value.numel() * value.element_size()
-    if size_bytes > MAX_TENSOR_BYTES:
-        raise RefusedError(f"a tensor of {size_bytes} bytes cannot be saved here; keep at most {MAX_TENSOR_BYTES}")
+    if max_bytes is not None and size_bytes > max_bytes:
+        raise RefusedError(f"a tensor of {size_bytes} bytes cannot be saved here; keep at most {max_bytes}")
     data = value.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy().tobytes()
     return {"dtype": name, "shape": list(value.shape), "data": base64_of(data)}
 
@@ -116,6 +117,7 @@ _ENCODERS: dict[type, Callable[..., Json]] = {
     torch.dtype: lambda value, _: {"$dtype": str(value).removeprefix("torch.")},
     torch.Tensor: lambda value, _: {"$tensor": tensor_parts(value)},
     np.ndarray: lambda value, _: {"$array": _array_parts(value)},
+    Recorded: lambda value, _: {"$tensor": tensor_parts(value.tensor, None)},
     Stored: lambda value, _: {"$stored": value.name},
 }
 

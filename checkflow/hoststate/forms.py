@@ -55,6 +55,13 @@ class Stored:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A tensor for the record though it is large: its own file has no room for it."""
+
+    tensor: torch.Tensor
+
+
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 

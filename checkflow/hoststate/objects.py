@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 import torch
 
 from checkflow.errors import InputError
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """The protocol of LR schedulers, GradScaler, torchdata's StatefulDataLoader and checkflow.data.ResumableLoader."""
-
-    def state_dict(self) -> dict[str, object]: ...
-
-    def load_state_dict(self, state_dict: dict[str, object], /) -> object: ...
+from checkflow.extra import Extra, Stateful
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +31,9 @@ class HostObjects:
         loader: object = None,
         generators: Mapping[str, torch.Generator] | None = None,
         metadata: Mapping[str, object] | None = None,
+        extra: Extra | None = None,
     ) -> HostObjects:
-        """Each of the first three is one object, a sequence of them, or None.
+        """Each of the first three is one object, a sequence of them, or None; of `extra`, the objects are taken.
 
         The generator that a loader seeds its workers from is taken along as "<loader>.generator". Raises InputError,
         by name, for an object without the two methods.
@@ -56,6 +48,7 @@ class HostObjects:
                 generator = getattr(member, "generator", None)
                 if kind == "loader" and isinstance(generator, torch.Generator):
                     own[f"{name}.generator"] = generator
+        objects |= extra.objects if extra is not None else {}
         for name, generator in own.items():
             if not isinstance(generator, torch.Generator):
                 raise InputError(f"{name}: is a {type(generator).__name__}; give a torch.Generator")

@@ -74,13 +74,20 @@ class OptimizerRecord(BaseModel):
 
 
 class ObjectRecord(BaseModel):
-    """The state_dict of something the user attached."""
+    """The state_dict of something the user attached.
+
+    Its tensors may be in `file`, as {"$stored": path}. `on_device`, `leaves`: paths of tensors that lay on the device,
+    and of those that required a gradient.
+    """
 
     model_config = _STRICT
 
     name: str  # "scheduler", "scaler", "loader"
     type: str
     state: Json
+    file: str = ""
+    on_device: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
 
 
 class Record(BaseModel):

@@ -1,6 +1,7 @@
 """Verified bytes -> models, optimizers and everything else, in place.
 
 match.py       what goes where, refused before anything changed     files.py   safetensors bytes -> tensors
+objects.py     what attached objects gave
 optimizers.py  groups and state, made as the optimizer keeps them
 """
 

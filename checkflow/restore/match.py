@@ -13,43 +13,31 @@ import torch
 
 from checkflow.errors import FormatError, InputError
 from checkflow.hoststate.decode import decode
-from checkflow.hoststate.objects import HostObjects, Stateful
-from checkflow.hoststate.record import ModelRecord, ObjectRecord, Record, parse_record
+from checkflow.hoststate.objects import HostObjects
+from checkflow.hoststate.record import ModelRecord, Record, parse_record
 from checkflow.hoststate.rng import RngStates, match_rng
 from checkflow.restore.files import FileTensor, TensorFile, file_of_spec, parse_file
+from checkflow.restore.objects import ObjectPlan, match_object
 from checkflow.restore.optimizers import OptimizerPlan, match_optimizer
-from checkflow.runtime.state import Live, live_state, parameter_names, uncompiled
+from checkflow.runtime.state import Live, live_state, modules_of, parameter_names, uncompiled
 from checkflow.statenames import StateName, holders, nearest
 from checkflow.store.layout import Layout
 from checkflow.training import Training
 
 _ADVICE = "restore into the model that was saved"
-_LOAD_ERRORS = (KeyError, ValueError, TypeError, RuntimeError, AssertionError, IndexError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restored checkpoint said: iterations completed, fingerprints, and the user's own JSON."""
+    """What a restored checkpoint said: iterations completed, fingerprints, and the user's own JSON.
+
+    `missing`: what is listed as extra and was not when the checkpoint was taken; it stays as it is.
+    """
 
     iteration: int
     fingerprints: Mapping[str, str]
     metadata: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class _Object:
-    name: str
-    member: Stateful
-    state: dict[str, object]
-
-    def load(self) -> None:
-        try:
-            self.member.load_state_dict(self.state)
-            if self.name.startswith("loader"):
-                self.member.state_dict()  # torchdata makes its iterator now, and not where it would draw from the RNGs
-        except _LOAD_ERRORS as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise InputError(f"{self.name}: does not take the checkpoint's state ({reason:.200})") from None
+    missing: tuple[str, ...] = ()
 
 
 def restore(
@@ -75,7 +63,7 @@ def restore(
     matched = _match(parsed, _files(parsed, files), training, objects)
     begin()
     matched.apply()
-    return Restored(parsed.iteration, parsed.fingerprints, matched.metadata)
+    return Restored(parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing)
 
 
 def check_restorable(layout: Layout, record: bytes, training: Training, objects: HostObjects) -> None:
@@ -88,16 +76,17 @@ def check_restorable(layout: Layout, record: bytes, training: Training, objects:
 class _Matched:
     """What goes where. Nothing was changed yet."""
 
-    objects: list[_Object]
+    objects: list[ObjectPlan]
     copies: list[tuple[Live, FileTensor]]
     extra: list[tuple[torch.nn.Module, object]]
     plans: list[OptimizerPlan]
     generators: RngStates
     metadata: dict[str, object]
+    missing: tuple[str, ...]
 
     def apply(self) -> None:
-        for found in sorted(self.objects, key=lambda found: not found.name.startswith("loader")):
-            if found.name.startswith("loader"):
+        for found in self.objects:
+            if found.is_loader:
                 found.load()
         with torch.no_grad():
             for live, source in self.copies:
@@ -107,7 +96,7 @@ class _Matched:
         for plan in self.plans:
             plan.apply()
         for found in self.objects:
-            if not found.name.startswith("loader"):
+            if not found.is_loader:
                 found.load()
         self.generators.restore()
 
@@ -115,21 +104,31 @@ class _Matched:
 def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training, objects: HostObjects) -> _Matched:
     tensors = {**dict.fromkeys(_file_names(parsed), TensorFile({}, {})), **tensors}  # without state there is no file
     names = parameter_names(training)
-    models = dict(zip(holders("model", len(training.models)), training.models, strict=True))
+    models = modules_of(training)
+    held = [*models, *training.listed.tensors]
     optimizers = dict(zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True))
-    _same_names("model", list(models), [model.name for model in parsed.models])
+    saved = {model.name for model in parsed.models} | {found.name for found in parsed.objects}
+    missing = tuple(name for name in training.listed.holders if name not in saved)
+    _same_names("model", held, [model.name for model in parsed.models], missing)
     _same_names("optimizer", list(optimizers), [optimizer.name for optimizer in parsed.optimizers])
-    _same_names("object", list(objects.objects), [found.name for found in parsed.objects])
+    _same_names("object", list(objects.objects), [found.name for found in parsed.objects], missing)
     lives = live_state(training)
     copies = [copy for model in parsed.models for copy in _match_model(model, lives, tensors[model.file])]
-    extra = [found for model in parsed.models for found in _match_extra(model, models[model.name])]
+    extra = [
+        found for model in parsed.models if model.name in models for found in _match_extra(model, models[model.name])
+    ]
     plans = [match_optimizer(optimizers[found.name], names, found, tensors[found.file]) for found in parsed.optimizers]
-    matched = [_match_object(objects.objects[found.name], found) for found in parsed.objects]
+    device = next((live.tensor.device for live in lives if live.tensor.device.type == "cuda"), torch.device("cpu"))
+    empty = TensorFile({}, {})
+    matched = [
+        match_object(objects.objects[found.name], found, tensors.get(found.file, empty), device)
+        for found in parsed.objects
+    ]
     generators = match_rng(parsed.rng, objects.generators)
     metadata = decode(parsed.metadata, "metadata")
     if not isinstance(metadata, dict):
         raise FormatError("metadata: is no object; take another checkpoint")
-    return _Matched(matched, copies, extra, plans, generators, metadata)
+    return _Matched(matched, copies, extra, plans, generators, metadata, missing)
 
 
 def _files(record: Record, files: Mapping[str, memoryview]) -> dict[str, TensorFile]:
@@ -137,15 +136,18 @@ def _files(record: Record, files: Mapping[str, memoryview]) -> dict[str, TensorF
 
 
 def _file_names(record: Record) -> list[str]:
-    return [model.file for model in record.models] + [optimizer.file for optimizer in record.optimizers]
+    names = [model.file for model in record.models] + [optimizer.file for optimizer in record.optimizers]
+    return names + [found.file for found in record.objects if found.file]
 
 
-def _same_names(kind: str, ours: list[str], saved: list[str]) -> None:
+def _same_names(kind: str, ours: list[str], saved: list[str], missing: tuple[str, ...] = ()) -> None:
     for name in saved:
+        if name not in ours and name.startswith("extra."):
+            raise InputError(f"{name}: is in the checkpoint; list it: attach(extra={{...}}) with what was saved")
         if name not in ours:
             raise InputError(f"{name}: is in the checkpoint, but no such {kind} is attached; attach what was saved")
     for name in ours:
-        if saved.count(name) != 1:
+        if saved.count(name) != 1 and name not in missing:
             raise InputError(f"{name}: is attached, but the checkpoint has no such {kind}; attach what was saved")
 
 
@@ -201,17 +203,3 @@ def _match_extra(record: ModelRecord, model: torch.nn.Module) -> list[tuple[torc
         where = "in the checkpoint, but not in this model" if path in record.extra else "not in the checkpoint"
         raise InputError(f"{record.name}/{path}: its extra state is {where}; {_ADVICE}")
     return [(module, decode(record.extra[path], f"{record.name}/{path}")) for path, module in modules.items()]
-
-
-def _match_object(member: Stateful, record: ObjectRecord) -> _Object:
-    if type(member).__name__ != record.type:
-        ours = type(member).__name__
-        raise InputError(f"{record.name}: is {ours}, {record.type} in the checkpoint; attach what was saved")
-    state = decode(record.state, record.name)
-    if not isinstance(state, dict):
-        raise FormatError(f"{record.name}: its state is no object; take another checkpoint")
-    if isinstance(member, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)):
-        for key in sorted(state.keys() ^ member.state_dict().keys()):
-            where = "in the checkpoint, but not here" if key in state else "here, but not in the checkpoint"
-            raise InputError(f"{record.name}.{key}: is {where}; attach what was saved")
-    return _Object(record.name, member, state)

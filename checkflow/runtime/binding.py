@@ -6,7 +6,7 @@ difference is refused; later on only what no slot has room for is, and all else 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -119,6 +119,9 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
         for view in row.views:
             if view.name in lives:
                 continue
+            if StateName.parse(view.name).holder in training.listed.objects:  # it is asked when an iteration ends
+                targets.setdefault(view.name, Target(view.name, view.dtype, view.shape, tuple(range(len(view.shape)))))
+                continue
             if fixed is None:
                 _check_absent(view, lives)
                 targets[view.name] = Target(view.name, view.dtype, view.shape, _expected(view, parameters))
@@ -132,8 +135,9 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
         if fixed is None:
             _add_targets(found, targets)
         problem = _misfit(row, found, targets)
-        if problem is not None:
-            if fixed is None and any(live.optimizer is None for live in found):
+        extra = all(StateName.parse(live.name).is_extra for live in found)
+        if problem is not None or (extra and not row.written):  # nothing may tell that it was written after all
+            if fixed is None and not extra and any(live.optimizer is None for live in found):
                 raise InputError(f"{problem}; {_ADVICE}")
             _check_tied(found, targets)
             loose += found
@@ -144,11 +148,18 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
         else:
             storages[row.id] = storage
     scheduled = {view.name for row in schedule.state for view in row.views}
+    more = [live for live in lives.values() if StateName.parse(live.name).is_extra and live.name not in scheduled]
+    if fixed is None:
+        _add_targets(more, targets)
+    unplanned = {live for live in more if live.name in targets}
     for live in lives.values():
         if live.name in scheduled or is_host_scalar(live):
             continue
         if fixed is not None and live.name not in targets and _small(live):
             continue  # the host's record takes it
+        if live in unplanned:
+            loose.append(live)
+            continue
         _check_unscheduled(live, device, scheduled, new=fixed is not None and live.name not in targets)
         if fixed is None:
             _add_targets([live], targets)
@@ -182,6 +193,13 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
     )
 
 
+def add_rooms(binding: Binding, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Targets for tensors that are not bound: each checkpoint is handed them when its iteration ends."""
+    for name, tensor in tensors.items():
+        shape = tuple(tensor.shape)
+        binding.targets[name] = Target(name, _dtype(tensor), shape, tuple(range(len(shape))))
+
+
 _ADVICE = "attach what the schedule was compiled for, or compile it again"
 
 
@@ -207,6 +225,10 @@ def _check_absent(view: ViewRow, lives: dict[str, Live]) -> None:
 
 
 def _missing(view: ViewRow, lives: dict[str, Live]) -> InputError:
+    name = StateName.parse(view.name)
+    if name.is_extra and not any(StateName.parse(other).holder == name.holder for other in lives):
+        short = name.holder.removeprefix("extra.")
+        return InputError(f'{name.holder}: in the schedule; list it: attach(extra={{"{short}": ...}})')
     return InputError(f"{view.name}: in the schedule, but not in this training{nearest(view.name, lives)}; {_ADVICE}")
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+
+import torch
 
 from checkflow.errors import InputError
 from checkflow.runtime.audit import Audit
@@ -23,6 +25,7 @@ from checkflow.runtime.program import program_of
 from checkflow.runtime.sink import Sink
 from checkflow.runtime.spots import Spots
 from checkflow.schedule import Schedule
+from checkflow.statenames import StateName
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
 
@@ -43,6 +46,7 @@ class Executor:
         block: where no slot is free, wait for one.
         disarmed: kinds of guards that do nothing. For tests: it tears checkpoints.
         audit: compare samples of the state for writes that no guard saw.
+        late: tensors, by target, that were found when `capture` was called; they are copied before step() returns.
         tell: told, in one line, what is slower than planned.
         inside: entered while this works.
     """
@@ -61,6 +65,7 @@ class Executor:
         block: bool,
         disarmed: frozenset[GuardKind] = frozenset(),
         audit: bool = False,
+        late: Callable[[], Mapping[str, torch.Tensor]] = dict,
         tell: Callable[[str], None] = _LOG.warning,
         inside: Inside | None = None,
     ) -> None:
@@ -68,7 +73,7 @@ class Executor:
         self.spots = Spots(self.program)
         self._planned = self.program.used != {self.program.anchor_count}  # something before an iteration's end
         self.pipeline = Pipeline(
-            self.program, binding, device, sink, counters, keep_early=GuardKind.REWRITE in disarmed
+            self.program, binding, device, sink, counters, keep_early=GuardKind.REWRITE in disarmed, late=late
         )
         self._problems = self.pipeline.problems
         self.completed = 0  # iterations
@@ -324,7 +329,7 @@ class Executor:
             self.pipeline.protect(gone, Cause.UNWATCHED)  # no guard covers them any more
             self.pipeline.rebind(binding)
             self._say(
-                self.loose,
+                tuple(name for name in self.loose if not StateName.parse(name).is_extra),  # attach told of those
                 "lies in memory otherwise than at attach; read when each iteration ends, which training waits for",
             )
             for guard in self._guards:

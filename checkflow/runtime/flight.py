@@ -109,12 +109,16 @@ class SlotMap:
     def copy_loose(self, slot: Slot) -> None:
         """What does not lie in memory as the slot has it, element by element; returns when it is there."""
         for live in self.binding.loose:
-            target = self.binding.targets[live.name]
-            if live.tensor.numel() and target.alias_of is None:
-                into = self._target(slot, live.name).view(live.tensor.dtype)
-                with torch.no_grad():
-                    ordered = live.tensor.permute(target.order)
-                    into.view(ordered.shape).copy_(ordered)
+            if self.binding.targets[live.name].alias_of is None:
+                self.copy_now(slot, live.name, live.tensor)
+
+    def copy_now(self, slot: Slot, name: str, tensor: torch.Tensor) -> None:
+        """A tensor of this name, element by element; returns when it is there."""
+        if tensor.numel():
+            into = self._target(slot, name).view(tensor.dtype)
+            with torch.no_grad():
+                ordered = tensor.permute(self.binding.targets[name].order)
+                into.view(ordered.shape).copy_(ordered)
 
     def _target(self, slot: Slot, name: str) -> torch.Tensor:
         key = slot.index, name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -23,7 +23,15 @@ class Pipeline:
     """Opens, fills and stages checkpoints. The caller says when an anchor is reached and when state is written."""
 
     def __init__(
-        self, program: Program, binding: Binding, device: Device, sink: Sink, counters: Counters, *, keep_early: bool
+        self,
+        program: Program,
+        binding: Binding,
+        device: Device,
+        sink: Sink,
+        counters: Counters,
+        *,
+        keep_early: bool,
+        late: Callable[[], Mapping[str, torch.Tensor]] = dict,
     ) -> None:
         self.started = self.staged = self.skipped = self.discarded = 0
         self.static_bytes = 0
@@ -34,6 +42,7 @@ class Pipeline:
         self._sink = sink
         self._counters = counters
         self._keep_early = keep_early  # for tests: it tears checkpoints
+        self._late = late  # tensors of the checkpoint whose host state was just captured
         self._binding = binding
         self._slots = SlotMap(program, binding)
         self._flights: deque[Flight] = deque()  # closed, oldest first
@@ -196,10 +205,13 @@ class Pipeline:
 
         by the rebinding that found it gone, or to release its snapshot.
         """
-        if not self._binding.loose:
+        late = self._late()
+        if not self._binding.loose and not late:
             return
         started = time.perf_counter_ns()
         self._slots.copy_loose(flight.slot)
+        for name, tensor in late.items():
+            self._slots.copy_now(flight.slot, name, tensor)
         for live in self._binding.loose:
             self._statics.pop((flight.slot.index, live.name), None)
         self._counters.stalled(Cause.UNWATCHED, time.perf_counter_ns() - started)

@@ -1,6 +1,7 @@
 """The live state of a training: every tensor a resume needs, under the names that a schedule uses.
 
 Parameters and buffers as in state_dict, optimizer state as <parameter>.<slot>. Non-persistent buffers are no state.
+What a dict or an object holds that was listed as extra is not here: it is asked for when an iteration ends.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from checkflow.errors import InputError
+from checkflow.extra import TENSOR, module_tensors
 from checkflow.statenames import StateName, holders, stems
 from checkflow.training import Training
 from checkflow.wrapped import unsupported
@@ -79,21 +81,23 @@ def slot_stems(training: Training) -> tuple[dict[StateName, torch.nn.Parameter],
     return tuple(found)
 
 
+def modules_of(training: Training) -> dict[str, torch.nn.Module]:
+    """The models, and the modules that were listed beside them, by holder."""
+    models = dict(zip(holders("model", len(training.models)), training.models, strict=True))
+    return models | training.listed.modules
+
+
 def live_state(training: Training) -> list[Live]:
     """Every name of every state tensor that exists now. Raises InputError for what cannot be checkpointed, by name."""
     found: list[Live] = []
-    for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
-        for path, module in uncompiled(model).named_modules(remove_duplicate=False):
-            start = f"{prefix}/{path}." if path else f"{prefix}/"
-            for held, skip, buffer in (
-                (module._parameters, set[str](), False),
-                (module._buffers, module._non_persistent_buffers_set, True),
-            ):
-                found += [
-                    Live(start + name, tensor, held, name, module, buffer)
-                    for name, tensor in held.items()
-                    if tensor is not None and name not in skip
-                ]
+    for prefix, model in modules_of(training).items():
+        for path, module, name, buffer in module_tensors(uncompiled(model)):
+            held = module._buffers if buffer else module._parameters
+            tensor = held[name]
+            assert tensor is not None
+            found.append(Live(f"{prefix}/{path}", tensor, held, name, module, buffer))
+    listed = training.listed.tensors
+    found += [Live(f"{holder}/{TENSOR}", tensor, listed, holder) for holder, tensor in listed.items()]
     found += _optimizer_state(training)
     for live in found:
         _check(live)
@@ -160,7 +164,7 @@ def check_supported(training: Training) -> None:
 
 
 def _refuse_distributed(training: Training) -> None:
-    for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
+    for prefix, model in modules_of(training).items():
         for part in (*model.modules(), *model.parameters()):
             for base in type(part).__mro__:
                 if base.__name__ in _UNSUPPORTED:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from checkflow.errors import ModelFileError, TraceError
+from checkflow.errors import InputError, ModelFileError, TraceError
+from checkflow.extra import TENSOR, Holder, module_tensors, tensors_of
 from checkflow.graph import Role
 from checkflow.statenames import holders, stems
 from checkflow.training import Training
@@ -28,6 +29,7 @@ class State:
     role: Role
     tensor: torch.Tensor
     host: bool  # on the host, whatever the device: never crosses the link
+    may_change: bool = False  # in shape, or not be there: a dict of the user's holds it
 
 
 def check_training(value: object, model: str) -> Training:
@@ -62,6 +64,10 @@ def check_training(value: object, model: str) -> Training:
     if not callable(value.iteration):
         kind = type(value.iteration).__name__
         raise ModelFileError(f"{model}: iteration is {kind}; give a function without arguments")
+    try:
+        value.listed  # noqa: B018 (refuses what cannot be taken)
+    except InputError as error:
+        raise ModelFileError(f"{model}: {error}") from None
     return value
 
 
@@ -79,17 +85,30 @@ def state_of(training: Training, model: str) -> tuple[State, ...]:
     """Every name of every state tensor. Raises TraceError for an optimizer's parameter that belongs to no model."""
     found: list[State] = []
     for prefix, module in zip(holders("model", len(training.models)), training.models, strict=True):
-        for path, part in module.named_modules(remove_duplicate=False):
-            for role, tensors, skip in (
-                (Role.PARAMETER, part._parameters, set[str]()),
-                (Role.BUFFER, part._buffers, part._non_persistent_buffers_set),
-            ):
-                found += [
-                    State(f"{prefix}/{path}.{name}" if path else f"{prefix}/{name}", role, tensor, host=False)
-                    for name, tensor in tensors.items()
-                    if tensor is not None and name not in skip
-                ]
-    return (*found, *_optimizer_state(training, model))
+        for path, part, name, buffer in module_tensors(module):
+            tensor = part._buffers[name] if buffer else part._parameters[name]
+            assert tensor is not None
+            found.append(State(f"{prefix}/{path}", Role.BUFFER if buffer else Role.PARAMETER, tensor, host=False))
+    return (*found, *_optimizer_state(training, model), *_extra_state(training))
+
+
+def _extra_state(training: Training) -> Iterator[State]:
+    """What no optimizer updates, whatever the user calls it, has the role of a buffer.
+
+    Of the objects only dicts are known here: what state_dict() gives may be copies.
+    """
+    listed = training.listed
+    for holder, module in listed.modules.items():
+        for path, part, name, buffer in module_tensors(module):
+            tensor = part._buffers[name] if buffer else part._parameters[name]
+            assert tensor is not None
+            yield State(f"{holder}/{path}", Role.BUFFER, tensor, host=False)
+    for holder, tensor in listed.tensors.items():
+        yield State(f"{holder}/{TENSOR}", Role.BUFFER, tensor, host=False)
+    for holder, member in listed.objects.items():
+        if isinstance(member, Holder):
+            for path, tensor in tensors_of(member).items():
+                yield State(f"{holder}/{path}", Role.BUFFER, tensor, host=False, may_change=True)
 
 
 def _optimizer_state(training: Training, model: str) -> Iterator[State]:

@@ -33,15 +33,20 @@ def sources_of(training: Training, model: str) -> dict[str, Reached]:
 
 def reachable(training: Training) -> dict[str, Reached]:
     """Name -> tensor or generator; each object once, under the first name that a depth-first walk meets."""
-    module = getattr(inspect.unwrap(training.iteration), "__globals__", None)
-    found: dict[str, Reached] = {}
-    seen: set[int] = set()
-    keep: list[object] = []  # ids stay unique while what they name is alive
-    todo: list[tuple[str, object]] = [
+    roots: list[tuple[str, object]] = [
         ("optimizer", training.optimizers),
         ("model", training.models),
         ("iteration", training.iteration),
     ]
+    return reach(roots, getattr(inspect.unwrap(training.iteration), "__globals__", None))
+
+
+def reach(roots: list[tuple[str, object]], module: object) -> dict[str, Reached]:
+    """The same from these roots, the last one first. `module`: the globals that functions may be followed to."""
+    found: dict[str, Reached] = {}
+    seen: set[int] = set()
+    keep: list[object] = []  # ids stay unique while what they name is alive
+    todo = list(roots)
     while todo:
         path, value = todo.pop()
         if value is None or isinstance(value, _LEAVES) or id(value) in seen:

@@ -13,6 +13,7 @@ from checkflow.trace.costs import dtype_of, flops_of, traffic_of
 from checkflow.trace.execution import execute
 from checkflow.trace.program import Program
 from checkflow.trace.storages import Ledger, Storage, is_new, is_scalar
+from checkflow.trace.unlisted import Watch
 from checkflow.trace.values import Values
 from checkflow.trace.workspaces import Workspaces
 from checkflow.trace.writes import named_arguments, tensors_in, traits, written
@@ -44,7 +45,7 @@ class Recording:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Above fake tensors, if there are any. Sets `recording` to record; the ledger is kept at all times."""
+    """Above fake tensors, if there are any. Set `recording` to record, `watch` to watch; the ledger is always kept."""
 
     def __init__(self, ledger: Ledger, fake: FakeTensorMode | None, values: Values) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -53,6 +54,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.values = values
         self.workspaces = Workspaces(ledger)
         self.recording: Recording | None = None
+        self.watch: Watch | None = None
 
     def __torch_dispatch__(
         self,
@@ -92,6 +94,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.ledger.step += 1
         for tensor in fresh:
             self.ledger.add(tensor, scalar=on_host, born=self.ledger.step if recording is not None and works else 0)
+        if self.watch is not None:
+            self.watch.saw(func, given, changed, fresh)
         if executed.known is not None and fresh:
             self.values.bind(result, executed.known[0])
         if not on_host:

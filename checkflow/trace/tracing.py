@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -25,6 +25,7 @@ from checkflow.trace.program import Program
 from checkflow.trace.reachable import sources_of
 from checkflow.trace.recorder import Recorder, Recording
 from checkflow.trace.storages import Ledger, OutOfRoom, Storage
+from checkflow.trace.unlisted import Watch, unlisted
 from checkflow.trace.values import Values
 from checkflow.training import Training
 from checkflow.units import format_bytes
@@ -169,6 +170,7 @@ class _Attempt:
                 said += (ON_CPU, *unlike_cuda(training))
                 said += assume_cuda_defaults(training) if self.cuda_defaults else ()
             self.progress("iteration 1 of 2")
+            recorder.watch = Watch(training, ledger)
             try:
                 with _users_code("iteration"):
                     training.iteration()
@@ -198,6 +200,8 @@ def _record(
     ledger = recorder.ledger
     gc.collect()
     ledger.start()
+    assert recorder.watch is not None
+    first, second = recorder.watch, Watch(training, ledger)
     states = _bound_states(training, ledger, model)
     for _, parameter in parameters_of(training):
         mark_gradient(parameter, ledger)
@@ -210,14 +214,15 @@ def _record(
             recording.program.recording_random_state(),
             _users_code("iteration"),
         ):
-            recorder.recording = recording
+            recorder.recording, recorder.watch = recording, second
             training.iteration()
     finally:
-        recorder.recording = None
+        recorder.recording = recorder.watch = None
     firings.fire(AnchorKind.ITERATION_END, "")
     for _, parameter in parameters_of(training):
         mark_gradient(parameter, ledger)
-    replaced = _replaced(states, state_of(training, model), ledger, model)
+    states, after = _kept(states, state_of(training, model))
+    replaced = _replaced(states, after, ledger, model)
     said += notes_of(replaced)
     graph = assemble(
         model=model,
@@ -228,6 +233,7 @@ def _record(
         anchors=firings.kept(),
         ledger=ledger,
     )
+    graph = replace(graph, unlisted=unlisted(training, first, second, {ledger.see(s.tensor) for s in after}, ledger))
     left = {name: p.grad for name, p in parameters_of(training) if p.grad is not None}
     return graph, recording, recording.program.finish(left)
 
@@ -241,6 +247,21 @@ def _bound_states(training: Training, ledger: Ledger, model: str) -> list[tuple[
             storage.role, storage.scalar = state.role, state.host
         bound.append((state, storage))
     return bound
+
+
+def _kept(
+    before: list[tuple[State, Storage]], after: tuple[State, ...]
+) -> tuple[list[tuple[State, Storage]], tuple[State, ...]]:
+    """All but what a dict that was listed did not have before, or now has in another shape: the record takes that."""
+    forms = [{s.name: (s.tensor.shape, s.tensor.dtype) for s in states} for states in ([s for s, _ in before], after)]
+
+    def stays(state: State) -> bool:
+        return not state.may_change or forms[0].get(state.name) == forms[1].get(state.name)
+
+    for state, storage in before:
+        if not stays(state):
+            storage.role = None
+    return [found for found in before if stays(found[0])], tuple(filter(stays, after))
 
 
 def _replaced(

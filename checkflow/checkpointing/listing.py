@@ -1,0 +1,57 @@
+"""What a person is told of state beside models and optimizers when a training is attached."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+
+from checkflow.extra import Extra, Holder, module_tensors, tensors_of
+from checkflow.schedule import Schedule
+from checkflow.statenames import StateName
+from checkflow.unlisted import Unlisted, lines_of
+
+_ADVICE = "list it: attach(extra={...})"
+
+
+def missing(schedule: Schedule, extra: Extra, *, scaler: bool) -> tuple[str, ...]:
+    """What the traced iteration carries and the attached training does not list, a line for each place.
+
+    It counts as listed where a part of its name is a key of `extra`, or a tensor there has its size.
+    """
+    keys = {holder.removeprefix("extra.") for holder in extra.holders}
+    sizes = Counter(tensor.numel() * tensor.element_size() for tensor in _tensors(extra).values())
+    left: list[Unlisted] = []
+    for row in schedule.unlisted:
+        if sizes[row.bytes]:
+            sizes[row.bytes] -= 1
+        elif not (row.scaler and scaler) and keys.isdisjoint(row.name.split(".")):
+            left.append(Unlisted(row.name, row.bytes, row.where, row.scaler))
+    return lines_of(left, _ADVICE)
+
+
+def unplanned(schedule: Schedule, extra: Extra) -> str | None:
+    """Of modules, tensors and dicts that are listed: those that the schedule does not know."""
+    planned = {StateName.parse(view.name).holder for row in schedule.state for view in row.views}
+    asked = {holder for holder, member in extra.objects.items() if not isinstance(member, Holder)}
+    holders = {StateName.parse(name).holder for name in _tensors(extra)} - planned - asked
+    if not holders:
+        return None
+    return (
+        f"{', '.join(sorted(holders))}: not in the schedule, so read when each iteration ends, which training waits "
+        "for; to have it planned, list it in Training(extra={...}) and compile again"
+    )
+
+
+def _tensors(extra: Extra) -> Mapping[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for holder, module in extra.modules.items():
+        for path, part, name, buffer in module_tensors(module):
+            tensor = part._buffers[name] if buffer else part._parameters[name]
+            assert tensor is not None
+            found[f"{holder}/{path}"] = tensor
+    found |= {f"{holder}/": tensor for holder, tensor in extra.tensors.items()}
+    for holder, member in extra.objects.items():
+        found |= {f"{holder}/{path}": tensor for path, tensor in tensors_of(member).items()}
+    return found

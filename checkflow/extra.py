@@ -1,0 +1,138 @@
+"""What a training lists beside models and optimizers, `extra={name: ...}`: modules, tensors, what gives its state.
+
+A module's tensors are named as a model's, "extra.ema/module.weight"; a tensor is "extra.hidden/tensor". Both are bound
+once, so they have to be changed in place. A dict, or an object with state_dict and load_state_dict, is asked anew each
+time: its tensors, "extra.batch/x", may be others in each iteration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from checkflow.errors import InputError
+
+TENSOR = "tensor"  # the path of a tensor that is listed itself
+_MAX_DEPTH = 32  # of nested containers
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """The protocol of LR schedulers, GradScaler, torchdata's StatefulDataLoader and checkflow.data.ResumableLoader."""
+
+    def state_dict(self) -> dict[str, object]: ...
+
+    def load_state_dict(self, state_dict: dict[str, object], /) -> object: ...
+
+
+class Holder:
+    """A dict of the user's. Restoring replaces its values: what a tensor in it is a view of stays as it is."""
+
+    def __init__(self, held: dict[object, object]) -> None:
+        self._held = held
+
+    def state_dict(self) -> dict[str, object]:
+        return dict(self._held)  # type: ignore[arg-type]
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        self._held.clear()
+        self._held.update(state_dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """The same, sorted by kind; by holder, "extra.ema"."""
+
+    modules: dict[str, torch.nn.Module] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    objects: dict[str, Stateful] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, listed: object) -> Extra:
+        """Raises InputError that names the first that cannot be taken."""
+        found = cls()
+        if not isinstance(listed, Mapping):
+            raise InputError(f'extra: is a {type(listed).__name__}; give a dict of what to take along, {{"ema": ema}}')
+        for name, value in listed.items():
+            if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+                raise InputError(f"extra: {name!r:.80} cannot be a file's name; use letters, digits, _ and -")
+            holder = f"extra.{name}"
+            if isinstance(value, torch.nn.Module):
+                found.modules[holder] = value
+            elif isinstance(value, torch.Tensor):
+                found.tensors[holder] = value
+            elif isinstance(value, dict):
+                found.objects[holder] = Holder(value)
+            elif isinstance(value, Stateful) and not isinstance(value, type):
+                found.objects[holder] = value
+            else:
+                raise InputError(f"{holder}: {_refusal(value)}")
+        return found
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        return (*self.modules, *self.tensors, *self.objects)
+
+
+def _refusal(value: object) -> str:
+    if isinstance(value, torch.Generator):
+        return "a torch.Generator is no state of this kind; give it in generators={...}"
+    return (
+        f"a {type(value).__name__} cannot be taken; give a module, a tensor, a dict of tensors and plain values, or an "
+        "object with state_dict and load_state_dict"
+    )
+
+
+def module_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, bool]]:
+    """(path, the module that owns it, its name there, whether it is a buffer) of all that state_dict would give."""
+    for path, part in module.named_modules(remove_duplicate=False):
+        start = f"{path}." if path else ""
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                yield start + name, part, name, False
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                yield start + name, part, name, True
+
+
+def with_leaves(state: object, kinds: tuple[type, ...], change: Callable[[str, object], object]) -> object:
+    """The same containers with each leaf of these kinds changed, by its path, which no two of them share."""
+    used = {"__metadata__"}  # safetensors' own
+
+    def walk(value: object, path: str, depth: int) -> object:
+        if isinstance(value, kinds):
+            name = path
+            while name in used:
+                name += "'"
+            used.add(name)
+            return change(name, value)
+        if not depth:
+            return value
+        start = f"{path}." if path else ""
+        if type(value) is dict or type(value) is OrderedDict:
+            pairs = [(key, walk(item, f"{start}{key}", depth - 1)) for key, item in value.items()]
+            return type(value)(pairs)
+        if type(value) is list or type(value) is tuple:
+            return type(value)(walk(item, f"{start}{index}", depth - 1) for index, item in enumerate(value))
+        return value
+
+    return walk(state, "", _MAX_DEPTH)
+
+
+def tensors_of(member: Stateful) -> dict[str, torch.Tensor]:
+    """The tensors of an object's state now, by path."""
+    found: dict[str, torch.Tensor] = {}
+
+    def note(path: str, leaf: object) -> object:
+        assert isinstance(leaf, torch.Tensor)
+        found[path] = leaf
+        return leaf
+
+    with_leaves(member.state_dict(), (torch.Tensor,), note)
+    return found

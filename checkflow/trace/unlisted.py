@@ -1,0 +1,122 @@
+"""What an iteration hands on to the next that is no state of a model or optimizer: a moving average, a hidden state.
+
+A storage is carried if what it held when the iteration began is read before it is wholly overwritten, and it is written
+anew or gives way to another. What is only read (a batch that is used again, a cache) is a constant, what is overwritten
+first (a static input) is scratch, and what nothing reads later (the last loss) is a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from checkflow.graph import Role
+from checkflow.trace.execution import user_line
+from checkflow.trace.reachable import reach, reachable
+from checkflow.trace.storages import Ledger, Storage
+from checkflow.trace.writes import traits
+from checkflow.training import Training
+from checkflow.unlisted import Unlisted
+
+_SCALERS = ("._scale", "._growth_tracker")  # attributes of a torch.amp.GradScaler
+_DEVICES_OWN = frozenset(("aten::_cudnn_rnn", "aten::_cudnn_init_dropout_state"))  # random state within cuDNN
+
+
+class Watch:
+    """The accesses of one iteration, as they happen. A storage's first one tells whether what it held counts."""
+
+    def __init__(self, training: Training, ledger: Ledger) -> None:
+        self.before = frozenset(ledger.alive.values())
+        self.paths = _paths(training)
+        self.wrote: dict[Storage, str] = {}  # with the user's line
+        self.needed: dict[Storage, bool] = {}  # whether the first access read, or wrote a part
+        self._ledger = ledger
+
+    def existed(self, storage: Storage) -> bool:
+        """Whether it did when the iteration began."""
+        return storage in self.before or storage.identity in self.paths
+
+    def saw(
+        self,
+        func: torch._ops.OpOverload,
+        given: Sequence[tuple[str, Sequence[torch.Tensor]]],
+        changed: frozenset[str],
+        fresh: Sequence[torch.Tensor],
+    ) -> None:
+        """An operator has run: on these arguments, of which it changed some, and allocated these."""
+        if func.is_view or func._schema.name in _DEVICES_OWN:
+            return
+        unread = traits(func).unread
+        for name, group in given:
+            for tensor in group:
+                storage = self._ledger.see(tensor)
+                if name not in unread:
+                    self.needed.setdefault(storage, True)
+                elif name in changed:
+                    whole = tensor.numel() * tensor.element_size() >= storage.size_bytes
+                    self.needed.setdefault(storage, not whole)
+                if name in changed and not _is_listed(storage):
+                    self.wrote[storage] = user_line()
+        if fresh:
+            line = user_line()
+            self.wrote.update((self._ledger.see(tensor), line) for tensor in fresh)
+
+
+def unlisted(
+    training: Training, first: Watch, second: Watch, state: set[Storage], ledger: Ledger
+) -> tuple[Unlisted, ...]:
+    """What the second of two iterations took over from the first and hands on. `state`: as it is at its end."""
+    paths = _paths(training)
+    by_path = {path: identity for identity, path in paths.items()}
+    listed = {tensor.untyped_storage()._cdata for tensor in _tensors_of_objects(training)}
+    found: dict[Storage, Unlisted] = {}
+
+    def add(storage: Storage) -> None:
+        path = paths.get(storage.identity, "")
+        known = _is_listed(storage) or storage in state or storage.identity in listed
+        if storage.size_bytes and not known and storage not in found and not path.endswith(".grad"):
+            where = second.wrote.get(storage, "")
+            found[storage] = Unlisted(_shown(path), storage.size_bytes, where, path.endswith(_SCALERS))
+
+    gone: list[Storage] = []
+    for storage, needed in second.needed.items():
+        if not needed or not second.existed(storage) or _is_listed(storage):
+            continue
+        if storage in second.wrote and storage.freed is None:
+            add(storage)
+        elif storage.freed is not None or by_path.get(second.paths.get(storage.identity, "")) != storage.identity:
+            gone += [] if first.existed(storage) else [storage]  # made by the iteration before, not by the factory
+    new = [s for s in ledger.alive.values() if not second.existed(s) and not _is_listed(s) and s not in state]
+    for old in gone:
+        path = second.paths.get(old.identity)
+        heir = ledger.alive.get(by_path.get(path, 0)) if path is not None else None
+        if heir is None:
+            heir = next((s for s in new if s.size_bytes == old.size_bytes and s not in found), None)
+        if heir is not None and heir is not old:
+            add(heir)
+    return tuple(found.values())
+
+
+def _is_listed(storage: Storage) -> bool:
+    return storage.role is not None and (storage.role.is_state or storage.role is Role.GRADIENT)
+
+
+def _paths(training: Training) -> dict[int, str]:
+    """Identity of a storage -> the first way that leads to it."""
+    found: dict[int, str] = {}
+    for path, value in reachable(training).items():
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            found.setdefault(value.untyped_storage()._cdata, path)
+    return found
+
+
+def _tensors_of_objects(training: Training) -> list[torch.Tensor]:
+    roots: Mapping[str, object] = training.listed.objects
+    return [value for value in reach(list(roots.items()), None).values() if isinstance(value, torch.Tensor)]
+
+
+def _shown(path: str) -> str:
+    """As code would have it: what the walk begins with and where modules keep things is left out."""
+    within = ("_modules", "_parameters", "_buffers")
+    return ".".join(part for part in path.split(".") if part not in within).removeprefix("iteration.")

@@ -1,0 +1,214 @@
+"""What attach says of state that nobody listed, what it takes as extra, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+import checkflow
+from checkflow.checkpointing.checkpointer import Checkpointer
+from checkflow.compiler import Compiled, Options, compile_graph
+from checkflow.errors import AuditError, InputError
+from checkflow.schedule import Schedule, read_schedule, write_schedule
+from checkflow.store.pace import PersistEvery
+from checkflow.trace.tracing import trace_training
+from checkflow.training import Training
+
+
+class Life:
+    """A layer, its moving average, and a scheduler that keeps a large table."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 4)
+        self.ema = AveragedModel(self.model)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+
+    def iteration(self) -> None:
+        self.model(torch.randn(2, 4)).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.ema.update_parameters(self.model)
+
+    def attach(self, schedule: Schedule, store: Path, told: list[str], **options: object) -> Checkpointer:
+        return checkflow.attach(
+            self.model,
+            self.optimizer,
+            schedule=schedule,
+            store=store,
+            policy="block",
+            persist_every=PersistEvery(iterations=1),
+            notify=told.append,
+            **options,  # type: ignore[arg-type]
+        )
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def compiled(*, listed: bool) -> Schedule:
+    def factory() -> Training:
+        life = Life()
+        return Training(life.model, life.optimizer, life.iteration, {"ema": life.ema} if listed else {})
+
+    graph = trace_training(factory, model="m", real=True, measure=True).graph
+    answer = compile_graph(graph, Options(bandwidth_bytes_per_s=10**9))
+    assert isinstance(answer, Compiled)
+    return answer.schedule
+
+
+@pytest.fixture(scope="module")
+def bare() -> Schedule:
+    return compiled(listed=False)
+
+
+@pytest.fixture(scope="module")
+def full() -> Schedule:
+    return compiled(listed=True)
+
+
+def test_a_schedule_names_what_nobody_listed(bare: Schedule, full: Schedule, tmp_path: Path) -> None:
+    assert not full.unlisted
+    rows = {row.name: row.bytes for row in bare.unlisted}
+    assert rows == {"self.ema.module.weight": 64, "self.ema.module.bias": 16, "self.ema.n_averaged": 8}
+    assert all(Path(row.where.partition(":")[0]) == Path(__file__) for row in bare.unlisted)
+    write_schedule(tmp_path / "bare.json", bare)
+    assert read_schedule(tmp_path / "bare.json") == bare
+
+
+def test_attach_says_what_is_missing_and_what_to_do(bare: Schedule, tmp_path: Path) -> None:
+    told: list[str] = []
+    life = Life()
+    life.attach(bare, tmp_path / "store", told).close()
+    [line] = told
+    assert line.startswith("self.ema.") and "and 2 more (88 B, written at " in line
+    assert line.endswith("in no checkpoint; list it: attach(extra={...})")
+    with pytest.raises(AuditError, match=r"^audit: self\.ema"):
+        life.attach(bare, tmp_path / "other", told, audit=True)
+
+
+@pytest.mark.parametrize("key", ["ema", "renamed"])
+def test_what_is_listed_only_at_attach_is_read_at_the_end_and_said(bare: Schedule, key: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    life = Life()
+    with life.attach(bare, tmp_path / "store", told, extra={key: life.ema}) as ckpt:
+        life.iteration()
+        ckpt.step()
+    [line] = told
+    assert line.startswith(f"extra.{key}: not in the schedule, so read when each iteration ends")
+    other = Life()
+    with other.attach(bare, tmp_path / "store", told, extra={key: other.ema}) as ckpt:
+        assert ckpt.restore() == 1
+        kept = other.ema.state_dict()
+        assert all(torch.equal(kept[name], value) for name, value in life.ema.state_dict().items())
+        assert int(other.ema.n_averaged) == 1
+
+
+def test_what_the_schedule_knows_is_planned_and_nothing_is_said(full: Schedule, tmp_path: Path) -> None:
+    told: list[str] = []
+    life = Life()
+    with life.attach(full, tmp_path / "store", told, extra={"ema": life.ema}, audit=True) as ckpt:
+        for _ in range(3):
+            life.iteration()
+            ckpt.step()
+        assert not told and not ckpt._executor.loose
+    with pytest.raises(InputError, match=r'^extra.ema: in the schedule; list it: attach\(extra=\{"ema": ...\}\)$'):
+        life.attach(full, tmp_path / "other", told)
+
+
+def test_a_checkpoint_from_before_an_extra_was_listed_is_taken_and_said(bare: Schedule, tmp_path: Path) -> None:
+    told: list[str] = []
+    life = Life()
+    with life.attach(bare, tmp_path / "store", told) as ckpt:
+        life.iteration()
+        ckpt.step()
+    told.clear()
+    with life.attach(bare, tmp_path / "store", told, extra={"ema": life.ema}) as ckpt:
+        assert ckpt.restore() == 1
+        assert told[-1].endswith("extra.ema is not in this checkpoint; it stays as it is")
+        life.iteration()
+        ckpt.step()
+    with (
+        life.attach(bare, tmp_path / "store", told) as ckpt,
+        pytest.raises(InputError, match=r"^extra\.ema: is in the checkpoint; list it"),
+    ):
+        ckpt.restore()
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"rows": [1, 2]}, "^extra.rows: a list cannot be taken; give a module, a tensor, a dict"),
+        ({"a/b": {}}, "^extra: 'a/b' cannot be a file's name"),
+        ({"g": torch.Generator()}, r"^extra.g: a torch.Generator .* give it in generators="),
+        ({"h": {"x": torch.eye(2).to_sparse()}}, "^extra.h/x: layout torch.sparse_coo is not supported"),
+        ({"h": {"f": print}}, "^extra.h.f: a function cannot be saved"),
+        ([1], "^extra: is a list; give a dict"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_by_name(
+    bare: Schedule, extra: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        Life().attach(bare, tmp_path / "store", [], extra=extra)
+
+
+def test_a_tensor_too_large_for_the_record_that_no_file_has_room_for_is_refused(bare: Schedule, tmp_path: Path) -> None:
+    life, held = Life(), dict[str, object]()
+    ckpt = life.attach(bare, tmp_path / "store", [], extra={"held": held})
+    life.iteration()
+    held["x"] = torch.zeros(2**22 + 1)
+    with pytest.raises(InputError, match=r"^extra.held/x: .* no file has room for it; fill it before attach"):
+        ckpt.step()
+
+
+class Table:
+    """A scheduler with tensors of any size."""
+
+    def __init__(self, scale: float) -> None:
+        self.rates = torch.arange(2**19) * scale  # 2 MiB
+        self.at = 0
+
+    def state_dict(self) -> dict[str, object]:
+        return {"rates": self.rates, "at": self.at}
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        self.rates, self.at = state_dict["rates"], state_dict["at"]  # type: ignore[assignment]
+
+
+def test_a_schedulers_large_tensors_go_to_a_file(bare: Schedule, tmp_path: Path) -> None:
+    life, table = Life(), Table(1.0)
+    with life.attach(bare, tmp_path / "store", [], scheduler=table) as ckpt:
+        for _ in range(2):
+            life.iteration()
+            table.rates = table.rates + 1
+            table.at += 1
+            ckpt.step()
+    [newest] = sorted((tmp_path / "store").glob("*-iteration-2"))
+    assert (newest / "scheduler.safetensors").stat().st_size > 2**21
+    other = Table(0.0)
+    with Life().attach(bare, tmp_path / "store", [], scheduler=other) as ckpt:
+        assert ckpt.restore() == 2
+    assert torch.equal(other.rates, table.rates) and other.at == 2
+
+
+def test_metadata_is_read_back(bare: Schedule, tmp_path: Path) -> None:
+    life, metadata = Life(), {"best": 9.0}
+    with life.attach(bare, tmp_path / "store", [], metadata=metadata) as ckpt:
+        assert ckpt.restore() == 0 and ckpt.metadata == {}
+        life.iteration()
+        metadata["best"] = 1.0
+        ckpt.step()
+    with Life().attach(bare, tmp_path / "store", []) as ckpt:
+        ckpt.restore()
+        assert ckpt.metadata == {"best": 1.0}

@@ -1,0 +1,171 @@
+"""What an iteration carries and nobody listed is named; what is no state is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+from torch.optim.swa_utils import AveragedModel
+from trainings import FEATURES, batch, loop, mlp
+
+from checkflow import Training
+from checkflow.trace import trace_training
+from checkflow.unlisted import Unlisted
+
+CARRIED = {"running_loss": {"loss.total"}}  # of tests/trace/trainings.py
+
+
+def names(factory: Callable[[], Training], *, real: bool = False) -> list[Unlisted]:
+    return list(trace_training(factory, model="m", real=real).graph.unlisted)
+
+
+def line_of(factory: Callable[[], Training], text: str) -> str:
+    """ "file.py:12" of the line of a factory that has this text."""
+    code = factory.__code__
+    lines = Path(code.co_filename).read_text().splitlines()
+    for number in count(code.co_firstlineno):
+        if text in lines[number - 1]:
+            return f"{code.co_filename}:{number}"
+    raise AssertionError(text)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_training_that_lists_all_is_named_nothing(name: str) -> None:
+    assert {found.name for found in names(FEATURES[name])} == CARRIED.get(name, set())
+
+
+def averaged() -> Training:
+    model, (x, y) = mlp(), batch()
+    ema, sgd = AveragedModel(model), optim.SGD(model.parameters(), 0.1)
+
+    def iteration() -> None:
+        torch.autograd.backward(F.cross_entropy(model(x), y))
+        sgd.step()
+        sgd.zero_grad()
+        ema.update_parameters(model)
+
+    return Training(model, sgd, iteration)
+
+
+def hidden() -> Training:
+    cell, x = nn.GRUCell(3, 5), torch.randn(4, 3)
+    state = torch.zeros(4, 5)
+
+    def loss() -> Tensor:
+        nonlocal state
+        after = cell(x, state)
+        state = after.detach()
+        squares: Tensor = after.square()
+        return squares.mean()
+
+    return loop(cell, optim.SGD(cell.parameters(), 0.1), loss)
+
+
+def detached_in_place() -> Training:
+    """The state is the very tensor that the loss had, cut from its graph at the iteration's end."""
+    cell, x = nn.GRUCell(3, 5), torch.randn(4, 3)
+    kept = {"state": torch.zeros(4, 5)}
+    sgd = optim.SGD(cell.parameters(), 0.1)
+
+    def iteration() -> None:
+        after = cell(x, kept["state"])
+        torch.autograd.backward(after.square().mean())
+        sgd.step()
+        sgd.zero_grad()
+        kept["state"] = after.detach_()
+
+    return Training(cell, sgd, iteration)
+
+
+def fetched_ahead() -> Training:
+    """As nanoGPT's loop does it."""
+    model = mlp()
+    data = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
+
+    def fetch() -> tuple[Tensor, Tensor]:
+        places = torch.randint(0, 99, (8,)).tolist()
+        return torch.stack([torch.from_numpy(data[i]) for i in places]), torch.randint(0, 3, (8,))
+
+    x, y = fetch()
+
+    def loss() -> Tensor:
+        nonlocal x, y
+        logits, target = model(x), y
+        x, y = fetch()
+        return F.cross_entropy(logits, target)
+
+    return loop(model, optim.SGD(model.parameters(), 0.1), loss)
+
+
+def static_input() -> Training:
+    """The next batch is copied into place when the iteration ends, as for a CUDA graph."""
+    model, (x, y) = mlp(), batch()
+    sgd = optim.SGD(model.parameters(), 0.1)
+
+    def iteration() -> None:
+        torch.autograd.backward(F.cross_entropy(model(x), y))
+        sgd.step()
+        sgd.zero_grad()
+        x.copy_(torch.randn(8, 4))
+
+    return Training(model, sgd, iteration)
+
+
+def queue() -> Training:
+    """A part of a tensor is overwritten in each iteration (MoCo)."""
+    model, (x, y), kept = mlp(), batch(), torch.zeros(5, 3)
+
+    def loss() -> Tensor:
+        out = model(x)
+        kept[0] = out.detach()[0]
+        return F.cross_entropy(out, y) + kept.mean()
+
+    return loop(model, optim.SGD(model.parameters(), 0.1), loss)
+
+
+def scratch_buffer() -> Training:
+    """Not persistent, so state_dict leaves it out, and yet carried."""
+    model, (x, y) = mlp(), batch()
+    model.register_buffer("mean", torch.zeros(3), persistent=False)
+
+    def loss() -> Tensor:
+        out = model(x)
+        model.mean.lerp_(out.detach().mean(0), 0.1)  # type: ignore[operator]
+        return F.cross_entropy(out - model.mean, y)
+
+    return loop(model, optim.SGD(model.parameters(), 0.1), loss)
+
+
+@pytest.mark.parametrize(
+    ("factory", "expected", "text"),
+    [
+        (hidden, {"state": 80}, "after = cell"),
+        (detached_in_place, {"kept.state": 80}, "after = cell"),
+        (fetched_ahead, {"x": 128, "y": 64}, "return torch.stack"),
+        (static_input, {"x": 128}, "x.copy_"),
+        (queue, {"kept": 60}, "kept[0] ="),
+        (scratch_buffer, {"model.mean": 12}, "lerp_"),
+    ],
+)
+@pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
+def test_what_is_carried_is_named(
+    factory: Callable[[], Training], expected: dict[str, int], text: str, real: bool
+) -> None:
+    found = names(factory, real=real)
+    assert {one.name.removeprefix("loss."): one.size_bytes for one in found} == expected
+    assert {one.where for one in found} == {line_of(factory, text)}
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
+def test_a_moving_average_is_named_tensor_by_tensor(real: bool) -> None:
+    found = names(averaged, real=real)
+    model = mlp()
+    expected = {f"ema.module.{name}" for name, _ in model.named_parameters()} | {"ema.n_averaged"}
+    assert {one.name for one in found} == expected
+    assert {one.where for one in found} == {line_of(averaged, "update_parameters")}
