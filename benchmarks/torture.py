@@ -16,7 +16,6 @@ import argparse
 import importlib
 import os
 import random
-import shlex
 import shutil
 import signal
 import sys
@@ -108,6 +107,15 @@ class Torturer:
         self._oracle.close()
 
 
+def _command(given: argparse.Namespace) -> str:
+    """What was done; where its report goes says nothing about it."""
+    words = ["torture.py", "--kinds", ",".join(given.kinds), "--seed", str(given.seed)]
+    words += ["--short"] * given.short
+    for name in ("runs", "only"):
+        words += [f"--{name}", str(getattr(given, name))] if getattr(given, name) is not None else []
+    return " ".join(words)
+
+
 def main() -> None:
     given, began = asked(), time.monotonic()
     progress = Console(stderr=True, width=200)
@@ -122,7 +130,7 @@ def main() -> None:
     finally:
         torturer.close()
     report = Report(
-        describe(), time.strftime("%Y-%m-%d"), shlex.join(["torture.py", *sys.argv[1:]]), given.seed,
+        describe(), time.strftime("%Y-%m-%d"), _command(given), given.seed,
         time.monotonic() - began, torturer.skipped, tuple(torturer.runs),
     )  # fmt: skip
     show(report, Console(width=160))
