@@ -443,7 +443,10 @@ def test_another_optimizer_is_refused_at_its_first_update() -> None:
     schedule = random_schedule(trainings.adamw_looped, 0)
     with pytest.raises(InputError, match=r"optimizer/0\.bias\.exp_avg: in the schedule"):
         rig(_sgd_for_adamw, schedule).run(1)
-    with pytest.raises(InputError, match=r"optimizer/0\.weight\.exp_avg: in the schedule, but not in this training"):
+    with pytest.raises(
+        InputError,
+        match=r"optimizer/0\.(weight|bias)\.exp_avg: in the schedule, but (not in this training|this optimizer has no such)",
+    ):
         rig(_adam_for_adamw, schedule).run(1)
 
 
