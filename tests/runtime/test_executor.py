@@ -445,7 +445,7 @@ def test_another_optimizer_is_refused_at_its_first_update() -> None:
         rig(_sgd_for_adamw, schedule).run(1)
     with pytest.raises(
         InputError,
-        match=r"optimizer/0\.(weight|bias)\.exp_avg: in the schedule, but (not in this training|this optimizer has no such)",
+        match=r"optimizer/0\.\w+\.exp_avg: in the schedule, but this optimizer has no such",
     ):
         rig(_adam_for_adamw, schedule).run(1)
 
