@@ -119,7 +119,7 @@ class Persister:
 
     def _put_off(self, taken: Taken, error: OSError) -> None:
         begins = self.patience.fails()
-        self.patience.exhausted |= self._is_removed()
+        self.patience.exhausted |= self._is_removed() or error.errno == errno.EOVERFLOW  # no serial is left
         what = f"the checkpoint of iteration {taken.iteration} cannot be made durable ({_reason(error)})"
         self.shared.advance()  # a disk that refuses does not hang
         if self.patience.exhausted:

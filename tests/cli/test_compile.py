@@ -94,8 +94,11 @@ def test_memory_limit_bounds_what_is_executed(capfd: pytest.CaptureFixture[str])
     assert isinstance(executed, int) and executed <= 1.3 * 2**30
 
 
-def test_the_interval_is_as_short_as_the_link_allows(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_interval_is_as_short_as_the_link_allows(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody has to ask for it; why every iteration was too often is said, in units."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # who sets it asks for that width
     arguments = ("compile", "alexnet", "--batch-size", "32", "--bandwidth", "5GB/s")
     figures = _json(capfd, *arguments)
     interval, why = figures["interval"], figures["why_not_each"]
