@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ from checkflow.verify import verify
 RELAXATION_STEP_PERCENT = 5
 _ROUND_FIGURES = 20  # tried before an odd one is named
 _UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
-_SIZES = re.compile(r"(?:(?<=\blimit )|(?<=\blimit is )|(?<=\bmoves )|(?=\d+ bytes\b))(\d+)(?: bytes\b)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ def compile_graph(
             answer = _without_slack(answer, options.slack_ppm)
             return Refused(graph, problem, answer, time.perf_counter() - started, options)
         if another.interval > problem.interval == 1:
-            why_not_each = in_units(answer.detail)
+            why_not_each = answer.detail
         problem = another
     plan, schedule = answer
     plan_s = time.perf_counter() - started
@@ -170,18 +168,13 @@ def _without_slack(answer: Infeasible, slack_ppm: int) -> Infeasible:
     return replace(answer, needed_bandwidth_bytes_per_s=needed)
 
 
-def in_units(detail: str) -> str:
-    """ "5368709120 bytes of state" -> "5.00 GiB of state", and figures that follow "limit" or "moves"."""
-    return _SIZES.sub(lambda size: format_bytes(int(size[1])), detail)
-
-
 def explain(refused: Refused) -> str:
     """Why there is no plan and what would make one, in one line. A plan was constructed with each figure in it."""
     ways = [text for way in (_bandwidth, _interval, _memory, _formulation) if (text := way(refused))]
     if refused.answer.reason is Reason.BANDWIDTH:
         ways.append("a larger batch")
     would_do = f"; what would do: {', or '.join(ways)}" if ways else ""
-    return f"infeasible ({refused.answer.reason}): {in_units(refused.answer.detail)}{would_do}"
+    return f"infeasible ({refused.answer.reason}): {refused.answer.detail}{would_do}"
 
 
 def _constructed(refused: Refused, problem: Problem) -> Plan | None:

@@ -42,6 +42,11 @@ def format_bytes(size_bytes: int) -> str:
     return _format(size_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
+def size_and_excess(size_bytes: int, limit_bytes: int) -> str:
+    """ "1.46 KiB, 96 B over the limit": two figures in units could read the same."""
+    return f"{format_bytes(size_bytes)}, {format_bytes(size_bytes - limit_bytes)} over the limit"
+
+
 def format_rate(bytes_per_s: int) -> str:
     """63000000000 -> "63.0 GB/s"."""
     return _format(bytes_per_s, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+os.environ.pop("COLUMNS", None)  # read when checkflow.cli is imported; who sets it asks for that width
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from processes import children
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)  # a solver's start-up is not the test's fault
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts a job in the background ignores Ctrl-C
+
 # The same instances each time, so that what fails was broken by the change; nightly looks for new ones.
 settings.register_profile("ci", max_examples=100, deadline=None, suppress_health_check=SLOW, derandomize=True)
 settings.register_profile("nightly", max_examples=1000, deadline=None, suppress_health_check=SLOW, print_blob=True)
@@ -25,6 +32,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """A test that leaves a saver behind breaks those after it, which pass alone."""
+    before = set(children())
+    yield
+    deadline = time.monotonic() + 20
+    while left := set(children()) - before:
+        assert time.monotonic() < deadline, [Path(f"/proc/{pid}/cmdline").read_text() for pid in left]
+        time.sleep(0.005)
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from processes import children
+
 from checkflow.store.lock import StoreLock
 
 if TYPE_CHECKING:
@@ -50,16 +52,6 @@ def plain_saver(folder: Path) -> Path:
     program.write_text(f"#!{sys.executable} -IS\n{listen}")
     program.chmod(0o755)
     return program
-
-
-def children() -> list[str]:
-    """Running ones of this process."""
-    return [
-        pid
-        for task in Path("/proc/self/task").iterdir()
-        for pid in (task / "children").read_text().split()
-        if "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    ]
 
 
 def descriptors() -> set[str]:

@@ -22,6 +22,7 @@ from checkflow.plan import (
     Transfer,
     Transfers,
 )
+from checkflow.units import size_and_excess
 
 RULE = SolverRun("none", "the policy's rule leaves nothing to choose")
 
@@ -118,7 +119,7 @@ def within_limit(planned: Planned, problem: Problem, needed_bandwidth_bytes_per_
         return planned
     return Infeasible(
         reason=Reason.MEMORY,
-        detail=f"this policy needs {planned.peak_bytes} bytes and the limit is {limit}",
+        detail=f"this policy needs {size_and_excess(planned.peak_bytes, limit)}",
         needed_bandwidth_bytes_per_s=needed_bandwidth_bytes_per_s,
         smallest_interval=None,
         snapshot_bytes_at_that_interval=None,

@@ -17,6 +17,7 @@ from checkflow.plan import (
     Transfers,
 )
 from checkflow.solve.ways_out import Needs, Search, as_planned, infeasible, keeps_limit
+from checkflow.units import format_bytes, size_and_excess
 
 NO_SOLVER = SolverRun("none", "the plan meets the bound that the earliest deadline first gives")
 PRECISION = 10**6  # of what an infeasible answer says would do
@@ -44,12 +45,13 @@ def construct_streaming(problem: Problem, needs: Needs = as_planned) -> Plan | N
 def too_large(problem: Problem, plan: Plan, needs: Needs) -> str:
     """Why a plan is over the memory limit, in one line."""
     limit = problem.memory_limit_bytes
-    if limit is not None and plan.lower_bound_bytes > limit:
-        return f"no plan needs less than {plan.lower_bound_bytes} bytes and the limit is {limit}"
-    if limit is not None and plan.peak_bytes > limit:
-        return f"the plan needs {plan.peak_bytes} bytes and the limit is {limit}"
-    executed = needs(problem, plan)
-    return f"as executed, with hooks at anchors alone, the plan needs {executed} bytes and the limit is {limit}"
+    assert limit is not None, "a plan is over it"
+    if plan.lower_bound_bytes > limit:
+        return f"no plan needs less than {size_and_excess(plan.lower_bound_bytes, limit)}"
+    if plan.peak_bytes > limit:
+        return f"the plan needs {size_and_excess(plan.peak_bytes, limit)}"
+    needed = size_and_excess(needs(problem, plan), limit)
+    return f"as executed, with hooks at anchors alone, the plan needs {needed}"
 
 
 def _plan(problem: Problem) -> Plan:
@@ -76,9 +78,10 @@ def _possible(problem: Problem) -> bool:
 def _too_slow(problem: Problem) -> str:
     if not problem.iteration_time_ns:
         return "the iteration takes no time, so no link carries a byte"
+    moves_bytes = problem.interval * problem.clock(problem.steps) // TICKS_PER_BYTE
     return (
-        f"{problem.state_bytes} bytes of state do not fit the link, which moves "
-        f"{problem.interval * problem.clock(problem.steps) // TICKS_PER_BYTE} from one checkpoint to the next"
+        f"{format_bytes(problem.state_bytes)} of state do not fit the link, which moves {format_bytes(moves_bytes)} "
+        "from one checkpoint to the next"
     )
 
 

@@ -25,6 +25,7 @@ from checkflow.solve.link import too_large
 from checkflow.solve.packed import classes_of, whole_chunks
 from checkflow.solve.packing import NO_SOLVER, Unpacked, pack, plan_of
 from checkflow.solve.ways_out import Needs, Search, as_planned, from_deadline, infeasible, keeps_limit
+from checkflow.units import format_bytes, size_and_excess
 
 FIRST_CHUNK_BYTES = 16 << 20
 SMALLEST_CHUNK_BYTES = 16 << 10
@@ -58,19 +59,19 @@ def plan_packed(
     )
     if not link_fits(problem, formulation):
         detail = (
-            f"{problem.state_bytes} bytes of state do not fit the steps from one checkpoint to the next, however they "
-            "are cut"
+            f"{format_bytes(problem.state_bytes)} of state do not fit the steps from one checkpoint to the next, "
+            "however they are cut"
         )
         return infeasible(problem, Reason.BANDWIDTH, detail, search)
     bound, limit = least_peak_bytes(problem, formulation), problem.memory_limit_bytes
     if limit is not None and bound > limit:
-        detail = f"however the state is cut, no plan needs less than {bound} bytes and the limit is {limit}"
+        detail = f"however the state is cut, no plan needs less than {size_and_excess(bound, limit)}"
         return infeasible(problem, Reason.MEMORY, detail, search)
     result: Plan | Unpacked = Unpacked.UNDECIDED
     per_size = 0
     for per_size in halvings(problem, problem.chunk_bytes or best_chunk_bytes(problem, formulation, bound)):
         chunks = whole_chunks(problem, per_size)
-        progress(f"{len(chunks)} chunks of at most {per_size} bytes")
+        progress(f"{len(chunks)} chunks of at most {format_bytes(per_size)}")
         left_s = deadline - time.monotonic()
         result = pack(problem, chunks, formulation, bound, solver=solver, time_limit_s=left_s, progress=progress)
         if isinstance(result, Plan) and keeps_limit(problem, result, needs):
@@ -79,16 +80,14 @@ def plan_packed(
         return replace(last, lower_bound_bytes=bound)  # in chunks passed over for others, whose execution needs more
     if result is Unpacked.IMPOSSIBLE:
         detail = (
-            f"{problem.state_bytes} bytes of state fit the link but cannot be packed into steps in chunks of "
-            f"{per_size} bytes"
+            f"{format_bytes(problem.state_bytes)} of state fit the link but cannot be packed into steps in chunks of "
+            f"{format_bytes(per_size)}"
         )
         return infeasible(problem, Reason.CHUNK, detail, search)
     if isinstance(result, Plan) and limit is not None:
         if result.lower_bound_bytes > limit:
-            detail = (
-                f"in chunks of {per_size} bytes no plan needs less than {result.lower_bound_bytes} bytes and the limit "
-                f"is {limit}"
-            )
+            needed = size_and_excess(result.lower_bound_bytes, limit)
+            detail = f"in chunks of {format_bytes(per_size)} no plan needs less than {needed}"
             return infeasible(problem, Reason.MEMORY, detail, search)
         if result.peak_bytes <= limit:
             return infeasible(problem, Reason.MEMORY, too_large(problem, result, needs), search)

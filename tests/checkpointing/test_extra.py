@@ -165,10 +165,10 @@ def test_what_cannot_be_taken_is_refused_by_name(
 
 def test_a_tensor_too_large_for_the_record_that_no_file_has_room_for_is_refused(bare: Schedule, tmp_path: Path) -> None:
     life, held = Life(), dict[str, object]()
-    ckpt = life.attach(bare, tmp_path / "store", [], extra={"held": held})
-    life.iteration()
-    held["x"] = torch.zeros(2**22 + 1)
-    with pytest.raises(InputError, match=r"^extra.held/x: .* no file has room for it; fill it before attach"):
+    no_room = pytest.raises(InputError, match=r"^extra.held/x: .* no file has room for it; fill it before attach")
+    with no_room, life.attach(bare, tmp_path / "store", [], extra={"held": held}) as ckpt:
+        life.iteration()
+        held["x"] = torch.zeros(2**22 + 1)
         ckpt.step()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from modelfiles import LINEAR, beginning
+from processes import descendants, runs
 
 from checkflow.cli import run
 from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_NO
@@ -37,22 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("net.py").write_text(WAITING)
 
 
-def descendants(process: int) -> list[int]:
-    found: list[int] = []
-    for children in Path(f"/proc/{process}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            found += [child, *descendants(child)]
-    return found
-
-
-def alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def started(done: int) -> tuple[subprocess.Popen[str], list[int]]:
+def started(done: int) -> tuple[subprocess.Popen[str], set[int]]:
     """A sweep that stands still with so many cells done, and its workers."""
     process = subprocess.Popen(
         [sys.executable, "-c", CODE, "sweep", "net.py", *GRID, "-o", "s.json"], stderr=subprocess.PIPE, text=True
@@ -72,7 +58,7 @@ def test_what_was_done_is_kept_and_only_the_rest_is_computed(capfd: pytest.Captu
     process, workers = started(done=2)
     process.kill()
     process.communicate()
-    while any(alive(worker) for worker in workers):
+    while any(runs(worker) for worker in workers):
         time.sleep(0.01)
     assert not Path("s.json").exists()
     journal = JOURNAL.read_bytes()
@@ -84,7 +70,7 @@ def test_what_was_done_is_kept_and_only_the_rest_is_computed(capfd: pytest.Captu
     said = process.communicate()[1]
     assert process.returncode == 130
     assert "4 of 6 done" in said.splitlines()[-1] and "Traceback" not in said
-    assert not any(alive(worker) for worker in workers)
+    assert not any(runs(worker) for worker in workers)
     assert JOURNAL.read_bytes().startswith(journal)
 
     Path("go3").touch()

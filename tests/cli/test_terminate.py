@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from processes import children, runs
+
 GRAPH = Path(__file__).parents[2] / "graphs" / "alexnet-1.json"
 
 
@@ -35,20 +37,12 @@ def test_sigterm_while_a_solver_runs_leaves_nothing(tmp_path: Path) -> None:
         for line in process.stderr:
             if "variables" in line:
                 break
-        while not (found := list(tmp_path.glob("checkflow-highs-*/log"))):
+        while not (solvers := children(process.pid)):
             assert process.poll() is None
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        found = list(tmp_path.glob("checkflow-highs-*/log"))
         process.send_signal(signal.SIGTERM)
         rest = process.stderr.read()
     assert process.returncode == 143 and found
     assert "interrupted" in rest and "Traceback" not in rest
     assert list(tmp_path.iterdir()) == []
-    assert not any(_runs(child) for child in children)
-
-
-def _runs(process: str) -> bool:
-    """A zombie does not: it waits for whoever adopted it."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return False
+    assert not any(map(runs, solvers))

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from processes import children, runs
 
 from checkflow.errors import SolverError
 from checkflow.solve.backends import _highs_process, highs
@@ -190,8 +191,6 @@ def test_ctrl_c_stops_the_solver(name: str) -> None:
 
 
 HARD = """
-import sys
-sys.path.insert(0, sys.argv[1])
 from test_program import knapsack
 from checkflow.solve.backends._highs_process import solve_in_process
 print("begins", flush=True)
@@ -202,21 +201,22 @@ solve_in_process(knapsack(400, rows=40), None, None, None)
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_the_solvers_process_ends_with_its_parent(how: signal.Signals, tmp_path: Path) -> None:
     """However the parent ends, nothing goes on computing and the temporary folder goes."""
-    arguments = [sys.executable, "-c", HARD, str(Path(__file__).parent)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)}) as parent:
+    arguments = [sys.executable, "-c", HARD]
+    env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=env) as parent:
         assert parent.stdout is not None and parent.stdout.readline() == b"begins\n"
         logs: list[Path] = []
         while not any(log.read_text() for log in logs):  # the child is at work
             logs = list(tmp_path.glob("checkflow-highs-*/log"))
             assert parent.poll() is None
             time.sleep(0.05)
-        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        solvers = children(parent.pid)
         parent.send_signal(how)
     deadline = time.monotonic() + 30
-    while list(tmp_path.iterdir()) or any(Path(f"/proc/{child}").exists() for child in children):
+    while list(tmp_path.iterdir()) or any(map(runs, solvers)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert children
+    assert solvers
 
 
 def test_a_model_too_large_for_its_time_is_not_handed_over() -> None:

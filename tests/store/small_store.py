@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from processes import runs
+
 from checkflow.store.config import SaverConfig
 from checkflow.store.disk import Disk, LocalDisk
 from checkflow.store.handle import StoreHandle
@@ -151,13 +153,6 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-def gone(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 def saver_of(handle: StoreHandle) -> int:
     assert handle.saver_pid is not None
     return handle.saver_pid
@@ -212,5 +207,5 @@ def refusing(saver: int) -> Iterator[None]:
     try:
         yield
     finally:
-        if not gone(saver):
+        if runs(saver):
             resource.prlimit(saver, resource.RLIMIT_FSIZE, before)

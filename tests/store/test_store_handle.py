@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import runs
 from small_store import (
     SMALL,
     fill,
-    gone,
     newest_whole,
     record_of,
     refusing,
@@ -53,7 +53,7 @@ def test_a_run_and_what_it_leaves(tmp_path: Path) -> None:
     status = handle.status()
     assert (status.staged, status.durable_iteration, status.verified_iteration, status.lag_iterations) == (5, 5, 5, 0)
     assert status.written_bytes > 0 and status.write_bytes_per_s > 0
-    assert gone(saver)
+    assert not runs(saver)
     assert newest_whole(store) == 5
     assert sorted(path.name for path in store.iterdir() if "iteration" not in path.name) == ["lock"]
     handle.close()  # again is nothing
@@ -361,7 +361,7 @@ def test_a_hanging_saver_does_not_hang_the_end(tmp_path: Path) -> None:
     assert stage(handle, SMALL, 1)
     with pytest.raises(StoreError, match="not durable at the deadline"):
         handle.close(deadline_s=0.2)
-    until(lambda: gone(saver), "killed")
+    until(lambda: not runs(saver), "killed")
     StoreLock.acquire(tmp_path, silent, timeout_s=60).close()
 
 

@@ -15,7 +15,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from small_store import DIRECT, SMALL, InProcess, gone, newest_whole, silent, stage, trainer_command, until
+from processes import runs
+from small_store import DIRECT, SMALL, InProcess, newest_whole, silent, stage, trainer_command, until
 
 from checkflow.store.handle import StoreHandle
 from checkflow.store.lock import StoreLock
@@ -104,8 +105,8 @@ def test_the_saver_is_killed_at_each_writing_system_call(tmp_path: Path, monkeyp
             handle.persist_now()
             saver = handle.saver_pid
             assert saver is not None
-            until(lambda: gone(saver) or idle(handle), "it is killed")  # noqa: B023
-            killed += gone(saver)
+            until(lambda: not runs(saver) or idle(handle), "it is killed")  # noqa: B023
+            killed += not runs(saver)
         durable = handle.shared.durable_sequence == 1
         iteration = newest_whole(store, DIRECT)
         assert iteration == 2 or (iteration == 1 and not durable), (name, number)
@@ -166,7 +167,7 @@ def test_the_trainer_is_killed_at_any_moment(tmp_path: Path, backpressure: str, 
             if both:
                 os.kill(saver, signal.SIGKILL)
             said = trainer.stdout.read().split("\n")
-        until(lambda: gone(saver), "the saver ends")  # noqa: B023
+        until(lambda: not runs(saver), "the saver ends")  # noqa: B023
         StoreLock.acquire(store, silent, timeout_s=60).close()
         restored = newest_whole(store)
         told = [tuple(map(int, line.split()[1:])) for line in said if re.fullmatch(r"staged \d+ \d+", line)]
@@ -188,7 +189,7 @@ def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
         until(lambda: MEMFD in _text(Path(f"/proc/{saver}/maps")), "the saver runs")
         (segment,) = {line.split()[4] for line in _text(Path(f"/proc/{saver}/maps")).splitlines() if MEMFD in line}
         trainer.kill()
-    until(lambda: gone(saver), "the saver ends")
+    until(lambda: not runs(saver), "the saver ends")
     with StoreHandle.open(tmp_path / "store", SMALL, notify=silent):
         pass
     lines = [line for maps in Path("/proc").glob("[0-9]*/maps") for line in _text(maps).splitlines() if MEMFD in line]

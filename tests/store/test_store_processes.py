@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import runs
 from small_store import (
     SMALL,
-    gone,
     newest_whole,
     saver_of,
     silent,
@@ -107,7 +107,7 @@ def test_errors_after_the_trainers_death_are_told_to_the_next(tmp_path: Path) ->
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run(trainer_command(script, tmp_path), capture_output=True, text=True, check=False)
-    until(lambda: gone(int(killed.stdout)), "the saver ended")
+    until(lambda: not runs(int(killed.stdout)), "the saver ended")
     assert newest_whole(tmp_path) == 0
     told: list[str] = []
     StoreHandle.open(tmp_path, SMALL, notify=told.append).close()

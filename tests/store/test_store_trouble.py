@@ -17,10 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from processes import children, runs
 from small_store import (
     SMALL,
     InProcess,
-    gone,
     newest_whole,
     refusing,
     saver_of,
@@ -196,12 +196,6 @@ def go_on(process: subprocess.Popen[str], iterations: int) -> None:
     assert process.stdout.readline() == "staged\n"
 
 
-def children(pid: int) -> set[int]:
-    return {
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    }
-
-
 def test_a_trainer_dies_while_the_disk_refuses(tmp_path: Path) -> None:
     """The saver still has what was staged: it goes on trying, and nothing is lost, and nobody bothered."""
     with trainer(tmp_path) as (process, saver):
@@ -210,9 +204,9 @@ def test_a_trainer_dies_while_the_disk_refuses(tmp_path: Path) -> None:
             process.kill()
             process.wait()
             time.sleep(0.5)  # it has tried
-            assert not gone(saver)
+            assert runs(saver)
             assert newest_whole(tmp_path) == 1
-        until(lambda: gone(saver), "it is done")
+        until(lambda: not runs(saver), "it is done")
     assert newest_whole(tmp_path) == 60
     told: list[str] = []
     StoreHandle.open(tmp_path, SMALL, notify=told.append).close()
@@ -227,7 +221,7 @@ def test_what_no_disk_took_is_told_to_the_next(tmp_path: Path, monkeypatch: pyte
         shutil.rmtree(store)
         go_on(process, 7)
         process.kill()
-        until(lambda: gone(saver), "it gives up")
+        until(lambda: not runs(saver), "it gives up")
     assert len(list((state / "checkflow").iterdir())) == 1
     told: list[str] = []
     StoreHandle.open(store, SMALL, notify=told.append).close()
@@ -280,7 +274,7 @@ def test_a_saver_is_killed_just_before_its_trainer(tmp_path: Path) -> None:
         (second,) = children(process.pid) - {saver}
         process.kill()
         process.wait()
-        until(lambda: gone(second), "it is done")
+        until(lambda: not runs(second), "it is done")
     assert newest_whole(tmp_path) == 12
 
 

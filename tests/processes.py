@@ -1,0 +1,31 @@
+"""Which processes there are, as /proc says: any of them may end while it is read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def runs(pid: int) -> bool:
+    """A zombie does not: it only waits for its parent, or whoever adopted it, to collect it."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(pid: int | None = None) -> set[int]:
+    """Those of a process, or of this one, that run."""
+    found: set[int] = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{os.getpid() if pid is None else pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                found |= {int(child) for child in (task / "children").read_text().split()}
+    return {child for child in found if runs(child)}
+
+
+def descendants(pid: int) -> set[int]:
+    """Its children that run, theirs, and so on."""
+    found = children(pid)
+    return found.union(*(descendants(child) for child in found))
