@@ -33,12 +33,13 @@ class Role(StrEnum):
 
 
 class AnchorKind(StrEnum):
-    """A place in eager PyTorch where a hook runs."""
+    """A place in eager PyTorch where our code runs."""
 
     FORWARD_PRE = "forward_pre"
     FORWARD = "forward"
     GRADIENT = "gradient"
     OPTIMIZER_PRE = "optimizer_pre"
+    UPDATE = "update"  # before a foreach function that the optimizer's update calls
     OPTIMIZER = "optimizer"
     ITERATION_END = "iteration_end"
 
@@ -82,7 +83,7 @@ class Anchor:
     """The occurrence-th firing (from 1) of one hook in an iteration, at a position. At most one for each position."""
 
     kind: AnchorKind
-    subject: str  # "model/features.0", "model/features.0.weight", "optimizer"; "" for the iteration's end
+    subject: str  # "model/features.0", "optimizer", "optimizer/_foreach_mul_"; "" for the iteration's end
     occurrence: int
     position: int
 

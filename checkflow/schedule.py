@@ -52,7 +52,9 @@ class StateRow(_Model):
 class AnchorRow(_Model):
     """One place in an iteration where a hook runs, with the position (0..T) at which it fires."""
 
-    kind: Annotated[str, _one_of("forward_pre", "forward", "gradient", "optimizer_pre", "optimizer", "iteration_end")]
+    kind: Annotated[
+        str, _one_of("forward_pre", "forward", "gradient", "optimizer_pre", "update", "optimizer", "iteration_end")
+    ]
     subject: str
     occurrence: Positive
     position: Count

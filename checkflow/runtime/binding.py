@@ -56,6 +56,11 @@ class Storage:
     reading: Event | None = None  # the latest offload that reads it live
     serial: int = field(default_factory=count().__next__)  # unlike addresses, never used again
 
+    @property
+    def slot(self) -> str:
+        """Of an optimizer's state, which kind of it: "exp_avg"; "" for what is none."""
+        return self.lives[0].name.rpartition(".")[2] if self.lives[0].optimizer is not None else ""
+
     def version(self) -> tuple[int, ...]:
         """Changes when the content does, as far as PyTorch and the guards can tell."""
         return (self.serial, self.epoch, *[tensor._version for tensor in self.counted])

@@ -24,6 +24,7 @@ from checkflow.runtime.pipeline import Pipeline, Record
 from checkflow.runtime.program import program_of
 from checkflow.runtime.sink import Sink
 from checkflow.runtime.spots import Spots
+from checkflow.runtime.update import Update
 from checkflow.schedule import Schedule
 from checkflow.statenames import StateName
 from checkflow.training import Training
@@ -99,6 +100,7 @@ class Executor:
         self._said: set[str] = set()  # state that was told of
         self._moved: set[int] = set()  # state that was another tensor when the last checkpoint began than before
         self._guards: list[Guard] = []
+        self._updates: list[Update] = []
         self._updated: set[int] = set()  # optimizers that made an update
         self._unhooked = [number for number, found in enumerate(training.optimizers) if not is_hookable(found)]
         self._anchor = 0  # reached in the running iteration
@@ -139,14 +141,31 @@ class Executor:
             return
         with self._entered():
             if self._audit is not None:
-                self._audit.check(guard.storages)
-            self.pipeline.protect(guard.storages, CAUSES[guard.kind])
+                self._audit.check(guard.now)
+            self.pipeline.protect(guard.now, CAUSES[guard.kind])
             self._wrote(guard.storages, guard.kind)
 
-    def wrote(self, guard: Guard) -> None:
-        """It wrote until now: what was copied at an anchor of an optimizer that it holds may be older."""
+    def write(self, storages: tuple[Storage, ...]) -> None:
+        """A function inside an update is about to write these."""
+        started = time.perf_counter_ns()
+        if self.lifecycle.deaf or self._captured() or GuardKind.OPTIMIZER in self._disarmed:
+            return
+        if not self.awake or not (self.pipeline.busy or self._audit is not None):
+            self._counters.issue_ns += time.perf_counter_ns() - started
+            return
+        with self._entered():
+            if self._audit is not None:
+                self._audit.check(storages)
+            self.pipeline.protect(storages, Cause.OPTIMIZER)
+
+    def give_up(self) -> None:
+        """State that is being read was written unseen."""
+        self.pipeline.doubt()
+
+    def wrote(self, storages: tuple[Storage, ...], kind: GuardKind) -> None:
+        """They may have been written until now: what was copied at an anchor since their guard may be older."""
         if not self.lifecycle.deaf:
-            self._wrote(guard.storages, guard.kind)
+            self._wrote(storages, kind)
 
     def updated(self, number: int) -> None:
         """Optimizer `number` has made an update. Raises InputError if state is still absent after the first."""
@@ -163,6 +182,26 @@ class Executor:
         self._guards += guards
         for guard in self._guards:
             guard.bind(self._binding)
+
+    def consult(self, update: Update) -> None:
+        """One that asks before anything is staged whether state was written unseen."""
+        self._updates.append(update)
+        self.pipeline.vouched_by.append(update.vouch)
+
+    @property
+    def binding(self) -> Binding:
+        """What is bound now."""
+        return self._binding
+
+    @property
+    def follows_updates(self) -> bool:
+        """Whether it may matter when inside an update something is written, or an anchor is reached."""
+        return self.listens and not self._captured()
+
+    @property
+    def acts_in_updates(self) -> bool:
+        """Whether it does in the one that begins."""
+        return self.program.acts_in_updates or self.pipeline.waiting
 
     def rebind(self) -> None:
         """Find the tensors anew. Raises InputError where they no longer are what the schedule has."""
@@ -377,6 +416,8 @@ class Executor:
                 storage.epoch += 1
 
     def _begin(self, *, wait: bool) -> None:
+        for update in self._updates:
+            update.settle()
         moved: set[int] = set()
         try:
             if self._binding.stale(self._training):

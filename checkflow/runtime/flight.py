@@ -35,7 +35,9 @@ class SlotMap:
         self._sources: dict[int, torch.Tensor] = {}
         self._hosted: dict[int, Batch] = {}
         guarded = chain(binding.optimizer_storages, binding.buffer_storages.values())
-        self._guards = {storage.id: guard for guard, storages in enumerate(guarded) for storage in storages}
+        self._guards = {
+            storage.id: (guard, storage.slot) for guard, storages in enumerate(guarded) for storage in storages
+        }
 
     def batches(self, indices: Iterable[int]) -> Iterator[list[int]]:
         """Moves in order, apart where something else waits for them, unless they are few bytes.
@@ -53,8 +55,11 @@ class SlotMap:
             batch += more
         yield batch
 
-    def _awaited_by(self, index: int) -> tuple[int | None, int | None]:
-        """What waits for a move: the release of its snapshot, or the guard of the tensor that it reads."""
+    def _awaited_by(self, index: int) -> tuple[int | None, tuple[int, str] | None]:
+        """What waits for a move: the release of its snapshot, or the guard of the tensor that it reads.
+
+        Inside an update each kind of state has its own.
+        """
         move = self._program.moves[index]
         return move.release, None if move.snapshot else self._guards.get(move.storage)
 

@@ -7,6 +7,7 @@ ends.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -35,6 +36,7 @@ class Guard:
     subject: int | torch.nn.Module  # number of the optimizer; the module whose buffers are guarded
     inside: tuple[torch.nn.Module, ...] = ()  # modules whose buffers a compiled wrapper guards
     storages: tuple[Storage, ...] = ()
+    now: tuple[Storage, ...] = ()  # of these, what is not left to guards inside the update
     unplanned: tuple[Storage, ...] = ()  # of these, what the traced iteration does not write
     ever: bool = False  # it fired once
     fired: bool = False  # it fired in this iteration, as far as hooks call the executor in it
@@ -48,7 +50,14 @@ class Guard:
             modules = (self.subject, *self.inside)
             found = dict.fromkeys(s for module in modules for s in binding.buffer_storages.get(module, ()))
             self.storages = tuple(found)
+        self.now = self.storages
         self.unplanned = tuple(storage for storage in self.storages if not storage.written)
+
+    def leave(self, storages: Iterable[Storage]) -> None:
+        """To guards inside the update that begins."""
+        left = frozenset(storages)
+        if left or len(self.now) < len(self.storages):
+            self.now = tuple(storage for storage in self.storages if storage not in left)
 
     def trusted(self, *, opaque: bool) -> bool:
         """Whether it will fire before the next write. `opaque`: code without hooks may have run in this process."""

@@ -17,6 +17,7 @@ from checkflow.runtime.compiled import OnCompile
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.guards import Guard, GuardKind
 from checkflow.runtime.state import uncompiled
+from checkflow.runtime.update import Update
 from checkflow.statenames import holders
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable, optimizers_in
@@ -116,23 +117,27 @@ def _loading(executor: Executor, guard: Guard) -> Callable[..., None]:
 
 def _on_optimizer(
     executor: Executor, optimizer: torch.optim.Optimizer, subject: str, number: int, guard: Guard
-) -> list[RemovableHandle]:
+) -> list[Removable]:
     def before(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         if torch.compiler.is_compiling():
             return
         if executor.listens:
             executor.reach("optimizer_pre", subject)
+        update.begin()
         executor.guard(guard)
 
     def after(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         if torch.compiler.is_compiling():
             return
+        update.end()
         if holds_others:
-            executor.wrote(guard)
+            executor.wrote(guard.storages, guard.kind)
         executor.updated(number)
         if executor.listens:
             executor.reach("optimizer", subject)
 
+    update = Update(executor, optimizer, subject, guard)
+    executor.consult(update)
     holds_others = len(optimizers_in(optimizer)) > 1
     loading = Guard(GuardKind.LOAD, number)
     executor.watch([loading])
@@ -147,7 +152,7 @@ def _on_optimizer(
     hooks = optimizer._optimizer_step_pre_hooks
     assert isinstance(hooks, OrderedDict)
     hooks.move_to_end(first.id, last=False)  # before a user's hook that writes
-    handles = [first, optimizer.register_step_post_hook(after)]
+    handles: list[Removable] = [update, first, optimizer.register_step_post_hook(after)]
     if hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):
         handles += [
             optimizer.register_load_state_dict_pre_hook(before_load),

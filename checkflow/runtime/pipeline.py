@@ -37,6 +37,7 @@ class Pipeline:
         self.static_bytes = 0
         self.last_staged = -1  # iteration
         self.problems: list[Exception] = []  # each cost a checkpoint and nothing else; to be raised between iterations
+        self.vouched_by: list[Callable[[], None]] = []  # asked before anything is staged; may call `doubt`
         self._program = program
         self._device = device
         self._sink = sink
@@ -126,12 +127,20 @@ class Pipeline:
             for flight in self._flights:
                 flight.written_unseen |= flight.checks.pop(storage, storage.version()) != storage.version()
 
+    def doubt(self) -> None:
+        """Something in flight may have been read too late: none of it is staged."""
+        self.drop_open()
+        for flight in self._flights:
+            flight.written_unseen = True
+
     def stage_finished(self) -> None:
         """Hand over what is complete. Never blocks."""
         while self._flights:
             flight = self._flights[0]
             if not flight.issued or (flight.last is not None and not self._device.done(flight.last)):
                 return
+            for vouch in self.vouched_by:
+                vouch()
             self._flights.popleft()
             assert flight.record is not None
             if flight.written_unseen or any(s.version() != version for s, version in flight.checks.items()):

@@ -38,6 +38,7 @@ class Program:
     used: frozenset[int]  # anchors that some event needs
     hooked: frozenset[tuple[str, str]]  # (kind, subject) of these, and of a few more that look what has been copied
     anchor_count: int
+    acts_in_updates: bool  # something is planned between an update's functions
     few_bytes: int = 0  # to copy them costs less than to do it apart
 
     def time(self, iteration: int, anchor: int) -> int:
@@ -109,5 +110,6 @@ def program_of(schedule: Schedule, few_bytes: int = 0) -> Program:
         used=used,
         hooked=frozenset(key for key, numbers in anchors.items() if not hooked.isdisjoint(numbers.values())),
         anchor_count=count,
+        acts_in_updates=any(schedule.anchors[number - 1].kind == "update" for number in used if number),
         few_bytes=few_bytes,
     )

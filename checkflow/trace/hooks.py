@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from checkflow.foreach import Look, can_look
 from checkflow.graph import Anchor, AnchorKind, Role
 from checkflow.statenames import holders
 from checkflow.trace.names import parameters_of
@@ -20,6 +21,7 @@ _PREFERENCE = (
     AnchorKind.ITERATION_END,
     AnchorKind.OPTIMIZER_PRE,
     AnchorKind.OPTIMIZER,
+    AnchorKind.UPDATE,
     AnchorKind.GRADIENT,
     AnchorKind.FORWARD_PRE,
     AnchorKind.FORWARD,
@@ -120,8 +122,15 @@ def _on_optimizer(
             for parameter in group["params"]:
                 mark_gradient(parameter, ledger)
         firings.fire(AnchorKind.OPTIMIZER_PRE, subject)
+        if can_look(stepping):
+            look.open()
+
+    def inside(function: str, _tensors: object) -> None:
+        firings.fire(AnchorKind.UPDATE, f"{subject}/{function}")
 
     def after(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        look.close()
         firings.fire(AnchorKind.OPTIMIZER, subject)
 
+    look = Look(inside)
     return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +58,63 @@ def adamw_looped() -> Case:
 
 def adamw_foreach() -> Case:
     return plain(lambda ps: torch.optim.AdamW(ps, lr=0.01, foreach=True, amsgrad=True))
+
+
+def momentum_foreach() -> Case:
+    """Two groups, of which one decays its weights: what is written twice is not the same in both."""
+
+    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        groups = [{"params": parameters[:2]}, {"params": parameters[2:], "weight_decay": 0.1, "nesterov": True}]
+        return torch.optim.SGD(groups, lr=0.1, momentum=0.9, foreach=True)
+
+    return plain(make)
+
+
+def now_and_then_foreach() -> Case:
+    """The same update by other functions in every third iteration, without a word."""
+    case = plain(lambda ps: torch.optim.Adam(ps, lr=0.01, foreach=True))
+    optimizer = case.training.optimizers[0]
+
+    def iterate(number: int) -> None:
+        optimizer.param_groups[0]["foreach"] = number % 3 != 2
+        case.iterate(number)
+
+    return Case(case.training, iterate)
+
+
+def meddling() -> Case:
+    """A user's hook writes weights between the guard before the update and the functions in it."""
+    case = plain(lambda ps: torch.optim.AdamW(ps, lr=0.01, foreach=True))
+    optimizer = case.training.optimizers[0]
+
+    def iterate(number: int) -> None:
+        def meddle(*_: object) -> None:
+            if number > 3:
+                with torch.no_grad():
+                    optimizer.param_groups[0]["params"][0].mul_(0.9)
+
+        hook = optimizer.register_step_pre_hook(meddle)
+        case.iterate(number)
+        hook.remove()
+
+    return Case(case.training, iterate)
+
+
+def raising() -> Case:
+    """A closure that raises in every other update, which then is made without one."""
+    case = plain(lambda ps: torch.optim.RMSprop(ps, lr=0.01, momentum=0.5, foreach=True))
+    optimizer = case.training.optimizers[0]
+
+    def fails() -> float:
+        raise ArithmeticError
+
+    def iterate(number: int) -> None:
+        if number % 2:
+            with contextlib.suppress(ArithmeticError):
+                optimizer.step(fails)
+        case.iterate(number)
+
+    return Case(case.training, iterate)
 
 
 def adamw_fused() -> Case:
@@ -414,7 +472,8 @@ def hooked_wrapping() -> Case:
 
 
 ALL = [
-    sgd, momentum, adamw_looped, adamw_foreach, adamw_fused, accumulating, tied, frozen, in_backward, recomputing,
+    sgd, momentum, adamw_looped, adamw_foreach, momentum_foreach, raising, adamw_fused, accumulating, tied, frozen,
+    in_backward, recomputing,
     adversarial, evaluating, clipping, skipping, averaging, reloading, convolutional,
     swapping, parking, turning, spinning, wrapping, hooked_wrapping,
 ]  # fmt: skip

@@ -22,6 +22,21 @@ def test_every_staged_byte_is_of_its_iterations_end(factory: Factory, lag: int, 
     assert made.sink.order == list(range(1, 9))
 
 
+@pytest.mark.parametrize("factory", [trainings.now_and_then_foreach, trainings.meddling], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("lag", [0, 3, 10**9])
+def test_what_is_written_unseen_inside_an_update_costs_one_checkpoint(factory: Factory, lag: int) -> None:
+    """And only one: that optimizer's update is waited for from then on."""
+    lost = 0
+    for seed in range(6):
+        made = rig(factory, random_schedule(factory, seed), lag=lag)
+        made.run(12)
+        made.close()
+        assert made.torn() == []
+        assert len(made.sink.order) >= 11
+        lost += 12 - len(made.sink.order)
+    assert lost > 0, "no case in which it mattered"
+
+
 def test_what_left_early_does_not_overwrite_what_lies_otherwise_by_then() -> None:
     """Copies from snapshots of a tensor that is replaced, in another memory order, before the iteration's end."""
     for seed in range(12):
@@ -52,6 +67,7 @@ def test_what_an_optimizer_without_hooks_holds_is_waited_for() -> None:
 
 TEETH = [
     (GuardKind.OPTIMIZER, trainings.adamw_fused, 10**9),
+    (GuardKind.OPTIMIZER, trainings.adamw_foreach, 10**9),
     (GuardKind.OPTIMIZER, trainings.in_backward, 10**9),
     (GuardKind.FORWARD, trainings.sgd, 10**9),
     (GuardKind.UNWATCHED, trainings.averaging, 10**9),

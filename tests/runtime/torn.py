@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import torch
 
+from checkflow.foreach import Look, can_look
 from checkflow.runtime.binding import Binding, Target, bind
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device, Event, Snapshot
@@ -212,6 +213,10 @@ def anchors_of(case: Case) -> list[tuple[str, str, int]]:
         if is_hookable(optimizer):
             handles.append(optimizer.register_step_pre_hook(note("optimizer_pre", prefix)))
             handles.append(optimizer.register_step_post_hook(note("optimizer", prefix)))
+            if can_look(optimizer):
+                look = Look(lambda function, _, prefix=prefix: fired.append(("update", f"{prefix}/{function}")))
+                handles.append(optimizer.register_step_pre_hook(lambda *_, look=look: look.open() and None))
+                handles.append(optimizer.register_step_post_hook(lambda *_, look=look: look.close()))
     case.iterate(1)
     for handle in handles:
         handle.remove()

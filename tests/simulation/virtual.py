@@ -22,13 +22,17 @@ from checkflow.runtime.sink import Slot
 from checkflow.schedule import Schedule
 from checkflow.simulation.simulate import Iteration
 from checkflow.trace import trace_training
+from checkflow.trace.assumptions import assume_cuda_defaults
 from checkflow.training import Training
 
 TICKS_PER_BYTE = 10**9
 
 
 def training_of(network: str, optimizer: str) -> Training:
-    return models.factory(network)(batch_size=2, optimizer=optimizer, small=True)
+    """Its update is that of CUDA, as the graph has it."""
+    training = models.factory(network)(batch_size=2, optimizer=optimizer, small=True)
+    assume_cuda_defaults(training)
+    return training
 
 
 def graph_of(network: str, optimizer: str) -> Graph:
