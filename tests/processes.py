@@ -15,14 +15,21 @@ def runs(pid: int) -> bool:
         return False
 
 
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def children(pid: int | None = None) -> set[int]:
-    """Those of a process, or of this one, that run."""
+    """Those of a process, or of this one, that run; but for one that multiprocessing starts once and keeps."""
     found: set[int] = set()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{os.getpid() if pid is None else pid}/task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
                 found |= {int(child) for child in (task / "children").read_text().split()}
-    return {child for child in found if runs(child)}
+    return {child for child in found if runs(child) and "multiprocessing.resource_tracker" not in _command(child)}
 
 
 def descendants(pid: int) -> set[int]:

@@ -141,7 +141,7 @@ class InProcess:
 
 def trainer_command(script: str, *arguments: object) -> list[str]:
     """A Python process of this environment that finds the package and these helpers."""
-    paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent.parent)]
+    paths = [str(folder) for folder in Path(__file__).parents[:3]]
     return [sys.executable, "-c", f"import sys; sys.path[:0] = {paths!r}\n{script}", *map(str, arguments)]
 
 
