@@ -117,3 +117,31 @@ def test_of_the_hooks_at_one_position_the_one_after_which_memory_was_freed_stays
     kept = [(anchor.kind, anchor.subject) for anchor in trace_training(training, model="two").graph.anchors]
     assert (AnchorKind.FORWARD_PRE, "model.1") in kept
     assert (AnchorKind.OPTIMIZER, "optimizer.0") not in kept
+
+
+def test_a_foreach_update_has_an_anchor_before_each_of_its_functions() -> None:
+    """Where the weights' decay ends and the moments begin, say; torch's own optimizers alone are looked into."""
+
+    class Own(optim.AdamW):
+        """Its `step()` might do anything."""
+
+    def positions(make: type[optim.AdamW]) -> list[tuple[str, int]]:
+        def factory() -> Training:
+            model = nn.Linear(4, 3)
+            adamw = make(model.parameters(), foreach=True)
+
+            def iteration() -> None:
+                torch.autograd.backward(model(torch.ones(2, 4)).sum())
+                adamw.step()
+
+            return Training(model, adamw, iteration)
+
+        graph = trace_training(factory, model="m").graph
+        first = next(a.position for a in graph.anchors if a.kind is AnchorKind.OPTIMIZER_PRE)
+        return [(a.subject, a.position - first) for a in graph.anchors if a.kind is AnchorKind.UPDATE]
+
+    assert positions(optim.AdamW) == [
+        (f"optimizer/_foreach_{name}", operators)
+        for operators, name in enumerate(("lerp_", "mul_", "addcmul_", "sqrt", "div_", "add_", "addcdiv_"), start=1)
+    ]
+    assert positions(Own) == []
