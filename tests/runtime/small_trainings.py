@@ -64,7 +64,10 @@ def momentum_foreach() -> Case:
     """Two groups, of which one decays its weights: what is written twice is not the same in both."""
 
     def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        groups = [{"params": parameters[:2]}, {"params": parameters[2:], "weight_decay": 0.1, "nesterov": True}]
+        groups: list[dict[str, Any]] = [
+            {"params": parameters[:2]},
+            {"params": parameters[2:], "weight_decay": 0.1, "nesterov": True},
+        ]
         return torch.optim.SGD(groups, lr=0.1, momentum=0.9, foreach=True)
 
     return plain(make)

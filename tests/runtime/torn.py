@@ -191,6 +191,22 @@ class Case:
 Factory = Callable[[], Case]
 
 
+def _inside(
+    optimizer: torch.optim.Optimizer, note: Callable[[str, str], Callable[..., None]], prefix: str
+) -> list[torch.utils.hooks.RemovableHandle]:
+    def before(function: str, _: object) -> None:
+        note("update", f"{prefix}/{function}")()
+
+    def begin(*_: object) -> None:
+        look.open()
+
+    def end(*_: object) -> None:
+        look.close()
+
+    look = Look(before)
+    return [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]
+
+
 def anchors_of(case: Case) -> list[tuple[str, str, int]]:
     """Every firing of one iteration, as (kind, subject, occurrence), found with hooks of our own."""
     fired: list[tuple[str, str]] = []
@@ -214,9 +230,7 @@ def anchors_of(case: Case) -> list[tuple[str, str, int]]:
             handles.append(optimizer.register_step_pre_hook(note("optimizer_pre", prefix)))
             handles.append(optimizer.register_step_post_hook(note("optimizer", prefix)))
             if can_look(optimizer):
-                look = Look(lambda function, _, prefix=prefix: fired.append(("update", f"{prefix}/{function}")))
-                handles.append(optimizer.register_step_pre_hook(lambda *_, look=look: look.open() and None))
-                handles.append(optimizer.register_step_post_hook(lambda *_, look=look: look.close()))
+                handles += _inside(optimizer, note, prefix)
     case.iterate(1)
     for handle in handles:
         handle.remove()
