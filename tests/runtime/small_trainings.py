@@ -68,6 +68,9 @@ def momentum_foreach() -> Case:
             {"params": parameters[:2]},
             {"params": parameters[2:], "weight_decay": 0.1, "nesterov": True},
         ]
+            {"params": parameters[:2]},
+            {"params": parameters[2:], "weight_decay": 0.1, "nesterov": True},
+        ]
         return torch.optim.SGD(groups, lr=0.1, momentum=0.9, foreach=True)
 
     return plain(make)
