@@ -150,6 +150,8 @@ class Executor:
         started = time.perf_counter_ns()
         if self.lifecycle.deaf or self._captured() or GuardKind.OPTIMIZER in self._disarmed:
             return
+        for storage in storages:
+            storage.epoch += 1  # not every function counts its writes: on CUDA _foreach_lerp_ does not
         if not self.awake or not (self.pipeline.busy or self._audit is not None):
             self._counters.issue_ns += time.perf_counter_ns() - started
             return

@@ -4,7 +4,7 @@ The guard before `optimizer.step()` waits for all that the update writes, though
 foreach function was seen to write in the last update is left to the guard before that function. What was left must not
 be written by anything else: its version counters say at that guard, and before any checkpoint is staged, that it was
 not. Where one says that it was, the checkpoints in flight are given up, and all is waited for before this optimizer's
-updates from then on.
+updates from then on. Fused functions count no writes: where a group's settings changed, what was seen says nothing.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Update:
         self._seen: dict[Written, None] = {}  # in this update
         self._last: dict[Written, None] = {}  # in the one before
         self._unseen: tuple[Storage, ...] = guard.storages  # what no foreach function writes
+        self._as: tuple[object, ...] = ()  # the form of the last update
         self._distrusted = False  # something else wrote, once
 
     def begin(self) -> None:
@@ -73,7 +74,9 @@ class Update:
         self.settle()
         self._left, self._seen = {}, {}
         if self._executor.follows_updates:
-            if self._binding is not self._executor.binding:
+            form = _form(self._optimizer)
+            if self._binding is not self._executor.binding or form != self._as:
+                self._as = form
                 self._bind()
             if self._bound and (self._executor.acts_in_updates or not self._last) and self._look.open():
                 self._left = dict(self._last)
@@ -152,3 +155,11 @@ class Update:
     def _torn(self) -> None:
         self._left, self._bound, self._distrusted = {}, {}, True
         self._executor.give_up()
+
+
+_CHOOSES = ("foreach", "fused", "capturable", "differentiable")
+
+
+def _form(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
+    """What torch's optimizers choose their functions by, of each group."""
+    return tuple((len(group["params"]), *map(group.get, _CHOOSES)) for group in optimizer.param_groups)

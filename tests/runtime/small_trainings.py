@@ -68,21 +68,18 @@ def momentum_foreach() -> Case:
             {"params": parameters[:2]},
             {"params": parameters[2:], "weight_decay": 0.1, "nesterov": True},
         ]
-            {"params": parameters[:2]},
-            {"params": parameters[2:], "weight_decay": 0.1, "nesterov": True},
-        ]
         return torch.optim.SGD(groups, lr=0.1, momentum=0.9, foreach=True)
 
     return plain(make)
 
 
 def now_and_then_foreach() -> Case:
-    """The same update by other functions in every third iteration, without a word."""
+    """The same update by other functions in two of three iterations, without a word."""
     case = plain(lambda ps: torch.optim.Adam(ps, lr=0.01, foreach=True))
     optimizer = case.training.optimizers[0]
 
     def iterate(number: int) -> None:
-        optimizer.param_groups[0]["foreach"] = number % 3 != 2
+        optimizer.param_groups[0].update(foreach=number % 4 < 2, fused=number % 4 == 2)
         case.iterate(number)
 
     return Case(case.training, iterate)
@@ -478,8 +475,8 @@ def hooked_wrapping() -> Case:
 
 
 ALL = [
-    sgd, momentum, adamw_looped, adamw_foreach, momentum_foreach, raising, adamw_fused, accumulating, tied, frozen,
-    in_backward, recomputing,
+    sgd, momentum, adamw_looped, adamw_foreach, momentum_foreach, now_and_then_foreach, raising, adamw_fused,
+    accumulating, tied, frozen, in_backward, recomputing,
     adversarial, evaluating, clipping, skipping, averaging, reloading, convolutional,
     swapping, parking, turning, spinning, wrapping, hooked_wrapping,
 ]  # fmt: skip
