@@ -23,6 +23,9 @@ from .oracle import ITERATIONS
 from .settings import Setting
 
 
+RETRY_S = 15.0  # so that a saver that can never start ends a life within what would count as hanging
+
+
 class Phase(enum.IntEnum):
     """Where a life is."""
 
@@ -96,7 +99,7 @@ def live(plan: Plan, path: Path) -> int:
     with checkflow.attach(
         model, optimizer, schedule=plan.schedule, store=plan.store, scheduler=scheduler, loader=loader,
         slots=setting.slots, policy=setting.policy, persist_every=setting.persist_every, interval=setting.interval,
-        on_error=plan.on_error, notify=lambda _: None,
+        on_error=plan.on_error, notify=lambda _: None, retry_s=RETRY_S,
     ) as ckpt:  # fmt: skip
         diary.note_phase(Phase.RESTORING)
         first = ckpt.restore()

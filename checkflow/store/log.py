@@ -38,10 +38,10 @@ def take_log(store: Path, directory_fd: int) -> tuple[str, ...]:
     """What former savers had nobody to tell, of this directory or of one that was at this path; removed by this."""
     lines = _take(LOG, directory_fd)
     for folder in _folders(make=False):
-        found = {
-            *folder.glob(f"saver-{_of_directory(directory_fd)}-*.log"),
-            *folder.glob(f"saver-*-{_of_path(store)}.log"),
-        }
+        found = set[Path]()
+        with contextlib.suppress(OSError):  # it cannot be listed now; what is there stays for the next
+            for pattern in (f"saver-{_of_directory(directory_fd)}-*.log", f"saver-*-{_of_path(store)}.log"):
+                found.update(folder.glob(pattern))
         for path in sorted(found):
             lines += _take(os.fspath(path))
     return tuple(lines)

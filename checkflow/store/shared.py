@@ -96,7 +96,10 @@ class SharedMemory:
         size = head + slots * stride
         need = f"{slots} slots of {format_bytes(layout.size_bytes)} need {format_bytes(size)} of shared memory"
         _check_memory(need, size, slots)
-        fd = os.memfd_create("checkflow-slots", os.MFD_CLOEXEC)
+        try:
+            fd = os.memfd_create("checkflow-slots", os.MFD_CLOEXEC)
+        except OSError as error:
+            raise StoreError(f"{need}: {error.strerror}; allow memfd_create, or free memory") from None
         try:
             os.ftruncate(fd, size)
             shared = cls(fd, size)
