@@ -22,7 +22,6 @@ from checkflow.store.handle import OnError
 from .oracle import ITERATIONS
 from .settings import Setting
 
-
 RETRY_S = 15.0  # so that a saver that can never start ends a life within what would count as hanging
 
 
