@@ -6,6 +6,7 @@ is left for whoever hears the living one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -76,7 +77,9 @@ class Keeper:
             self._ending = True
             self._stir()
             if threading.current_thread() is not self._thread:  # whose turn it was to collect what nobody has any more
-                self._thread.join()
+                while self._thread.is_alive():
+                    self._thread.join(1.0)
+                    self._stir()  # the system may have refused the one before
                 os.close(self._wake)
         else:
             os.close(self._wake)
@@ -89,7 +92,8 @@ class Keeper:
                 saver.close()
 
     def _stir(self) -> None:
-        os.eventfd_write(self._wake, 1)
+        with contextlib.suppress(OSError):  # so often unheard that it is awake anyway
+            os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
         while not self._ending:
@@ -112,7 +116,8 @@ class Keeper:
         for fd in (self._wake, *more):
             poll.register(fd, select.POLLIN)
         if any(fd == self._wake for fd, _ in poll.poll(None if timeout_s is None else 1000 * timeout_s)):
-            os.eventfd_read(self._wake)
+            with contextlib.suppress(OSError):  # then it is heard once more
+                os.eventfd_read(self._wake)
 
     def _begin(self) -> None:
         try:
