@@ -534,7 +534,6 @@ UNTOUCHED: dict[str, str] = {
 }
 
 ELSEWHERE: dict[str, str] = {  # modules whose functions have no mutants
-    "solve.exhaustive": "the reference of tests/solve; no schedule comes from it",
     "solve.ways_out": _ADVICE,
     "solve.program": "hands a program to a solver and its answer back; the answer is decoded and judged as a plan",
     "solve.backends": "the same",

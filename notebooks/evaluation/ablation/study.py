@@ -17,10 +17,10 @@ from checkflow.link.grid import TICKS_PER_BYTE
 from checkflow.lower import lower
 from checkflow.plan import Formulation, Infeasible, Problem, Transfers, problem_of
 from checkflow.policies.planned import read_after_iteration
-from checkflow.report.ablation.freelink import FreeLink, free_link
 from checkflow.solve import solve
 from checkflow.sweep.traces import Settings, trace
 from checkflow.verify import verify, verify_plan
+from evaluation.ablation.freelink import FreeLink, free_link
 
 
 @dataclass(frozen=True, slots=True)
