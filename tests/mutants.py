@@ -500,7 +500,6 @@ UNTOUCHED: dict[str, str] = {
     "graph:Graph.liveness_bytes": "for a report; no plan uses it",
     "graph:Graph.training_peak_bytes": "for reports; a plan's is Problem.training_peak_bytes",
     "graph:Graph.retimed": "makes another graph, whose schedules are its own",
-    "graph:Graph.dag": "for a picture; no plan uses it",
     "compiler:compile_graph": "runs the chain, with verify at its end: every mutant goes through it",
     "compiler:_as_asked": "checks what verify cannot know: what was asked for",
     "compiler:_without_slack": _ADVICE,

@@ -41,7 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "policies": {"errors", "units", "graph", "plan", "link", "solve"},
     "compiler": {"errors", "units", "graph", "plan", "solve", "schedule", "lower", "verify"},
     "report": {
-        "errors", "units", "graph", "plan", "policies", "schedule", "jsonfile", "compiler", "simulation", "solve",
+        "errors", "text", "units", "graph", "plan", "policies", "schedule", "jsonfile", "compiler", "simulation",
+        "solve",
     },
     "sources": {"errors", "training", "models"},
     "store": {"errors", "text", "units", "jsonfile"},
