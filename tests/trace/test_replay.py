@@ -152,11 +152,20 @@ def test_the_other_optimizers_on_a_network(optimizer: str) -> None:
 
 def test_an_input_that_no_name_leads_to_is_named() -> None:
     """Replaying into another training than the traced one needs names for the inputs."""
-    traced = trace_training(FEATURES["running_loss"], model="m", cuda_defaults=False)
+    traced = trace_training(FEATURES["running_loss"], model="m", cuda_defaults=False, program=True)
     other = FEATURES["half_precision"]()
     other.iteration()
     with pytest.raises(TraceError, match=r"input %loss_total \(iteration\.loss\.total\)"):
         replay(traced, other)
+
+
+def test_the_program_is_kept_only_where_it_is_asked_for() -> None:
+    """It holds a copy of every constant; who wants to replay without it is told how to trace."""
+    training = FEATURES["running_loss"]()
+    traced = trace_training(lambda: training, model="m", cuda_defaults=False, real=True)
+    assert traced.program is None
+    with pytest.raises(TraceError, match=r"^m: its program was not kept; trace it with .*program=True"):
+        replay(traced, training)
 
 
 def test_tracing_leaves_random_state_alone() -> None:
