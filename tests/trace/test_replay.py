@@ -95,7 +95,7 @@ def test_a_batch_that_comes_as_a_storage() -> None:
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_every_feature(name: str) -> None:
-    """Fake tensors suffice, the replay is exact, and real tensors give the same graph."""
+    """Fake tensors suffice, the replay is exact, and real tensors, without a program, give the same graph."""
     traced = assert_replays(FEATURES[name])
     on_real = trace_training(FEATURES[name], model="m", real=True, cuda_defaults=False).graph
     if name in FAKE_SIZES_DIFFER:
@@ -108,6 +108,7 @@ def test_every_feature(name: str) -> None:
 def test_data_dependence_goes_on_with_real_tensors(name: str) -> None:
     """An iteration that needs values is traced on real tensors, and the note names the user's line."""
     traced = assert_replays(DATA_DEPENDENT[name], falls_back=True)
+    assert trace_training(DATA_DEPENDENT[name], model="m", cuda_defaults=False).graph == traced.graph
     assert re.search(r"(data_dependent|trainings)\.py:\d+ needs values", traced.notes[0])
 
 

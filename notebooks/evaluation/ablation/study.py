@@ -13,9 +13,8 @@ from functools import partial
 from checkflow import hardware
 from checkflow.errors import InputError
 from checkflow.graph import Graph
-from checkflow.link.grid import TICKS_PER_BYTE
 from checkflow.lower import lower
-from checkflow.plan import Formulation, Infeasible, Problem, Transfers, problem_of
+from checkflow.plan import TICKS_PER_BYTE, Formulation, Infeasible, Problem, Transfers, problem_of
 from checkflow.policies.planned import read_after_iteration
 from checkflow.solve import solve
 from checkflow.sweep.traces import Settings, trace
