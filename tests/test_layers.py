@@ -21,10 +21,13 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"extra", "wrapped"},
     "wrapped": set(),
     "statenames": set(),
+    "strictjson": set(),
+    "dtypes": set(),
+    "safetensorsfile": {"strictjson", "dtypes"},
     "units": {"errors"},
     "unlisted": {"units"},
     "graph": {"errors", "unlisted"},
-    "jsonfile": {"errors"},
+    "jsonfile": {"errors", "strictjson"},
     "graphfile": {"errors", "graph", "unlisted", "jsonfile"},
     "hardware": {"errors", "units", "graph", "jsonfile"},
     "plan": {"errors", "graph"},
@@ -45,15 +48,17 @@ ALLOWED: dict[str, set[str]] = {
         "solve",
     },
     "sources": {"errors", "training", "models"},
-    "store": {"errors", "text", "units", "jsonfile"},
+    "store": {"errors", "text", "units", "strictjson", "dtypes", "safetensorsfile", "jsonfile"},
     "runtime": {"errors", "foreach", "units", "training", "extra", "wrapped", "statenames", "schedule"},
     "simulation": {"errors", "graph", "plan", "link", "schedule", "runtime"},
-    "hoststate": {"errors", "units", "training", "extra", "statenames", "runtime"},
-    "restore": {"errors", "training", "extra", "statenames", "store", "runtime", "hoststate"},
+    "hoststate": {"errors", "strictjson", "dtypes", "units", "training", "extra", "statenames", "runtime"},
+    "restore": {
+        "errors", "dtypes", "safetensorsfile", "training", "extra", "statenames", "store", "runtime", "hoststate",
+    },
     "data": {"errors"},
     "checkpointing": {
-        "collector", "errors", "text", "units", "unlisted", "training", "extra", "statenames", "schedule", "runtime",
-        "store", "hoststate", "restore",
+        "collector", "errors", "text", "dtypes", "units", "unlisted", "training", "extra", "statenames", "schedule",
+        "runtime", "store", "hoststate", "restore",
     },
     "examples": {"__init__", "data"},
     "sweep": {
@@ -61,8 +66,8 @@ ALLOWED: dict[str, set[str]] = {
         "sources", "models",
     },
     "cli": {
-        "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "schedule",
-        "verify", "compiler", "report", "sources", "training", "solve", "store", "sweep", "text",
+        "errors", "unlisted", "dtypes", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace",
+        "schedule", "verify", "compiler", "report", "sources", "training", "solve", "store", "sweep", "text",
     },
 }  # fmt: skip
 
