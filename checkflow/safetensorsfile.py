@@ -111,3 +111,5 @@ def _parsed(text: bytes) -> Header:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise MalformedError(f"header field {where:.200}: {first['msg']}") from None
+    except RecursionError:
+        raise MalformedError("its header is nested too deeply") from None

@@ -105,6 +105,18 @@ def test_imports_point_towards_the_beginning_of_the_pipeline(path: Path) -> None
     assert not wrong
 
 
+def test_json_is_read_in_one_place() -> None:
+    """What one reader refuses, a key twice or NaN, no other may let pass."""
+    readers = {
+        path.name
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("loads", "load", "JSONDecoder")
+        if isinstance(node.value, ast.Name) and node.value.id == "json"
+    }
+    assert readers == {"strictjson.py"}
+
+
 def test_verify_never_reaches_the_planner() -> None:
     """Nothing that verify imports, however indirectly, is of the planner; its types are for signatures alone."""
     reached, todo = set(), ["verify"]
