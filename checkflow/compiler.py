@@ -10,10 +10,9 @@ from functools import partial
 from checkflow.errors import InputError, VerificationError
 from checkflow.graph import Graph
 from checkflow.lower import executed_peak_bytes, lower
-from checkflow.plan import PPM, Formulation, Infeasible, Plan, Problem, Reason, Transfers, problem_of
+from checkflow.plan import PPM, TICKS_PER_BYTE, Formulation, Infeasible, Plan, Problem, Reason, Transfers, problem_of
 from checkflow.schedule import Schedule
 from checkflow.solve import construct, solve, transfers_for
-from checkflow.solve.packed import TICKS_PER_BYTE
 from checkflow.units import format_bytes
 from checkflow.verify import verify
 

@@ -12,8 +12,6 @@ from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate
 
-import networkx as nx
-
 from checkflow.unlisted import Unlisted
 
 
@@ -152,18 +150,6 @@ class Graph:
         """The same graph with other operator times."""
         ops = tuple(replace(op, time_ns=time) for op, time in zip(self.ops, times_ns, strict=True))
         return replace(self, device=device, ops=ops)
-
-    def dag(self) -> nx.DiGraph[int]:
-        """Operator DAG for export and checks: an edge from each step that wrote a storage to each that then uses it."""
-        dag: nx.DiGraph[int] = nx.DiGraph()
-        writer: dict[int, int] = {}
-        for step, op in enumerate(self.ops, start=1):
-            dag.add_node(step, name=op.name, time_ns=op.time_ns)
-            for index in dict.fromkeys((*op.reads, *op.writes)):
-                if index in writer:
-                    dag.add_edge(writer[index], step, tensor=self.tensors[index].name)
-            writer.update(dict.fromkeys(op.writes, step))
-        return dag
 
 
 def _occupancy(intervals: list[tuple[int, int, int]], steps: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from checkflow import strictjson
 from checkflow.errors import FormatError, InputError
 
 type_of = TypeVar("type_of")
@@ -85,10 +86,9 @@ def read_text(path: Path) -> str:
 def parse_json(path: Path, format_name: str, version: int) -> dict[str, object]:
     """The JSON object in a file that names its format and version. Raises FormatError unless both are as expected."""
     try:
-        document = json.loads(read_text(path), parse_constant=_refuse_constant, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0]
-        raise FormatError(f"{path}: is not JSON or is cut short ({reason}); write it again") from None
+        document = strictjson.loads(read_text(path))
+    except ValueError as error:
+        raise FormatError(f"{path}: is not JSON or is cut short ({error}); write it again") from None
     if not isinstance(document, dict) or document.get("format") != format_name:
         raise FormatError(f"{path}: is not a {format_name} file; its field 'format' has to say {format_name!r}")
     if document.get("version") != version or isinstance(document.get("version"), bool):
@@ -96,18 +96,7 @@ def parse_json(path: Path, format_name: str, version: int) -> dict[str, object]:
             f"{path}: version {document.get('version')!r} is not supported, only {version}; make it again with this "
             "checkflow"
         )
-    return document
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return found
+    return dict(document)
 
 
 def validate(adapter: TypeAdapter[type_of], value: object, source: str) -> type_of:

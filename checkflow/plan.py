@@ -16,6 +16,7 @@ from checkflow.errors import InputError
 from checkflow.graph import Graph, Role
 
 PPM = 1_000_000
+TICKS_PER_BYTE = 1_000_000_000  # of the link's clock
 
 
 class Formulation(StrEnum):
@@ -98,7 +99,7 @@ class Problem:
         return (0, *accumulate(self.time_ns))
 
     def clock(self, position: int) -> int:
-        """Link clock at an unrolled position, in ticks of 1e-9 byte: B·t. One byte takes 1e9 ticks. Exact."""
+        """Link clock at an unrolled position, in ticks of 1e-9 byte: B·t. A byte takes TICKS_PER_BYTE. Exact."""
         iteration, within = divmod(position, self.steps)
         return self.bandwidth_bytes_per_s * (iteration * self.iteration_time_ns + self._elapsed_ns[within])
 

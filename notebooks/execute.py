@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
+import os
 import re
 import sys
 import tempfile
@@ -67,11 +68,15 @@ def check(path: Path) -> Iterator[str]:
 
 
 def execute(notebook: NotebookNode) -> NotebookNode:
-    """The notebook with the outputs of a clean kernel, in a folder of its own. Raises CellExecutionError."""
+    """The notebook with the outputs of a clean kernel, in a folder of its own, from which `evaluation` can be imported.
+
+    Raises CellExecutionError.
+    """
     fresh = copy.deepcopy(notebook)
     fresh.metadata = NotebookNode(kernelspec=KERNEL, source_sha256=source_sha256(notebook))
     for cell in _code(fresh):
         cell.execution_count, cell.outputs = None, []
+    found = (str(HERE.resolve()), os.environ.get("PYTHONPATH", ""))
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
             fresh,
@@ -81,7 +86,7 @@ def execute(notebook: NotebookNode) -> NotebookNode:
             coalesce_streams=True,
             resources={"metadata": {"path": folder}},
         )
-        client.execute()
+        client.execute(env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, found))})
     fresh.metadata.pop("language_info", None)  # says which Python it was
     return fresh
 

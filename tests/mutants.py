@@ -500,7 +500,6 @@ UNTOUCHED: dict[str, str] = {
     "graph:Graph.liveness_bytes": "for a report; no plan uses it",
     "graph:Graph.training_peak_bytes": "for reports; a plan's is Problem.training_peak_bytes",
     "graph:Graph.retimed": "makes another graph, whose schedules are its own",
-    "graph:Graph.dag": "for a picture; no plan uses it",
     "compiler:compile_graph": "runs the chain, with verify at its end: every mutant goes through it",
     "compiler:_as_asked": "checks what verify cannot know: what was asked for",
     "compiler:_without_slack": _ADVICE,
@@ -534,7 +533,6 @@ UNTOUCHED: dict[str, str] = {
 }
 
 ELSEWHERE: dict[str, str] = {  # modules whose functions have no mutants
-    "solve.exhaustive": "the reference of tests/solve; no schedule comes from it",
     "solve.ways_out": _ADVICE,
     "solve.program": "hands a program to a solver and its answer back; the answer is decoded and judged as a plan",
     "solve.backends": "the same",

@@ -21,10 +21,13 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"extra", "wrapped"},
     "wrapped": set(),
     "statenames": set(),
+    "strictjson": set(),
+    "dtypes": set(),
+    "safetensorsfile": {"strictjson", "dtypes"},
     "units": {"errors"},
     "unlisted": {"units"},
     "graph": {"errors", "unlisted"},
-    "jsonfile": {"errors"},
+    "jsonfile": {"errors", "strictjson"},
     "graphfile": {"errors", "graph", "unlisted", "jsonfile"},
     "hardware": {"errors", "units", "graph", "jsonfile"},
     "plan": {"errors", "graph"},
@@ -41,19 +44,21 @@ ALLOWED: dict[str, set[str]] = {
     "policies": {"errors", "units", "graph", "plan", "link", "solve"},
     "compiler": {"errors", "units", "graph", "plan", "solve", "schedule", "lower", "verify"},
     "report": {
-        "errors", "units", "graph", "plan", "link", "policies", "schedule", "jsonfile", "compiler", "simulation",
-        "hardware", "solve", "lower", "verify", "sweep",
+        "errors", "text", "units", "graph", "plan", "policies", "schedule", "jsonfile", "compiler", "simulation",
+        "solve",
     },
     "sources": {"errors", "training", "models"},
-    "store": {"errors", "text", "units", "jsonfile"},
+    "store": {"errors", "text", "units", "strictjson", "dtypes", "safetensorsfile", "jsonfile"},
     "runtime": {"errors", "foreach", "units", "training", "extra", "wrapped", "statenames", "schedule"},
-    "simulation": {"errors", "units", "graph", "plan", "link", "schedule", "runtime", "compiler"},
-    "hoststate": {"errors", "units", "training", "extra", "statenames", "runtime"},
-    "restore": {"errors", "training", "extra", "statenames", "store", "runtime", "hoststate"},
+    "simulation": {"errors", "graph", "plan", "link", "schedule", "runtime"},
+    "hoststate": {"errors", "strictjson", "dtypes", "units", "training", "extra", "statenames", "runtime"},
+    "restore": {
+        "errors", "dtypes", "safetensorsfile", "training", "extra", "statenames", "store", "runtime", "hoststate",
+    },
     "data": {"errors"},
     "checkpointing": {
-        "collector", "errors", "text", "units", "unlisted", "training", "extra", "statenames", "schedule", "runtime",
-        "store", "hoststate", "restore",
+        "collector", "errors", "text", "dtypes", "units", "unlisted", "training", "extra", "statenames", "schedule",
+        "runtime", "store", "hoststate", "restore",
     },
     "examples": {"__init__", "data"},
     "sweep": {
@@ -61,8 +66,8 @@ ALLOWED: dict[str, set[str]] = {
         "sources", "models",
     },
     "cli": {
-        "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "schedule",
-        "verify", "compiler", "report", "sources", "training", "solve", "store", "sweep", "text",
+        "errors", "unlisted", "dtypes", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace",
+        "schedule", "verify", "compiler", "report", "sources", "training", "solve", "store", "sweep", "text",
     },
 }  # fmt: skip
 
@@ -98,6 +103,18 @@ def test_imports_point_towards_the_beginning_of_the_pipeline(path: Path) -> None
     if part != "__init__":
         wrong -= {"checkflow.Training"}
     assert not wrong
+
+
+def test_json_is_read_in_one_place() -> None:
+    """What one reader refuses, a key twice or NaN, no other may let pass."""
+    readers = {
+        path.name
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("loads", "load", "JSONDecoder")
+        if isinstance(node.value, ast.Name) and node.value.id == "json"
+    }
+    assert readers == {"strictjson.py"}
 
 
 def test_verify_never_reaches_the_planner() -> None:

@@ -4,6 +4,8 @@ snapshot(): after the update, a copy of the whole state, beside the next iterati
 holds the next update until it is made. persist(): torch.save and fsync to a new file by a background process. At most
 one checkpoint is on its way: the next waits until it is durable. On CUDA the snapshot is made in GPU memory where that
 has room for it, else in host memory. The interval is given here, so the tuning of its frequency is left out.
+
+checkflow's policies of this name say what the planning model makes of the same scheme. This one runs, as a peer does.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ import click
 
 from checkflow.cli import _console
 from checkflow.cli._options import json_option
+from checkflow.dtypes import CODES
 from checkflow.errors import EXIT_DONE, InputError, StoreError
 from checkflow.store.contents import contents_of
-from checkflow.store.layout import CODES
 from checkflow.store.manifest import RECORD
 from checkflow.store.reader import Loaded, load_newest
 

@@ -8,29 +8,64 @@ import click
 from rich.table import Table
 
 from checkflow.cli import _console
-from checkflow.errors import EXIT_DONE, FormatError
+from checkflow.cli._options import default_output
+from checkflow.errors import EXIT_DONE, FormatError, InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import FORMAT as GRAPH_FORMAT
 from checkflow.graphfile import read_graph
-from checkflow.jsonfile import read_text
+from checkflow.jsonfile import read_text, write_text
+from checkflow.report import dagfile
+from checkflow.report.operators import critical_path
 from checkflow.schedule import FORMAT as SCHEDULE_FORMAT
 from checkflow.schedule import ActionRow, Schedule, read_schedule
 from checkflow.units import format_bytes, format_ns, format_rate
+
+LONGEST = 5  # operators of the critical path that are shown
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--rows", type=click.IntRange(min=0), default=20, show_default=True, help="Rows to show; 0 shows all.")
-def command(file: Path, rows: int) -> int:
-    """Show FILE: a schedule's certificate and actions, or a graph's longest operators and largest storages."""
+@click.option("--export", "kind", type=click.Choice(tuple(dagfile.FORMATS)),
+              help="Write the graph's operators and what they hand on to a file for other tools.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(path_type=Path),
+              help="File to export to; its name may say the format  [default: as FILE is named]")  # fmt: skip
+def command(file: Path, rows: int, kind: str | None, output: Path | None) -> int:
+    """Show FILE: a schedule's certificate and actions, or a graph's critical path, operators and storages."""
     head = read_text(file)[:200]
+    exported = _exported(file, kind, output)
     if SCHEDULE_FORMAT in head:
+        if exported:
+            raise InputError(f"{file}: is a schedule, and operators are exported; give the graph that it was made from")
         _show_schedule(read_schedule(file), rows or None)
     elif GRAPH_FORMAT in head:
-        _show_graph(read_graph(file), rows or None)
+        if exported:
+            _export(read_graph(file), *exported)
+        else:
+            _show_graph(read_graph(file), rows or None)
     else:
         raise FormatError(f"{file}: is neither a schedule nor a graph; give a file that checkflow wrote")
     return EXIT_DONE
+
+
+def _exported(file: Path, kind: str | None, output: Path | None) -> tuple[str, Path] | None:
+    """The format and the file that are asked for; None where nothing is. Raises InputError where they do not fit."""
+    if kind is None and output is None:
+        return None
+    if output is None:
+        assert kind is not None
+        return kind, default_output(str(file), kind).with_suffix("")  # NAME.graphml.json -> NAME.graphml
+    named = output.suffix.removeprefix(".")
+    if kind is None and named not in dagfile.FORMATS:
+        raise InputError(f"{output}: its name has to end in .graphml or .dot; or say --export graphml or --export dot")
+    if kind is not None and named in dagfile.FORMATS and named != kind:
+        raise InputError(f"{output}: its name says {named}, and --export {kind}; let one follow the other")
+    return kind or named, output
+
+
+def _export(graph: Graph, kind: str, output: Path) -> None:
+    write_text(output, dagfile.FORMATS[kind](graph))
+    _console.say(f"{graph.steps} operators of {graph.model}, as {kind}: {output}")
 
 
 def _show_schedule(schedule: Schedule, limit: int | None) -> None:
@@ -73,6 +108,7 @@ def _show_graph(graph: Graph, limit: int | None) -> None:
         soft_wrap=True,
         markup=False,
     )
+    _show_critical_path(graph)
     table = _table("step", "operator", "time", "reads", "writes")
     longest = sorted(enumerate(graph.ops, start=1), key=lambda item: -item[1].time_ns)
     for step, op in longest[:limit]:
@@ -89,6 +125,22 @@ def _show_graph(graph: Graph, limit: int | None) -> None:
         table.add_row(tensor.name, tensor.role, format_bytes(tensor.size_bytes), str(tensor.born), str(tensor.freed))
     _console.out.print(table, markup=False)
     _more(len(graph.tensors), limit, "storages")
+
+
+def _show_critical_path(graph: Graph) -> None:
+    path = critical_path(graph)
+    _console.out.print(
+        f"critical path: {format_ns(path.time_ns)}, {path.share:.0%} of the iteration, through {len(path.steps)} "
+        "operators, each of which needs the one before; the longest of them:\n",
+        soft_wrap=True,
+        markup=False,
+    )
+    table = _table("step", "operator", "time", "of the path")
+    for step in path.longest(graph, LONGEST):
+        op = graph.ops[step - 1]
+        table.add_row(str(step), op.name, format_ns(op.time_ns), f"{op.time_ns / (path.time_ns or 1):.1%}")
+    _console.out.print(table, markup=False)
+    _console.out.print()
 
 
 def _table(*headers: str) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import binascii
-import json
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from checkflow import strictjson
 from checkflow.errors import FormatError
 from checkflow.hoststate.forms import (
     ARRAY_DTYPES,
@@ -38,21 +38,9 @@ def decode(value: Json, path: str) -> object:
 def load(data: bytes, path: str) -> Json:
     """Strict JSON text: no key twice, no NaN. Raises FormatError."""
     try:
-        found: Json = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_constant)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: is not JSON ({str(error).splitlines()[0][:80]}); take another checkpoint") from None
-    return found
-
-
-def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return found
-
-
-def _constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
+        return strictjson.loads(data)
+    except ValueError as error:
+        raise FormatError(f"{path}: is not JSON ({error}); take another checkpoint") from None
 
 
 def _decode(value: Json, depth: int) -> object:

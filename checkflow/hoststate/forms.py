@@ -20,24 +20,17 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from pydantic import JsonValue
 
+from checkflow.dtypes import CODES
 from checkflow.runtime.state import MAX_RECORDED_BYTES
+from checkflow.strictjson import Json as Json  # the form of every value
 
-Json: TypeAlias = JsonValue
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
 MAX_DEPTH = 32  # of nested containers; each takes up to three levels of JSON
 MAX_TENSOR_BYTES = MAX_RECORDED_BYTES  # a larger tensor belongs in a file of the checkpoint
 
-TENSOR_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
-        torch.float32, torch.float64, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64,
-        torch.float8_e4m3fn, torch.float8_e5m2,
-    )
-}  # fmt: skip
+TENSOR_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in (*CODES, "complex128")}
 NAMED_DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
 }

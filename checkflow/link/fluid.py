@@ -11,7 +11,8 @@ import heapq
 from dataclasses import dataclass
 from itertools import pairwise
 
-from checkflow.link.grid import TICKS_PER_BYTE, Grid
+from checkflow.link.grid import Grid
+from checkflow.plan import TICKS_PER_BYTE
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,6 @@ from itertools import pairwise
 
 from checkflow.plan import Problem, StateTensor
 
-TICKS_PER_BYTE = 1_000_000_000
-
 
 @dataclass(frozen=True)
 class Grid:

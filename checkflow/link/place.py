@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from checkflow.link.fluid import Piece, earliest_deadline_first, lower_bound_bytes
-from checkflow.link.grid import TICKS_PER_BYTE, Grid
+from checkflow.link.grid import Grid
 from checkflow.link.queue import Request, queue
-from checkflow.plan import Chunk
+from checkflow.plan import TICKS_PER_BYTE, Chunk
 
 
 @dataclass(frozen=True, slots=True)

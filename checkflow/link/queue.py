@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from checkflow.link.grid import TICKS_PER_BYTE, Grid
-from checkflow.plan import Chunk
+from checkflow.link.grid import Grid
+from checkflow.plan import TICKS_PER_BYTE, Chunk
 
 
 @dataclass(frozen=True, slots=True)

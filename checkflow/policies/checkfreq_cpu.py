@@ -17,8 +17,7 @@ Assumed in its favour:
 from __future__ import annotations
 
 from checkflow.graph import Role
-from checkflow.link.grid import TICKS_PER_BYTE
-from checkflow.plan import Infeasible, Problem
+from checkflow.plan import TICKS_PER_BYTE, Infeasible, Problem
 from checkflow.policies.planned import (
     Planned,
     by_first_write,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from checkflow.link.grid import TICKS_PER_BYTE, Grid
+from checkflow.link.grid import Grid
 from checkflow.plan import (
+    TICKS_PER_BYTE,
     Chunk,
     Formulation,
     Infeasible,

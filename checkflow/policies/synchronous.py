@@ -7,8 +7,7 @@ that the iteration never writes is not in a Problem, and so not copied again wit
 
 from __future__ import annotations
 
-from checkflow.link.grid import TICKS_PER_BYTE
-from checkflow.plan import Infeasible, Problem
+from checkflow.plan import TICKS_PER_BYTE, Infeasible, Problem
 from checkflow.policies.planned import Planned, direct, duration_ns, paused, read_after_iteration, within_limit
 
 

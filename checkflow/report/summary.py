@@ -6,6 +6,7 @@ from checkflow.compiler import Compiled, Options, Refused, explain
 from checkflow.graph import Graph
 from checkflow.plan import Problem
 from checkflow.policies import checkfreq
+from checkflow.report.operators import critical_path
 from checkflow.simulation.drift import tolerated_drift_ppm
 from checkflow.solve import transfers_for
 
@@ -70,5 +71,6 @@ def _common(graph: Graph, problem: Problem, bandwidth_bytes_per_s: int, *, feasi
         "state_tensors": len(problem.state),
         "state_bytes": problem.state_bytes,
         "iteration_time_ns": graph.iteration_time_ns,
+        "critical_path_ns": critical_path(graph).time_ns,
         "training_peak_bytes": problem.training_peak_bytes,
     }

@@ -11,6 +11,7 @@ from rich.text import Text
 from checkflow.compiler import Compiled
 from checkflow.plan import ProvenBy
 from checkflow.policies import checkfreq
+from checkflow.report.operators import critical_path
 from checkflow.report.timeline import Timeline, timeline_of
 from checkflow.simulation.drift import tolerated_drift_ppm
 from checkflow.units import format_bytes, format_ns, format_rate
@@ -25,6 +26,7 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
     problem, certificate, schedule = compiled.problem, compiled.schedule.certificate, compiled.schedule
     capacity = problem.clock(problem.steps) * problem.interval / 1e9
     arguments = " ".join(f"{name}={value}" for name, value in compiled.graph.arguments)
+    path = critical_path(compiled.graph)
     every = "every iteration" if problem.interval == 1 else f"every {problem.interval} iterations"
     rows = [
         ("model", f"{compiled.graph.model} {arguments}".strip()),
@@ -32,6 +34,7 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
             "iteration",
             f"{format_ns(compiled.graph.iteration_time_ns)}, {problem.steps} operators, on {schedule.device}",
         ),
+        ("critical path", f"{format_ns(path.time_ns)}, {path.share:.0%} of it, through {len(path.steps)} operators"),
         ("state", f"{format_bytes(problem.state_bytes)} in {len(problem.state)} tensors, checkpointed {every}"),
         ("link", f"{format_rate(schedule.bandwidth_bytes_per_s)}, {problem.state_bytes / capacity:.0%} used"),
         ("training peak", format_bytes(certificate.training_peak_bytes)),
@@ -43,9 +46,9 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
         ("solver", f"{certificate.solver}: {certificate.solver_why}"),
     ]
     if compiled.why_not_each:
-        rows.insert(3, ("interval", f"{problem.interval}: every iteration is too often; {compiled.why_not_each}"))
+        rows.insert(4, ("interval", f"{problem.interval}: every iteration is too often; {compiled.why_not_each}"))
     if schedule.static_state_bytes:
-        rows.insert(3, ("unchanging state", f"{format_bytes(schedule.static_state_bytes)}, copied once"))
+        rows.insert(4, ("unchanging state", f"{format_bytes(schedule.static_state_bytes)}, copied once"))
     if schedule.slack_ppm:
         rows.append(("slack", f"planned with times and bandwidth {schedule.slack_ppm / 1e4:g}% short"))
     drift = tolerated_drift_ppm(schedule, compiled.graph)

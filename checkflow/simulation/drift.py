@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from checkflow.errors import InputError
 from checkflow.graph import Graph
-from checkflow.link.grid import TICKS_PER_BYTE
-from checkflow.plan import PPM, problem_of
+from checkflow.plan import PPM, TICKS_PER_BYTE, problem_of
 from checkflow.schedule import Schedule
 from checkflow.simulation.route import Route, route_of
 from checkflow.simulation.simulate import Simulated, follow

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from checkflow.errors import InputError
-from checkflow.link.grid import TICKS_PER_BYTE
-from checkflow.plan import Problem
+from checkflow.plan import TICKS_PER_BYTE, Problem
 from checkflow.runtime.counters import Cause
 from checkflow.schedule import ActionRow, Schedule
 from checkflow.simulation.route import Route, Turn, route_of

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from checkflow.link.fluid import earliest_deadline_first, link_carries, lower_bound_bytes
-from checkflow.link.grid import TICKS_PER_BYTE, Grid
+from checkflow.link.grid import Grid
 from checkflow.link.place import Placement, place
 from checkflow.plan import (
+    TICKS_PER_BYTE,
     Formulation,
     Infeasible,
     Plan,

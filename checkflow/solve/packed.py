@@ -12,10 +12,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from checkflow.plan import Chunk, Formulation, Problem, Transfer
+from checkflow.plan import TICKS_PER_BYTE, Chunk, Formulation, Problem, Transfer
 from checkflow.solve.program import Floats, Integers, Program
-
-TICKS_PER_BYTE = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

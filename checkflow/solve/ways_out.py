@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from checkflow.plan import Infeasible, Plan, Problem, Reason, StateTensor
+from checkflow.plan import TICKS_PER_BYTE, Infeasible, Plan, Problem, Reason, StateTensor
 
 MOST_BANDWIDTH = 1 << 60  # bytes per second; what needs more is called hopeless
 MOST_INTERVAL = 1 << 12
@@ -66,7 +66,7 @@ def infeasible(problem: Problem, reason: Reason, detail: str, search: Search) ->
 
 def _longest(problem: Problem) -> int:
     """Past a few times the interval that the link needs nothing leaves any earlier."""
-    work, carried = problem.state_bytes * 10**9, problem.clock(problem.steps)
+    work, carried = problem.state_bytes * TICKS_PER_BYTE, problem.clock(problem.steps)
     return min(MOST_INTERVAL, max(problem.interval, -(-work // carried)) * FARTHEST)
 
 

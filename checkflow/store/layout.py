@@ -6,32 +6,16 @@ with spaces so that the tensors begin at one too, and the tensors follow without
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass, field
 
+from checkflow.dtypes import ITEM_BYTES
 from checkflow.errors import InputError
+from checkflow.safetensorsfile import MAX_HEADER_BYTES, header_of
 
 ALIGN_BYTES = 4096  # O_DIRECT's alignment on every file system that has it, and the page size
-MAX_HEADER_BYTES = 100_000_000  # safetensors refuses longer ones
 FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"  # no separator, no leading dot: it cannot leave its directory
-
-ITEM_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
-    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-    "U32": 4, "I32": 4, "F32": 4,
-    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
-}  # fmt: skip
-"""safetensors' dtype codes and the bytes of one element."""
-
-CODES = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-    "float8_e8m0fnu": "F8_E8M0", "uint16": "U16", "int16": "I16", "float16": "F16", "bfloat16": "BF16",
-    "uint32": "U32", "int32": "I32", "float32": "F32", "uint64": "U64", "int64": "I64", "float64": "F64",
-    "complex64": "C64",
-}  # fmt: skip
-"""torch's names of dtypes and safetensors' codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +104,7 @@ def _place(spec: FileSpec, offset_bytes: int) -> PlacedFile:
     _check(spec)
     # safetensors' own order: wide elements first, so that every tensor is aligned to its element
     ordered = sorted(spec.tensors, key=lambda tensor: (-ITEM_BYTES[tensor.dtype], tensor.name))
-    header = _header(ordered, spec.aliases)
+    header = header_of(((each.name, each.dtype, each.shape) for each in ordered), spec.aliases, ALIGN_BYTES)
     if len(header) - 8 > MAX_HEADER_BYTES:
         raise InputError(f"layout: {spec.name}: {len(ordered)} tensors need too long a header; use several files")
     placed: list[PlacedTensor] = []
@@ -151,15 +135,3 @@ def _check(spec: FileSpec) -> None:
             raise InputError(f"layout: {spec.name}: {tensor.name}: shape {tensor.shape} has a negative extent")
         if tensor.order is not None and sorted(tensor.order) != list(range(len(tensor.shape))):
             raise InputError(f"layout: {spec.name}: {tensor.name}: order {tensor.order} is no order of its dimensions")
-
-
-def _header(tensors: list[TensorSpec], aliases: tuple[tuple[str, str], ...]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"} | dict(aliases)}
-    position = 0
-    for tensor in tensors:
-        span = [position, position + tensor.size_bytes]
-        entries[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": span}
-        position += tensor.size_bytes
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (padded(8 + len(text)) - 8 - len(text))
-    return len(text).to_bytes(8, "little") + text

@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
+from checkflow import strictjson
 from checkflow.errors import CorruptStoreError
 from checkflow.jsonfile import digest_of, render
 from checkflow.store.layout import FILE_NAME
@@ -131,9 +132,9 @@ def max_manifest_bytes(data_bytes: int, files: int) -> int:
 def parse_manifest(data: bytes) -> Manifest:
     """The manifest in a file's bytes, its digest checked. Raises CorruptStoreError that says what is wrong."""
     try:
-        document = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise CorruptStoreError(f"is no JSON ({str(error).splitlines()[0][:80]})") from None
+        document = strictjson.loads(data)
+    except ValueError as error:
+        raise CorruptStoreError(f"is no JSON ({error})") from None
     if not isinstance(document, dict):
         raise CorruptStoreError("is no JSON object")
     if document.get("format") != FORMAT or document.get("version") != VERSION:
@@ -148,6 +149,8 @@ def parse_manifest(data: bytes) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         raise CorruptStoreError(f"field {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+    except ValueError:  # 1e999, which no JSON can say again
+        raise CorruptStoreError("a number in it is larger than any") from None
     names = [file.name.casefold() for file in manifest.files]
     if len(set(names)) != len(names):
         raise CorruptStoreError("a file is listed twice")
@@ -161,14 +164,3 @@ def parse_manifest(data: bytes) -> Manifest:
     if manifest.render() != data:
         raise CorruptStoreError("its bytes are not as they were written")
     return manifest
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return found
-
-
-def _refuse(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")

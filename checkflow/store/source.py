@@ -5,8 +5,9 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 
+from checkflow.dtypes import ITEM_BYTES
 from checkflow.store.disk import WRITE_BYTES
-from checkflow.store.layout import ITEM_BYTES, PlacedFile, PlacedTensor
+from checkflow.store.layout import PlacedFile, PlacedTensor
 
 
 def pieces(slot: memoryview, file: PlacedFile) -> Iterator[memoryview]:

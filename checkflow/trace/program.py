@@ -1,4 +1,7 @@
-"""The torch.fx program of one iteration, built while it runs.
+"""The torch.fx program of one iteration, built while it runs; and the names that it gives to storages.
+
+The names are the nodes', so that nodes are made whether or not the program is kept; what they are called with, and
+constants' values, only where it is.
 
 Values are tensors and generators. Placeholders are what existed before; node.meta["source"] is the name by which a
 replay finds them. The output node lists the gradients that are left, named in node.meta["gradients"]. Calls that ran
@@ -34,12 +37,15 @@ class _Value:
 class Program:
     """Maps tensors to fx nodes by object identity, which autograd preserves."""
 
-    def __init__(self, ledger: Ledger, sources: Mapping[str, torch.Tensor | torch.Generator]) -> None:
+    def __init__(
+        self, ledger: Ledger, sources: Mapping[str, torch.Tensor | torch.Generator], *, kept: bool = True
+    ) -> None:
         self.graph = torch.fx.Graph()
+        self.kept = kept
         self._ledger = ledger
         self._values: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._bases: dict[Storage, torch.fx.Node] = {}
-        self._constants: dict[str, torch.Tensor] = {}
+        self._constants: dict[str, torch.Tensor | None] = {}
         self._sources: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._generators: dict[int, str] = {}
         self._seeded: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
@@ -57,7 +63,7 @@ class Program:
         kwargs: Mapping[str, object],
     ) -> torch.fx.Node:
         """Record a call that is about to run."""
-        node = self.graph.call_function(
+        node = self._node(
             func,
             tuple(self._argument(value) for value in args),
             {name: self._argument(value) for name, value in kwargs.items()},
@@ -81,7 +87,7 @@ class Program:
 
     def _recorded(self, original: Callable[..., object]) -> Callable[..., object]:
         def record(*args: object) -> object:
-            node = self.graph.call_function(original, tuple(self._argument(value) for value in args))
+            node = self._node(original, tuple(self._argument(value) for value in args))
             result = original(*args)
             if isinstance(result, torch.Tensor) and self._ledger.find(result) is None:
                 self._ledger.add(result, scalar=True)  # a generator's state: on the host, whatever the device
@@ -92,7 +98,7 @@ class Program:
 
     def lift(self, constant: torch.Tensor, lifted: torch.Tensor) -> None:
         """Record lift_fresh, by which torch.tensor(...) hands over what it made: each iteration has a fresh one."""
-        node = self.graph.call_function(torch.ops.aten.clone.default, (self._constant(constant),))
+        node = self._node(torch.ops.aten.clone.default, (self._constant(constant),))
         self.bind(lifted, node)
 
     def results(self, node: torch.fx.Node, result: object) -> None:
@@ -102,7 +108,7 @@ class Program:
         elif isinstance(result, (list, tuple)):
             for index, item in enumerate(result):
                 if isinstance(item, torch.Tensor) or (isinstance(item, (list, tuple)) and any(tensors_in(item))):
-                    self.results(self.graph.call_function(operator.getitem, (node, index)), item)
+                    self.results(self._node(operator.getitem, (node, index)), item)
 
     def bind(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
         storage = self._ledger.see(tensor)
@@ -112,7 +118,7 @@ class Program:
         storage.name = storage.name or f"%{node.name}"
 
     def finish(self, gradients: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
-        """The program, once the iteration has run."""
+        """The program that was kept, once the iteration has run."""
         output = self.graph.output(tuple(self.node_of(gradient) for gradient in gradients.values()))
         output.meta["gradients"] = tuple(gradients)
         return torch.fx.GraphModule(self._constants, self.graph, class_name="Iteration")
@@ -133,7 +139,7 @@ class Program:
 
     def _view(self, tensor: torch.Tensor, base: torch.fx.Node) -> torch.fx.Node:
         """A view that no operator made, of a storage that is known."""
-        node = self.graph.call_function(
+        node = self._node(
             torch.ops.aten.as_strided.default,
             (base, list(tensor.shape), list(tensor.stride()), int(tensor.storage_offset())),
         )
@@ -160,10 +166,17 @@ class Program:
 
     def _constant(self, tensor: torch.Tensor) -> torch.fx.Node:
         name = f"_constant{len(self._constants)}"
-        with _disable_current_modes():
-            self._constants[name] = tensor.detach().clone()
+        self._constants[name] = None
+        if self.kept:
+            with _disable_current_modes():
+                self._constants[name] = tensor.detach().clone()
         # Constants stand where they are used; the graph's owner is made last, so fx cannot look them up yet.
         return self.graph.create_node("get_attr", name)
+
+    def _node(
+        self, func: Callable[..., object], args: tuple[Argument, ...], kwargs: dict[str, Argument] | None = None
+    ) -> torch.fx.Node:
+        return self.graph.call_function(func, args, kwargs) if self.kept else self.graph.call_function(func)
 
     def _argument(self, value: object) -> Argument:
         if isinstance(value, torch.Tensor):
@@ -190,17 +203,13 @@ class Program:
         known = self._seeded.get(_key(generator))
         if known is None:
             source = self._generators.get(_key(generator), UNREACHABLE)
-            node = (
-                self._placeholder(source)
-                if source
-                else self.graph.call_function(_new_generator, (self._constant(state),))
-            )
+            node = self._placeholder(source) if source else self._node(_new_generator, (self._constant(state),))
         else:
             node, before = known
             with _disable_current_modes():
                 reseeded = not torch.equal(before, state)
             if reseeded:
-                node = self.graph.call_function(_reseed, (node, self._constant(state)))
+                node = self._node(_reseed, (node, self._constant(state)))
         self._seeded[_key(generator)] = (node, state)
         return node
 

@@ -15,12 +15,14 @@ def replay(traced: Traced, training: Training) -> None:
     """Change a training's tensors in place as its next eager iteration would.
 
     The training comes from the factory that was traced and has run one iteration; random numbers come from the default
-    generators as they are. Raises TraceError where it lacks an input of the program.
+    generators as they are. Raises TraceError where it lacks an input of the program, or the program was not kept.
     """
-    model = traced.graph.model
+    model, program = traced.graph.model, traced.program
+    if program is None:
+        raise TraceError(f"{model}: its program was not kept; trace it with trace_training(..., program=True)")
     sources = sources_of(training, model)
     inputs = []
-    for node in traced.program.graph.find_nodes(op="placeholder"):
+    for node in program.graph.find_nodes(op="placeholder"):
         source = node.meta["source"]
         if source not in sources:
             raise TraceError(
@@ -29,8 +31,8 @@ def replay(traced: Traced, training: Training) -> None:
             )
         inputs.append(sources[source])
     with torch._C._AutoDispatchBelowAutograd():  # the program is what autograd called
-        left = _Replay(traced.program).run(*inputs)
-    output = traced.program.graph.output_node()
+        left = _Replay(program).run(*inputs)
+    output = program.graph.output_node()
     gradients = dict(zip(output.meta["gradients"], left, strict=True))
     for name, parameter in parameters_of(training):
         parameter.grad = gradients.get(name)

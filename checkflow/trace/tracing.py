@@ -37,10 +37,10 @@ _NO_CUDA = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA G
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced iteration: its graph, and its program, which `replay` runs on real tensors."""
+    """A traced iteration: its graph, and where it was asked for its program, which `replay` runs on real tensors."""
 
     graph: Graph
-    program: torch.fx.GraphModule
+    program: torch.fx.GraphModule | None
     real: bool  # traced on real tensors, not on fake ones
     notes: tuple[str, ...]  # for a person: what was assumed, and why
 
@@ -57,16 +57,17 @@ def trace_training(
     real: bool = False,
     cuda_defaults: bool = True,
     measure: bool = False,
+    program: bool = False,
     progress: Callable[[str], None] = _silent,
 ) -> Traced:
     """Build a training, run one iteration unrecorded and record the next, all on fake tensors where that is possible.
 
     `model` and `arguments` go into the graph as they are; `real` asks for real tensors at once. On a CPU,
     `cuda_defaults` lets optimizers that leave the choice open use their foreach form, as they would on CUDA; `measure`
-    runs and times them on this device, as they are. Raises ModelFileError where the factory is wrong, TraceError where
-    the iteration cannot be traced.
+    runs and times them on this device, as they are. `program` keeps the torch.fx program. Raises ModelFileError where
+    the factory is wrong, TraceError where the iteration cannot be traced.
     """
-    attempt = _Attempt(factory, model, arguments, cuda_defaults and not measure, measure, progress)
+    attempt = _Attempt(factory, model, arguments, cuda_defaults and not measure, measure, program, progress)
     notes: tuple[str, ...] = ()
     fakes = 0 if real or measure else 2
     for everything in (False, True)[:fakes]:
@@ -141,6 +142,7 @@ class _Attempt:
     arguments: tuple[tuple[str, str], ...]
     cuda_defaults: bool
     measure: bool
+    program: bool
     progress: Callable[[str], None]
     needed_bytes: int = 0
     stage: str = "factory"  # or "iteration": where it is
@@ -179,7 +181,9 @@ class _Attempt:
                     self.needed_bytes = expected_bytes(training, ledger)
                 raise
             self.progress("iteration 2 of 2, recording")
-            graph, recording, program = _record(training, recorder, self.model, self.arguments, said)
+            graph, recording, program = _record(
+                training, recorder, self.model, self.arguments, said, keep_program=self.program
+            )
         if self.measure:
             self.progress("measuring operators")
             with _users_code("iteration"):
@@ -194,8 +198,14 @@ def _random_state_kept() -> AbstractContextManager[None]:
 
 
 def _record(
-    training: Training, recorder: Recorder, model: str, arguments: tuple[tuple[str, str], ...], said: list[str]
-) -> tuple[Graph, Recording, torch.fx.GraphModule]:
+    training: Training,
+    recorder: Recorder,
+    model: str,
+    arguments: tuple[tuple[str, str], ...],
+    said: list[str],
+    *,
+    keep_program: bool,
+) -> tuple[Graph, Recording, torch.fx.GraphModule | None]:
     """Run one iteration under an active recorder: its graph, what was recorded, and its program. `said` gets notes."""
     ledger = recorder.ledger
     gc.collect()
@@ -205,7 +215,7 @@ def _record(
     states = _bound_states(training, ledger, model)
     for _, parameter in parameters_of(training):
         mark_gradient(parameter, ledger)
-    recording = Recording(Program(ledger, sources_of(training, model)))
+    recording = Recording(Program(ledger, sources_of(training, model), kept=keep_program))
     firings = Firings(ledger)
     try:
         with (
@@ -235,7 +245,7 @@ def _record(
     )
     graph = replace(graph, unlisted=unlisted(training, first, second, {ledger.see(s.tensor) for s in after}, ledger))
     left = {name: p.grad for name, p in parameters_of(training) if p.grad is not None}
-    return graph, recording, recording.program.finish(left)
+    return graph, recording, recording.program.finish(left) if keep_program else None
 
 
 def _bound_states(training: Training, ledger: Ledger, model: str) -> list[tuple[State, Storage]]:

@@ -19,7 +19,7 @@ from checkflow.verify.failure import fail
 if TYPE_CHECKING:
     from checkflow.plan import Problem
 
-TICKS_PER_BYTE = 10**9
+TICKS_PER_BYTE = 10**9  # the page's, not the planner's: what checks a plan takes no figure from it
 MILLION = 10**6
 STATE_ROLES = ("parameter", "buffer", "optimizer")
 

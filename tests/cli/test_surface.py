@@ -21,7 +21,7 @@ OPTIONS = {
     },
     "trace": TRACED,
     "verify": {"schedule", "graph", "--json"},
-    "inspect": {"file", "--rows"},
+    "inspect": {"file", "--rows", "--export", "-o", "--output"},
     "profile": {"-o", "--output", "--name", "--device"},
     "demo": {"--iterations"},
     "list": {"store", "--json"},

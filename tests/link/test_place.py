@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.graphfile import read_graph
 from checkflow.link.fluid import earliest_deadline_first, link_carries, lower_bound_bytes
-from checkflow.link.grid import TICKS_PER_BYTE, Grid
+from checkflow.link.grid import Grid
 from checkflow.link.place import place, snapshots_of
-from checkflow.plan import Infeasible, Plan, Problem, Reason, StateTensor
+from checkflow.plan import TICKS_PER_BYTE, Infeasible, Plan, Problem, Reason, StateTensor
 from checkflow.solve.link import plan_streaming
 from checkflow.verify import verify_plan
 

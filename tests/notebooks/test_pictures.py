@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from evaluation import overhead
+from evaluation.page import Picture
 
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.graphfile import read_graph
-from checkflow.report import figure, overhead
-from checkflow.report.notebook import Picture
+from checkflow.report import figure
 from checkflow.report.timeline import Timeline, timeline_of
 
 GRAPHS = Path(__file__).parent.parent.parent / "graphs"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from checkflow.dtypes import CODES
 from checkflow.hoststate.capture import HostState
 from checkflow.hoststate.objects import HostObjects
 from checkflow.hoststate.optimizers import file_of
@@ -13,11 +14,6 @@ from checkflow.restore import Restored, restore
 from checkflow.runtime.state import Live, is_host_scalar, live_state
 from checkflow.store.layout import FileSpec, Layout, TensorSpec
 from checkflow.training import Training
-
-CODES = {
-    torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,9 @@ def save(training: Training, objects: HostObjects, iteration: int) -> Saved:
         tensor = live.tensor
         rep = first.setdefault((prefix, tensor.data_ptr() if tensor.numel() else id(live), tuple(tensor.shape)), name)
         if rep == name:
-            specs.setdefault(prefix, []).append(TensorSpec(name, CODES[tensor.dtype], tuple(tensor.shape)))
+            specs.setdefault(prefix, []).append(
+                TensorSpec(name, CODES[str(tensor.dtype).removeprefix("torch.")], tuple(tensor.shape))
+            )
             kept[file_of(prefix), name] = tensor
         else:
             aliases.setdefault(prefix, []).append((name, rep))

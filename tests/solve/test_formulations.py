@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import chunkings, problems
+from oracles.exhaustive import exhaustive
 
 from checkflow.plan import Chunk, Formulation, Infeasible, Plan, Problem, ProvenBy, StateTensor, Transfers
 from checkflow.solve.bounds import chunks_can_fit, least_peak_bytes, link_fits
 from checkflow.solve.constructive import construct, construct_within
-from checkflow.solve.exhaustive import exhaustive
 from checkflow.solve.formulations import compact, direct_packed, paper
 from checkflow.solve.packed import Model, classes_of, peak_bytes
 from checkflow.solve.packing import Unpacked, pack

@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import event, given
 from hypothesis import strategies as st
 from instances import WHOLE, problems, unit_chunks
+from oracles.exhaustive import exhaustive
 
 from checkflow.plan import Formulation, Infeasible, Plan, Problem, Transfers
-from checkflow.solve.exhaustive import exhaustive
 from checkflow.solve.link import plan_streaming
 
 

@@ -284,6 +284,7 @@ def test_a_hostile_manifest_with_a_right_digest_is_refused(store: Path, name: st
         b'{"a":' * 12_000,
         b"9" * 60_000,
         b'{"format": NaN}',
+        b'{"format": "checkflow-checkpoint", "version": 1, "serial": 1e999}',
         b'{"format": 1, "format": 2}',
         b"{" + b",".join(b'"%d":0' % n for n in range(6000)) + b"}",
     ],

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load, save_model
 
+from checkflow.dtypes import ITEM_BYTES
 from checkflow.errors import CorruptStoreError, InputError
 from checkflow.store.contents import contents_of
-from checkflow.store.layout import ALIGN_BYTES, ITEM_BYTES, FileSpec, Layout, TensorSpec
+from checkflow.store.layout import ALIGN_BYTES, FileSpec, Layout, TensorSpec
 from checkflow.store.source import pieces
 
 NAMES = st.text(min_size=1, max_size=12).filter(

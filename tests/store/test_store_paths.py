@@ -12,10 +12,11 @@ import torch
 from small_store import SMALL, InProcess, newest_whole, silent, stage
 
 from checkflow.cli import run
+from checkflow.dtypes import CODES
 from checkflow.errors import StoreBusyError, StoreError
 from checkflow.store.disk import LocalDisk
 from checkflow.store.handle import StoreHandle
-from checkflow.store.layout import CODES, FileSpec, Layout, TensorSpec
+from checkflow.store.layout import FileSpec, Layout, TensorSpec
 from checkflow.store.lock import StoreLock
 from checkflow.store.log import LOG, take_log
 from checkflow.store.messages import Failed, encode

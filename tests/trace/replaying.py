@@ -23,7 +23,7 @@ def snapshot(training: Training) -> dict[str, torch.Tensor]:
 def assert_replays(factory: Callable[[], Training], *, real: bool = False, falls_back: bool = False) -> Traced:
     """Trace, and check that the program leaves the bytes, gradients and random state that eager's iteration leaves."""
     torch.manual_seed(1)
-    traced = trace_training(factory, model="m", real=real, cuda_defaults=False)
+    traced = trace_training(factory, model="m", real=real, cuda_defaults=False, program=True)
     assert traced.real is (real or falls_back), traced.notes
     torch.manual_seed(1)
     eager = factory()

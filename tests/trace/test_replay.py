@@ -95,7 +95,7 @@ def test_a_batch_that_comes_as_a_storage() -> None:
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_every_feature(name: str) -> None:
-    """Fake tensors suffice, the replay is exact, and real tensors give the same graph."""
+    """Fake tensors suffice, the replay is exact, and real tensors, without a program, give the same graph."""
     traced = assert_replays(FEATURES[name])
     on_real = trace_training(FEATURES[name], model="m", real=True, cuda_defaults=False).graph
     if name in FAKE_SIZES_DIFFER:
@@ -108,6 +108,7 @@ def test_every_feature(name: str) -> None:
 def test_data_dependence_goes_on_with_real_tensors(name: str) -> None:
     """An iteration that needs values is traced on real tensors, and the note names the user's line."""
     traced = assert_replays(DATA_DEPENDENT[name], falls_back=True)
+    assert trace_training(DATA_DEPENDENT[name], model="m", cuda_defaults=False).graph == traced.graph
     assert re.search(r"(data_dependent|trainings)\.py:\d+ needs values", traced.notes[0])
 
 
@@ -152,11 +153,20 @@ def test_the_other_optimizers_on_a_network(optimizer: str) -> None:
 
 def test_an_input_that_no_name_leads_to_is_named() -> None:
     """Replaying into another training than the traced one needs names for the inputs."""
-    traced = trace_training(FEATURES["running_loss"], model="m", cuda_defaults=False)
+    traced = trace_training(FEATURES["running_loss"], model="m", cuda_defaults=False, program=True)
     other = FEATURES["half_precision"]()
     other.iteration()
     with pytest.raises(TraceError, match=r"input %loss_total \(iteration\.loss\.total\)"):
         replay(traced, other)
+
+
+def test_the_program_is_kept_only_where_it_is_asked_for() -> None:
+    """It holds a copy of every constant; who wants to replay without it is told how to trace."""
+    training = FEATURES["running_loss"]()
+    traced = trace_training(lambda: training, model="m", cuda_defaults=False, real=True)
+    assert traced.program is None
+    with pytest.raises(TraceError, match=r"^m: its program was not kept; trace it with .*program=True"):
+        replay(traced, training)
 
 
 def test_tracing_leaves_random_state_alone() -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from checkflow.graph import Graph
 from checkflow.plan import Formulation, Plan, problem_of
 from checkflow.report import style
-from checkflow.report.evaluation.feasibility import ALWAYS, BANDWIDTHS, NEVER, TABLE_I, Marks, text_of
 from checkflow.solve.packed import whole_chunks
 from checkflow.solve.packing import Unpacked, pack
+from evaluation.paper.feasibility import ALWAYS, BANDWIDTHS, NEVER, TABLE_I, Marks, text_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from checkflow.report import style
-from checkflow.report.ablation.freelink import FreeLink
-from checkflow.report.ablation.study import NOT_CYCLIC, PARTS, Study
-from checkflow.report.feasibility.maps import GB, PCIE
+from evaluation.ablation.freelink import FreeLink
+from evaluation.ablation.study import NOT_CYCLIC, PARTS, Study
+from evaluation.feasibility.maps import GB, PCIE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,14 +13,13 @@ from functools import partial
 from checkflow import hardware
 from checkflow.errors import InputError
 from checkflow.graph import Graph
-from checkflow.link.grid import TICKS_PER_BYTE
 from checkflow.lower import lower
-from checkflow.plan import Formulation, Infeasible, Problem, Transfers, problem_of
+from checkflow.plan import TICKS_PER_BYTE, Formulation, Infeasible, Problem, Transfers, problem_of
 from checkflow.policies.planned import read_after_iteration
-from checkflow.report.ablation.freelink import FreeLink, free_link
 from checkflow.solve import solve
 from checkflow.sweep.traces import Settings, trace
 from checkflow.verify import verify, verify_plan
+from evaluation.ablation.freelink import FreeLink, free_link
 
 
 @dataclass(frozen=True, slots=True)

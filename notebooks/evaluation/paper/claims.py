@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from checkflow.report.evaluation.disk import LARGER_GB_PER_S, needed_gb_per_s
-from checkflow.report.evaluation.feasibility import agreeing
-from checkflow.report.evaluation.peaks import Peaks, name_of, of_batch, summary
-from checkflow.report.table import Table
 from checkflow.sweep import Row
+from evaluation.paper.disk import LARGER_GB_PER_S, needed_gb_per_s
+from evaluation.paper.feasibility import agreeing
+from evaluation.paper.peaks import Peaks, name_of, of_batch, summary
+from evaluation.table import Table
 
 PAPERS_GB_PER_S = 37  # for AlexNet at batch 1
 

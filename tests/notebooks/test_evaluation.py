@@ -6,14 +6,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from evaluation.paper import bars, chunks, disk, drift, feasibility, peaks
+from evaluation.table import Table
 
 from checkflow import policies, sweep
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
 from checkflow.plan import Formulation, Infeasible, Transfers, problem_of
-from checkflow.report.evaluation import bars, chunks, disk, drift, feasibility, peaks
-from checkflow.report.table import Table
 
 GRAPHS = Path(__file__).parent.parent.parent / "graphs"
 LINK = 63_000_000_000

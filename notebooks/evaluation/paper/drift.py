@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.graph import Graph
 from checkflow.report import style
-from checkflow.report.evaluation.peaks import Peaks, mib
-from checkflow.report.table import Table
 from checkflow.simulation.drift import under_random_drift, under_uniform_drift
+from evaluation.paper.peaks import Peaks, mib
+from evaluation.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

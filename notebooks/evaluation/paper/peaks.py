@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from checkflow.report.table import Table
 from checkflow.sweep import Row
+from evaluation.table import Table
 
 HEADINGS = (
     "network / batch", "a checkpoint every", "state MiB", "training alone MiB", "+CheckFreq", "+paper's optimum",

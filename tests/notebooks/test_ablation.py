@@ -8,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from evaluation.ablation import links, parts, prices, slack
+from evaluation.ablation.freelink import free_link
+from evaluation.ablation.study import NOT_CYCLIC, PARTS, Study, ablate, cells_of, study
 from handmade import GRAPH
 from matplotlib.patches import Rectangle
 
@@ -17,12 +20,8 @@ from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
 from checkflow.link.place import place
 from checkflow.lower import anchor_grid
-from checkflow.plan import Plan, problem_of
+from checkflow.plan import Plan, Reason, problem_of
 from checkflow.policies.planned import read_after_iteration
-from checkflow.report.ablation import links, parts, slack
-from checkflow.report.ablation.freelink import free_link
-from checkflow.report.ablation.study import NOT_CYCLIC, PARTS, Study, ablate, cells_of, study
-from checkflow.simulation.slack import price_of_slack
 from checkflow.solve import solve
 
 ROOT = Path(__file__).parent.parent.parent
@@ -130,11 +129,27 @@ def test_slack_keeps_its_promise_in_the_picture() -> None:
     for promised, drifted in curves.items():
         assert all(each.stalled == 0 for each in drifted if each.drift <= promised)
     assert curves[0.0][-1].mean_stall > curves[0.2][-1].mean_stall
-    prices = price_of_slack(graph, options, (0.0, 0.2), iterations=5)
-    added = slack.draw("alexnet", prices, curves).axes[0].lines[0]
+    priced = prices.price_of_slack(graph, options, (0.0, 0.2), iterations=5)
+    added = slack.draw("alexnet", priced, curves).axes[0].lines[0]
     made = compile_graph(graph, replace(options, slack_ppm=200_000))
     assert isinstance(made, Compiled)
     certificate = made.schedule.certificate
     assert np.asarray(added.get_ydata())[1] * 2**20 == certificate.executed_peak_bytes - certificate.training_peak_bytes
     with pytest.raises(InputError, match=r"slack: 0\.9"):
         slack.stalls(graph, Options(40 * 10**9, interval=1), (0.9,))
+
+
+def test_the_price_of_slack_is_what_compilation_says() -> None:
+    """Each slack is a compilation; where none is found, the reason stands in its place."""
+    graph = read_graph(ROOT / "graphs" / "resnet3d-1.json")
+    bare, none = prices.price_of_slack(graph, Options(BANDWIDTH), (0.0, 0.1), spreads=(0.05, 0.4))
+    made = compile_graph(graph, Options(BANDWIDTH, interval=None))
+    assert isinstance(made, Compiled)
+    assert bare.certificate == made.schedule.certificate
+    assert (bare.tolerated_drift, bare.tolerated_random_drift) == (0.0, 0.0)
+    assert (none.certificate, none.reason) == (None, Reason.BANDWIDTH)
+    (paid,) = prices.price_of_slack(graph, Options(BANDWIDTH, interval=2), (0.1,), spreads=(0.05, 0.4))
+    assert paid.certificate is not None
+    assert paid.certificate.executed_peak_bytes >= paid.certificate.training_peak_bytes
+    assert (paid.interval, round(paid.tolerated_drift, 2), paid.tolerated_random_drift) == (2, 0.19, 0.05)
+    assert {len(price.row) for price in (bare, none, paid)} == {len(prices.HEADINGS)}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from evaluation.feasibility import frontier, maps
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
@@ -14,7 +15,6 @@ from checkflow import hardware, sweep
 from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
-from checkflow.report.feasibility import frontier, maps
 from checkflow.sweep.edges import edge_of
 from checkflow.sweep.evaluate import evaluate, failure
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from checkflow.report import style
-from checkflow.report.feasibility.maps import OPTIMIZER, added_bytes, name_of, setting
 from checkflow.sweep import Row
 from checkflow.sweep.cells import CHECKFLOW
 from checkflow.units import format_bytes, format_ns, format_rate
+from evaluation.feasibility.maps import OPTIMIZER, added_bytes, name_of, setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

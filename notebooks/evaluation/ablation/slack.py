@@ -12,7 +12,7 @@ from checkflow.graph import Graph
 from checkflow.plan import PPM
 from checkflow.report import style
 from checkflow.simulation.drift import Drifted, under_uniform_drift
-from checkflow.simulation.slack import SlackPrice
+from evaluation.ablation.prices import SlackPrice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from checkflow.report import style
-from checkflow.report.evaluation.peaks import Peaks, of_batch
+from evaluation.paper.peaks import Peaks, of_batch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from checkflow.report import style
-from checkflow.report.evaluation.peaks import name_of
-from checkflow.report.table import Table
 from checkflow.sweep import Row
+from evaluation.paper.peaks import name_of
+from evaluation.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

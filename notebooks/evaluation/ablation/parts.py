@@ -8,8 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from checkflow.report import style
-from checkflow.report.ablation.study import PARTS, Ablated, Study
-from checkflow.report.table import Table
+from evaluation.ablation.study import PARTS, Ablated, Study
+from evaluation.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
