@@ -82,7 +82,7 @@ def compile(
     generators are left as they were.
 
     Args:
-        model: a function that returns a checkflow.Training; "model.py", "model.py:factory" or the name of a bundled
+        model: a function that builds a checkflow.Training; "model.py", "model.py:factory" or the name of a bundled
             network; or a traced graph, read or as a path that ends in .json.
         arguments: of the function, by name: text, numbers, True, False or None.
         device: profile whose times the operators get, by name or as a YAML file, or "measure": time them on this

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import inspect
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import yaml
 
 from checkflow import models
@@ -45,12 +47,32 @@ def load(model: str, settings: Mapping[str, object]) -> Source:
 
 
 def of(factory: Callable[..., Training], settings: Mapping[str, object]) -> Source:
-    """A factory that is at hand, with its arguments bound. Raises as `load` does."""
+    """A factory that is at hand, with its arguments bound.
+
+    Raises as `load` does, and where it gives what goes on: tracing trains that, on fake tensors or on real ones.
+    """
     if not callable(factory):
         raise InputError(
             f"model: is a {type(factory).__name__}; give the function that makes the Training, a path or a Graph"
         )
-    return _bound(getattr(factory, "__qualname__", type(factory).__name__), factory, settings)
+    name = getattr(factory, "__qualname__", type(factory).__name__)
+    source = _bound(name, factory, settings)
+
+    def anew() -> Training:
+        kinds = (torch.nn.Module, torch.optim.Optimizer)
+        before = [found for found in gc.get_objects() if issubclass(type(found), kinds)]
+        made = source.factory()
+        parts = [part for model in made.models for part in model.modules()]
+        given = {id(found) for found in before} & {id(part) for part in (*parts, *made.optimizers)}
+        if given:
+            kind = next(type(found).__name__ for found in before if id(found) in given)
+            raise InputError(
+                f"{name}: returns a {kind} that was there before, which tracing would change; build models and "
+                "optimizers inside the function"
+            )
+        return made
+
+    return Source(source.name, source.arguments, anew)
 
 
 def _bound(name: str, make: Callable[..., object], settings: Mapping[str, object]) -> Source:

@@ -117,6 +117,28 @@ def test_compiling_leaves_the_process_as_it_was() -> None:
     assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("real", [False, True])
+def test_a_training_that_goes_on_is_not_touched(real: bool) -> None:
+    """Tracing would leave fake tensors in its optimizer, or train it: it is refused, a part of it too."""
+    made = training()
+    backbone, optimizer = made.models[0], made.optimizers[0]
+
+    def around() -> checkflow.Training:
+        model = nn.Sequential(backbone, nn.ReLU())
+        return checkflow.Training(model, torch.optim.SGD(model.parameters()), made.iteration)
+
+    def anew() -> checkflow.Training:
+        model = nn.Linear(64, 64)
+        return checkflow.Training(model, optimizer, made.iteration)
+
+    before = {name: value.clone() for name, value in backbone.state_dict().items()}
+    for given, kind in ((lambda: made, "Linear"), (around, "Linear"), (anew, "SGD")):
+        with pytest.raises(checkflow.InputError, match=f"returns a {kind} that was there before"):
+            checkflow.compile(given, real=real)
+    assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
+    assert not optimizer.state
+
+
 BAD: dict[str, tuple[dict[str, object], str]] = {
     "training": ({"model": training()}, "model: is a Training; give the function that makes"),
     "nothing": ({"model": None}, "model: is a NoneType; give the function"),
