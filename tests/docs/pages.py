@@ -1,7 +1,8 @@
 """The pages that users read, and what stands in them: programs, and what commands print.
 
 A block of output is preceded by <!-- made by: COMMAND -->, and by "; numbers differ" where they do from run to run.
-`python tests/docs/pages.py` runs each COMMAND and writes what it prints into the page.
+`python tests/docs/pages.py` runs each COMMAND and writes what it prints into the page; with words after it, those whose
+COMMAND has one of them.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ def programs(page: Path) -> str:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for block in reversed(outputs()):  # from the end of a page, so that what is before stays where it is
+            if sys.argv[1:] and not any(word in block.command for word in sys.argv[1:]):
+                continue
             now = block.made()
             if block.comparable(now) != block.comparable(block.text):
                 page = block.page.read_text()
