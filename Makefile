@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types nightly gpu artifacts notebooks clean
+.PHONY: demo test lint types docs nightly gpu artifacts notebooks clean
 
 demo: $(INSTALLED)
 	$(BIN)/checkflow demo
@@ -21,6 +21,10 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+# The site, into build/site. Nothing is fetched; a warning is an error. The tests build it too.
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
 
 nightly: $(READY)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2

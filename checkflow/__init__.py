@@ -1,24 +1,99 @@
-"""checkflow: checkpoint PyTorch training every iteration, at a memory cost that is proven before the run."""
+"""checkflow: checkpoint PyTorch training every iteration, at a memory cost that is proven before the run.
 
-from __future__ import annotations
+All that a training needs is here: `compile` a schedule, `attach` it, restore. Each name is imported on its first use.
+"""
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # typing's own takes longer to import than all of this
 if TYPE_CHECKING:
     from checkflow.checkpointing.attach import attach
+    from checkflow.checkpointing.checkpointer import Checkpointer
+    from checkflow.data import ResumableLoader
+    from checkflow.errors import (
+        AuditError,
+        CheckflowError,
+        CorruptStoreError,
+        DeviceError,
+        FormatError,
+        InfeasibleError,
+        InputError,
+        ModelFileError,
+        SolverError,
+        StoreBusyError,
+        StoreError,
+        TraceError,
+        VerificationError,
+    )
+    from checkflow.extra import Stateful
+    from checkflow.frontend import compile
+    from checkflow.runtime.stats import Stats
+    from checkflow.schedule import Schedule
+    from checkflow.store.pace import PersistEvery
+    from checkflow.store.retention import Retention
+    from checkflow.store.status import Status
     from checkflow.training import Training
 
-__all__ = ["Training", "attach"]
+    __version__: str
+
+__all__ = [
+    "AuditError",
+    "CheckflowError",
+    "Checkpointer",
+    "CorruptStoreError",
+    "DeviceError",
+    "FormatError",
+    "InfeasibleError",
+    "InputError",
+    "ModelFileError",
+    "PersistEvery",
+    "ResumableLoader",
+    "Retention",
+    "Schedule",
+    "SolverError",
+    "Stateful",
+    "Stats",
+    "Status",
+    "StoreBusyError",
+    "StoreError",
+    "TraceError",
+    "Training",
+    "VerificationError",
+    "__version__",
+    "attach",
+    "compile",
+]
+
+_HOME = {
+    "Checkpointer": "checkflow.checkpointing.checkpointer",
+    "PersistEvery": "checkflow.store.pace",
+    "ResumableLoader": "checkflow.data",
+    "Retention": "checkflow.store.retention",
+    "Schedule": "checkflow.schedule",
+    "Stateful": "checkflow.extra",
+    "Stats": "checkflow.runtime.stats",
+    "Status": "checkflow.store.status",
+    "Training": "checkflow.training",
+    "attach": "checkflow.checkpointing.attach",
+    "compile": "checkflow.frontend",
+} | {name: "checkflow.errors" for name in __all__ if name.endswith("Error")}  # as above; a test compares the two
 
 
-def __getattr__(name: str) -> object:
-    """Import on first use: the saver process and `checkflow --help` do without torch."""
-    if name == "Training":
-        from checkflow.training import Training
+if not TYPE_CHECKING:  # to a type checker a name that is not above is a mistake
 
-        return Training
-    if name == "attach":
-        from checkflow.checkpointing.attach import attach
+    def __getattr__(name: str) -> object:
+        """Import on first use: the saver process and `checkflow --help` do without torch."""
+        import importlib
 
-        return attach
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "__version__":
+            import importlib.metadata
+
+            found: object = importlib.metadata.version("checkflow")
+        elif name in _HOME:
+            found = getattr(importlib.import_module(_HOME[name]), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

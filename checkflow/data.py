@@ -58,10 +58,10 @@ class ResumableLoader(Generic[item]):
         drop_last: leave out the last batch of an epoch where it is smaller.
         batch_sampler: batches of indices in place of the four above. Has to give the same batches each time, or, if it
             has set_epoch, the same for the same epoch.
-        num_workers, collate_fn, pin_memory, timeout, worker_init_fn, multiprocessing_context, prefetch_factor,
-            persistent_workers: as in torch.utils.data.DataLoader.
+        num_workers: of this and what follows the meaning is that of torch.utils.data.DataLoader.
 
-    Raises InputError for a dataset or sampler that cannot be resumed.
+    Raises:
+        InputError: a dataset or a sampler that cannot be resumed.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ CheckflowError
 │   ├── TraceError        2   the iteration cannot be traced
 │   └── FormatError       2   a graph, schedule or profile that cannot be read
 ├── SolverError           2   a solver that was asked for cannot run
+├── InfeasibleError       1   checkflow.compile: no plan exists
 ├── StoreError            2   a store or its slots cannot be used, or a checkpoint could not be made durable
 │   ├── StoreBusyError    2   another process writes to the store
 │   └── CorruptStoreError 1   what was read does not verify
@@ -13,8 +14,8 @@ CheckflowError
 ├── AuditError            1   state was written where no guard saw it
 └── VerificationError     1   a schedule breaks a promise it makes
 
-Each message is one line: the file or argument, what is wrong, what to do. "Infeasible" is an answer, not an error:
-see plan.Infeasible (exit code 1).
+Each message is one line: the file or argument, what is wrong, what to do. To the planner and the commands "infeasible"
+is an answer, not an error: see plan.Infeasible (exit code 1).
 """
 
 from __future__ import annotations
@@ -53,6 +54,30 @@ class FormatError(InputError):
 
 class SolverError(CheckflowError):
     """A solver that was asked for cannot run."""
+
+
+class InfeasibleError(CheckflowError):
+    """No plan exists for what `checkflow.compile` was asked; the message says why, and what would do.
+
+    Attributes:
+        reason: "deadline", "bandwidth", "chunk" or "memory".
+        needed_bandwidth_bytes_per_s: with which, at the same interval, a plan came out; None if none did.
+        smallest_interval: with which, at the same bandwidth, a plan came out; None if none did.
+    """
+
+    exit_code = EXIT_NO
+
+    def __init__(
+        self,
+        message: str = "",
+        reason: str = "",
+        needed_bandwidth_bytes_per_s: int | None = None,
+        smallest_interval: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.needed_bandwidth_bytes_per_s = needed_bandwidth_bytes_per_s
+        self.smallest_interval = smallest_interval
 
 
 class StoreError(CheckflowError):

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 @runtime_checkable
 class Stateful(Protocol):
-    """The protocol of LR schedulers, GradScaler, torchdata's StatefulDataLoader and checkflow.data.ResumableLoader."""
+    """The protocol of LR schedulers, GradScaler, torchdata's StatefulDataLoader and checkflow.ResumableLoader."""
 
     def state_dict(self) -> dict[str, object]: ...
 

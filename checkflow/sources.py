@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import inspect
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import yaml
 
 from checkflow import models
@@ -30,18 +32,50 @@ class Source:
     factory: Callable[[], Training]
 
 
-def load(model: str, settings: Mapping[str, str]) -> Source:
+def load(model: str, settings: Mapping[str, object]) -> Source:
     """The factory that MODEL names, with its arguments bound.
 
     Args:
         model: a path, a path with ":factory", or a bundled name.
-        settings: factory arguments as text ({"batch_size": "32"}), converted by the factory's annotations.
+        settings: factory arguments; text ({"batch_size": "32"}) is converted by the factory's annotations.
 
     Raises:
         ModelFileError: the file or its factory is wrong.
         InputError: an argument that the factory does not take, or a value of the wrong type.
     """
-    name, make = _find(model)
+    return _bound(*_find(model), settings)
+
+
+def of(factory: Callable[..., Training], settings: Mapping[str, object]) -> Source:
+    """A factory that is at hand, with its arguments bound.
+
+    Raises as `load` does, and where it gives what goes on: tracing trains that, on fake tensors or on real ones.
+    """
+    if not callable(factory):
+        raise InputError(
+            f"model: is a {type(factory).__name__}; give the function that makes the Training, a path or a Graph"
+        )
+    name = getattr(factory, "__qualname__", type(factory).__name__)
+    source = _bound(name, factory, settings)
+
+    def anew() -> Training:
+        kinds = (torch.nn.Module, torch.optim.Optimizer)
+        before = [found for found in gc.get_objects() if issubclass(type(found), kinds)]
+        made = source.factory()
+        parts = [part for model in made.models for part in model.modules()]
+        given = {id(found) for found in before} & {id(part) for part in (*parts, *made.optimizers)}
+        if given:
+            kind = next(type(found).__name__ for found in before if id(found) in given)
+            raise InputError(
+                f"{name}: returns a {kind} that was there before, which tracing would change; build models and "
+                "optimizers inside the function"
+            )
+        return made
+
+    return Source(source.name, source.arguments, anew)
+
+
+def _bound(name: str, make: Callable[..., object], settings: Mapping[str, object]) -> Source:
     arguments = _bind(name, make, settings)
 
     def factory() -> Training:
@@ -53,7 +87,7 @@ def load(model: str, settings: Mapping[str, str]) -> Source:
             )
         return made
 
-    return Source(name, tuple(sorted(settings.items())), factory)
+    return Source(name, tuple(sorted((key, str(value)) for key, value in settings.items())), factory)
 
 
 def _find(model: str) -> tuple[str, Callable[..., object]]:
@@ -115,18 +149,18 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
-def _bind(name: str, make: Callable[..., object], settings: Mapping[str, str]) -> dict[str, object]:
+def _bind(name: str, make: Callable[..., object], settings: Mapping[str, object]) -> dict[str, object]:
     try:
         parameters = inspect.signature(make).parameters
     except (TypeError, ValueError):
         raise ModelFileError(f"{name}: its arguments cannot be told; define it with def") from None
     bound: dict[str, object] = {}
-    for key, text in settings.items():
+    for key, given in settings.items():
         parameter = parameters.get(key)
         if parameter is None:
             known = ", ".join(parameters) or "no arguments"
             raise InputError(f"--set {key}: {name} has no argument {key!r}; it takes {known}")
-        bound[key] = _convert(key, text, parameter)
+        bound[key] = _convert(key, given, parameter)
     missing = [
         key
         for key, parameter in parameters.items()
@@ -139,7 +173,12 @@ def _bind(name: str, make: Callable[..., object], settings: Mapping[str, str]) -
     return bound
 
 
-def _convert(key: str, text: str, parameter: inspect.Parameter) -> object:
+def _convert(key: str, given: object, parameter: inspect.Parameter) -> object:
+    if given is not None and not isinstance(given, _TYPES):
+        raise InputError(
+            f"--set {key}: a {type(given).__name__} is no plain value; bind it to the factory with functools.partial"
+        )
+    text = given if isinstance(given, str) else "null" if given is None else str(given)
     wanted = _PLAIN.get(parameter.annotation)
     if parameter.annotation is parameter.empty:
         wanted = _PLAIN.get(type(parameter.default))

@@ -14,10 +14,15 @@ from checkflow.wrapped import optimizers_in, unwrapped
 
 @dataclass(frozen=True)
 class Training:
-    """What to compile: model(s), optimizer(s), and a function that runs one whole iteration on a representative batch.
+    """What to compile.
 
-    The iteration covers forward, backward and update; what it returns is ignored. `extra` names what else it carries
-    from one iteration to the next: modules, tensors, dicts, objects with state_dict and load_state_dict.
+    Attributes:
+        model: one, or all of them.
+        optimizer: one, or all of them.
+        iteration: runs one whole iteration, forward, backward and update, on a representative batch. What it returns is
+            ignored.
+        extra: what else it carries from one iteration to the next, by name: modules, tensors, dicts, objects with
+            state_dict and load_state_dict.
     """
 
     model: torch.nn.Module | Sequence[torch.nn.Module]

@@ -37,6 +37,13 @@ def _parse(text: str, what: str, *, rate: bool) -> int:
     return value
 
 
+def fraction_ppm(value: float, what: str) -> int:
+    """A fraction in [0, 1) in millionths. Raises InputError otherwise."""
+    if not 0 <= value < 1:
+        raise InputError(f"{what} {value}: is not in [0, 1); 0.1 tolerates 10% drift")
+    return round(value * 1_000_000)
+
+
 def format_bytes(size_bytes: int) -> str:
     """1536 -> "1.50 KiB"."""
     return _format(size_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))

@@ -15,6 +15,7 @@ from checkflow.checkpointing.files import layout_of
 from checkflow.checkpointing.listing import missing, unplanned
 from checkflow.collector import paused_collector
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
+from checkflow.extra import Stateful
 from checkflow.hoststate.capture import HostState, check_capturable
 from checkflow.hoststate.objects import HostObjects
 from checkflow.hoststate.tensors import in_files
@@ -54,9 +55,9 @@ def attach(
     *,
     schedule: Schedule | str | Path,
     store: str | Path,
-    scheduler: object = None,
-    scaler: object = None,
-    loader: object = None,
+    scheduler: Stateful | Sequence[Stateful] | None = None,
+    scaler: Stateful | Sequence[Stateful] | None = None,
+    loader: Stateful | Sequence[Stateful] | None = None,
     generators: Mapping[str, torch.Generator] | None = None,
     extra: Mapping[str, object] | None = None,
     metadata: Mapping[str, object] | None = None,
@@ -86,7 +87,7 @@ def attach(
         schedule: compiled for this training, or the path of its file.
         store: directory of the checkpoints; made if it does not exist. One trainer writes to it at a time.
         scheduler: one LR scheduler or a sequence of them; likewise `scaler` (GradScaler) and `loader`, which has to
-            know its position: checkflow.data.ResumableLoader or torchdata's StatefulDataLoader.
+            know its position: checkflow.ResumableLoader or torchdata's StatefulDataLoader.
         generators: the user's own random generators, by name.
         extra: what else the training carries from one iteration to the next, by name: {"ema": ema, "batch": held}.
             A module or a tensor, which is to be changed in place; a dict, whose tensors may be others each time, so

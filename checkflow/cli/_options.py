@@ -87,13 +87,6 @@ def default_output(model: str, kind: str) -> Path:
     return Path(f"{name.replace(':', '-')}.{kind}.json")
 
 
-def slack_ppm(value: float) -> int:
-    """A fraction in [0, 1) in millionths. Raises InputError otherwise."""
-    if not 0 <= value < 1:
-        raise InputError(f"--slack {value}: is not in [0, 1); 0.1 tolerates 10% drift")
-    return round(value * 1_000_000)
-
-
 def interval_of(text: str) -> int | None:
     """ "auto" -> None, "2" -> 2. Raises InputError otherwise."""
     if text == "auto":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
@@ -17,17 +20,17 @@ from checkflow.cli._options import (
     json_option,
     model_options,
     settings_of,
-    slack_ppm,
     trace_options,
 )
-from checkflow.cli._traced import traced
-from checkflow.compiler import Options, Refused, compile_graph, explain
+from checkflow.compiler import Options, Refused
 from checkflow.errors import EXIT_DONE, EXIT_NO
+from checkflow.frontend import compile_model, refusal
 from checkflow.plan import Formulation, Transfers
 from checkflow.report import figure, perfetto, summary, terminal
 from checkflow.schedule import write_schedule
 from checkflow.solve import transfers_for
 from checkflow.solve.program import solvers
+from checkflow.units import fraction_ppm
 
 
 @click.command()
@@ -84,21 +87,30 @@ def command(
     for path, suffixes in ((output, ()), (report, figure.SUFFIXES), (trace_out, (".json",))):
         if path is not None:
             figure.check_output(path, suffixes)
-    with _console.progress() as progress:
-        timed = traced(model, settings_of(settings, batch_size), device, real=real, progress=progress)
-        options = Options(
-            bandwidth_bytes_per_s=timed.bandwidth_bytes_per_s(bandwidth),
-            interval=interval_of(interval),
-            chunk_bytes=chunk,
-            memory_limit_bytes=memory_limit,
-            relax_memory=relax_memory,
-            slack_ppm=slack_ppm(slack),
-            formulation=Formulation(formulation),
-            transfers=kind,
-            solver=solver,
-            time_limit_s=time_limit,
+    options = partial(
+        Options,
+        interval=interval_of(interval),
+        chunk_bytes=chunk,
+        memory_limit_bytes=memory_limit,
+        relax_memory=relax_memory,
+        slack_ppm=fraction_ppm(slack, "--slack"),
+        formulation=Formulation(formulation),
+        transfers=kind,
+        solver=solver,
+        time_limit_s=time_limit,
+    )
+    # what the user's code prints is no part of the answer
+    with _console.progress() as progress, contextlib.redirect_stdout(sys.stderr):
+        outcome = compile_model(
+            model,
+            settings_of(settings, batch_size),
+            device=device,
+            real=real,
+            bandwidth_bytes_per_s=bandwidth,
+            options=options,
+            progress=progress,
         )
-        result = compile_graph(timed.graph, options, progress)
+        timed, result = outcome.timed, outcome.result
         if not isinstance(result, Refused):
             progress("writing")
             write_schedule(output, result.schedule)
@@ -108,8 +120,8 @@ def command(
                 perfetto.write(trace_out, result)
     if isinstance(result, Refused):
         if as_json:
-            click.echo(json.dumps(summary.of_refused(result, options, timed.trace_s)))
-        click.echo(f"checkflow: {timed.graph.model}: {explain(result)}", err=True)
+            click.echo(json.dumps(summary.of_refused(result, outcome.options, timed.trace_s)))
+        click.echo(f"checkflow: {refusal(timed.graph.model, result)}", err=True)
         return EXIT_NO
     if as_json:
         found = {"unlisted": [asdict(one) for one in result.graph.unlisted]}

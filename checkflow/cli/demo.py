@@ -97,11 +97,12 @@ def _train(arguments: list[str], kill_after: int | None = None) -> Run:
 def _compare(whole: Run, killed: Run, resumed: Run) -> int:
     """Show what was lost, and whether the resumed run ended in the same bytes."""
     same = whole.digest == resumed.digest != ""
-    lost = killed.completed - resumed.first
+    completed = max(killed.completed, resumed.first)  # it may have been killed before it said so
+    lost = completed - resumed.first
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in (
         ("uninterrupted", f"{whole.completed} iterations, no checkpoints, {whole.wall_s:.1f} s"),
-        ("killed", f"in iteration {killed.completed + 1}, a checkpoint at every iteration, {killed.wall_s:.1f} s"),
+        ("killed", f"in iteration {completed + 1}, a checkpoint at every iteration, {killed.wall_s:.1f} s"),
         ("resumed", f"from iteration {resumed.first}: {lost} completed iteration(s) lost, and the one in flight"),
         ("final state", "bit-identical to the uninterrupted run" if same else "DIFFERS from the uninterrupted run"),
     ):

@@ -13,14 +13,14 @@ from typing import TypeVar
 import click
 
 from checkflow.cli import EXIT_INTERRUPTED, _console
-from checkflow.cli._options import interval_of, json_option, settings_of, slack_ppm
+from checkflow.cli._options import interval_of, json_option, settings_of
 from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
 from checkflow.plan import Formulation
 from checkflow.report.figure import check_output
 from checkflow.sweep import files, tables
 from checkflow.sweep.cells import Axis, Grid, Question
 from checkflow.sweep.running import Given, answers, in_order
-from checkflow.units import parse_bytes, parse_rate
+from checkflow.units import fraction_ppm, parse_bytes, parse_rate
 
 Value = TypeVar("Value")
 
@@ -134,6 +134,6 @@ def _formulation(text: str) -> Formulation:
 
 def _slack(text: str) -> int:
     try:
-        return slack_ppm(float(text))
+        return fraction_ppm(float(text), "--slack")
     except ValueError:
         raise InputError(f"--slack {text}: is not a number; 0.1 tolerates 10% drift") from None

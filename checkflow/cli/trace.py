@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,9 +12,9 @@ import click
 
 from checkflow.cli import _console
 from checkflow.cli._options import default_output, json_option, model_options, settings_of, trace_options
-from checkflow.cli._traced import traced
 from checkflow.errors import EXIT_DONE
 from checkflow.graphfile import write_graph
+from checkflow.timedgraph import traced
 from checkflow.units import format_bytes, format_ns
 
 
@@ -32,7 +34,8 @@ def command(
 ) -> int:
     """Trace MODEL's training iteration: operators, storages, lifetimes, times and anchors, as a graph file."""
     output = output or default_output(model, "graph")
-    with _console.progress() as progress:
+    # what the user's code prints is no part of the answer
+    with _console.progress() as progress, contextlib.redirect_stdout(sys.stderr):
         timed = traced(model, settings_of(settings, batch_size), device, real=real, progress=progress)
         progress("writing")
         write_graph(output, timed.graph)

@@ -18,7 +18,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import checkflow
-from checkflow.data import ResumableLoader
 
 IMAGES, CLASSES = 512, 1000
 Batch = tuple[torch.Tensor, ...]
@@ -51,7 +50,7 @@ def training(batch_size: int = 32) -> checkflow.Training:
     return checkflow.Training(model, optimizer, lambda: train(model, optimizer, images, labels))
 
 
-def endless(loader: ResumableLoader[Batch]) -> Iterator[Batch]:
+def endless(loader: checkflow.ResumableLoader[Batch]) -> Iterator[Batch]:
     while True:
         yield from loader
 
@@ -77,7 +76,9 @@ def main() -> None:
     dataset = TensorDataset(
         torch.randn(IMAGES, 3, 64, 64, generator=generator), torch.randint(CLASSES, (IMAGES,), generator=generator)
     )
-    loader: ResumableLoader[Batch] = ResumableLoader(dataset, batch_size=chosen.batch_size, shuffle=True, seed=2)
+    loader: checkflow.ResumableLoader[Batch] = checkflow.ResumableLoader(
+        dataset, batch_size=chosen.batch_size, shuffle=True, seed=2
+    )
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=chosen.iterations)
 
     with contextlib.ExitStack() as stack:

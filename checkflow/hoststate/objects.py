@@ -68,7 +68,7 @@ def _checked(name: str, member: object) -> Stateful:
         return member
     if isinstance(member, torch.utils.data.DataLoader):
         raise InputError(
-            f"{name}: a plain DataLoader does not know its position; use checkflow.data.ResumableLoader or torchdata's "
+            f"{name}: a plain DataLoader does not know its position; use checkflow.ResumableLoader or torchdata's "
             "StatefulDataLoader"
         )
     kind = "an iterator" if isinstance(member, Iterable) else f"a {type(member).__name__}"

@@ -9,8 +9,9 @@ import benchmarks_path  # noqa: F401 (makes the next ones importable)
 import peers
 import pytest
 from contenders import Job, Tier
+from matplotlib import pyplot as plt
 from peering import faults, kills
-from peering.figure import draw
+from peering.figure import draw, page
 from peering.markdown import markdown
 from peering.orders import Attach, Done
 from peering.pairs import spread
@@ -109,3 +110,24 @@ def test_names_that_are_not_known_are_refused(
     with pytest.raises(SystemExit):
         peers.chosen()
     assert "'torch_sav' is not known" in capsys.readouterr().err
+
+
+def test_no_label_of_the_figure_overlaps_another() -> None:
+    """Of the stored reports: numbers beside bars, names of tools, legends; and each number is within its plot."""
+    reports = sorted((Path(peers.__file__).parent / "reports").glob("2026-11-22-*.json"))
+    figure = page(joined([read_report(path) for path in reports]))
+    figure.canvas.draw()
+    shown = 0
+    for axis in figure.axes:
+        frame = axis.get_window_extent()
+        numbers = [text.get_window_extent() for text in axis.texts]
+        names = [label.get_window_extent() for label in axis.get_yticklabels() if label.get_text()]
+        for boxes in (numbers, names):
+            for index, box in enumerate(boxes):
+                assert not any(box.overlaps(other) for other in boxes[:index]), axis.get_title()
+        assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 for box in numbers), axis.get_title()
+        legend = axis.get_legend()
+        assert legend is None or not legend.get_window_extent().overlaps(frame), axis.get_title()
+        shown += len(numbers)
+    plt.close(figure)
+    assert shown >= 70

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +11,13 @@ from checkflow import hardware, sources, trace
 from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
+from checkflow.training import Training
 from checkflow.unlisted import lines_of
 
 MEASURE = "measure"
 DEFAULT_DEVICE = "rtx3090"
+
+Model = str | Path | Graph | Callable[..., Training]  # what MODEL may be
 
 
 @dataclass(frozen=True)
@@ -40,27 +41,32 @@ class TimedGraph:
 
 
 def traced(
-    model: str, settings: dict[str, str], device: str | None, *, real: bool, progress: Callable[[str], None]
+    model: Model, settings: Mapping[str, object], device: str | None, *, real: bool, progress: Callable[[str], None]
 ) -> TimedGraph:
-    """Trace MODEL (or read its graph) and give its operators their times on a device."""
+    """Trace MODEL (or read its graph) and give its operators their times on a device.
+
+    Raises as sources.load, trace_training and hardware.load_profile do.
+    """
     started = time.perf_counter()
-    if model.endswith(".json"):
+    if isinstance(model, Path):
+        model = str(model)
+    if isinstance(model, Graph) or (isinstance(model, str) and model.endswith(".json")):
+        name = model.model if isinstance(model, Graph) else model
         if settings or device == MEASURE or real:
             raise InputError(
-                f"{model}: is a traced graph; --set, --batch-size, --real and --device measure need a model"
+                f"{name}: is a traced graph; --set, --batch-size, --real and --device measure need a model"
             )
-        return _as_read(read_graph(Path(model)), device, started)
+        return _as_read(model if isinstance(model, Graph) else read_graph(Path(model)), device, started)
     profile = None if device == MEASURE else hardware.load_profile(device or DEFAULT_DEVICE)
-    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
-        source = sources.load(model, settings)
-        result = trace.trace_training(
-            source.factory,
-            model=source.name,
-            arguments=source.arguments,
-            real=real,
-            measure=device == MEASURE,
-            progress=progress,
-        )
+    source = sources.load(model, settings) if isinstance(model, str) else sources.of(model, settings)
+    result = trace.trace_training(
+        source.factory,
+        model=source.name,
+        arguments=source.arguments,
+        real=real,
+        measure=device == MEASURE,
+        progress=progress,
+    )
     graph = result.graph
     if profile is None:
         progress("measuring the link")

@@ -1,0 +1,161 @@
+"""MODEL -> proven schedule: what `checkflow compile` and checkflow.compile share, and the latter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from checkflow.compiler import Compiled, Options, Refused, compile_graph, explain
+from checkflow.errors import InfeasibleError, InputError
+from checkflow.plan import Formulation, Transfers
+from checkflow.schedule import Schedule, write_schedule
+from checkflow.solve import transfers_for
+from checkflow.solve.program import solvers
+from checkflow.timedgraph import Model, TimedGraph, traced
+from checkflow.units import fraction_ppm, parse_bytes, parse_rate
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a MODEL."""
+
+    timed: TimedGraph
+    options: Options
+    result: Compiled | Refused
+
+
+def compile_model(
+    model: Model,
+    settings: Mapping[str, object],
+    *,
+    device: str | None,
+    real: bool,
+    bandwidth_bytes_per_s: int | None,
+    options: Callable[[int], Options],
+    progress: Callable[[str], None],
+) -> Outcome:
+    """Trace MODEL (or read its graph), plan, verify. `options` takes the link's bandwidth, which may be the device's.
+
+    Raises as `traced` and `compile_graph` do.
+    """
+    timed = traced(model, settings, device, real=real, progress=progress)
+    chosen = options(timed.bandwidth_bytes_per_s(bandwidth_bytes_per_s))
+    return Outcome(timed, chosen, compile_graph(timed.graph, chosen, progress))
+
+
+def refusal(model: str, refused: Refused) -> str:
+    """The line that a person gets where no plan exists."""
+    return f"{model}: {explain(refused)}"
+
+
+def compile(
+    model: Model,
+    *,
+    arguments: Mapping[str, object] | None = None,
+    device: str | None = None,
+    real: bool = False,
+    bandwidth: int | str | None = None,
+    memory_limit: int | str | None = None,
+    relax_memory: bool = False,
+    chunk: int | str | None = None,
+    interval: int | Literal["auto"] = "auto",
+    slack: float = 0.0,
+    formulation: str = "direct",
+    transfers: str | None = None,
+    solver: str = "auto",
+    time_limit_s: float = 300.0,
+    output: str | Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Schedule:
+    """Trace a training iteration and plan when each byte of its state is checkpointed, as `checkflow compile` does.
+
+        schedule = checkflow.compile(training, bandwidth="25GB/s")
+        with checkflow.attach(model, optimizer, schedule=schedule, store="checkpoints") as ckpt:
+
+    Nothing of the process's own changes: the iteration runs on fake tensors where that is possible, and the random
+    generators are left as they were.
+
+    Args:
+        model: a function that builds a checkflow.Training; "model.py", "model.py:factory" or the name of a bundled
+            network; or a traced graph, read or as a path that ends in .json.
+        arguments: of the function, by name: text, numbers, True, False or None.
+        device: profile whose times the operators get, by name or as a YAML file, or "measure": time them on this
+            machine. rtx3090 unless given, or the times that a graph has.
+        real: trace with real tensors. Where data decide what runs, this happens by itself.
+        bandwidth: of the link to the host, "63GB/s" or bytes per second; the device's unless given.
+        memory_limit: largest peak that is allowed, "40GiB" or bytes.
+        relax_memory: raise the memory limit by 5% until a plan keeps to it.
+        chunk: largest chunk, "16MiB" or bytes; as large as the plan allows unless given.
+        interval: iterations between checkpoints; "auto": the fewest that the link allows.
+        slack: drift of times and bandwidth to tolerate; 0.1 is 10%.
+        formulation: "direct", "compact" or "paper".
+        transfers: "streaming" or "packed"; streaming for direct, else packed, unless given.
+        solver: "auto", "gurobi", "highs" or "cbc".
+        time_limit_s: for the solver, each time it is asked.
+        output: where to write the schedule, too.
+        progress: told, in a few words, what goes on.
+
+    Raises:
+        InfeasibleError: no plan exists; says why, and what would do.
+        InputError: an argument, a file or the training is wrong.
+        SolverError: the solver that was asked for cannot run.
+    """
+    kind = _one_of(Formulation, formulation, "formulation")
+    asked = None if transfers is None else _one_of(Transfers, transfers, "transfers")
+    if solver not in ("auto", *solvers()):
+        raise InputError(f"solver: {solver!r} is not known; use auto, {', '.join(solvers())}")
+    if not time_limit_s > 0:
+        raise InputError(f"time_limit_s: {time_limit_s} is not positive; use a number of seconds")
+    outcome = compile_model(
+        model,
+        {} if arguments is None else arguments,
+        device=device,
+        real=real,
+        bandwidth_bytes_per_s=None if bandwidth is None else parse_rate(str(bandwidth), "bandwidth"),
+        options=partial(
+            Options,
+            interval=_interval(interval),
+            chunk_bytes=None if chunk is None else parse_bytes(str(chunk), "chunk"),
+            memory_limit_bytes=None if memory_limit is None else parse_bytes(str(memory_limit), "memory_limit"),
+            relax_memory=relax_memory,
+            slack_ppm=fraction_ppm(slack, "slack"),
+            formulation=kind,
+            transfers=transfers_for(kind, asked),
+            solver=solver,
+            time_limit_s=time_limit_s,
+        ),
+        progress=progress,
+    )
+    result = outcome.result
+    if isinstance(result, Refused):
+        answer = result.answer
+        raise InfeasibleError(
+            refusal(outcome.timed.graph.model, result),
+            reason=answer.reason.value,
+            needed_bandwidth_bytes_per_s=answer.needed_bandwidth_bytes_per_s,
+            smallest_interval=answer.smallest_interval,
+        )
+    if output is not None:
+        write_schedule(Path(output), result.schedule)
+    return result.schedule
+
+
+def _one_of(kind: type[Choice], text: str, what: str) -> Choice:
+    try:
+        return kind(text)
+    except ValueError:
+        raise InputError(f"{what}: {text!r} is not known; use {', '.join(kind)}") from None
+
+
+def _interval(given: int | str) -> int | None:
+    if given == "auto":
+        return None
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise InputError(f"interval: {given!r} is neither a positive whole number nor 'auto'; use one of these")
+    return given

@@ -1,0 +1,133 @@
+"""What users read is true: programs run, output is what commands print, quoted errors exist, and the site builds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import PAGES, ROOT, Output, outputs, programs
+
+HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
+SHORTER = {"checkflow demo": "checkflow demo --iterations 4"}  # prints the same but for numbers
+
+
+@pytest.mark.parametrize("block", outputs(), ids=str)
+def test_output_is_what_the_command_prints(block: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the letter, but for the time that it took. `python tests/docs/pages.py` writes it anew."""
+    monkeypatch.chdir(tmp_path)
+    now = block.made(SHORTER.get(block.command))
+    assert block.comparable(block.text) == block.comparable(now)
+
+
+def test_the_readme_shows_output() -> None:
+    """The blocks are found: a refusal, a plan, and a kill."""
+    shown = {block.command.split()[1] for block in outputs() if block.page.name == "README.md"}
+    assert shown == {"compile", "demo"}
+
+
+@pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.stem)
+def test_how_tos_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a program that checks what the page says."""
+    if "accelerate" in programs(page):
+        pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    program = programs(page)
+    assert "assert" in program
+    exec(compile(program, str(page), "exec"), {"__name__": "howto"})
+
+
+def test_the_quickstart_survives_a_kill(tmp_path: Path) -> None:
+    """README's script as a new user runs it: compile, train, kill -9, train on."""
+    text = (ROOT / "README.md").read_text()
+    (tmp_path / "train.py").write_text(programs(ROOT / "README.md"))
+    commands = [line for line in text.splitlines() if line.startswith("    checkflow compile train.py")]
+    assert len(commands) == 1
+    compiled = subprocess.run(
+        [sys.executable, "-c", "from checkflow.cli import main; main()", *commands[0].split()[1:]], cwd=tmp_path,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert compiled.returncode == 0, compiled.stderr
+    train = [sys.executable, "-u", "train.py"]
+    with subprocess.Popen(train, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        for line in process.stdout:
+            if line.startswith("epoch 1"):
+                process.kill()
+                break
+        told = process.stderr.read()
+    assert "a checkpoint every iteration" in told
+    again = subprocess.run(train, cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    resumed = re.search(r"resumed iteration (\d+)", again.stderr)
+    assert resumed is not None and int(resumed[1]) >= 20, again.stderr
+    assert "epoch 0" not in again.stdout and "epoch 3" in again.stdout
+
+
+def test_the_tutorial_is_the_quickstart_s_script() -> None:
+    """One script, of which the tutorial explains each part."""
+    one, other = (programs(page).split("\n") for page in (ROOT / "docs" / "tutorial.md", ROOT / "README.md"))
+    assert list(filter(None, one)) == list(filter(None, other))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_quoted_errors_exist() -> None:
+    """Each text under which troubleshooting.md explains an error stands in the source; "…" is what differs."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    quoted = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
+    assert len(quoted) >= 15
+    # adjacent literals are one text, and what is formatted in is …
+    source = _plain(" ".join(path.read_text() for path in sorted((ROOT / "checkflow").rglob("*.py"))))
+    source = re.sub(r"\{[^{}]*\}", "…", re.sub(r"\" f?\"|' f?'", "", source))
+    for text in quoted:
+        pieces = [re.escape(piece.strip()) for piece in text.split("…") if piece.strip()]
+        assert re.search(".{0,200}?".join(pieces), source), f"{text}: is nowhere in checkflow/"
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    """Offline; a warning is an error: a page that no menu shows, a link or an anchor that leads nowhere."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    reference = (tmp_path / "site" / "reference" / "index.html").read_text()
+    import checkflow
+
+    missing = [name for name in checkflow.__all__ if name != "__version__" and f">{name}<" not in reference]
+    assert not missing
+    loaded = [
+        link
+        for page in (tmp_path / "site").rglob("*.html")
+        for link in re.findall(r'<(?:script|link)[^>]*(?:src|href)="(https?://[^"]+)', page.read_text())
+    ]
+    assert not loaded, "a page loads nothing from elsewhere"
+
+
+def test_pages_import_from_checkflow_itself() -> None:
+    """Nobody learns a module's path from a page."""
+    for page in PAGES:
+        for line in programs(page).splitlines():
+            assert not re.match(r"\s*(from|import) checkflow\.", line), f"{page.name}: {line}"
+
+
+def test_the_walks_name_what_is_there() -> None:
+    """Each file that architecture.md names exists, and each name after it stands in that file."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    walks = _plain(page.partition("## Three walks")[2])
+    named = re.findall(r"`(checkflow/[\w/]+\.py)`(?: `(\w+)`)?", walks)
+    named += [(path, name) for name, path in re.findall(r"`(?:\w+\.)?(\w+)` (?:of|in) `(checkflow/[\w/]+\.py)`", walks)]
+    assert len(named) > 20
+    for path, name in named:
+        assert (ROOT / path).is_file(), f"{path} is not there"
+        defined = re.findall(r"^\s*(?:def|class) (\w+)", (ROOT / path).read_text(), re.MULTILINE)
+        assert not name or name in defined, (path, name)
+    table = page.partition("## The tree")[2].partition("## Three walks")[0]
+    for row in re.findall(r"^\| (`[^|]+`) \|", table, re.MULTILINE):
+        for part in re.findall(r"`([\w/.]+)`", row):
+            assert (ROOT / "checkflow" / part).exists(), f"{part} is not there"
+    parts = {path.name for path in (ROOT / "checkflow").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert parts <= {part.rstrip("/") for part in re.findall(r"`([\w.]+/)`", table)} | {"examples"}
