@@ -15,7 +15,8 @@ import torch
 
 from checkflow.errors import InputError
 from checkflow.runtime.audit import Audit
-from checkflow.runtime.binding import Binding, Storage, bind, check_updated
+from checkflow.runtime.binding import Binding, Storage
+from checkflow.runtime.bound import Bound
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Device
 from checkflow.runtime.guards import CAUSES, Guard, GuardKind, changes
@@ -26,9 +27,7 @@ from checkflow.runtime.sink import Sink
 from checkflow.runtime.spots import Spots
 from checkflow.runtime.update import Update
 from checkflow.schedule import Schedule
-from checkflow.statenames import StateName
 from checkflow.training import Training
-from checkflow.wrapped import is_hookable
 
 _LOG = logging.getLogger("checkflow")
 
@@ -83,11 +82,8 @@ class Executor:
         self.awake = self.lifecycle.phase is Phase.FILLING  # as hooks ask for it
         self.listens = self.awake and self._planned  # something is done at anchors, or waits to be staged at one
         self.touched = False  # something ran since the last iteration ended
-        self.unwatched: tuple[Storage, ...] = ()  # written state that no trusted guard covered when an iteration ended
         self._restored = -1  # iteration
-        self._schedule = schedule
-        self._training = training
-        self._binding = binding
+        self.bound = Bound(schedule, training, binding, self.pipeline, tell)
         self._device = device
         self._sink = sink
         self._capture = capture
@@ -96,15 +92,8 @@ class Executor:
         self._block = block
         self._disarmed = disarmed
         self._audit = Audit() if audit else None
-        self._tell = tell
-        self._said: set[str] = set()  # state that was told of
-        self._moved: set[int] = set()  # state that was another tensor when the last checkpoint began than before
-        self._guards: list[Guard] = []
         self._updates: list[Update] = []
-        self._updated: set[int] = set()  # optimizers that made an update
-        self._unhooked = [number for number, found in enumerate(training.optimizers) if not is_hookable(found)]
         self._anchor = 0  # reached in the running iteration
-        self._opaque = False  # code without hooks may run: compiled, or captured as a CUDA graph
 
     # Called by hooks
 
@@ -171,29 +160,15 @@ class Executor:
 
     def updated(self, number: int) -> None:
         """Optimizer `number` has made an update. Raises InputError if state is still absent after the first."""
-        if not self._binding.absent or self.lifecycle.deaf:
-            return
-        if self._binding.stale(self._training):
-            self.rebind()
-        if number not in self._updated:
-            self._updated.add(number)
-            check_updated(self._binding, self._training, number)
-
-    def watch(self, guards: Iterable[Guard]) -> None:
-        """Guards that fire from now on."""
-        self._guards += guards
-        for guard in self._guards:
-            guard.bind(self._binding)
+        if self.bound.binding.absent and not self.lifecycle.deaf:
+            if self.bound.is_stale:
+                self.rebind()
+            self.bound.check_updated(number)
 
     def consult(self, update: Update) -> None:
         """One that asks before anything is staged whether state was written unseen."""
         self._updates.append(update)
         self.pipeline.vouched_by.append(update.vouch)
-
-    @property
-    def binding(self) -> Binding:
-        """What is bound now."""
-        return self._binding
 
     @property
     def follows_updates(self) -> bool:
@@ -210,22 +185,14 @@ class Executor:
         if not self.lifecycle.deaf:
             self._rebind()
 
-    def _say(self, names: Iterable[str], what: str) -> None:
-        """What is so of state, once for each name."""
-        new = [name for name in names if name not in self._said]
-        if new:
-            self._said.update(new)
-            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-            self._tell(f"{new[0]}{more}: {what}")
-
     def compiling(self) -> None:
         """Code is being compiled that may write state without a hook: nothing may be pending when it runs."""
-        if self.lifecycle.deaf or self._opaque:
+        if self.lifecycle.deaf or self.bound.opaque:
             return
         with self._entered():
-            self._opaque = True
-            self._distrust()
-            self.pipeline.protect(self._binding.storages.values(), Cause.UNWATCHED)
+            self.bound.opaque = True
+            self.bound.distrust()
+            self.pipeline.protect(self.bound.storages, Cause.UNWATCHED)
 
     # Called by the user, between iterations
 
@@ -271,9 +238,9 @@ class Executor:
             self.pipeline.forget()
             self.spots = Spots(self.program)
             self.completed = self._restored = completed
-            self._updated.update(range(len(self._training.optimizers)))  # what a checkpoint lacks may be lacking
+            self.bound.restored()
             self._anchor, self.touched = 0, False
-            self._distrust()
+            self.bound.distrust()
             self._to(Phase.FILLING)
 
     @property
@@ -282,11 +249,6 @@ class Executor:
         self._mend()
         known = self.completed in (0, self._restored) or self.pipeline.has(self.completed)
         return not known and self.lifecycle.refusal is None
-
-    @property
-    def loose(self) -> tuple[str, ...]:
-        """Names of state that is read when an iteration ends, for it does not lie in memory as planned."""
-        return tuple(live.name for live in self._binding.loose)
 
     @property
     def unsaved(self) -> bool:
@@ -362,26 +324,16 @@ class Executor:
             self.pipeline.discard_all()
 
     def _rebind(self) -> None:
-        before, binding = self._binding, bind(self._schedule, self._training, self._binding)
+        found = self.bound.find()
         with self._entered():
-            self._binding = binding
-            bound = set(binding.storages.values())
-            gone = [storage for storage in before.storages.values() if storage not in bound]
-            self.pipeline.protect(gone, Cause.UNWATCHED)  # no guard covers them any more
-            self.pipeline.rebind(binding)
-            self._say(
-                tuple(name for name in self.loose if not StateName.parse(name).is_extra),  # attach told of those
-                "lies in memory otherwise than at attach; read when each iteration ends, which training waits for",
-            )
-            for guard in self._guards:
-                guard.bind(binding)
+            self.bound.take(found)
 
     def _captured(self) -> bool:
         """Whether a CUDA graph is being recorded. Its replays will write without hooks."""
         if not self._device.capturing():
             return False
-        self._opaque = True
-        self._distrust()  # a guard that fired before will not fire before a replay
+        self.bound.opaque = True
+        self.bound.distrust()  # a guard that fired before will not fire before a replay
         self.pipeline.drop_unissued()
         return True
 
@@ -400,16 +352,12 @@ class Executor:
             self.spots.end()
         if self.completed % self._interval == 0:
             self._begin(wait=self._block)
-        self._distrust()
+        self.bound.distrust()
         self._anchor, self.touched = 0, False
         self._device.collect()
         self.pipeline.stage_finished()
         filling = next_is_due or self.pipeline.busy or self._audit is not None
         self._to(Phase.FILLING if filling else Phase.IDLE)
-
-    def _distrust(self) -> None:
-        for guard in self._guards:
-            guard.fired = False
 
     @staticmethod
     def _wrote(storages: Iterable[Storage], kind: GuardKind) -> None:
@@ -420,33 +368,22 @@ class Executor:
     def _begin(self, *, wait: bool) -> None:
         for update in self._updates:
             update.settle()
-        moved: set[int] = set()
+        before = self.bound.binding
         try:
-            if self._binding.stale(self._training):
-                before = self._binding.storages
+            if self.bound.is_stale:
                 self._rebind()
-                now = self._binding.storages
-                moved = {id_ for id_, storage in now.items() if before.get(id_, storage) is not storage}
         except InputError as error:
             self._problems.append(error)
             return
-        again = [storage.name for id_, storage in self._binding.storages.items() if id_ in moved & self._moved]
-        self._say(again, "replaced in each iteration, not updated in place; read when the iteration has ended")
-        self._moved = moved
-        unhooked = {s for number in self._unhooked for s in self._binding.optimizer_storages[number]}
-        for storage in unhooked:  # nothing tells when, or whether, they were written
-            storage.epoch += 1
+        self.bound.begin(before)
         self._to(Phase.FILLING)
         if not self.pipeline.begin(self.completed, self._record, wait=wait):
             return
-        trusted = {s for guard in self._guards if guard.trusted(opaque=self._opaque) for s in guard.storages}
-        self.unwatched = tuple(
-            s for s in self._binding.storages.values() if (s.written or s in unhooked) and s not in trusted
-        )
-        if self.unwatched and GuardKind.UNWATCHED not in self._disarmed:
-            self.pipeline.protect(self.unwatched, Cause.UNWATCHED)
+        unwatched = self.bound.cover()
+        if unwatched and GuardKind.UNWATCHED not in self._disarmed:
+            self.pipeline.protect(unwatched, Cause.UNWATCHED)
         if self._audit is not None:
-            self._audit.sample(self._binding.storages.values(), frozenset(self.unwatched))
+            self._audit.sample(self.bound.storages, frozenset(unwatched))
 
     def _record(self, iteration: int) -> Record | None:
         """The host's state; None where it cannot be read, which is the training's own code and costs one checkpoint."""

@@ -40,7 +40,7 @@ def place(executor: Executor, training: Training) -> list[Removable]:
             continue
         guards.append(Guard(GuardKind.OPTIMIZER, number))
         handles += _on_optimizer(executor, training.optimizers[number], prefix, number, guards[-1])
-    executor.watch(guards)
+    executor.bound.watch(guards)
     return handles
 
 
@@ -140,7 +140,7 @@ def _on_optimizer(
     executor.consult(update)
     holds_others = len(optimizers_in(optimizer)) > 1
     loading = Guard(GuardKind.LOAD, number)
-    executor.watch([loading])
+    executor.bound.watch([loading])
 
     def before_load(_optimizer: torch.optim.Optimizer, _state: object) -> None:
         executor.guard(loading)

@@ -104,5 +104,5 @@ class Meter:
             iteration_ns=(self._last_ns - self._first_ns) // max(1, self._iterations - 1),
             predicted_bytes_per_s=schedule.bandwidth_bytes_per_s,
             silent_anchors=tuple(anchors[number - 1] for number in sorted(executor.spots.silent)),
-            unwatched=(*(storage.name for storage in executor.unwatched), *executor.loose),
+            unwatched=(*(storage.name for storage in executor.bound.unwatched), *executor.bound.loose),
         )

@@ -17,6 +17,7 @@ import torch
 
 from checkflow.foreach import Look, can_look, writes_first
 from checkflow.runtime.binding import Binding, Storage
+from checkflow.runtime.bound import Bound
 from checkflow.runtime.guards import Guard, GuardKind
 
 _KEPT = 1000  # selections of tensors: an update that leaves out others each time has no end of them
@@ -26,7 +27,7 @@ class Followed(Protocol):
     """What an update needs of the executor."""
 
     @property
-    def binding(self) -> Binding: ...
+    def bound(self) -> Bound: ...
     @property
     def follows_updates(self) -> bool: ...
     @property
@@ -75,7 +76,7 @@ class Update:
         self._left, self._seen = {}, {}
         if self._executor.follows_updates:
             form = _form(self._optimizer)
-            if self._binding is not self._executor.binding or form != self._as:
+            if self._binding is not self._executor.bound.binding or form != self._as:
                 self._as = form
                 self._bind()
             if self._bound and (self._executor.acts_in_updates or not self._last) and self._look.open():
@@ -126,7 +127,7 @@ class Update:
         written = self._written(tensors)
         if written not in self._seen:
             for left in [left for left in self._left if not left.all.isdisjoint(written.storages)]:
-                del self._left[left]
+                self._left.pop(left, None)
                 if left.versions() != left.before:
                     self._torn()
                 if left is not written:  # another selection of the tensors than in the last update
@@ -147,7 +148,7 @@ class Update:
         return written
 
     def _bind(self) -> None:
-        self._binding = self._executor.binding
+        self._binding = self._executor.bound.binding
         looks = not self._distrusted and can_look(self._optimizer)
         self._bound = {id(live.tensor): s for s in self._guard.storages for live in s.lives} if looks else {}
         self._found, self._last, self._unseen = {}, {}, self._guard.storages

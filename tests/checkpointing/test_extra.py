@@ -121,7 +121,7 @@ def test_what_the_schedule_knows_is_planned_and_nothing_is_said(full: Schedule, 
         for _ in range(3):
             life.iteration()
             ckpt.step()
-        assert not told and not ckpt._executor.loose
+        assert not told and not ckpt._executor.bound.loose
     with pytest.raises(InputError, match=r'^extra.ema: in the schedule; list it: attach\(extra=\{"ema": ...\}\)$'):
         life.attach(full, tmp_path / "other", told)
 

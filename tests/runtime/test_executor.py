@@ -141,7 +141,7 @@ def test_state_that_no_hook_guards_is_named_and_waited_for() -> None:
     """A moving average belongs to no optimizer."""
     made = rig(trainings.averaging, random_schedule(trainings.averaging, 1))
     made.run(3)
-    names = {storage.name for storage in made.executor.unwatched}
+    names = {storage.name for storage in made.executor.bound.unwatched}
     assert names
     assert all(name.startswith("model.1/") for name in names)
     assert made.counters.waits[Cause.UNWATCHED] >= 2
@@ -152,7 +152,7 @@ def test_a_watched_training_waits_at_no_iterations_end() -> None:
     """Once every guard has fired, nothing is waited for before it is written."""
     made = rig(trainings.adamw_foreach, random_schedule(trainings.adamw_foreach, 1))
     made.run(4)
-    assert made.executor.unwatched == ()
+    assert made.executor.bound.unwatched == ()
     assert made.counters.waits[Cause.UNWATCHED] == 0
     made.close()
 
@@ -187,7 +187,7 @@ def test_a_forward_that_bypasses_hooks_tears_nothing() -> None:
 
     made = rig(factory, random_schedule(factory, 0, snapshots=0.0))
     made.run(5)
-    assert {storage.name for storage in made.executor.unwatched} == {
+    assert {storage.name for storage in made.executor.bound.unwatched} == {
         "model/norm.running_mean",
         "model/norm.running_var",
         "model/norm.num_batches_tracked",

@@ -58,7 +58,7 @@ def test_what_left_early_does_not_overwrite_what_lies_otherwise_by_then() -> Non
         made.run(8)
         made.close()
         assert made.torn() == [] and made.sink.order == list(range(1, 9))
-        assert "optimizer/0.weight.basis" in made.executor.loose
+        assert "optimizer/0.weight.basis" in made.executor.bound.loose
 
 
 def test_another_tensor_at_an_address_that_a_slot_knows_is_read_again() -> None:
@@ -75,7 +75,7 @@ def test_what_an_optimizer_without_hooks_holds_is_waited_for() -> None:
         made = rig(factory, random_schedule(factory, 0))
         made.run(4)
         made.close()
-        names = {storage.name for storage in made.executor.unwatched}
+        names = {storage.name for storage in made.executor.bound.unwatched}
         assert ("optimizer.1/0.weight.slow" in names) is waited
 
 
