@@ -132,22 +132,22 @@ class Executor:
             if self._audit is not None:
                 self._audit.check(guard.now)
             self.pipeline.protect(guard.now, CAUSES[guard.kind])
-            self._wrote(guard.storages, guard.kind)
+            self._wrote(guard.now, guard.kind)
 
     def write(self, storages: tuple[Storage, ...]) -> None:
         """A function inside an update is about to write these."""
         started = time.perf_counter_ns()
         if self.lifecycle.deaf or self._captured() or GuardKind.OPTIMIZER in self._disarmed:
             return
+        if self.awake and (self.pipeline.busy or self._audit is not None):
+            with self._entered():
+                if self._audit is not None:
+                    self._audit.check(storages)
+                self.pipeline.protect(storages, Cause.OPTIMIZER)
+        else:
+            self._counters.issue_ns += time.perf_counter_ns() - started
         for storage in storages:
             storage.epoch += 1  # not every function counts its writes: on CUDA _foreach_lerp_ does not
-        if not self.awake or not (self.pipeline.busy or self._audit is not None):
-            self._counters.issue_ns += time.perf_counter_ns() - started
-            return
-        with self._entered():
-            if self._audit is not None:
-                self._audit.check(storages)
-            self.pipeline.protect(storages, Cause.OPTIMIZER)
 
     def give_up(self) -> None:
         """State that is being read was written unseen."""

@@ -73,6 +73,22 @@ def momentum_foreach() -> Case:
     return plain(make)
 
 
+def routed() -> Case:
+    """Other parameters without a gradient each time, as experts that no token went to: other selections of tensors."""
+    torch.manual_seed(0)
+    net = nn.ModuleList([nn.Linear(6, 3) for _ in range(4)])
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=True)
+
+    def iterate(number: int) -> None:
+        x, y = _batch(number)
+        chosen = [expert for index, expert in enumerate(net) if number == 0 or (number * 7 + index) % 3]
+        backward(F.cross_entropy(torch.stack([expert(x) for expert in chosen]).sum(0), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Case(Training(net, optimizer, lambda: None), iterate)
+
+
 def now_and_then_foreach() -> Case:
     """The same update by other functions in two of three iterations, without a word."""
     case = plain(lambda ps: torch.optim.Adam(ps, lr=0.01, foreach=True))
@@ -475,7 +491,7 @@ def hooked_wrapping() -> Case:
 
 
 ALL = [
-    sgd, momentum, adamw_looped, adamw_foreach, momentum_foreach, now_and_then_foreach, raising, adamw_fused,
+    sgd, momentum, adamw_looped, adamw_foreach, momentum_foreach, routed, now_and_then_foreach, raising, adamw_fused,
     accumulating, tied, frozen, in_backward, recomputing,
     adversarial, evaluating, clipping, skipping, averaging, reloading, convolutional,
     swapping, parking, turning, spinning, wrapping, hooked_wrapping,
