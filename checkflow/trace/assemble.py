@@ -93,7 +93,10 @@ def assemble(
         host_state_bytes=host_state_bytes,
     )
     if not any(graph.tensors[i].role is Role.PARAMETER for i in graph.writes):
-        raise TraceError(f"{model}: the iteration writes no parameter; let it call optimizer.step() after backward()")
+        raise TraceError(
+            f"{model}: the iteration writes no parameter; let it call optimizer.step() after backward(), and where the "
+            "optimizer's first updates change none, make them in the factory"
+        )
     check_graph(graph)
     return graph
 

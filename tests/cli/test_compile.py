@@ -85,9 +85,24 @@ def test_memory_limit_and_its_relaxation(capfd: pytest.CaptureFixture[str]) -> N
     assert limit / 1.06 < peak <= limit
 
 
+LOOPED = """
+from checkflow import models
+
+def training():
+    made = models.factory("alexnet")(batch_size=32, optimizer="adamw")
+    for group in made.optimizers[0].param_groups:
+        group["foreach"] = False
+    return made
+"""
+
+
 def test_memory_limit_bounds_what_is_executed(capfd: pytest.CaptureFixture[str]) -> None:
-    """A limit that the plan keeps but its execution at anchors would not is infeasible, and the advice works."""
-    arguments = ("compile", "alexnet", "--batch-size", "32", "--set", "optimizer=adamw", "--memory-limit", "1.3GiB")
+    """A limit that the plan keeps but its execution at anchors would not is infeasible, and the advice works.
+
+    A looped update has no anchor inside.
+    """
+    Path("looped.py").write_text(LOOPED)
+    arguments = ("compile", "looped.py", "--memory-limit", "1.3GiB")
     figures = _json(capfd, *arguments, "--bandwidth", "63GB/s", code=EXIT_NO)
     assert figures["reason"] == "memory" and "as executed" in str(figures["message"])
     found = _json(capfd, *arguments, "--bandwidth", str(figures["needed_bandwidth_bytes_per_s"]))

@@ -46,16 +46,18 @@ def rows_of(traced: Traced | None, *cells: Cell) -> list[Row]:
 
 def test_a_row_is_what_compile_says(small: Traced) -> None:
     """Peaks, state and interval are those of the verified schedule; overhead, saving and disk follow from them."""
-    (row,) = rows_of(small, SMALL)
+    (row,) = rows_of(small, SMALL.model_copy(update={"formulation": Formulation.COMPACT, "interval": None}))
     profile = hardware.load_profile("rtx3090")
-    compiled = compile_graph(hardware.retime(small.graph, profile), Options(BANDWIDTH))
+    options = Options(BANDWIDTH, interval=None, formulation=Formulation.COMPACT)  # which always has snapshots
+    compiled = compile_graph(hardware.retime(small.graph, profile), options)
     assert isinstance(compiled, Compiled)
     certificate = compiled.schedule.certificate
-    assert row.feasible and row.interval == 1 and row.device == "rtx3090"
+    assert row.feasible and row.interval == compiled.problem.interval and row.device == "rtx3090"
     assert row.peak_bytes == certificate.peak_bytes and row.executed_peak_bytes == certificate.executed_peak_bytes
     assert row.training_peak_bytes == certificate.training_peak_bytes
     assert row.state_bytes == compiled.problem.state_bytes == compiled.schedule.state_bytes
-    period_ns, executed = compiled.graph.iteration_time_ns, certificate.executed_snapshot_bytes
+    period_ns = compiled.graph.iteration_time_ns * compiled.problem.interval
+    executed = certificate.executed_snapshot_bytes
     assert executed > 0 and row.copy_ns == pytest.approx(2e9 * executed / (936e9 * 0.8), abs=1)
     assert row.copy_ns and row.overhead == row.copy_ns / period_ns
     assert row.disk_bytes_per_s == pytest.approx(row.state_bytes * 1e9 / period_ns, abs=1)

@@ -130,7 +130,7 @@ def test_a_factory_may_read_its_weights(read: str, width: int) -> None:
 
     def factory() -> Training:
         model = nn.Linear(4, width, bias=False)
-        READS[read](model.weight[:, :1] if read == "tolist" else model.weight)
+        READS[read](model.weight[:1000, :1] if read == "tolist" else model.weight)
         return classify(model, optim.SGD(model.parameters(), 0.1))
 
     traced = trace_training(factory, model="m")
