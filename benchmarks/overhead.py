@@ -38,7 +38,7 @@ from checkflow import hardware, models
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.runtime.stats import Stats
-from checkflow.store.pace import PersistEvery
+from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.trace import trace_training
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

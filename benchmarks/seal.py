@@ -18,9 +18,9 @@ import torch
 import xxhash
 from rich.console import Console
 
-from checkflow.store import shared
-from checkflow.store.layout import FileSpec, Layout, TensorSpec
-from checkflow.store.shared import SharedMemory
+from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
+from checkflow.store.memory import shared_memory as shared
+from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.units import parse_bytes
 
 

@@ -33,14 +33,14 @@ from rich.table import Table
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from checkflow.store.blocks import THREADS, buffer_of
-from checkflow.store.disk import WRITE_BYTES
-from checkflow.store.handle import StoreHandle
-from checkflow.store.layout import FileSpec, Layout, TensorSpec
-from checkflow.store.manifest import BLOCK_BYTES
-from checkflow.store.pace import PersistEvery
-from checkflow.store.reader import load_newest
-from checkflow.store.retention import Retention
+from checkflow.store.format.blocks import THREADS, buffer_of
+from checkflow.store.format.disk import WRITE_BYTES
+from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
+from checkflow.store.format.manifest import BLOCK_BYTES
+from checkflow.store.format.reader import load_newest
+from checkflow.store.format.retention import Retention
+from checkflow.store.trainer.handle import StoreHandle
+from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.units import format_bytes, parse_bytes
 
 State = dict[str, dict[str, torch.Tensor]]

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from checkflow.frontend import compile
     from checkflow.runtime.stats import Stats
     from checkflow.schedule import Schedule
-    from checkflow.store.pace import PersistEvery
-    from checkflow.store.retention import Retention
-    from checkflow.store.status import Status
+    from checkflow.store.format.retention import Retention
+    from checkflow.store.trainer.persist_every import PersistEvery
+    from checkflow.store.trainer.status import Status
     from checkflow.training import Training
 
     __version__: str
@@ -64,13 +64,13 @@ __all__ = [
 
 _HOME = {
     "Checkpointer": "checkflow.checkpointing.checkpointer",
-    "PersistEvery": "checkflow.store.pace",
+    "PersistEvery": "checkflow.store.trainer.persist_every",
     "ResumableLoader": "checkflow.data",
-    "Retention": "checkflow.store.retention",
+    "Retention": "checkflow.store.format.retention",
     "Schedule": "checkflow.schedule",
     "Stateful": "checkflow.extra",
     "Stats": "checkflow.runtime.stats",
-    "Status": "checkflow.store.status",
+    "Status": "checkflow.store.trainer.status",
     "Training": "checkflow.training",
     "attach": "checkflow.checkpointing.attach",
     "compile": "checkflow.frontend",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from processes import children
 
-from checkflow.store.lock import StoreLock
+from checkflow.store.both.lock import StoreLock
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 import checkflow
-from checkflow.store.pace import PersistEvery
+from checkflow.store.trainer.persist_every import PersistEvery
 from contenders import Contender, Job, Tier
 
 SCHEDULE = "schedule.json"

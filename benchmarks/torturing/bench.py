@@ -15,7 +15,7 @@ from forked import INTERNAL, Forked
 from peering.lives import Diary, Entry
 from peering.processes import tree
 
-from checkflow.store.reader import Checkpoint, list_checkpoints, load_newest
+from checkflow.store.format.reader import Checkpoint, list_checkpoints, load_newest
 
 from .oracle import Oracle
 from .settings import SETTINGS, Setting

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from checkflow.store.pace import PersistEvery
-from checkflow.store.slots import Backpressure
+from checkflow.store.memory.trainer_slots import Backpressure
+from checkflow.store.trainer.persist_every import PersistEvery
 
 
 @dataclass(frozen=True, slots=True)

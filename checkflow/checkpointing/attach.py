@@ -23,14 +23,14 @@ from checkflow.runtime.binding import add_rooms, bind
 from checkflow.runtime.state import check_supported
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.statenames import StateName
-from checkflow.store.handle import OnError, StoreHandle
-from checkflow.store.interrupts import held_back
-from checkflow.store.keep import keep_newest
-from checkflow.store.pace import PersistEvery
-from checkflow.store.patience import RETRY_S
-from checkflow.store.reader import checkpoint_names
-from checkflow.store.retention import Retention
-from checkflow.store.slots import Backpressure
+from checkflow.store.both.retry import RETRY_S
+from checkflow.store.both.sigint import held_back
+from checkflow.store.format.reader import checkpoint_names
+from checkflow.store.format.retention import Retention
+from checkflow.store.memory.trainer_slots import Backpressure
+from checkflow.store.trainer.handle import OnError, StoreHandle
+from checkflow.store.trainer.keep_newest import keep_newest
+from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.text import plain
 from checkflow.training import Training
 from checkflow.units import format_bytes

@@ -28,10 +28,10 @@ from checkflow.runtime.pipeline import Record
 from checkflow.runtime.stats import Meter, Stats
 from checkflow.runtime.terminate import OnTerminate
 from checkflow.schedule import Schedule
-from checkflow.store.handle import StoreHandle
-from checkflow.store.manifest import parse_directory_name
-from checkflow.store.reader import checkpoint_names, load_newest
-from checkflow.store.status import Status
+from checkflow.store.format.manifest import parse_directory_name
+from checkflow.store.format.reader import checkpoint_names, load_newest
+from checkflow.store.trainer.handle import StoreHandle
+from checkflow.store.trainer.status import Status
 from checkflow.training import Training
 
 DURABLE_DEADLINE_S = 600.0

@@ -7,7 +7,7 @@ from checkflow.errors import InputError
 from checkflow.hoststate.optimizers import file_of
 from checkflow.runtime.binding import Binding, Target
 from checkflow.statenames import StateName
-from checkflow.store.layout import FileSpec, Layout, TensorSpec
+from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 
 
 def layout_of(binding: Binding) -> Layout:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from checkflow.checkpointing.files import file_and_tensor
 from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.sink import Slot as RuntimeSlot
-from checkflow.store.handle import StoreHandle
-from checkflow.store.slots import Slot
+from checkflow.store.memory.trainer_slots import Slot
+from checkflow.store.trainer.handle import StoreHandle
 
 POLL_S = 1.0  # hearing the saver takes a fifth of a millisecond, which short iterations would pay each
 

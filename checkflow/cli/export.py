@@ -15,9 +15,9 @@ from checkflow.cli import _console
 from checkflow.cli._options import json_option
 from checkflow.dtypes import CODES
 from checkflow.errors import EXIT_DONE, InputError, StoreError
-from checkflow.store.contents import contents_of
-from checkflow.store.manifest import RECORD
-from checkflow.store.reader import Loaded, load_newest
+from checkflow.store.format.manifest import RECORD
+from checkflow.store.format.reader import Loaded, load_newest
+from checkflow.store.format.tensor_file import contents_of
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from rich.text import Text
 from checkflow.cli import _console
 from checkflow.cli._options import json_option
 from checkflow.errors import EXIT_DONE
-from checkflow.store.reader import Checkpoint, list_checkpoints
+from checkflow.store.format.reader import Checkpoint, list_checkpoints
 from checkflow.text import plain
 from checkflow.units import format_bytes
 

@@ -12,7 +12,7 @@ import torch
 from checkflow import safetensorsfile
 from checkflow.dtypes import CODES
 from checkflow.errors import FormatError
-from checkflow.store.layout import FileSpec
+from checkflow.store.format.layout import FileSpec
 
 DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for name, code in CODES.items()}
 

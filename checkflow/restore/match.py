@@ -21,7 +21,7 @@ from checkflow.restore.objects import ObjectPlan, match_object
 from checkflow.restore.optimizers import OptimizerPlan, match_optimizer
 from checkflow.runtime.state import Live, live_state, modules_of, parameter_names, uncompiled
 from checkflow.statenames import StateName, holders, nearest
-from checkflow.store.layout import Layout
+from checkflow.store.format.layout import Layout
 from checkflow.training import Training
 
 _ADVICE = "restore into the model that was saved"

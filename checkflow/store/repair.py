@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkflow.errors import CorruptStoreError, StoreError
-from checkflow.store.disk import LocalDisk, remove_tree
-from checkflow.store.lock import StoreLock
-from checkflow.store.reader import Checkpoint, Skipped, is_gone, list_checkpoints, nothing_is_scarce, verify
-from checkflow.store.writer import INCOMPLETE, PRUNED
+from checkflow.store.both.lock import StoreLock
+from checkflow.store.format.disk import LocalDisk, remove_tree
+from checkflow.store.format.reader import Checkpoint, Skipped, is_gone, list_checkpoints, nothing_is_scarce, verify
+from checkflow.store.format.writer import INCOMPLETE, PRUNED
 
 
 @dataclass(frozen=True, slots=True)

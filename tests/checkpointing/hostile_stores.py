@@ -27,7 +27,7 @@ import checkflow
 from checkflow.cli import run
 from checkflow.errors import CheckflowError
 from checkflow.jsonfile import digest_of, render
-from checkflow.store.writer import hash_blocks
+from checkflow.store.format.writer import hash_blocks
 
 GENEROUS_S = 120.0
 NEWEST = "00000003-iteration-3"

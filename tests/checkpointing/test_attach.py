@@ -24,9 +24,9 @@ from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.errors import DeviceError, InputError, StoreError
 from checkflow.schedule import Schedule, write_schedule
-from checkflow.store.pace import PersistEvery
-from checkflow.store.reader import Checkpoint, list_checkpoints
-from checkflow.store.retention import Retention
+from checkflow.store.format.reader import Checkpoint, list_checkpoints
+from checkflow.store.format.retention import Retention
+from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.trace.tracing import trace_training
 from checkflow.training import Training
 

@@ -15,7 +15,7 @@ from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.errors import AuditError, InputError
 from checkflow.schedule import Schedule, read_schedule, write_schedule
-from checkflow.store.pace import PersistEvery
+from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.trace.tracing import trace_training
 from checkflow.training import Training
 

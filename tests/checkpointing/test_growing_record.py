@@ -10,8 +10,8 @@ from test_attach import EVERY, compiled, small
 
 import checkflow
 from checkflow.errors import StoreError
-from checkflow.store.memory import Allowance
-from checkflow.store.reader import load_newest
+from checkflow.store.format.reader import load_newest
+from checkflow.store.memory.allowance import Allowance
 
 
 def test_metadata_that_grows_is_staged_each_iteration_and_found_again(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_where_memory_for_it_is_refused_no_slot_is_lost(tmp_path: Path, monkeypa
         training.model, training.optimizer, schedule=compiled(small), store=tmp_path, metadata=metadata
     )
     with monkeypatch.context() as refusing:
-        refusing.setattr("checkflow.store.overflow.allowance", lambda: Allowance(5, "a limit"))
+        refusing.setattr("checkflow.store.memory.record_overflow.allowance", lambda: Allowance(5, "a limit"))
         metadata["history"] = "x" * 10**6
         refused = 0
         for _ in range(6):  # more than there are slots

@@ -16,8 +16,8 @@ from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.errors import InputError
 from checkflow.runtime.state import live_state, memory_order
 from checkflow.schedule import Schedule
-from checkflow.store.pace import PersistEvery
-from checkflow.store.reader import list_checkpoints
+from checkflow.store.format.reader import list_checkpoints
+from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.trace.tracing import trace_training
 from checkflow.training import Training
 

@@ -26,9 +26,9 @@ import checkflow
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.schedule import Schedule, write_schedule
-from checkflow.store.pace import PersistEvery
-from checkflow.store.reader import Checkpoint, list_checkpoints
-from checkflow.store.retention import Retention
+from checkflow.store.format.reader import Checkpoint, list_checkpoints
+from checkflow.store.format.retention import Retention
+from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.training import Training
 
 
@@ -517,7 +517,7 @@ def test_a_signal_in_a_training_loop_of_another_thread_is_passed_on_by_the_main_
 def test_sigterm_while_saving_waits_for_no_lock_of_its_own(schedule: Schedule, tmp_path: Path) -> None:
     """It comes while save() asks the saver, which is done under a lock."""
     before = """
-from checkflow.store.slots import Slots
+from checkflow.store.memory.trainer_slots import Slots
 ask = Slots.ask
 def asked(self, *, keep):
     with self._shared._mutex:
@@ -540,7 +540,7 @@ def test_a_signal_while_closing_is_passed_on_when_all_is_durable(tmp_path: Path)
     """The last iteration is on disk, and the process ends by the signal."""
     process = _script(
         tmp_path, compiled(small, interval=50),
-        before="from checkflow.store.handle import StoreHandle as H; drain = H._drain; "
+        before="from checkflow.store.trainer.handle import StoreHandle as H; drain = H._drain; "
         "H._drain = lambda self, until: (os.kill(os.getpid(), signal.SIGTERM), drain(self, until))[1]",
         between="if iteration == 4: break",
     )  # fmt: skip

@@ -12,7 +12,7 @@ from checkflow.hoststate.objects import HostObjects
 from checkflow.hoststate.optimizers import file_of
 from checkflow.restore import Restored, restore
 from checkflow.runtime.state import Live, is_host_scalar, live_state
-from checkflow.store.layout import FileSpec, Layout, TensorSpec
+from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 from checkflow.training import Training
 
 

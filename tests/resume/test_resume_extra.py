@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 import checkflow
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.schedule import Schedule
-from checkflow.store.pace import PersistEvery
+from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.trace.tracing import trace_training
 from checkflow.training import Training
 

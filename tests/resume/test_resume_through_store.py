@@ -18,7 +18,7 @@ from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.hoststate.objects import HostObjects
 from checkflow.schedule import Schedule
-from checkflow.store.pace import PersistEvery
+from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.trace.tracing import trace_training
 from checkflow.training import Training
 

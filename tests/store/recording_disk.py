@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from checkflow.store.disk import LocalDisk
+from checkflow.store.format.disk import LocalDisk
 
 UNIT_BYTES = 4096
 State = tuple[tuple[str, bytes | None], ...]  # each path, sorted; None for a directory

@@ -15,17 +15,17 @@ from pathlib import Path
 
 from processes import runs
 
-from checkflow.store.config import SaverConfig
-from checkflow.store.disk import Disk, LocalDisk
-from checkflow.store.handle import StoreHandle
-from checkflow.store.layout import FileSpec, Layout, TensorSpec
-from checkflow.store.messages import Message
-from checkflow.store.persist import Persister
-from checkflow.store.reader import Checkpoint, Loaded, load, load_newest
-from checkflow.store.retention import Retention
-from checkflow.store.shared import SharedMemory
-from checkflow.store.slots import Slots
-from checkflow.store.take import Taken, take_due
+from checkflow.store.both.config import SaverConfig
+from checkflow.store.both.messages import Message
+from checkflow.store.format.disk import Disk, LocalDisk
+from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
+from checkflow.store.format.reader import Checkpoint, Loaded, load, load_newest
+from checkflow.store.format.retention import Retention
+from checkflow.store.memory.saver_slots import Taken, take_due
+from checkflow.store.memory.shared_memory import SharedMemory
+from checkflow.store.memory.trainer_slots import Slots
+from checkflow.store.saver.persister import Persister
+from checkflow.store.trainer.handle import StoreHandle
 
 SMALL = Layout.of(
     (

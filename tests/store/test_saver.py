@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from small_store import InProcess, newest_whole, until
 
-from checkflow.store import saver as saver_module
-from checkflow.store import settler as settler_module
-from checkflow.store.disk import LocalDisk
-from checkflow.store.lock import LOCK
-from checkflow.store.log import take_log
-from checkflow.store.messages import CLOSE, Durable, Failed, Message, Notice, receive
-from checkflow.store.persist import Persister
-from checkflow.store.saver import Saver
+from checkflow.store.both.lock import LOCK
+from checkflow.store.both.messages import CLOSE, Durable, Failed, Message, Notice, receive
+from checkflow.store.both.saver_log import take_log
+from checkflow.store.format.disk import LocalDisk
+from checkflow.store.saver import loop as loop_module
+from checkflow.store.saver import settler as settler_module
+from checkflow.store.saver.loop import Saver
+from checkflow.store.saver.persister import Persister
 
 
 class Watched:
@@ -67,7 +67,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 def _before(name: str, do: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the saver's settling of a group, or its look for work, do something first."""
-    owner: object = Persister if name == "settle" else saver_module
+    owner: object = Persister if name == "settle" else loop_module
     done: Callable[..., object] = getattr(owner, name)
 
     def first(*given: object, **named: object) -> object:

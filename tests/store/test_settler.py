@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from small_store import InProcess, until
 
-from checkflow.store import settler as settler_module
-from checkflow.store.persist import Written
-from checkflow.store.settler import BACKLOG, Settler
+from checkflow.store.saver import settler as settler_module
+from checkflow.store.saver.persister import Written
+from checkflow.store.saver.settler import BACKLOG, Settler
 
 
 def written(tmp_path: Path) -> Written:

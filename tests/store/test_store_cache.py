@@ -13,16 +13,16 @@ import pytest
 from small_store import InProcess, fill, newest_whole, record_of, silent, stage
 
 from checkflow.errors import CorruptStoreError
-from checkflow.store import blocks
-from checkflow.store.disk import LocalDisk
-from checkflow.store.handle import StoreHandle
-from checkflow.store.layout import FileSpec, Layout, TensorSpec
-from checkflow.store.lock import LOCK
-from checkflow.store.messages import CLOSE, LAST, NOW
-from checkflow.store.pace import PersistEvery
-from checkflow.store.reader import Checkpoint, list_checkpoints, verify, verify_written
-from checkflow.store.saver import Saver
-from checkflow.store.supervisor import Supervisor
+from checkflow.store.both.lock import LOCK
+from checkflow.store.both.messages import CLOSE, LAST, NOW
+from checkflow.store.format import blocks
+from checkflow.store.format.disk import LocalDisk
+from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
+from checkflow.store.format.reader import Checkpoint, list_checkpoints, verify, verify_written
+from checkflow.store.saver.loop import Saver
+from checkflow.store.trainer.handle import StoreHandle
+from checkflow.store.trainer.persist_every import PersistEvery
+from checkflow.store.trainer.supervisor import Supervisor
 
 BLOCKS = 3
 LARGE = Layout.of((FileSpec("model.safetensors", (TensorSpec("w", "U8", (BLOCKS * 2**22 - 10_000,)),)),))
@@ -145,7 +145,7 @@ def test_the_last_checkpoint_is_left_in_the_cache(
     def look(_checkpoint: Checkpoint, _progress: object, *, to_cache: bool) -> None:
         ways.append(to_cache)
 
-    monkeypatch.setattr("checkflow.store.persist.verify_written", look)
+    monkeypatch.setattr("checkflow.store.saver.persister.verify_written", look)
     trainer = InProcess(tmp_path / "store", LARGE)
     slot = trainer.slots.try_acquire()
     assert slot is not None

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from small_store import SMALL, InProcess, fill, newest_whole
 
 from checkflow.cli import run
-from checkflow.store.lock import StoreLock
+from checkflow.store.both.lock import StoreLock
 
 
 @pytest.fixture

@@ -17,13 +17,22 @@ from small_store import TINY, InProcess, newest_whole, trainer_command
 
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.jsonfile import digest_of
-from checkflow.store import blocks
-from checkflow.store.layout import Layout
-from checkflow.store.manifest import HASH_HEX, Manifest, parse_directory_name
-from checkflow.store.messages import Verified
-from checkflow.store.reader import Checkpoint, Skipped, list_checkpoints, load, load_newest, newest, read_file, verify
-from checkflow.store.take import take_due
-from checkflow.store.writer import hash_blocks
+from checkflow.store.both.messages import Verified
+from checkflow.store.format import blocks
+from checkflow.store.format.layout import Layout
+from checkflow.store.format.manifest import HASH_HEX, Manifest, parse_directory_name
+from checkflow.store.format.reader import (
+    Checkpoint,
+    Skipped,
+    list_checkpoints,
+    load,
+    load_newest,
+    newest,
+    read_file,
+    verify,
+)
+from checkflow.store.format.writer import hash_blocks
+from checkflow.store.memory.saver_slots import take_due
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
@@ -65,7 +74,7 @@ def skipped_with_little_memory(store: Path) -> str:
     """As assert_skipped, in a process that may take no more than 512 MiB of addresses."""
     script = (
         "import resource, sys, pathlib\n"
-        "from checkflow.store.reader import load_newest\n"
+        "from checkflow.store.format.reader import load_newest\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))\n"
         "found = load_newest(pathlib.Path(sys.argv[1]))\n"
         "assert found.loaded.checkpoint.iteration == 1\n"
@@ -411,5 +420,5 @@ def test_a_checkpoint_that_is_pruned_meanwhile_is_not_listed(store: Path, monkey
         shutil.rmtree(path)
         raise CorruptStoreError("is no directory that can be read")
 
-    monkeypatch.setattr("checkflow.store.reader._read_manifest", gone)
+    monkeypatch.setattr("checkflow.store.format.reader._read_manifest", gone)
     assert list_checkpoints(store) == ()

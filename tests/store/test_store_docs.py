@@ -7,10 +7,10 @@ from pathlib import Path
 
 from small_store import SMALL, InProcess, record_of
 
-from checkflow.store.layout import FileSpec, Layout, TensorSpec
-from checkflow.store.manifest import BLOCK_BYTES, FileEntry, Manifest, max_manifest_bytes
-from checkflow.store.shared import SharedMemory
-from checkflow.store.slots import Slots
+from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
+from checkflow.store.format.manifest import BLOCK_BYTES, FileEntry, Manifest, max_manifest_bytes
+from checkflow.store.memory.shared_memory import SharedMemory
+from checkflow.store.memory.trainer_slots import Slots
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "store.md").read_text()
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from small_store import SMALL, InProcess, newest_whole
 
-from checkflow.store.blocks import buffer_of
-from checkflow.store.disk import Disk, LocalDisk, NewFiles
-from checkflow.store.manifest import directory_name
-from checkflow.store.messages import Durable, Failed, Notice, Verified
-from checkflow.store.reader import Checkpoint, Skipped, examine, list_checkpoints
-from checkflow.store.retention import Retention
-from checkflow.store.writer import INCOMPLETE, PRUNED
+from checkflow.store.both.messages import Durable, Failed, Notice, Verified
+from checkflow.store.format.blocks import buffer_of
+from checkflow.store.format.disk import Disk, LocalDisk, NewFiles
+from checkflow.store.format.manifest import directory_name
+from checkflow.store.format.reader import Checkpoint, Skipped, examine, list_checkpoints
+from checkflow.store.format.retention import Retention
+from checkflow.store.format.writer import INCOMPLETE, PRUNED
 
 
 @dataclass
@@ -81,7 +81,7 @@ class FailingDisk(LocalDisk):
 @pytest.fixture(params=[4096, 2**20], ids=["direct writes", "buffered writes"])
 def direct_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """From which size on files are written directly: most of these small ones, or none."""
-    monkeypatch.setattr("checkflow.store.disk.DIRECT_BYTES", request.param)
+    monkeypatch.setattr("checkflow.store.format.disk.DIRECT_BYTES", request.param)
 
 
 def operations(tmp_path: Path) -> int:
@@ -187,9 +187,9 @@ def test_a_thread_that_cannot_be_started_is_reported(tmp_path: Path, monkeypatch
 
     saver = InProcess(tmp_path / "store", retention=Retention(last=1))
     saver.persist(1)
-    for where, told in (("persist.write_checkpoint", Failed), ("persist.verify_written", Notice)):
+    for where, told in (("write_checkpoint", Failed), ("verify_written", Notice)):
         with monkeypatch.context() as patched:
-            patched.setattr(f"checkflow.store.{where}", refuse)
+            patched.setattr(f"checkflow.store.saver.persister.{where}", refuse)
             saver.persist(2)
         failure = saver.reports[-1]
         assert isinstance(failure, told)
@@ -322,7 +322,7 @@ def test_one_that_could_not_be_read_back_takes_no_ones_place(tmp_path: Path, mon
         if checkpoint.iteration == 2:
             raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("checkflow.store.persist.verify_written", read)
+    monkeypatch.setattr("checkflow.store.saver.persister.verify_written", read)
     saver.persist(1, 2, 3)
     assert (verified(saver), on_disk(saver)) == ([1, 3], [3, 2, 1])
     saver.persist(4)
@@ -393,7 +393,7 @@ def test_a_saver_looks_at_each_manifest_once(tmp_path: Path, monkeypatch: pytest
         looked.append(name)
         return examine(store, name)
 
-    monkeypatch.setattr("checkflow.store.persist.examine", look)
+    monkeypatch.setattr("checkflow.store.saver.persister.examine", look)
     former = InProcess(tmp_path / "store")
     for iteration in (1, 2, 3):
         former.persist(iteration)
@@ -422,7 +422,7 @@ def test_a_manifest_that_could_not_be_read_once_is_looked_at_again(
         refused.append(name)
         return Skipped(store / name, 1, 1, "cannot be read")
 
-    monkeypatch.setattr("checkflow.store.persist.examine", look)
+    monkeypatch.setattr("checkflow.store.saver.persister.examine", look)
     saver = InProcess(tmp_path / "store", retention=Retention(last=1))
     saver.persist(2)
     assert [found.iteration for found in list_checkpoints(tmp_path / "store")] == [2, 1]
@@ -556,8 +556,10 @@ def test_a_file_is_written_whatever_the_file_system_takes(
 ) -> None:
     """Direct, buffered from the open or from a write's EINVAL on, and in short writes: the same bytes."""
     data = os.urandom(size)
-    monkeypatch.setattr("checkflow.store.disk.DIRECT_BYTES", direct_bytes)
-    monkeypatch.setattr("checkflow.store.disk.WRITE_BYTES", 65536)  # above it several writes are on their way at once
+    monkeypatch.setattr("checkflow.store.format.disk.DIRECT_BYTES", direct_bytes)
+    monkeypatch.setattr(
+        "checkflow.store.format.disk.WRITE_BYTES", 65536
+    )  # above it several writes are on their way at once
     whole = buffer_of(size)
     whole[:size] = data
     parts = [whole[start : start + 8192] for start in range(0, len(whole), 8192)]
@@ -584,7 +586,7 @@ def test_only_a_large_files_last_bytes_are_buffered(tmp_path: Path) -> None:
 
 def test_the_last_bytes_wait_for_the_pieces_before_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of two pieces, the first of which is still hashed while the second, of 100 bytes, is written."""
-    monkeypatch.setattr("checkflow.store.disk.WRITE_BYTES", 2**20)
+    monkeypatch.setattr("checkflow.store.format.disk.WRITE_BYTES", 2**20)
     modes: list[tuple[bool, int]] = []
     hashed = threading.Event()
 
@@ -637,8 +639,8 @@ def test_what_a_file_system_cannot_do_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: int, fatal: bool
 ) -> None:
     """The file is then simply written and synced; any other refusal is one."""
-    monkeypatch.setattr("checkflow.store.disk.DIRECT_BYTES", 0)
-    monkeypatch.setattr("checkflow.store.disk.LIBC", Refuses(call, error))
+    monkeypatch.setattr("checkflow.store.format.disk.DIRECT_BYTES", 0)
+    monkeypatch.setattr("checkflow.store.format.disk.LIBC", Refuses(call, error))
     with pytest.raises(OSError, match=os.strerror(error)) if fatal else contextlib.nullcontext():
         write_file(LocalDisk(), tmp_path / "file", [memoryview(b"data")], 4)
     assert fatal or (tmp_path / "file").read_bytes() == b"data"

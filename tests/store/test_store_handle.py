@@ -28,15 +28,15 @@ from small_store import (
 )
 
 from checkflow.errors import StoreError
-from checkflow.store.handle import StoreHandle
-from checkflow.store.lock import StoreLock
-from checkflow.store.memory import Allowance
-from checkflow.store.opening import read_at
-from checkflow.store.overflow import Overflow
-from checkflow.store.pace import PersistEvery
-from checkflow.store.reader import Checkpoint, list_checkpoints, load_newest
-from checkflow.store.retention import Retention
-from checkflow.store.saver import LOOK_MS
+from checkflow.store.both.lock import StoreLock
+from checkflow.store.format.reader import Checkpoint, list_checkpoints, load_newest
+from checkflow.store.format.regular_file import read_at
+from checkflow.store.format.retention import Retention
+from checkflow.store.memory.allowance import Allowance
+from checkflow.store.memory.record_overflow import Overflow
+from checkflow.store.saver.loop import LOOK_MS
+from checkflow.store.trainer.handle import StoreHandle
+from checkflow.store.trainer.persist_every import PersistEvery
 
 EACH = PersistEvery(iterations=1)
 
@@ -255,14 +255,14 @@ def test_what_a_record_has_outgrown_is_given_back() -> None:
 
 def test_a_record_that_cannot_be_kept_leaves_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line; the slot can still be staged with a shorter one."""
-    monkeypatch.setattr("checkflow.store.shared.MAX_RECORD_BYTES", 10_000)
+    monkeypatch.setattr("checkflow.store.memory.shared_memory.MAX_RECORD_BYTES", 10_000)
     with StoreHandle.open(tmp_path, SMALL, notify=silent, record_room_bytes=5000) as handle:
         slot = handle.acquire()
         assert slot is not None
         fill(slot.data, SMALL, 1)
         with pytest.raises(StoreError, match=r"commit record: 9\.77 KiB are more than .* put less into metadata="):
             handle.stage(slot, 1, b"x" * 10_001)
-        monkeypatch.setattr("checkflow.store.overflow.allowance", lambda: Allowance(5, "a limit"))
+        monkeypatch.setattr("checkflow.store.memory.record_overflow.allowance", lambda: Allowance(5, "a limit"))
         with pytest.raises(StoreError, match=r"needs 12\.0 KiB of memory, but a limit leaves 5 B"):
             handle.stage(slot, 1, b"x" * 9000)
         handle.stage(slot, 1, record_of(1))
@@ -421,9 +421,11 @@ def test_a_removed_store_is_an_error_at_once(tmp_path: Path) -> None:
 
 def test_too_little_memory_says_how_much_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is allocated; the store is free again."""
-    from checkflow.store.memory import Allowance
+    from checkflow.store.memory.allowance import Allowance
 
-    monkeypatch.setattr("checkflow.store.shared.allowance", lambda: Allowance(1000, "the machine's available memory"))
+    monkeypatch.setattr(
+        "checkflow.store.memory.shared_memory.allowance", lambda: Allowance(1000, "the machine's available memory")
+    )
     with pytest.raises(StoreError, match=r"3 slots of 32\.0 KiB need .* available memory leaves 1000 B; use slots=2"):
         StoreHandle.open(tmp_path, SMALL, notify=silent)
     monkeypatch.undo()

@@ -15,10 +15,10 @@ import pytest
 from interrupting import assert_nothing_is_left, interrupted_at, plain_saver
 from small_store import SMALL, newest_whole, silent, stage, stop
 
-from checkflow.store.handle import StoreHandle
-from checkflow.store.interrupts import held_back, let_through
-from checkflow.store.lock import StoreLock
-from checkflow.store.pace import PersistEvery
+from checkflow.store.both.lock import StoreLock
+from checkflow.store.both.sigint import held_back, let_through
+from checkflow.store.trainer.handle import StoreHandle
+from checkflow.store.trainer.persist_every import PersistEvery
 
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as it should
 

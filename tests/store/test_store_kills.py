@@ -18,10 +18,10 @@ import pytest
 from processes import runs
 from small_store import DIRECT, SMALL, InProcess, newest_whole, silent, stage, trainer_command, until
 
-from checkflow.store.handle import StoreHandle
-from checkflow.store.lock import StoreLock
-from checkflow.store.pace import PersistEvery
-from checkflow.store.retention import Retention
+from checkflow.store.both.lock import StoreLock
+from checkflow.store.format.retention import Retention
+from checkflow.store.trainer.handle import StoreHandle
+from checkflow.store.trainer.persist_every import PersistEvery
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 CALLS = ("mkdir", "openat", "fallocate", "pwrite64", "fsync", "rename", "unlink", "rmdir", "sendto")
@@ -132,7 +132,7 @@ def idle(handle: StoreHandle) -> bool:
 TRAINER = """
 import pathlib, time
 from small_store import *
-from checkflow.store.pace import PersistEvery
+from checkflow.store.trainer.persist_every import PersistEvery
 store, backpressure, iterations = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 start = newest_whole(store) if store.exists() else 0
 handle = StoreHandle.open(

@@ -15,9 +15,9 @@ from safetensors.torch import load, save_model
 
 from checkflow.dtypes import ITEM_BYTES
 from checkflow.errors import CorruptStoreError, InputError
-from checkflow.store.contents import contents_of
-from checkflow.store.layout import ALIGN_BYTES, FileSpec, Layout, TensorSpec
-from checkflow.store.source import pieces
+from checkflow.store.format.layout import ALIGN_BYTES, FileSpec, Layout, TensorSpec
+from checkflow.store.format.pieces import pieces
+from checkflow.store.format.tensor_file import contents_of
 
 NAMES = st.text(min_size=1, max_size=12).filter(
     lambda name: name not in ("__metadata__", "format") and not any("\ud800" <= letter <= "\udfff" for letter in name)
@@ -128,7 +128,7 @@ def test_other_memory_orders_are_written_in_logical_order(order: tuple[int, ...]
 
 def test_a_reordered_tensor_across_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that a reordered tensor only partly covers are put together right."""
-    monkeypatch.setattr("checkflow.store.source.WRITE_BYTES", 4096)
+    monkeypatch.setattr("checkflow.store.format.pieces.WRITE_BYTES", 4096)
     logical = np.arange(70 * 50, dtype=np.int32).reshape(70, 50)
     specs = (TensorSpec("a", "I32", (700,)), TensorSpec("t", "I32", (70, 50), (1, 0)), TensorSpec("z", "I32", (99,)))
     layout = Layout.of((FileSpec("model.safetensors", specs),))

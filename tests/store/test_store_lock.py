@@ -22,13 +22,13 @@ from small_store import (
 )
 
 from checkflow.errors import StoreBusyError, StoreError
-from checkflow.store import bytelocks, filesystem
-from checkflow.store.bytelocks import take_of_directory
-from checkflow.store.disk import LocalDisk
-from checkflow.store.filesystem import Mount, mount_of
-from checkflow.store.handle import StoreHandle
-from checkflow.store.lock import LOCK, StoreLock
-from checkflow.store.pace import PersistEvery
+from checkflow.store.both import bytelocks, filesystem
+from checkflow.store.both.bytelocks import take_of_directory
+from checkflow.store.both.filesystem import Mount, mount_of
+from checkflow.store.both.lock import LOCK, StoreLock
+from checkflow.store.format.disk import LocalDisk
+from checkflow.store.trainer.handle import StoreHandle
+from checkflow.store.trainer.persist_every import PersistEvery
 
 EACH = PersistEvery(iterations=1)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from checkflow.store import mapping, pages
-from checkflow.store.mapping import HUGE_BYTES, MADV_COLLAPSE, MADV_POPULATE_WRITE, address_of, map_shared
-from checkflow.store.pages import Pages, Span
+from checkflow.store.memory import mapping, pages
+from checkflow.store.memory.mapping import HUGE_BYTES, MADV_COLLAPSE, MADV_POPULATE_WRITE, address_of, map_shared
+from checkflow.store.memory.pages import Pages, Span
 
 SIZE = 5 * HUGE_BYTES + 3 * mmap.PAGESIZE
 

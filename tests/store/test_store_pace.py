@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from checkflow.errors import InputError
-from checkflow.store.pace import Pace, PersistEvery
-from checkflow.store.retention import Retention
+from checkflow.store.format.retention import Retention
+from checkflow.store.trainer.persist_every import Pace, PersistEvery
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ import pytest
 from small_store import SMALL, newest_whole, silent, stage
 
 from checkflow.errors import StoreError
-from checkflow.store import pages
-from checkflow.store.handle import RECORD_ROOM_BYTES, StoreHandle
-from checkflow.store.mapping import map_shared
-from checkflow.store.pages import Pages, Span
+from checkflow.store.memory import pages
+from checkflow.store.memory.mapping import map_shared
+from checkflow.store.memory.pages import Pages, Span
+from checkflow.store.trainer.handle import RECORD_ROOM_BYTES, StoreHandle
 
 PAGE = mmap.PAGESIZE
 
@@ -188,9 +188,9 @@ def test_a_program_that_ends_without_closing_waits_for_no_memory() -> None:
     """Nor does a child that it forked, and neither says anything."""
     program = """
 import os, sys, threading
-from checkflow.store import pages
-from checkflow.store.shared import SharedMemory
-from checkflow.store.layout import FileSpec, Layout, TensorSpec
+from checkflow.store.memory import pages
+from checkflow.store.memory.shared_memory import SharedMemory
+from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 pages.PART_BYTES = 4096
 os.posix_fallocate = lambda fd, start, size: threading.current_thread() is threading.main_thread() or endless.wait()
 endless = threading.Event()

@@ -14,12 +14,12 @@ from small_store import SMALL, InProcess, newest_whole, silent, stage
 from checkflow.cli import run
 from checkflow.dtypes import CODES
 from checkflow.errors import StoreBusyError, StoreError
-from checkflow.store.disk import LocalDisk
-from checkflow.store.handle import StoreHandle
-from checkflow.store.layout import FileSpec, Layout, TensorSpec
-from checkflow.store.lock import StoreLock
-from checkflow.store.log import LOG, take_log
-from checkflow.store.messages import Failed, encode
+from checkflow.store.both.lock import StoreLock
+from checkflow.store.both.messages import Failed, encode
+from checkflow.store.both.saver_log import LOG, take_log
+from checkflow.store.format.disk import LocalDisk
+from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
+from checkflow.store.trainer.handle import StoreHandle
 
 
 def test_a_path_need_not_be_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

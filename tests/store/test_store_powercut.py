@@ -14,8 +14,8 @@ from recording_disk import RecordingDisk, State, Told
 from small_store import InProcess, newest_whole
 
 from checkflow.errors import CorruptStoreError
-from checkflow.store.messages import Durable, Message
-from checkflow.store.retention import Retention
+from checkflow.store.both.messages import Durable, Message
+from checkflow.store.format.retention import Retention
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 STATES_AT_A_CUT = 2**16 if NIGHTLY else 512
@@ -69,7 +69,7 @@ def test_no_power_cut_loses_a_durable_checkpoint(
     tmp_path: Path, memory_path: Path, direct_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lost and reordered writes and names, at every moment of three checkpoints and their pruning."""
-    monkeypatch.setattr("checkflow.store.disk.DIRECT_BYTES", direct_bytes)
+    monkeypatch.setattr("checkflow.store.format.disk.DIRECT_BYTES", direct_bytes)
     disk = RecordingDisk(tmp_path / "store")
     record(tmp_path / "store", disk)
     outcomes = list(wrong_restores(disk, memory_path / "cut"))

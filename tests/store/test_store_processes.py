@@ -24,11 +24,11 @@ from small_store import (
 )
 
 from checkflow.errors import StoreBusyError
-from checkflow.store.handle import StoreHandle
-from checkflow.store.lock import StoreLock
-from checkflow.store.log import LOG
-from checkflow.store.pace import PersistEvery
-from checkflow.store.saver_main import NICENESS
+from checkflow.store.both.lock import StoreLock
+from checkflow.store.both.saver_log import LOG
+from checkflow.store.saver.__main__ import NICENESS
+from checkflow.store.trainer.handle import StoreHandle
+from checkflow.store.trainer.persist_every import PersistEvery
 
 
 def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StoreBusyError, match=f"another trainer, process {os.getpid()} on {os.uname().nodename}"):
             StoreHandle.open(tmp_path, SMALL, notify=silent)
         script = (
-            "import pathlib\nfrom checkflow.store.lock import StoreLock\n"
+            "import pathlib\nfrom checkflow.store.both.lock import StoreLock\n"
             "from checkflow.errors import StoreBusyError\n"
             "try: StoreLock.acquire(pathlib.Path(sys.argv[1]), print)\n"
             "except StoreBusyError as error: sys.stdout.write(str(error))"

@@ -12,9 +12,9 @@ from small_store import InProcess, newest_whole
 
 from checkflow.cli import run
 from checkflow.errors import CorruptStoreError, StoreError
-from checkflow.store import blocks, reader
-from checkflow.store.messages import Notice, Verified
-from checkflow.store.retention import Retention
+from checkflow.store.both.messages import Notice, Verified
+from checkflow.store.format import blocks, reader
+from checkflow.store.format.retention import Retention
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from small_store import SMALL, TINY, fill, record_of, trainer_command
 
 from checkflow.errors import StoreError
-from checkflow.store.memory import Allowance, allowance
-from checkflow.store.shared import SharedMemory, State, Word
-from checkflow.store.slots import Slot, Slots
-from checkflow.store.take import Taken, give_back, give_up, put_off, recover, take_due, take_last
+from checkflow.store.memory.allowance import Allowance, allowance
+from checkflow.store.memory.saver_slots import Taken, give_back, give_up, put_off, recover, take_due, take_last
+from checkflow.store.memory.shared_memory import SharedMemory, State, Word
+from checkflow.store.memory.trainer_slots import Slot, Slots
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,8 @@ def test_what_a_dead_saver_left_due_is_not_overwritten() -> None:
 FILLER = """
 import os
 from small_store import *
-from checkflow.store.shared import SharedMemory
-from checkflow.store.slots import Slots
+from checkflow.store.memory.shared_memory import SharedMemory
+from checkflow.store.memory.trainer_slots import Slots
 slots = Slots(SharedMemory.attach(int(sys.argv[1])), SMALL, "skip")
 for iteration in range(1, 100_000):
     slot = slots.try_acquire()
@@ -330,7 +330,7 @@ def test_this_machine_has_a_limit() -> None:
 STRAY = """
 import ctypes
 from small_store import *
-from checkflow.store.shared import LARGE_BYTES
+from checkflow.store.memory.shared_memory import LARGE_BYTES
 layout = Layout.of((FileSpec("model.safetensors", (TensorSpec("w", "U8", (LARGE_BYTES,)),)),))
 shared = SharedMemory.create(layout, slots=2, record_room_bytes=100, config=b"{}")
 while shared.pages.wait_for_more():

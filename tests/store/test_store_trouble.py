@@ -32,15 +32,15 @@ from small_store import (
 )
 
 from checkflow.errors import InputError, StoreError
-from checkflow.store import disk as disk_module
-from checkflow.store.disk import LocalDisk
-from checkflow.store.handle import StoreHandle
-from checkflow.store.lock import StoreLock
-from checkflow.store.log import LOG, take_log, write_log
-from checkflow.store.messages import Durable, Failed, Notice, Verified
-from checkflow.store.pace import PersistEvery
-from checkflow.store.patience import MOST_DELAY_S
-from checkflow.store.take import take_due
+from checkflow.store.both.lock import StoreLock
+from checkflow.store.both.messages import Durable, Failed, Notice, Verified
+from checkflow.store.both.retry import MOST_DELAY_S
+from checkflow.store.both.saver_log import LOG, take_log, write_log
+from checkflow.store.format import disk as disk_module
+from checkflow.store.format.disk import LocalDisk
+from checkflow.store.memory.saver_slots import take_due
+from checkflow.store.trainer.handle import StoreHandle
+from checkflow.store.trainer.persist_every import PersistEvery
 
 EACH = PersistEvery(iterations=1)
 
@@ -123,7 +123,7 @@ def test_a_time_that_is_none_is_refused(tmp_path: Path, retry_s: float) -> None:
 def test_a_disk_that_is_full_for_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked less and less often, up to each half minute; after ten minutes it is an error; then it works."""
     now = [1000.0]
-    monkeypatch.setattr("checkflow.store.patience.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("checkflow.store.both.retry.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     class Full(LocalDisk):
         tries: list[float] = []  # noqa: RUF012 (one disk)
@@ -158,7 +158,7 @@ def test_a_disk_that_is_full_for_an_hour(tmp_path: Path, monkeypatch: pytest.Mon
 TRAINER = """
 import pathlib, time
 from small_store import *
-from checkflow.store.pace import PersistEvery
+from checkflow.store.trainer.persist_every import PersistEvery
 handle = StoreHandle.open(
     pathlib.Path(sys.argv[1]), SMALL, notify=silent, persist_every=PersistEvery(iterations=1000),
     retry_s=float(sys.argv[2])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
-from checkflow.store.reader import Checkpoint, list_checkpoints
+from checkflow.store.format.reader import Checkpoint, list_checkpoints
 from torturing.bench import HANG_S, Bench
 from torturing.results import Outcome
 from torturing.settings import SETTINGS

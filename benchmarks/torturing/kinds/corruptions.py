@@ -12,9 +12,9 @@ from random import Random
 import xxhash
 
 from checkflow.errors import CorruptStoreError
-from checkflow.store.pace import PersistEvery
-from checkflow.store.reader import list_checkpoints, load_newest
-from checkflow.store.retention import Retention
+from checkflow.store.format.reader import list_checkpoints, load_newest
+from checkflow.store.format.retention import Retention
+from checkflow.store.trainer.persist_every import PersistEvery
 from torturing.bench import HANG_S, Bench
 from torturing.results import Outcome
 from torturing.settings import Setting

@@ -11,7 +11,7 @@ from random import Random
 
 from peering.processes import tree
 
-from checkflow.store.pace import PersistEvery
+from checkflow.store.trainer.persist_every import PersistEvery
 from torturing.bench import Bench
 from torturing.results import Outcome
 from torturing.settings import Setting

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from checkflow import strictjson
 from checkflow.errors import CorruptStoreError
 from checkflow.jsonfile import digest_of, render
-from checkflow.store.layout import FILE_NAME
+from checkflow.store.format.layout import FILE_NAME
 
 FORMAT: Final = "checkflow-checkpoint"
 VERSION: Final = 1

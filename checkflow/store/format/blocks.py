@@ -19,9 +19,9 @@ from enum import Enum, auto
 import xxhash
 
 from checkflow.errors import CorruptStoreError
-from checkflow.store.layout import ALIGN_BYTES, padded
-from checkflow.store.manifest import BLOCK_BYTES, FileEntry
-from checkflow.store.opening import is_scarcity, open_regular
+from checkflow.store.format.layout import ALIGN_BYTES, padded
+from checkflow.store.format.manifest import BLOCK_BYTES, FileEntry
+from checkflow.store.format.regular_file import is_scarcity, open_regular
 
 THREADS = 3
 PARALLEL_BYTES = 4 * BLOCK_BYTES  # below that threads cost more processor time than they save

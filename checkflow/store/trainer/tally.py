@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from checkflow.store.status import Status
+from checkflow.store.trainer.status import Status
 
 
 @dataclass(slots=True)

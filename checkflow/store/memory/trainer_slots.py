@@ -1,6 +1,6 @@
 """The trainer's side of the slots: take one, fill it, stage it.
 
-One thread of the trainer calls these; the saver's side is in take.py.
+One thread of the trainer calls these; the saver's side is in saver_slots.py.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from checkflow.errors import StoreError
-from checkflow.store.layout import Layout
-from checkflow.store.shared import SharedMemory, State, Word
+from checkflow.store.format.layout import Layout
+from checkflow.store.memory.shared_memory import SharedMemory, State, Word
 
 Backpressure = Literal["skip", "block"]
 

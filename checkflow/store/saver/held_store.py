@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from checkflow.errors import StoreError
-from checkflow.store.bytelocks import take
-from checkflow.store.lock import LOCK, SAVER, TRAINER, open_lock, path_of, same
+from checkflow.store.both.bytelocks import take
+from checkflow.store.both.lock import LOCK, SAVER, TRAINER, open_lock, path_of, same
 
 
 class Hold:

@@ -21,20 +21,20 @@ from pathlib import Path
 from typing import Literal
 
 from checkflow.errors import InputError, StoreError
-from checkflow.store.config import SaverConfig
-from checkflow.store.interrupts import held_back
-from checkflow.store.layout import Layout
-from checkflow.store.lock import StoreLock
-from checkflow.store.log import take_log
-from checkflow.store.messages import LAST, WAKE
-from checkflow.store.pace import Pace, PersistEvery
-from checkflow.store.patience import RETRY_S
-from checkflow.store.retention import Retention
-from checkflow.store.shared import SharedMemory
-from checkflow.store.slots import Backpressure, Slot, Slots
-from checkflow.store.status import Status
-from checkflow.store.supervisor import Supervisor
-from checkflow.store.tally import Tally
+from checkflow.store.both.config import SaverConfig
+from checkflow.store.both.lock import StoreLock
+from checkflow.store.both.messages import LAST, WAKE
+from checkflow.store.both.retry import RETRY_S
+from checkflow.store.both.saver_log import take_log
+from checkflow.store.both.sigint import held_back
+from checkflow.store.format.layout import Layout
+from checkflow.store.format.retention import Retention
+from checkflow.store.memory.shared_memory import SharedMemory
+from checkflow.store.memory.trainer_slots import Backpressure, Slot, Slots
+from checkflow.store.trainer.persist_every import Pace, PersistEvery
+from checkflow.store.trainer.status import Status
+from checkflow.store.trainer.supervisor import Supervisor
+from checkflow.store.trainer.tally import Tally
 
 OnError = Literal["raise", "warn"]
 RECORD_ROOM_BYTES = 2**20

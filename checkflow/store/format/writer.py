@@ -16,9 +16,9 @@ from pathlib import Path
 
 import xxhash
 
-from checkflow.store.disk import Disk, NewFiles
-from checkflow.store.layout import Layout
-from checkflow.store.manifest import (
+from checkflow.store.format.disk import Disk, NewFiles
+from checkflow.store.format.layout import Layout
+from checkflow.store.format.manifest import (
     BLOCK_BYTES,
     MANIFEST,
     MAX_SERIAL,
@@ -28,7 +28,7 @@ from checkflow.store.manifest import (
     directory_name,
     parse_directory_name,
 )
-from checkflow.store.source import pieces
+from checkflow.store.format.pieces import pieces
 
 INCOMPLETE, PRUNED = ".incomplete-", ".pruned-"  # what a crash may leave; the next saver removes it
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from checkflow.store.shared import SharedMemory, State, Word
+from checkflow.store.memory.shared_memory import SharedMemory, State, Word
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import xxhash
 
-from checkflow.store.opening import open_regular
+from checkflow.store.format.regular_file import open_regular
 from checkflow.text import plain
 
 LOG = "saver.log"

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from checkflow.errors import StoreError
-from checkflow.store.patience import Patience
-from checkflow.store.process import SaverProcess
+from checkflow.store.both.retry import Patience
+from checkflow.store.trainer.saver_process import SaverProcess
 
 QUIET_DEATHS = 3  # in a row, with nothing made durable in between: of more a person is told
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from checkflow.errors import StoreError
-from checkflow.store.disk import LocalDisk
-from checkflow.store.manifest import KEPT
-from checkflow.store.reader import Checkpoint, newest
+from checkflow.store.format.disk import LocalDisk
+from checkflow.store.format.manifest import KEPT
+from checkflow.store.format.reader import Checkpoint, newest
 
 
 def keep_newest(store: Path) -> Checkpoint:

@@ -20,13 +20,13 @@ from enum import IntEnum
 import xxhash
 
 from checkflow.errors import StoreError
-from checkflow.store.layout import ALIGN_BYTES, Layout, padded
-from checkflow.store.manifest import MAX_RECORD_BYTES
-from checkflow.store.mapping import HUGE_BYTES, address_of, map_shared, protect
-from checkflow.store.memory import allowance
-from checkflow.store.opening import read_at
-from checkflow.store.overflow import Overflow
-from checkflow.store.pages import Pages, Span
+from checkflow.store.format.layout import ALIGN_BYTES, Layout, padded
+from checkflow.store.format.manifest import MAX_RECORD_BYTES
+from checkflow.store.format.regular_file import read_at
+from checkflow.store.memory.allowance import allowance
+from checkflow.store.memory.mapping import HUGE_BYTES, address_of, map_shared, protect
+from checkflow.store.memory.pages import Pages, Span
+from checkflow.store.memory.record_overflow import Overflow
 from checkflow.units import format_bytes
 
 MAGIC = int.from_bytes(b"chkflow1", "little")

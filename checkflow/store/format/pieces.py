@@ -6,8 +6,8 @@ import mmap
 from collections.abc import Iterator
 
 from checkflow.dtypes import ITEM_BYTES
-from checkflow.store.disk import WRITE_BYTES
-from checkflow.store.layout import PlacedFile, PlacedTensor
+from checkflow.store.format.disk import WRITE_BYTES
+from checkflow.store.format.layout import PlacedFile, PlacedTensor
 
 
 def pieces(slot: memoryview, file: PlacedFile) -> Iterator[memoryview]:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from checkflow.store.persist import Written
+from checkflow.store.saver.persister import Written
 
 GROUP_BYTES = 256 * 2**20  # what is settled at once; up to three times that is on the disk beside what is retained
 GROUP_S = 1.0  # how long the first of them waits for others

@@ -14,15 +14,15 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from checkflow.store.config import SaverConfig
-from checkflow.store.disk import Disk
-from checkflow.store.hold import Hold
-from checkflow.store.log import write_log
-from checkflow.store.messages import CLOSE, LAST, NOW, Failed, Message, Notice, encode, send
-from checkflow.store.persist import Persister, Written
-from checkflow.store.settler import Settler
-from checkflow.store.shared import SharedMemory
-from checkflow.store.take import Taken, recover, take_due, take_last
+from checkflow.store.both.config import SaverConfig
+from checkflow.store.both.messages import CLOSE, LAST, NOW, Failed, Message, Notice, encode, send
+from checkflow.store.both.saver_log import write_log
+from checkflow.store.format.disk import Disk
+from checkflow.store.memory.saver_slots import Taken, recover, take_due, take_last
+from checkflow.store.memory.shared_memory import SharedMemory
+from checkflow.store.saver.held_store import Hold
+from checkflow.store.saver.persister import Persister, Written
+from checkflow.store.saver.settler import Settler
 
 LOOK_MS = 20  # how often to look after what is settled in the background, where nothing else wakes the saver
 BREATH_S = 1.0  # how often to show that one waits and does not hang

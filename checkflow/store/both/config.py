@@ -10,9 +10,9 @@ from typing import Annotated
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
-from checkflow.store.layout import FileSpec
-from checkflow.store.patience import RETRY_S
-from checkflow.store.retention import Retention
+from checkflow.store.both.retry import RETRY_S
+from checkflow.store.format.layout import FileSpec
+from checkflow.store.format.retention import Retention
 
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by a saver, from before its first instruction
 

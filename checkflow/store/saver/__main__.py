@@ -1,6 +1,6 @@
 """The saver process, started with exec by the trainer: no descriptor but five, its own session, no torch.
 
-    python -m checkflow.store.saver_main MEMORY SOCKET DIRECTORY LOCK TRAINER
+    python -m checkflow.store.saver MEMORY SOCKET DIRECTORY LOCK TRAINER
 
 Each argument is an inherited descriptor: the slots' memfd, the socket, the store's directory and its lock, which are
 held by being open, the trainer's pidfd.
@@ -15,10 +15,10 @@ import socket
 import sys
 from pathlib import Path
 
-from checkflow.store.config import IGNORED
-from checkflow.store.disk import LocalDisk
-from checkflow.store.saver import Saver
-from checkflow.store.shared import SharedMemory
+from checkflow.store.both.config import IGNORED
+from checkflow.store.format.disk import LocalDisk
+from checkflow.store.memory.shared_memory import SharedMemory
+from checkflow.store.saver.loop import Saver
 
 NICENESS = 10  # never in the training's way on a busy machine
 

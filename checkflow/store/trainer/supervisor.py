@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from checkflow.store.interrupts import let_through
-from checkflow.store.keeper import Keeper, News
-from checkflow.store.lock import StoreLock
-from checkflow.store.messages import CLOSE, NOW, Durable, Failed, Notice, Verified
-from checkflow.store.process import SaverProcess
-from checkflow.store.shared import SharedMemory
-from checkflow.store.slots import Slots
-from checkflow.store.tally import Tally
+from checkflow.store.both.lock import StoreLock
+from checkflow.store.both.messages import CLOSE, NOW, Durable, Failed, Notice, Verified
+from checkflow.store.both.sigint import let_through
+from checkflow.store.memory.shared_memory import SharedMemory
+from checkflow.store.memory.trainer_slots import Slots
+from checkflow.store.trainer.keeper import Keeper, News
+from checkflow.store.trainer.saver_process import SaverProcess
+from checkflow.store.trainer.tally import Tally
 
 
 class Supervisor:

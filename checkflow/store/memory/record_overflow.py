@@ -10,10 +10,10 @@ import ctypes
 import os
 
 from checkflow.errors import StoreError
-from checkflow.store.layout import padded
+from checkflow.store.format.layout import padded
 from checkflow.store.libc import LIBC, call
-from checkflow.store.memory import allowance
-from checkflow.store.pages import Span
+from checkflow.store.memory.allowance import allowance
+from checkflow.store.memory.pages import Span
 from checkflow.units import format_bytes
 
 _PUNCH_HOLE = 1 | 2  # and keep the size

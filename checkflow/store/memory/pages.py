@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from checkflow.store.mapping import HUGE_BYTES, MADV_COLLAPSE, MADV_POPULATE_WRITE, address_of, advise
+from checkflow.store.memory.mapping import HUGE_BYTES, MADV_COLLAPSE, MADV_POPULATE_WRITE, address_of, advise
 
 MAX_THREADS = 8
 PART_BYTES = 64 * 2**20  # less is not worth a thread

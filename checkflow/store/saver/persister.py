@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from checkflow.errors import CorruptStoreError, StoreError
-from checkflow.store.config import SaverConfig
-from checkflow.store.disk import Disk, remove_tree
-from checkflow.store.layout import Layout
-from checkflow.store.manifest import Manifest, directory_name
-from checkflow.store.messages import Durable, Failed, Message, Notice, Verified
-from checkflow.store.patience import Patience
-from checkflow.store.reader import Checkpoint, checkpoint_names, examine, verify_written
-from checkflow.store.retention import Retained, to_prune
-from checkflow.store.shared import SharedMemory
-from checkflow.store.take import Taken, give_back, give_up, put_off
-from checkflow.store.writer import INCOMPLETE, PRUNED, Staged, next_serial, write_checkpoint
+from checkflow.store.both.config import SaverConfig
+from checkflow.store.both.messages import Durable, Failed, Message, Notice, Verified
+from checkflow.store.both.retry import Patience
+from checkflow.store.format.disk import Disk, remove_tree
+from checkflow.store.format.layout import Layout
+from checkflow.store.format.manifest import Manifest, directory_name
+from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine, verify_written
+from checkflow.store.format.retention import Retained, to_prune
+from checkflow.store.format.writer import INCOMPLETE, PRUNED, Staged, next_serial, write_checkpoint
+from checkflow.store.memory.saver_slots import Taken, give_back, give_up, put_off
+from checkflow.store.memory.shared_memory import SharedMemory
 
 _ADVICE = {
     errno.ENOSPC: "free space, or retain fewer checkpoints",

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from checkflow.store.layout import ALIGN_BYTES
+from checkflow.store.format.layout import ALIGN_BYTES
 from checkflow.store.libc import LIBC, call, raise_unless
 
 DIRECT_BYTES = 2**20  # smaller files are written through the page cache

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator
 
 from checkflow.errors import StoreError
-from checkflow.store.config import IGNORED
-from checkflow.store.lock import StoreLock
-from checkflow.store.messages import Message, receive, send
-from checkflow.store.shared import SharedMemory
+from checkflow.store.both.config import IGNORED
+from checkflow.store.both.lock import StoreLock
+from checkflow.store.both.messages import Message, receive, send
+from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.text import plain
 
 _WORDS_BYTES = 2**16
@@ -113,7 +113,7 @@ def _words() -> int:
 
 
 def _start(inherited: tuple[int, ...], words: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", "checkflow.store.saver_main", *map(str, inherited)]
+    command = [sys.executable, "-P", "-m", "checkflow.store.saver", *map(str, inherited)]
     # modules are found where the trainer finds them; one BLAS thread, for numpy starts one for each core
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)  # inherited, until it ignores them by itself

@@ -23,11 +23,11 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from checkflow.errors import StoreBusyError, StoreError
-from checkflow.store.bytelocks import take, take_of_directory
-from checkflow.store.disk import LocalDisk
-from checkflow.store.filesystem import refuse_or_tell
-from checkflow.store.interrupts import let_through
-from checkflow.store.opening import open_regular
+from checkflow.store.both.bytelocks import take, take_of_directory
+from checkflow.store.both.filesystem import refuse_or_tell
+from checkflow.store.both.sigint import let_through
+from checkflow.store.format.disk import LocalDisk
+from checkflow.store.format.regular_file import open_regular
 from checkflow.text import plain
 
 LOCK = "lock"

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from checkflow.errors import CorruptStoreError, StoreError
-from checkflow.store.blocks import Block, Way, buffer_of, open_file, read_files
-from checkflow.store.contents import check_header, contents_of, header_bytes
-from checkflow.store.layout import padded
-from checkflow.store.manifest import (
+from checkflow.store.format.blocks import Block, Way, buffer_of, open_file, read_files
+from checkflow.store.format.layout import padded
+from checkflow.store.format.manifest import (
     KEPT,
     MANIFEST,
     RECORD,
@@ -24,7 +23,8 @@ from checkflow.store.manifest import (
     parse_directory_name,
     parse_manifest,
 )
-from checkflow.store.opening import is_scarcity, read_at
+from checkflow.store.format.regular_file import is_scarcity, read_at
+from checkflow.store.format.tensor_file import check_header, contents_of, header_bytes
 
 MAX_ENTRIES = 10_000  # names in one checkpoint's directory
 result = TypeVar("result")

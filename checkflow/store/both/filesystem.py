@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkflow.errors import StoreError
-from checkflow.store.bytelocks import take
-from checkflow.store.disk import LocalDisk, remove_tree
+from checkflow.store.both.bytelocks import take
+from checkflow.store.format.disk import LocalDisk, remove_tree
 from checkflow.text import plain
 
 NETWORK = frozenset(

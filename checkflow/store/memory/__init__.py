@@ -1,0 +1,1 @@
+"""The memory that trainer and saver share, and each one's side of it."""

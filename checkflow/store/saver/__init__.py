@@ -1,0 +1,1 @@
+"""What runs in the saver's process: `python -m checkflow.store.saver`."""
