@@ -76,6 +76,19 @@ ALLOWED: dict[str, set[str]] = {
     },
 }  # fmt: skip
 
+# The same between the rooms of store/, and the files beside them. Trainer and saver are two processes: what both need
+# is in a room above them.
+ALLOWED_IN_STORE: dict[str, set[str]] = {
+    "libc": set(),
+    "format": {"libc"},
+    "memory": {"libc", "format"},
+    "both": {"format"},
+    "saver": {"format", "memory", "both"},
+    "trainer": {"format", "memory", "both"},
+    "repair": {"format", "both"},
+    "__init__": set(),
+}
+
 # Types that a part may name in a signature without importing their module when it runs.
 TYPES_ALONE = {"verify": {"checkflow.plan.Plan", "checkflow.plan.Problem"}}
 
@@ -108,6 +121,16 @@ def test_imports_point_towards_the_beginning_of_the_pipeline(path: Path) -> None
     if part != "__init__":
         wrong -= {"checkflow.Training"}
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "store").rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_the_rooms_of_the_store_know_only_those_above_them(path: Path) -> None:
+    """Neither process's code reaches the other's, and what lies on disk or in memory knows neither."""
+    room = path.relative_to(PACKAGE / "store").parts[0].removesuffix(".py")
+    inner = {name.removeprefix("checkflow.store.") for name in imports_of(path) if name.startswith("checkflow.store")}
+    assert {name.split(".")[0] for name in inner} <= ALLOWED_IN_STORE[room] | {room}
 
 
 def test_json_is_read_in_one_place() -> None:
