@@ -32,9 +32,8 @@ from checkflow.store.format.retention import Retention
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Backpressure, Slot, Slots
 from checkflow.store.trainer.persist_every import Pace, PersistEvery
-from checkflow.store.trainer.status import Status
+from checkflow.store.trainer.status import Status, Tally
 from checkflow.store.trainer.supervisor import Supervisor
-from checkflow.store.trainer.tally import Tally
 
 OnError = Literal["raise", "warn"]
 RECORD_ROOM_BYTES = 2**20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +35,45 @@ class Status:
     def write_bytes_per_s(self) -> int:
         """From a slot to durable, hashes and syncs included; 0 before the first."""
         return self.written_bytes * 10**9 // self.write_ns if self.write_ns else 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """The one mutable count behind Status."""
+
+    staged_iteration: int | None = None
+    durable_iteration: int | None = None
+    verified_iteration: int | None = None
+    staged: int = 0
+    durable: int = 0
+    verified: int = 0
+    skipped: int = 0
+    blocked_ns: int = 0
+    written_bytes: int = 0
+    write_ns: int = 0
+    verify_ns: int = 0
+    pruned: int = 0
+    restarts: int = 0
+    errors: int = 0
+    last_persist_s: float = 0.0
+
+    def stage(self, iteration: int) -> None:
+        self.staged += 1
+        self.staged_iteration = iteration
+
+    def persist(self, iteration: int, size_bytes: int, write_ns: int) -> None:
+        self.durable += 1
+        self.durable_iteration = iteration
+        self.written_bytes += size_bytes
+        self.write_ns += write_ns
+        self.last_persist_s = write_ns / 1e9
+
+    def verify(self, iteration: int, verify_ns: int, pruned: int) -> None:
+        self.verified += 1
+        self.verified_iteration = iteration
+        self.verify_ns += verify_ns
+        self.pruned += pruned
+        self.last_persist_s += verify_ns / 1e9
+
+    def status(self) -> Status:
+        return Status(**{field.name: getattr(self, field.name) for field in fields(Status)})

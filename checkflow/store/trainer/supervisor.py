@@ -12,7 +12,7 @@ from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slots
 from checkflow.store.trainer.keeper import Keeper, News
 from checkflow.store.trainer.saver_process import SaverProcess
-from checkflow.store.trainer.tally import Tally
+from checkflow.store.trainer.status import Tally
 
 
 class Supervisor:
