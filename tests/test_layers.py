@@ -98,14 +98,18 @@ def part_of(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
 
 
-def imports_of(path: Path) -> set[str]:
+def all_imports_of(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if name.split(".")[0] == "checkflow"}
+    return found
+
+
+def imports_of(path: Path) -> set[str]:
+    return {name for name in all_imports_of(path) if name.split(".")[0] == "checkflow"}
 
 
 def modules() -> list[Path]:
@@ -143,6 +147,12 @@ def test_json_is_read_in_one_place() -> None:
         if isinstance(node.value, ast.Name) and node.value.id == "json"
     }
     assert readers == {"strictjson.py"}
+
+
+def test_no_tool_of_tests_runs_in_a_training() -> None:
+    """Patching is what tests do; production says what it replaces, and until when."""
+    tools = {"unittest", "pytest", "hypothesis"}
+    assert not {path.name for path in modules() if tools & {name.split(".")[0] for name in all_imports_of(path)}}
 
 
 def test_verify_never_reaches_the_planner() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -14,6 +13,7 @@ from torch.utils._foreach_utils import _foreach_supported_types as for_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
 from checkflow.trace.execution import DataDependent, reader
+from checkflow.trace.replaced import replaced
 from checkflow.trace.values import Values
 
 
@@ -31,10 +31,10 @@ def fake_tensors(mode: FakeTensorMode | None, values: Values) -> Iterator[None]:
     with ExitStack() as stack:
         logger.setLevel(logging.CRITICAL)  # an operator that fails is reported in one line, not logged
         stack.callback(logger.setLevel, level)
-        stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _deepcopy))
-        stack.enter_context(mock.patch.object(torch.Tensor, "numpy", _numpy(torch.Tensor.numpy, values)))
-        stack.enter_context(mock.patch.object(torch.Tensor, "__format__", _format))
-        stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _swap(torch.utils.swap_tensors)))
+        stack.enter_context(replaced(torch.Tensor, "__deepcopy__", _deepcopy))
+        stack.enter_context(replaced(torch.Tensor, "numpy", _numpy(torch.Tensor.numpy, values)))
+        stack.enter_context(replaced(torch.Tensor, "__format__", _format))
+        stack.enter_context(replaced(torch.utils, "swap_tensors", _swap(torch.utils.swap_tensors)))
         for supported in (for_utils, for_optimizers):
             supported.append(FakeTensor)  # gradient clipping and optimizers ask for the exact type
             stack.callback(supported.remove, FakeTensor)

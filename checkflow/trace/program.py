@@ -15,13 +15,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from unittest import mock
 
 import torch
 from torch.fx.node import Argument
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
+from checkflow.trace.replaced import replaced
 from checkflow.trace.storages import Ledger, Storage, is_fake
 from checkflow.trace.writes import tensors_in
 
@@ -82,7 +82,7 @@ class Program:
         with ExitStack() as stack:
             for module, name in _RANDOM_STATE:
                 original = getattr(module, name)
-                stack.enter_context(mock.patch.object(module, name, self._recorded(original)))
+                stack.enter_context(replaced(module, name, self._recorded(original)))
             yield
 
     def _recorded(self, original: Callable[..., object]) -> Callable[..., object]:
