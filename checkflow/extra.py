@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from checkflow.errors import InputError
+from checkflow.torch_internals import is_persistent, own_buffers, own_parameters
 
 TENSOR = "tensor"  # the path of a tensor that is listed itself
 _MAX_DEPTH = 32  # of nested containers
@@ -93,11 +94,11 @@ def module_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modu
     """(path, the module that owns it, its name there, whether it is a buffer) of all that state_dict would give."""
     for path, part in module.named_modules(remove_duplicate=False):
         start = f"{path}." if path else ""
-        for name, parameter in part._parameters.items():
+        for name, parameter in own_parameters(part).items():
             if parameter is not None:
                 yield start + name, part, name, False
-        for name, buffer in part._buffers.items():
-            if buffer is not None and name not in part._non_persistent_buffers_set:
+        for name, buffer in own_buffers(part).items():
+            if buffer is not None and is_persistent(part, name):
                 yield start + name, part, name, True
 
 

@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 
+from checkflow.torch_internals import foreach_functions
 from checkflow.wrapped import is_hookable
 
 Before = Callable[[str, Sequence[torch.Tensor]], None]  # the function's name, the tensors that it is first given
 
-_ORIGINALS: dict[str, Any] = {
-    name: found for name, found in vars(torch).items() if name.startswith("_foreach_") and callable(found)
-}
+_ORIGINALS = foreach_functions()
 _open: list[Look] = []  # the innermost last: an optimizer may step within another's
 
 

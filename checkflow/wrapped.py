@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
+from checkflow.torch_internals import runs_step_hooks
+
 _MODULES = {"_FabricModule": "_forward_module"}  # class -> where the wrapped module is
 
 
@@ -56,4 +58,4 @@ def unsupported(optimizer: object) -> str | None:
 
 def is_hookable(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its step() runs hooks. A wrapper that never ran Optimizer.__init__ does not."""
-    return "_optimizer_step_pre_hooks" in vars(optimizer) and bool(getattr(type(optimizer).step, "hooked", False))
+    return runs_step_hooks(optimizer)

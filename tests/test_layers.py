@@ -19,9 +19,10 @@ ALLOWED: dict[str, set[str]] = {
     "collector": set(),
     "text": set(),
     "errors": {"text"},
-    "extra": {"errors"},
+    "extra": {"errors", "torch_internals"},
     "training": {"extra", "wrapped"},
-    "wrapped": set(),
+    "torch_internals": set(),
+    "wrapped": {"torch_internals"},
     "statenames": set(),
     "strictjson": set(),
     "dtypes": set(),
@@ -33,9 +34,10 @@ ALLOWED: dict[str, set[str]] = {
     "graphfile": {"errors", "graph", "unlisted", "jsonfile"},
     "hardware": {"errors", "units", "graph", "jsonfile"},
     "plan": {"errors", "graph"},
-    "foreach": {"wrapped"},
+    "foreach": {"wrapped", "torch_internals"},
     "trace": {
         "collector", "foreach", "errors", "units", "graph", "training", "extra", "unlisted", "wrapped", "statenames",
+        "torch_internals",
     },
     "link": {"plan"},
     "solve": {"errors", "units", "plan", "link"},
@@ -53,16 +55,20 @@ ALLOWED: dict[str, set[str]] = {
     "timedgraph": {"errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources"},
     "frontend": {"errors", "units", "graph", "plan", "solve", "schedule", "compiler", "timedgraph"},
     "store": {"errors", "text", "units", "strictjson", "dtypes", "safetensorsfile", "jsonfile"},
-    "runtime": {"errors", "foreach", "units", "training", "extra", "wrapped", "statenames", "schedule"},
+    "runtime": {
+        "errors", "foreach", "units", "training", "extra", "wrapped", "statenames", "schedule", "torch_internals",
+    },
     "simulation": {"errors", "graph", "plan", "link", "schedule", "runtime"},
-    "hoststate": {"errors", "strictjson", "dtypes", "units", "training", "extra", "statenames", "runtime"},
+    "hoststate": {
+        "errors", "strictjson", "dtypes", "units", "training", "extra", "statenames", "runtime", "torch_internals",
+    },
     "restore": {
         "errors", "dtypes", "safetensorsfile", "training", "extra", "statenames", "store", "runtime", "hoststate",
     },
     "data": {"errors"},
     "checkpointing": {
         "collector", "errors", "text", "dtypes", "units", "unlisted", "training", "extra", "statenames", "schedule",
-        "runtime", "store", "hoststate", "restore",
+        "runtime", "store", "hoststate", "restore", "torch_internals",
     },
     "examples": {"__init__"},
     "sweep": {

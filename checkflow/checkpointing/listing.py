@@ -10,6 +10,7 @@ import torch
 from checkflow.extra import Extra, Holder, module_tensors, tensors_of
 from checkflow.schedule import Schedule
 from checkflow.statenames import StateName
+from checkflow.torch_internals import own_buffers, own_parameters
 from checkflow.unlisted import Unlisted, lines_of
 
 _ADVICE = "list it: attach(extra={...})"
@@ -48,7 +49,7 @@ def _tensors(extra: Extra) -> Mapping[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for holder, module in extra.modules.items():
         for path, part, name, buffer in module_tensors(module):
-            tensor = part._buffers[name] if buffer else part._parameters[name]
+            tensor = own_buffers(part)[name] if buffer else own_parameters(part)[name]
             assert tensor is not None
             found[f"{holder}/{path}"] = tensor
     found |= {f"{holder}/": tensor for holder, tensor in extra.tensors.items()}

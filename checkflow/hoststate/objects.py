@@ -9,6 +9,7 @@ import torch
 
 from checkflow.errors import InputError
 from checkflow.extra import Extra, Stateful
+from checkflow.torch_internals import scaler_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def read_without_waiting(member: Stateful) -> Callable[[], dict[str, object]] | 
     """
     if not isinstance(member, torch.amp.GradScaler) or not member.is_enabled():
         return None
-    scale, tracker = member._scale, member._growth_tracker
+    scale, tracker = scaler_tensors(member)
     if scale is None or tracker is None or scale.device.type != "cuda":
         return None
     copies = [torch.empty_like(source, device="cpu", pin_memory=True) for source in (scale, tracker)]

@@ -17,6 +17,7 @@ from checkflow.runtime.device import Event
 from checkflow.runtime.state import MAX_RECORDED_BYTES, Live, is_host_scalar, live_state, memory_order, slot_stems
 from checkflow.schedule import Schedule, StateRow, ViewRow
 from checkflow.statenames import StateName, nearest, owner
+from checkflow.torch_internals import versions
 from checkflow.training import Training
 
 
@@ -63,7 +64,7 @@ class Storage:
 
     def version(self) -> tuple[int, ...]:
         """Changes when the content does, as far as PyTorch and the guards can tell."""
-        return (self.serial, self.epoch, *[tensor._version for tensor in self.counted])
+        return (self.serial, self.epoch, *versions(self.counted))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch._dynamo.callback import CallbackArgs, callback_handler
-from torch._dynamo.utils import counters
+from checkflow.torch_internals import Compilations
+
+_COMPILATIONS = Compilations()
 
 
 class OnCompile:
@@ -13,13 +14,12 @@ class OnCompile:
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
-        callback_handler.register_start_callback(self._begins)
-        if counters["frames"]["total"]:
+        _COMPILATIONS.watch(self._begins)
+        if _COMPILATIONS.happened:
             act()
 
     def remove(self) -> None:
-        if self._begins in callback_handler.start_callbacks:
-            callback_handler.remove_start_callback(self._begins)
+        _COMPILATIONS.unwatch(self._begins)
 
-    def _begins(self, _args: CallbackArgs) -> None:
+    def _begins(self, _: object) -> None:
         self._act()

@@ -22,6 +22,7 @@ from checkflow.errors import DeviceError
 from checkflow.runtime import cudart
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Event, Snapshot
+from checkflow.torch_internals import foreach_copy
 from checkflow.units import format_bytes
 
 
@@ -74,7 +75,7 @@ class CudaDevice:
         except torch.cuda.OutOfMemoryError:
             size = format_bytes(sum(source.numel() for source in sources))
             raise DeviceError(f"snapshot: no device memory for {size}") from None
-        torch._foreach_copy_([snapshot.data for snapshot in made], list(sources), non_blocking=True)
+        foreach_copy([snapshot.data for snapshot in made], list(sources), non_blocking=True)
         self._counters.snapshot_bytes += sum(source.numel() for source in sources)
         return made
 
@@ -95,7 +96,7 @@ class CudaDevice:
     def _copy(self, batch: Batch) -> None:
         if not cudart.has_batches():
             with torch.cuda.stream(self._offloads):
-                torch._foreach_copy_(*batch.lists, non_blocking=True)
+                foreach_copy(*batch.lists, non_blocking=True)
             return
         destinations, sizes_bytes = batch.places
         sources = array("Q", [copy.source.data_ptr() for copy in batch])

@@ -15,6 +15,7 @@ import torch
 
 from checkflow.runtime.binding import Binding, Storage
 from checkflow.runtime.counters import Cause
+from checkflow.torch_internals import is_batch_norm
 
 
 class GuardKind(StrEnum):
@@ -75,7 +76,7 @@ def changes(storage: Storage, kind: GuardKind) -> bool:
         return True
     for live in storage.lives:
         if live.buffer:
-            if isinstance(live.module, torch.nn.modules.batchnorm._NormBase) and live.module.training:
+            if live.module is not None and is_batch_norm(live.module) and live.module.training:
                 return True
         elif (live.parameter if live.parameter is not None else live.tensor).grad is not None:
             return True

@@ -6,7 +6,6 @@ checkpoint is filled or due in most of them leave the executor alone.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from checkflow.runtime.guards import Guard, GuardKind
 from checkflow.runtime.state import uncompiled
 from checkflow.runtime.update import Update
 from checkflow.statenames import holders
+from checkflow.torch_internals import is_persistent, own_buffers, own_parameters, step_pre_hooks, takes_load_hooks
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable, optimizers_in
 
@@ -56,13 +56,13 @@ def _on_model(
         subject = f"{prefix}/{path}" if path else prefix
         first = module is original  # tells that the next iteration has begun
         anchored = first or ("forward_pre", subject) in anchors or ("forward", subject) in anchors
-        persistent = [name for name in module._buffers if name not in module._non_persistent_buffers_set]
+        persistent = [name for name in own_buffers(module) if is_persistent(module, name)]
         guard = Guard(GuardKind.FORWARD, module) if persistent else None
         if guard is not None:
             guards.append(guard)
         if (anchored or guard is not None) and not (module is original and original is not model):
             handles += _on_module(executor, module, subject, guard, first=first)
-        if module._parameters or persistent:
+        if own_parameters(module) or persistent:
             guards.append(Guard(GuardKind.LOAD, module))
             handles.append(module.register_load_state_dict_pre_hook(_loading(executor, guards[-1])))
     for name, parameter in original.named_parameters():
@@ -149,11 +149,9 @@ def _on_optimizer(
         executor.rebind()
 
     first = optimizer.register_step_pre_hook(before)
-    hooks = optimizer._optimizer_step_pre_hooks
-    assert isinstance(hooks, OrderedDict)
-    hooks.move_to_end(first.id, last=False)  # before a user's hook that writes
+    step_pre_hooks(optimizer).move_to_end(first.id, last=False)  # before a user's hook that writes
     handles: list[Removable] = [update, first, optimizer.register_step_post_hook(after)]
-    if hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):
+    if takes_load_hooks(optimizer):
         handles += [
             optimizer.register_load_state_dict_pre_hook(before_load),
             optimizer.register_load_state_dict_post_hook(after_load),

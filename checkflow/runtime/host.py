@@ -14,6 +14,7 @@ import torch
 from checkflow.errors import DeviceError
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Event, Snapshot
+from checkflow.torch_internals import foreach_copy
 
 _NOTHING = 2**63
 
@@ -124,6 +125,6 @@ class HostDevice:
 
     def _copy(self, batch: Batch, /) -> None:
         if batch.small:  # too small for torch to split over the threads that training needs
-            torch._foreach_copy_(*batch.small.lists)
+            foreach_copy(*batch.small.lists, non_blocking=False)
         for copy in batch.large:  # addresses are asked now: share_memory_() moves a storage
             ctypes.memmove(copy.destination.data_ptr(), copy.source.data_ptr(), copy.source.numel())

@@ -15,6 +15,7 @@ from checkflow.runtime.device import Batch, Device, Event
 from checkflow.runtime.flight import Flight, SlotMap
 from checkflow.runtime.program import Program
 from checkflow.runtime.sink import Sink, Slot
+from checkflow.torch_internals import foreach_copy
 
 Record = Callable[[], bytes]  # the host's part of a checkpoint, made when the copies have ended
 
@@ -105,7 +106,7 @@ class Pipeline:
         self._flights.append(flight)
         self.started += 1
         if hosted := self._slots.hosted(flight.slot):
-            torch._foreach_copy_(*hosted.lists)
+            foreach_copy(*hosted.lists, non_blocking=False)
         self._copy_loose(flight)
         self._copy_statics(flight)
         flight.advance(self._program.time(0, self._program.anchor_count))

@@ -15,6 +15,7 @@ import torch
 from checkflow.errors import InputError
 from checkflow.extra import TENSOR, module_tensors
 from checkflow.statenames import StateName, holders, stems
+from checkflow.torch_internals import compiled_from, own_buffers, own_parameters
 from checkflow.training import Training
 from checkflow.wrapped import unsupported
 
@@ -57,7 +58,7 @@ class Live:
 
 def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
     """The module that torch.compile wrapped, or the module itself."""
-    original = getattr(module, "_orig_mod", None)
+    original = compiled_from(module)
     return original if isinstance(original, torch.nn.Module) else module
 
 
@@ -92,7 +93,7 @@ def live_state(training: Training) -> list[Live]:
     found: list[Live] = []
     for prefix, model in modules_of(training).items():
         for path, module, name, buffer in module_tensors(uncompiled(model)):
-            held = module._buffers if buffer else module._parameters
+            held = own_buffers(module) if buffer else own_parameters(module)
             tensor = held[name]
             assert tensor is not None
             found.append(Live(f"{prefix}/{path}", tensor, held, name, module, buffer))

@@ -19,6 +19,7 @@ from checkflow.foreach import Look, can_look, writes_first
 from checkflow.runtime.binding import Binding, Storage
 from checkflow.runtime.bound import Bound
 from checkflow.runtime.guards import Guard, GuardKind
+from checkflow.torch_internals import versions
 
 _KEPT = 1000  # selections of tensors: an update that leaves out others each time has no end of them
 
@@ -48,7 +49,7 @@ class Written:
     before: list[int]  # their counters when the update began
 
     def versions(self) -> list[int]:
-        return [tensor._version for tensor in self.counted]
+        return versions(self.counted)
 
 
 class Update:

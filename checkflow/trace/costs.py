@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.utils import flop_counter
 
+from checkflow.torch_internals import OpOverload, schema_of
 from checkflow.trace.writes import METADATA_ONLY, aten, named_arguments, tensors_in, traits
 
 _CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -19,9 +20,9 @@ _SCATTERS = aten(
 )
 
 
-def flops_of(op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> int:
+def flops_of(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> int:
     """Floating-point operations of matrix products, convolutions and attention (torch.utils.flop_counter); others 0."""
-    name = op._schema.name
+    name = schema_of(op).name
     if name == _CPU_ATTENTION:
         shapes = [t.shape for t in tensors_in(args[:3])]
         return int(flop_counter.sdpa_flop_count(*shapes))  # type: ignore[no-untyped-call]
@@ -41,14 +42,14 @@ def view_bytes(tensor: torch.Tensor) -> int:
 
 
 def traffic_of(
-    op: torch._ops.OpOverload,
+    op: OpOverload,
     args: Sequence[object],
     kwargs: Mapping[str, object],
     changed: frozenset[str],
     fresh: Sequence[torch.Tensor],
 ) -> int:
     """Bytes read of the arguments plus bytes written to arguments and fresh results. Allocating alone moves nothing."""
-    name = op._schema.name
+    name = schema_of(op).name
     if name in _ALLOCATES_ONLY:
         return 0
     unread = traits(op).unread
@@ -64,9 +65,9 @@ def traffic_of(
     return total
 
 
-def dtype_of(op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> str:
+def dtype_of(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> str:
     """The widest-category dtype the operator computes in: its first floating-point tensor's, else its first one's."""
-    given = [] if op._schema.name in METADATA_ONLY else list(tensors_in([*args, *kwargs.values()]))
+    given = [] if schema_of(op).name in METADATA_ONLY else list(tensors_in([*args, *kwargs.values()]))
     tensors = given or list(tensors_in(result))
     for tensor in tensors:
         if tensor.is_floating_point() or tensor.is_complex():

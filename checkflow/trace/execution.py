@@ -16,15 +16,17 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 import torch
-from torch._subclasses.fake_tensor import (
+
+from checkflow.errors import ModelFileError
+from checkflow.torch_internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    OpOverload,
+    schema_of,
+    tree_map,
+    without_modes,
 )
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
-
-from checkflow.errors import ModelFileError
 from checkflow.trace.storages import Ledger, is_fake, is_scalar
 from checkflow.trace.values import Values
 from checkflow.trace.workspaces import Workspaces
@@ -52,7 +54,7 @@ class Executed:
 
 
 def execute(
-    func: torch._ops.OpOverload,
+    func: OpOverload,
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
     tensors: Sequence[torch.Tensor],
@@ -67,7 +69,7 @@ def execute(
     if fake is None:
         return Executed(func(*args, **kwargs))
     if _stays_real(func, args, kwargs, tensors, ledger):
-        with _disable_current_modes():
+        with without_modes():
             return Executed(func(*args, **kwargs))
     try:
         if any(not is_fake(t) and not t.is_leaf for t in tensors):
@@ -88,7 +90,7 @@ def execute(
         known = values.run(func, args, kwargs, tensors, changed, fresh_bytes)
     generator = kwargs.get("generator")
     if isinstance(generator, torch.Generator):  # a real draw changes its state, so that setting it anew can be seen
-        with _disable_current_modes():
+        with without_modes():
             torch.rand((), generator=generator, device=generator.device)
     for tensor in changed:
         if not is_fake(tensor):
@@ -106,7 +108,7 @@ def _fake_like(value: object) -> object:
 
 
 def _stays_real(
-    func: torch._ops.OpOverload,
+    func: OpOverload,
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
     tensors: Sequence[torch.Tensor],
@@ -120,7 +122,7 @@ def _stays_real(
         return func.is_view or not any(ledger.see(t).stale for t in tensors)
     device = kwargs.get("device")
     empty_size = bool(args) and isinstance(args[0], (list, tuple)) and not args[0]
-    return (empty_size or func._schema.name == "aten::scalar_tensor") and (
+    return (empty_size or schema_of(func).name == "aten::scalar_tensor") and (
         device is None or torch.device(str(device)).type == "cpu"
     )
 

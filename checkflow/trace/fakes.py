@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.optim.optimizer import _foreach_supported_types as for_optimizers
-from torch.utils._foreach_utils import _foreach_supported_types as for_utils
-from torch.utils._python_dispatch import _disable_current_modes
 
+from checkflow.torch_internals import FakeTensor, FakeTensorMode, fake_tensor_log, foreach_takes, without_modes
 from checkflow.trace.execution import DataDependent, reader
 from checkflow.trace.replaced import replaced
 from checkflow.trace.values import Values
@@ -26,7 +23,7 @@ def fake_tensors(mode: FakeTensorMode | None, values: Values) -> Iterator[None]:
     if mode is None:
         yield
         return
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger = fake_tensor_log()
     level = logger.level
     with ExitStack() as stack:
         logger.setLevel(logging.CRITICAL)  # an operator that fails is reported in one line, not logged
@@ -35,9 +32,7 @@ def fake_tensors(mode: FakeTensorMode | None, values: Values) -> Iterator[None]:
         stack.enter_context(replaced(torch.Tensor, "numpy", _numpy(torch.Tensor.numpy, values)))
         stack.enter_context(replaced(torch.Tensor, "__format__", _format))
         stack.enter_context(replaced(torch.utils, "swap_tensors", _swap(torch.utils.swap_tensors)))
-        for supported in (for_utils, for_optimizers):
-            supported.append(FakeTensor)  # gradient clipping and optimizers ask for the exact type
-            stack.callback(supported.remove, FakeTensor)
+        stack.enter_context(foreach_takes(FakeTensor))
         stack.enter_context(mode)
         yield
 
@@ -81,7 +76,7 @@ def _numpy(original: Callable[..., object], values: Values) -> Callable[..., obj
         value = values.of(tensor)
         if value is None:
             raise DataDependent("numpy()", reader())
-        with _disable_current_modes():
+        with without_modes():
             return original(value, force=force)
 
     return numpy

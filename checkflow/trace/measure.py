@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from checkflow.errors import TraceError
+from checkflow.torch_internals import OpOverload, TorchDispatchMode, can_decompose
 from checkflow.trace.recorder import QUIET
 
 MEASURED_ITERATIONS = 7
 _ATTEMPTS = 3 * MEASURED_ITERATIONS
 
-Calls = Sequence[tuple[torch._ops.OpOverload, bool]]
+Calls = Sequence[tuple[OpOverload, bool]]
 
 
 def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, model: str) -> list[int]:
@@ -49,21 +49,21 @@ def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, mo
 class _Stopwatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, on_cuda: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.funcs: list[torch._ops.OpOverload] = []
+        self.funcs: list[OpOverload] = []
         self._on_cuda = on_cuda
         self._spans_ns: list[int] = []
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Sequence[type],
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         if func.namespace in QUIET:
             return func(*args, **(kwargs or {}))
-        if torch.is_inference_mode_enabled() and func._can_decompose():
+        if torch.is_inference_mode_enabled() and can_decompose(func):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         self.funcs.append(func)

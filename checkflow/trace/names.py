@@ -15,6 +15,7 @@ from checkflow.errors import InputError, ModelFileError, TraceError
 from checkflow.extra import TENSOR, Holder, module_tensors, tensors_of
 from checkflow.graph import Role
 from checkflow.statenames import holders, stems
+from checkflow.torch_internals import own_buffers, own_parameters
 from checkflow.training import Training
 from checkflow.wrapped import unsupported
 
@@ -86,7 +87,7 @@ def state_of(training: Training, model: str) -> tuple[State, ...]:
     found: list[State] = []
     for prefix, module in zip(holders("model", len(training.models)), training.models, strict=True):
         for path, part, name, buffer in module_tensors(module):
-            tensor = part._buffers[name] if buffer else part._parameters[name]
+            tensor = own_buffers(part)[name] if buffer else own_parameters(part)[name]
             assert tensor is not None
             found.append(State(f"{prefix}/{path}", Role.BUFFER if buffer else Role.PARAMETER, tensor, host=False))
     return (*found, *_optimizer_state(training, model), *_extra_state(training))
@@ -100,7 +101,7 @@ def _extra_state(training: Training) -> Iterator[State]:
     listed = training.listed
     for holder, module in listed.modules.items():
         for path, part, name, buffer in module_tensors(module):
-            tensor = part._buffers[name] if buffer else part._parameters[name]
+            tensor = own_buffers(part)[name] if buffer else own_parameters(part)[name]
             assert tensor is not None
             yield State(f"{holder}/{path}", Role.BUFFER, tensor, host=False)
     for holder, tensor in listed.tensors.items():

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import torch
 from torch.fx.node import Argument
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
+from checkflow.torch_internals import OpOverload, generator_id, without_modes
 from checkflow.trace.replaced import replaced
 from checkflow.trace.storages import Ledger, Storage, is_fake
 from checkflow.trace.writes import tensors_in
@@ -58,7 +58,7 @@ class Program:
 
     def call(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
     ) -> torch.fx.Node:
@@ -168,7 +168,7 @@ class Program:
         name = f"_constant{len(self._constants)}"
         self._constants[name] = None
         if self.kept:
-            with _disable_current_modes():
+            with without_modes():
                 self._constants[name] = tensor.detach().clone()
         # Constants stand where they are used; the graph's owner is made last, so fx cannot look them up yet.
         return self.graph.create_node("get_attr", name)
@@ -194,7 +194,7 @@ class Program:
         narrow = {torch.float64: torch.float32, torch.int64: torch.int32}.get(tensor.dtype)
         if narrow is None:
             return False
-        with _disable_current_modes():
+        with without_modes():
             return torch.result_type(torch.zeros((), dtype=narrow), tensor) == narrow
 
     def _generator(self, generator: torch.Generator) -> torch.fx.Node:
@@ -206,7 +206,7 @@ class Program:
             node = self._placeholder(source) if source else self._node(_new_generator, (self._constant(state),))
         else:
             node, before = known
-            with _disable_current_modes():
+            with without_modes():
                 reseeded = not torch.equal(before, state)
             if reseeded:
                 node = self._node(_reseed, (node, self._constant(state)))
@@ -216,8 +216,7 @@ class Program:
 
 def _key(generator: torch.Generator) -> int:
     """Operators are handed other objects for the same generator."""
-    identity: int = generator._cdata  # type: ignore[attr-defined]
-    return identity
+    return generator_id(generator)
 
 
 def _new_generator(state: torch.Tensor) -> torch.Generator:

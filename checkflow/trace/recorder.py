@@ -6,9 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from checkflow.torch_internals import (
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    can_decompose,
+    schema_of,
+    storage_id,
+)
 from checkflow.trace.costs import dtype_of, flops_of, traffic_of
 from checkflow.trace.execution import execute
 from checkflow.trace.program import Program
@@ -41,7 +47,7 @@ class Recording:
 
     program: Program
     operators: list[Recorded] = field(default_factory=list)
-    calls: list[tuple[torch._ops.OpOverload, bool]] = field(default_factory=list)  # all, and whether each is a step
+    calls: list[tuple[OpOverload, bool]] = field(default_factory=list)  # all, and whether each is a step
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -58,7 +64,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Sequence[type],
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
@@ -66,10 +72,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.namespace in QUIET:
             return func(*args, **kwargs)
-        if torch.is_inference_mode_enabled() and func._can_decompose():  # autograd does this elsewhere
+        if torch.is_inference_mode_enabled() and can_decompose(func):  # autograd does this elsewhere
             with self:
                 return func.decompose(*args, **kwargs)
-        if func._schema.name == "aten::lift_fresh" and is_new(args[0], self.ledger):
+        if schema_of(func).name == "aten::lift_fresh" and is_new(args[0], self.ledger):
             return self._lift(func, args[0])
         given = [(name, list(tensors_in(value))) for name, value in named_arguments(func, args, kwargs)]
         changed = written(func, args, kwargs)
@@ -124,7 +130,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
         return result
 
-    def _lift(self, func: torch._ops.OpOverload, constant: torch.Tensor) -> object:
+    def _lift(self, func: OpOverload, constant: torch.Tensor) -> object:
         """What torch.tensor(...) made reaches the program. No operator of the iteration: a constant, born before it."""
         executed = execute(func, (constant,), {}, [constant], [], self.ledger, self.fake, self.values, self.workspaces)
         lifted = executed.result
@@ -142,13 +148,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The first tensor of each storage in a result that was never seen before."""
         found: dict[int, torch.Tensor] = {}
         for tensor in tensors_in(result):
-            identity = tensor.untyped_storage()._cdata
+            identity = storage_id(tensor.untyped_storage())
             if identity not in self.ledger.alive:
                 found.setdefault(identity, tensor)
         return list(found.values())
 
     @staticmethod
-    def _works(func: torch._ops.OpOverload, targets: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]) -> bool:
+    def _works(func: OpOverload, targets: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]) -> bool:
         if any(tensor.numel() for tensor in targets) or any(t.untyped_storage().nbytes() for t in fresh):
             return True
-        return func._schema.name in _READ_BY_HOST
+        return schema_of(func).name in _READ_BY_HOST

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from checkflow.errors import TraceError
+from checkflow.torch_internals import below_autograd
 from checkflow.trace.names import parameters_of
 from checkflow.trace.reachable import sources_of
 from checkflow.trace.tracing import Traced
@@ -30,7 +31,7 @@ def replay(traced: Traced, training: Training) -> None:
                 "training; let the iteration reach it by a variable, or pass the training that was traced"
             )
         inputs.append(sources[source])
-    with torch._C._AutoDispatchBelowAutograd():  # the program is what autograd called
+    with below_autograd():  # the program is what autograd called
         left = _Replay(program).run(*inputs)
     output = program.graph.output_node()
     gradients = dict(zip(output.meta["gradients"], left, strict=True))

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from checkflow.graph import Role
+from checkflow.torch_internals import FakeTensor, storage_id
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,7 @@ class Ledger:
 
     def find(self, tensor: torch.Tensor) -> Storage | None:
         """The tensor's storage, if it was seen before."""
-        return self.alive.get(tensor.untyped_storage()._cdata)
+        return self.alive.get(storage_id(tensor.untyped_storage()))
 
     def see(self, tensor: torch.Tensor) -> Storage:
         """The tensor's storage. One that was never seen existed before, or is a constant that no operator made."""
@@ -71,7 +71,7 @@ class Ledger:
     def add(self, tensor: torch.Tensor, *, scalar: bool, born: int = 0) -> Storage:
         """A new storage, watched until it dies."""
         untyped = tensor.untyped_storage()
-        identity = untyped._cdata
+        identity = storage_id(untyped)
         storage = Storage(identity, untyped.nbytes(), tensor.device.type == "cpu", scalar, born=born)
         self.alive[identity] = storage
         real_bytes = storage.size_bytes if storage.on_cpu and not is_fake(tensor) else 0

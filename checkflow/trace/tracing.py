@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from checkflow.collector import paused_collector
 from checkflow.errors import CheckflowError, InputError, ModelFileError, TraceError
 from checkflow.graph import AnchorKind, Graph
+from checkflow.torch_internals import FakeTensorMode
 from checkflow.trace.assemble import Replaced, assemble, notes_of
 from checkflow.trace.assumptions import ON_CPU, assume_cuda_defaults, noting_disabled, unlike_cuda
 from checkflow.trace.execution import DataDependent, failed_at, raised_at

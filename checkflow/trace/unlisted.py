@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from checkflow.graph import Role
+from checkflow.torch_internals import MODULE_DICTS, SCALER_TENSORS, OpOverload, schema_of, storage_id
 from checkflow.trace.execution import user_line
 from checkflow.trace.reachable import reach, reachable
 from checkflow.trace.storages import Ledger, Storage
@@ -19,7 +20,7 @@ from checkflow.trace.writes import traits
 from checkflow.training import Training
 from checkflow.unlisted import Unlisted
 
-_SCALERS = ("._scale", "._growth_tracker")  # attributes of a torch.amp.GradScaler
+_SCALERS = tuple(f".{name}" for name in SCALER_TENSORS)
 _DEVICES_OWN = frozenset(("aten::_cudnn_rnn", "aten::_cudnn_init_dropout_state"))  # random state within cuDNN
 
 
@@ -39,13 +40,13 @@ class Watch:
 
     def saw(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         given: Sequence[tuple[str, Sequence[torch.Tensor]]],
         changed: frozenset[str],
         fresh: Sequence[torch.Tensor],
     ) -> None:
         """An operator has run: on these arguments, of which it changed some, and allocated these."""
-        if func.is_view or func._schema.name in _DEVICES_OWN:
+        if func.is_view or schema_of(func).name in _DEVICES_OWN:
             return
         unread = traits(func).unread
         for name, group in given:
@@ -69,7 +70,7 @@ def unlisted(
     """What the second of two iterations took over from the first and hands on. `state`: as it is at its end."""
     paths = _paths(training)
     by_path = {path: identity for identity, path in paths.items()}
-    listed = {tensor.untyped_storage()._cdata for tensor in _tensors_of_objects(training)}
+    listed = {storage_id(tensor.untyped_storage()) for tensor in _tensors_of_objects(training)}
     found: dict[Storage, Unlisted] = {}
 
     def add(storage: Storage) -> None:
@@ -107,7 +108,7 @@ def _paths(training: Training) -> dict[int, str]:
     found: dict[int, str] = {}
     for path, value in reachable(training).items():
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-            found.setdefault(value.untyped_storage()._cdata, path)
+            found.setdefault(storage_id(value.untyped_storage()), path)
     return found
 
 
@@ -118,5 +119,4 @@ def _tensors_of_objects(training: Training) -> list[torch.Tensor]:
 
 def _shown(path: str) -> str:
     """As code would have it: what the walk begins with and where modules keep things is left out."""
-    within = ("_modules", "_parameters", "_buffers")
-    return ".".join(part for part in path.split(".") if part not in within).removeprefix("iteration.")
+    return ".".join(part for part in path.split(".") if part not in MODULE_DICTS).removeprefix("iteration.")

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
 
+from checkflow.torch_internals import OpOverload, tree_map, without_modes
 from checkflow.trace.storages import Ledger, is_fake
 from checkflow.trace.writes import tensors_in
 
@@ -36,12 +35,12 @@ class Values:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What a fake tensor would hold; None where that is not known."""
-        with _disable_current_modes():
+        with without_modes():
             return self._real(tensor) if self._is_known(tensor) else None
 
     def run(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
         tensors: Sequence[torch.Tensor],
@@ -53,7 +52,7 @@ class Values:
         if self._runs(func, fresh_bytes) and all(map(is_fake, changed)) and all(map(self._is_known, tensors)):
             self._ledger.check_room(fresh_bytes)
             try:
-                with _disable_current_modes():
+                with without_modes():
                     result = (func(*tree_map(self._argument, args), **tree_map(self._argument, dict(kwargs))),)
             except Exception:  # noqa: BLE001 (it is not known)
                 pass
@@ -70,7 +69,7 @@ class Values:
             if storage is not None and storage.value is None and is_fake(fake) and same:
                 self._ledger.know(storage, real.untyped_storage())
 
-    def _runs(self, func: torch._ops.OpOverload, fresh_bytes: int) -> bool:
+    def _runs(self, func: OpOverload, fresh_bytes: int) -> bool:
         if func.namespace != "aten" or (torch.Tag.nondeterministic_seeded in func.tags and not self._draws):
             return False
         return fresh_bytes <= SMALL_BYTES or self._everything

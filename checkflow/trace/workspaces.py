@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
 
+from checkflow.torch_internals import OpOverload, schema_of, tree_map, without_modes
 from checkflow.trace.storages import Ledger, is_fake
 from checkflow.trace.writes import aten, tensors_in
 
@@ -32,22 +31,22 @@ class Workspaces:
         self._layouts: dict[str, tuple[Layout, ...]] = {}
 
     def corrected(
-        self, func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object], result: object
+        self, func: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object], result: object
     ) -> object:
         """The result, with fake tensors of the right size. Call it where the fake mode is active."""
-        if func._schema.name in _RECURRENT:
+        if schema_of(func).name in _RECURRENT:
             return self._tried(func, args, kwargs, result)
-        if func._schema.name in _NORMS:
+        if schema_of(func).name in _NORMS:
             return _with_statistics(args, result)
         return result
 
     def _tried(
-        self, func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object], result: object
+        self, func: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object], result: object
     ) -> object:
         key = repr((func, tree_map(_described, (args, dict(kwargs)))))
         if key not in self._layouts:
             self._ledger.check_room(sum(t.untyped_storage().nbytes() for t in tensors_in([*args, result])))
-            with _disable_current_modes():
+            with without_modes():
                 real = func(*tree_map(_zeros, args), **tree_map(_zeros, dict(kwargs)))
                 self._layouts[key] = tuple((t.size(), t.stride(), t.dtype) for t in tensors_in(real))
         assert isinstance(result, tuple)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from checkflow.torch_internals import OpOverload, TorchDispatchMode, schema_of, storage_id, without_modes
 
 # Operators that change arguments without declaring it: (arguments, the flag that makes them do so; "" is always).
 UNDECLARED: dict[str, tuple[tuple[str, ...], str]] = {
@@ -62,9 +63,9 @@ class Traits:
 
 
 @cache
-def traits(op: torch._ops.OpOverload) -> Traits:
+def traits(op: OpOverload) -> Traits:
     """The traits of an operator, from its schema and the tables above."""
-    schema = op._schema
+    schema = schema_of(op)
     name = schema.name
     names = tuple(argument.name for argument in schema.arguments)
     inplace_view = torch.Tag.inplace_view in op.tags
@@ -98,14 +99,14 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
 
 
 def named_arguments(
-    op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+    op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Iterator[tuple[str, object]]:
     """(name, value) of the arguments given."""
     yield from zip(traits(op).names, args, strict=False)
     yield from kwargs.items()
 
 
-def written(op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> frozenset[str]:
+def written(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> frozenset[str]:
     """Names of the arguments whose tensors this call changes."""
     known = traits(op)
     if not known.undeclared:
@@ -118,7 +119,7 @@ def written(op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[s
 
 
 def check_writes(
-    op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+    op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[object, tuple[str, ...]]:
     """Run an operator on real tensors: (result, names of arguments whose bytes changed though `written` denies it)."""
     before = {
@@ -127,17 +128,17 @@ def check_writes(
     }
     claimed = written(op, args, kwargs)
     result = op(*args, **kwargs)
-    allowed = {storage._cdata for name in claimed for storage, _ in before.get(name, [])}
+    allowed = {storage_id(storage) for name in claimed for storage, _ in before.get(name, [])}
     changed = tuple(
         name
         for name, storages in before.items()
-        if any(_bytes_of(s)[: len(old)] != old for s, old in storages if s._cdata not in allowed)
+        if any(_bytes_of(s)[: len(old)] != old for s, old in storages if storage_id(s) not in allowed)
     )
     return result, changed
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> bytes:
-    with torch.utils._python_dispatch._disable_current_modes():
+    with without_modes():
         whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         return whole.cpu().numpy().tobytes()
 
@@ -157,7 +158,7 @@ class WriteChecker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Sequence[type],
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,

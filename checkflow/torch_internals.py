@@ -1,0 +1,179 @@
+"""Each name that PyTorch keeps to itself and checkflow uses all the same, behind a function that says what it gives.
+
+A new release may take any of them away: tests/test_torch_internals.py then says which. No other file names one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch._ops import OpOverload as OpOverload
+from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim.optimizer import _foreach_supported_types as _types_in_optimizers
+from torch.utils._foreach_utils import _foreach_supported_types as _types_in_utils
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map as tree_map
+
+MODULE_DICTS = ("_modules", "_parameters", "_buffers")  # where a module keeps what is in it
+SCALER_TENSORS = ("_scale", "_growth_tracker")  # where a GradScaler keeps what it updates; None before its first use
+
+Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
+_version = attrgetter("_version")
+
+# Tensors
+
+
+def versions(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """How often each was written, as far as its writers count. Inference tensors have no counter, and raise."""
+    return list(map(_version, tensors))
+
+
+def storage_id(storage: torch.UntypedStorage) -> int:
+    """The same for all objects that stand for one storage, and no other's while that lives."""
+    identity: int = storage._cdata
+    return identity
+
+
+def generator_id(generator: torch.Generator) -> int:
+    """The same for all objects that stand for one generator, and no other's while that lives."""
+    identity: int = generator._cdata  # type: ignore[attr-defined]
+    return identity
+
+
+# Modules and optimizers
+
+
+def is_batch_norm(module: torch.nn.Module) -> bool:
+    """Whether it keeps running statistics, which it writes in training without counting that."""
+    return isinstance(module, _NormBase)
+
+
+def own_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
+    """Those of this module alone, by name: the dict that it keeps them in."""
+    return module._parameters
+
+
+def own_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """The same of its buffers."""
+    return module._buffers
+
+
+def is_persistent(module: torch.nn.Module, buffer: str) -> bool:
+    """Whether a module's own buffer is part of its state_dict."""
+    return buffer not in module._non_persistent_buffers_set
+
+
+def compiled_from(module: torch.nn.Module) -> object:
+    """What torch.compile made this module of; None for any other."""
+    return getattr(module, "_orig_mod", None)
+
+
+def runs_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step() runs hooks: Optimizer.__init__ ran, and wrapped it."""
+    return "_optimizer_step_pre_hooks" in vars(optimizer) and bool(getattr(type(optimizer).step, "hooked", False))
+
+
+def step_pre_hooks(optimizer: torch.optim.Optimizer) -> OrderedDict[int, Callable[..., object]]:
+    """In the order that its step() runs them in, by their handles' ids."""
+    hooks = optimizer._optimizer_step_pre_hooks
+    assert isinstance(hooks, OrderedDict)
+    return hooks
+
+
+def takes_load_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether hooks of its load_state_dict() can be registered: Optimizer.__init__ ran."""
+    return hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks")
+
+
+def scaler_tensors(scaler: torch.amp.GradScaler) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Its scale and how many steps that has lasted, on its device; None before its first use."""
+    return scaler._scale, scaler._growth_tracker
+
+
+# Operators
+
+
+def schema_of(op: OpOverload) -> torch.FunctionSchema:
+    """Its name and arguments, and which of them it writes."""
+    return op._schema
+
+
+def can_decompose(op: OpOverload) -> bool:
+    """Whether it is made of others, which autograd calls in its place unless inference mode leaves that to us."""
+    return op._can_decompose()
+
+
+def foreach_functions() -> dict[str, Any]:
+    """torch's functions over lists of tensors, by their names in torch, as they are there now."""
+    return {name: found for name, found in vars(torch).items() if name.startswith("_foreach_") and callable(found)}
+
+
+def foreach_copy(targets: Tensors, sources: Tensors, *, non_blocking: bool) -> None:
+    """Copy each source to its target, many small ones in few kernels."""
+    torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
+
+
+def without_modes() -> AbstractContextManager[object]:
+    """Within, operators run as if no dispatch mode was active."""
+    return _disable_current_modes()
+
+
+def below_autograd() -> AbstractContextManager[object]:
+    """Within, operators run as autograd calls them: nothing is recorded."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+# Fake tensors and torch.compile
+
+
+@contextmanager
+def foreach_takes(kind: type[torch.Tensor]) -> Iterator[None]:
+    """Within, gradient clipping and optimizers use foreach functions for this type too; they ask for the exact one."""
+    for supported in (_types_in_utils, _types_in_optimizers):
+        supported.append(kind)
+    try:
+        yield
+    finally:
+        for supported in (_types_in_utils, _types_in_optimizers):
+            supported.remove(kind)
+
+
+def fake_tensor_log() -> logging.Logger:
+    """Where an operator that fails on fake tensors is logged."""
+    return logging.getLogger(FakeTensor.__module__)
+
+
+class Compilations:
+    """torch.compile's, in this process. Made on demand: to import all that belongs to it takes seconds."""
+
+    def __init__(self) -> None:
+        from torch._dynamo.callback import callback_handler
+        from torch._dynamo.utils import counters
+
+        self._handler = callback_handler
+        self._counters = counters
+
+    @property
+    def happened(self) -> bool:
+        """Whether there was one."""
+        return bool(self._counters["frames"]["total"])
+
+    def watch(self, act: Callable[[object], None]) -> None:
+        """`act` is called whenever one begins."""
+        self._handler.register_start_callback(act)
+
+    def unwatch(self, act: Callable[[object], None]) -> None:
+        """Until now, that is; nothing where it is not watching."""
+        if act in self._handler.start_callbacks:
+            self._handler.remove_start_callback(act)

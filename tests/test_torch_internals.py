@@ -1,0 +1,258 @@
+"""What torch keeps to itself and checkflow needs is there, does what is said of it, and is named in one file."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+PACKAGE = Path(__file__).parent.parent / "checkflow"
+INTERNALS = PACKAGE / "torch_internals.py"
+
+
+def _optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+
+
+# Attribute -> objects that have it.
+SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
+    "_version": lambda: (torch.zeros(1),),
+    "_cdata": lambda: (torch.zeros(1).untyped_storage(), torch.Generator()),
+    "_modules": lambda: (torch.nn.ReLU(),),
+    "_parameters": lambda: (torch.nn.ReLU(),),
+    "_buffers": lambda: (torch.nn.ReLU(),),
+    "_non_persistent_buffers_set": lambda: (torch.nn.ReLU(),),
+    "_orig_mod": lambda: (torch.compile(torch.nn.ReLU(), backend="eager"),),
+    "_optimizer_step_pre_hooks": lambda: (_optimizer(),),
+    "_optimizer_load_state_dict_pre_hooks": lambda: (_optimizer(),),
+    "_scale": lambda: (torch.amp.GradScaler("cpu"),),
+    "_growth_tracker": lambda: (torch.amp.GradScaler("cpu"),),
+    "_schema": lambda: (torch.ops.aten.add.Tensor,),
+    "_can_decompose": lambda: (torch.ops.aten.add.Tensor,),
+    "_foreach_copy_": lambda: (torch,),
+    "_C": lambda: (torch,),
+    "_AutoDispatchBelowAutograd": lambda: (torch._C,),
+    "_foreach_": lambda: (),  # how names begin, of which some are above
+}
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _is_private_path(name: str) -> bool:
+    return any(map(_is_private, name.split(".")))
+
+
+def imported(path: Path) -> set[str]:
+    """What a file imports from torch's private modules, or by a private name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.startswith("torch.") and _is_private_path(name)}
+
+
+def attributes(path: Path) -> set[str]:
+    """Private attributes that a file reads of anything but itself."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and _is_private(node.attr)
+        if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    }
+
+
+def strings(path: Path) -> set[str]:
+    """The same by a string that is one, wherever it stands."""
+    constants = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+    return {value for value in constants if isinstance(value, str) and _is_private(value)}
+
+
+def asked_for(path: Path) -> set[str]:
+    """Strings that a file gives to getattr, hasattr or attrgetter."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    given = [
+        argument
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id in ("getattr", "hasattr", "attrgetter")
+        for argument in call.args
+    ]
+    return {
+        argument.value for argument in given if isinstance(argument, ast.Constant) if isinstance(argument.value, str)
+    }
+
+
+@pytest.mark.parametrize("name", sorted(imported(INTERNALS)))
+def test_this_torch_has_each_name(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    what = f"torch {torch.__version__} has no {name}: find what took its place, and change checkflow/torch_internals.py"
+    try:
+        found = hasattr(importlib.import_module(module), attribute)
+    except ImportError:
+        found = False
+    assert found, what
+
+
+@pytest.mark.parametrize("name", sorted(attributes(INTERNALS) | strings(INTERNALS)))
+def test_this_torch_has_each_attribute(name: str) -> None:
+    assert name in SAMPLES, f"{name}: give an object of torch that has it"
+    for sample in SAMPLES[name]():
+        what = f"torch {torch.__version__}: {type(sample).__name__} has no {name}"
+        assert hasattr(sample, name), f"{what}: find what took its place, and change checkflow/torch_internals.py"
+
+
+def test_no_other_file_names_one() -> None:
+    """Neither an import, nor `torch._x`, nor an attribute that torch_internals.py has a function for."""
+    known = (attributes(INTERNALS) | strings(INTERNALS)) - {"_foreach_"}
+    wrong = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path != INTERNALS:
+            tree = ast.parse(path.read_text())
+            chains = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+            reached = {chain for chain in chains if re.fullmatch(r"torch(\.\w+)+", chain) and _is_private_path(chain)}
+            if found := imported(path) | reached | ((attributes(path) | asked_for(path)) & known):
+                wrong[str(path.relative_to(PACKAGE))] = sorted(found)
+    assert not wrong
+
+
+def test_versions_count_writes() -> None:
+    from checkflow.torch_internals import versions
+
+    tensors = [torch.zeros(2), torch.zeros(2)]
+    before = versions(tensors)
+    tensors[1].add_(1)
+    assert [after - earlier for after, earlier in zip(versions(tensors), before, strict=True)] == [0, 1]
+
+
+def test_identities_are_of_what_objects_stand_for() -> None:
+    from checkflow.torch_internals import generator_id, storage_id
+
+    tensor, other = torch.zeros(4), torch.zeros(4)
+    assert storage_id(tensor.untyped_storage()) == storage_id(tensor[2:].untyped_storage())
+    assert storage_id(tensor.untyped_storage()) != storage_id(other.untyped_storage())
+    assert generator_id(torch.default_generator) == generator_id(torch.default_generator)
+    assert generator_id(torch.default_generator) != generator_id(torch.Generator())
+
+
+def test_what_modules_keep() -> None:
+    from checkflow.torch_internals import MODULE_DICTS, is_batch_norm, is_persistent, own_buffers, own_parameters
+
+    module = torch.nn.BatchNorm1d(2)
+    module.register_buffer("passing", torch.zeros(1), persistent=False)
+    outer = torch.nn.Sequential(module)
+    assert list(own_parameters(module)) == ["weight", "bias"] and not own_parameters(outer)
+    assert [name for name in own_buffers(module) if is_persistent(module, name)] == [
+        "running_mean", "running_var", "num_batches_tracked",
+    ]  # fmt: skip
+    assert "passing" in own_buffers(module)
+    assert is_batch_norm(module) and is_batch_norm(torch.nn.InstanceNorm1d(2))
+    assert not is_batch_norm(torch.nn.LayerNorm(2))
+    assert all(name in vars(module) for name in MODULE_DICTS)
+
+
+def test_what_torch_compile_wraps_and_tells() -> None:
+    from checkflow.torch_internals import Compilations, compiled_from
+
+    module = torch.nn.ReLU()
+    compiled = torch.compile(module, backend="eager")
+    assert isinstance(compiled, torch.nn.Module) and compiled_from(compiled) is module
+    assert compiled_from(module) is None
+    told: list[object] = []
+    compilations = Compilations()
+    compilations.watch(told.append)
+    try:
+        torch.compile(module, backend="eager")(torch.ones(3))
+        assert told and compilations.happened
+    finally:
+        compilations.unwatch(told.append)
+        compilations.unwatch(told.append)
+    before = len(told)
+    torch.compile(torch.nn.GELU(), backend="eager")(torch.ones(3))
+    assert len(told) == before
+
+
+def test_hooks_of_optimizers() -> None:
+    from checkflow.torch_internals import runs_step_hooks, step_pre_hooks, takes_load_hooks
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self) -> None:  # as some wrappers: without Optimizer's
+            pass
+
+    optimizer = _optimizer()
+    assert runs_step_hooks(optimizer) and takes_load_hooks(optimizer)
+    assert not runs_step_hooks(Wrapper()) and not takes_load_hooks(Wrapper())
+    order: list[int] = []
+    for number in (1, 2):
+        last = optimizer.register_step_pre_hook(lambda *_, number=number: order.append(number))
+    step_pre_hooks(optimizer).move_to_end(last.id, last=False)
+    optimizer.step()
+    assert order == [2, 1]
+
+
+def test_what_a_scaler_updates() -> None:
+    from checkflow.torch_internals import scaler_tensors
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    assert scaler_tensors(scaler) == (None, None)
+    scaler.scale(torch.ones(1))
+    scale, tracker = scaler_tensors(scaler)
+    assert scale is not None and scale.item() == 8.0
+    assert tracker is not None and tracker.item() == 0
+
+
+def test_operators() -> None:
+    from checkflow.torch_internals import can_decompose, foreach_copy, foreach_functions, schema_of
+
+    assert schema_of(torch.ops.aten.add_.Tensor).name == "aten::add_"
+    assert can_decompose(torch.ops.aten.matmul.default) and not can_decompose(torch.ops.aten.mm.default)
+    assert {"_foreach_add_", "_foreach_lerp_", "_foreach_copy_", "_foreach_sqrt"} <= set(foreach_functions())
+    targets = [torch.zeros(2), torch.zeros(3)]
+    foreach_copy(targets, [torch.ones(2), torch.ones(3)], non_blocking=False)
+    assert all(bool((target == 1).all()) for target in targets)
+
+
+def test_modes_and_autograd_are_left_out() -> None:
+    from checkflow.torch_internals import FakeTensor, FakeTensorMode, below_autograd, without_modes
+
+    with FakeTensorMode():
+        assert isinstance(torch.zeros(2), FakeTensor)
+        with without_modes():
+            assert not isinstance(torch.zeros(2), FakeTensor)
+        assert isinstance(torch.zeros(2), FakeTensor)
+    leaf = torch.ones(2, requires_grad=True)
+    with below_autograd():
+        assert not (leaf * 2).requires_grad
+    assert (leaf * 2).requires_grad
+
+
+def test_foreach_takes_a_type_for_a_while() -> None:
+    from torch.utils._foreach_utils import _has_foreach_support
+
+    from checkflow.torch_internals import foreach_takes
+
+    class Own(torch.Tensor):
+        pass
+
+    given: list[torch.Tensor] = [torch.ones(2).as_subclass(Own)]
+    device = torch.device("cpu")
+    assert not _has_foreach_support(given, device)
+    with foreach_takes(Own):
+        assert _has_foreach_support(given, device)
+    assert not _has_foreach_support(given, device)
+
+
+def test_failures_on_fake_tensors_are_logged_where_it_is_silenced(caplog: pytest.LogCaptureFixture) -> None:
+    import torch._subclasses.fake_tensor as module
+
+    from checkflow.torch_internals import fake_tensor_log
+
+    assert module.log is fake_tensor_log()
+    assert not caplog.records
