@@ -95,10 +95,10 @@ def test_this_torch_has_each_name(name: str) -> None:
     module, _, attribute = name.rpartition(".")
     what = f"torch {torch.__version__} has no {name}: find what took its place, and change checkflow/torch_internals.py"
     try:
-        found = hasattr(importlib.import_module(module), attribute)
-    except ImportError:
-        found = False
-    assert found, what
+        holder = importlib.import_module(module)
+    except ImportError as error:
+        pytest.fail(f"{what} ({error})")
+    assert hasattr(holder, attribute), what
 
 
 @pytest.mark.parametrize("name", sorted(attributes(INTERNALS) | strings(INTERNALS)))
