@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "collector": set(),
     "text": set(),
     "errors": {"text"},
+    "interrupts": set(),
     "extra": {"errors", "torch_internals"},
     "training": {"extra", "wrapped"},
     "torch_internals": set(),
@@ -40,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
         "torch_internals",
     },
     "link": {"plan"},
-    "solve": {"errors", "units", "plan", "link"},
+    "solve": {"errors", "interrupts", "units", "plan", "link"},
     "schedule": {"errors", "jsonfile"},
     "verify": {"errors", "graph", "graphfile", "schedule"},
     "lower": {"errors", "graph", "graphfile", "plan", "link", "schedule"},
@@ -54,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "sources": {"errors", "training", "models"},
     "timedgraph": {"errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources"},
     "frontend": {"errors", "units", "graph", "plan", "solve", "schedule", "compiler", "timedgraph"},
-    "store": {"errors", "text", "units", "strictjson", "dtypes", "safetensorsfile", "jsonfile"},
+    "store": {"errors", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile", "jsonfile"},
     "runtime": {
         "errors", "foreach", "units", "training", "extra", "wrapped", "statenames", "schedule", "torch_internals",
     },
@@ -67,18 +68,18 @@ ALLOWED: dict[str, set[str]] = {
     },
     "data": {"errors"},
     "checkpointing": {
-        "collector", "errors", "text", "dtypes", "units", "unlisted", "training", "extra", "statenames", "schedule",
-        "runtime", "store", "hoststate", "restore", "torch_internals",
+        "collector", "errors", "interrupts", "text", "dtypes", "units", "unlisted", "training", "extra", "statenames",
+        "schedule", "runtime", "store", "hoststate", "restore", "torch_internals",
     },
     "examples": {"__init__"},
     "sweep": {
-        "errors", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "compiler", "policies",
-        "sources", "models",
+        "errors", "interrupts", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "compiler",
+        "policies", "sources", "models",
     },
     "cli": {
         "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "schedule",
         "verify", "compiler", "frontend", "timedgraph", "report", "sources", "training", "solve", "store", "sweep",
-        "text", "dtypes",
+        "text", "dtypes", "interrupts",
     },
 }  # fmt: skip
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 
-from torch.library import Library
+from torch import library
 
-_LIBRARY = Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]  # lives as long as the process
+_LIBRARY = library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]  # lives as long as the process
 
 
 def declare() -> None:

@@ -19,12 +19,12 @@ from checkflow.extra import Stateful
 from checkflow.hoststate.capture import HostState, check_capturable
 from checkflow.hoststate.objects import HostObjects
 from checkflow.hoststate.tensors import in_files
+from checkflow.interrupts import held_back
 from checkflow.runtime.binding import add_rooms, bind
 from checkflow.runtime.state import check_supported
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.statenames import StateName
 from checkflow.store.both.retry import RETRY_S
-from checkflow.store.both.sigint import held_back
 from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.format.retention import Retention
 from checkflow.store.memory.trainer_slots import Backpressure

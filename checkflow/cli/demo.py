@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rich.table import Table
 
 from checkflow.cli import _console, run
 from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
+from checkflow.interrupts import killed_at_the_end
 
 COMPLETED, STARTED, DIGEST = "iteration ", "starting at iteration ", "digest "
 
@@ -70,7 +72,8 @@ def _train(arguments: list[str], kill_after: int | None = None) -> Run:
     began = last = time.monotonic()
     first = completed = 0
     digest = ""
-    with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True) as process:
+    start = partial(subprocess.Popen[str], [sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
+    with killed_at_the_end(start) as process:
         assert process.stdout is not None
         for line in process.stdout:
             iteration_s, last = time.monotonic() - last, time.monotonic()
@@ -86,6 +89,8 @@ def _train(arguments: list[str], kill_after: int | None = None) -> Run:
                 time.sleep(random.random() * iteration_s)
                 process.send_signal(signal.SIGKILL)
                 break
+        process.wait()
+        process.stdout.close()
     wall_s = time.monotonic() - began
     if kill_after is not None:
         _console.out.print(f"  killed with SIGKILL in the middle of iteration {completed + 1}", style="red")

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 
 from checkflow.errors import CheckflowError
+from checkflow.interrupts import held_back
 from checkflow.sweep.jobs import Job, Reply
 
 PATIENCE_S = 5.0  # with a process that has closed its socket and not yet ended
@@ -66,9 +67,10 @@ class Pool:
         """What the workers say, until all jobs are done. Jobs may be submitted meanwhile."""
         while self._jobs or self._busy:
             while self._jobs and (self._idle or len(self._busy) < self._size):
-                worker = self._idle.pop() if self._idle else _Worker(self._folder.name)
-                job = self._jobs.popleft()
-                self._busy[worker.connection] = _Working(worker, job, job.replies)
+                with held_back():  # a worker that has been started is one that kill() reaches
+                    worker = self._idle.pop() if self._idle else _Worker(self._folder.name)
+                    job = self._jobs.popleft()
+                    self._busy[worker.connection] = _Working(worker, job, job.replies)
                 worker.send(job)
             for connection in wait(list(self._busy)):
                 assert isinstance(connection, Connection)

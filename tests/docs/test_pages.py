@@ -11,6 +11,10 @@ import pytest
 from pages import PAGES, ROOT, Output, outputs, programs
 
 HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
+SHOWING = {
+    "README.md": [["demo"], ["compile", "bert"]],
+    "commands.md": [["compile", "alexnet"], ["compile", "bert"]],
+}
 SHORTER = {"checkflow demo": "checkflow demo --iterations 4"}  # prints the same but for numbers
 
 
@@ -22,10 +26,10 @@ def test_output_is_what_the_command_prints(block: Output, tmp_path: Path, monkey
     assert block.comparable(block.text) == block.comparable(now)
 
 
-def test_the_readme_shows_output() -> None:
-    """The blocks are found: a refusal, a plan, and a kill."""
-    shown = {block.command.split()[1] for block in outputs() if block.page.name == "README.md"}
-    assert shown == {"compile", "demo"}
+def test_pages_show_output() -> None:
+    """The blocks are found: a kill and a refusal in the README, a plan and that refusal among the commands."""
+    shown = {name: [block.command.split()[1:3] for block in outputs() if block.page.name == name] for name in SHOWING}
+    assert shown == SHOWING
 
 
 @pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.stem)

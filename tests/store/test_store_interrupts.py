@@ -16,7 +16,6 @@ from interrupting import assert_nothing_is_left, interrupted_at, plain_saver
 from small_store import SMALL, newest_whole, silent, stage, stop
 
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.both.sigint import held_back, let_through
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.persist_every import PersistEvery
 
@@ -69,28 +68,3 @@ def test_two_interrupts_and_the_store_can_be_opened_again(tmp_path: Path) -> Non
     StoreLock.acquire(tmp_path, silent, timeout_s=20).close()
     assert newest_whole(tmp_path) == 1
     assert_nothing_is_left(tmp_path)
-
-
-def test_what_is_held_back_comes_at_the_end_or_where_it_is_let_through() -> None:
-    """Once, and by the handler that the program had."""
-    seen: list[int] = []
-
-    def handler(number: int, _: object) -> None:
-        seen.append(number)
-
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        with held_back():
-            with held_back():
-                signal.raise_signal(signal.SIGINT)
-                assert not seen
-            assert not seen
-            let_through()
-            assert seen == [signal.SIGINT]
-            let_through()
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-        assert seen == [signal.SIGINT] * 2
-        assert signal.getsignal(signal.SIGINT) is handler
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -16,13 +16,16 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from checkflow.errors import SolverError
+from checkflow.interrupts import killed_at_the_end
 from checkflow.solve.backends.highs import solve_here
 from checkflow.solve.program import Floats, Log, OutOfTime, Program, Solution, Status, answer, in_time
 
@@ -50,22 +53,18 @@ def solve_in_process(
         if time_limit_s is not None:
             patience_s = max(0.0, began + time_limit_s * OVERRUN + OVERRUN_S - time.monotonic())
         with (folder / "log").open("wb") as said:
-            child = subprocess.Popen(
+            start = partial(
+                subprocess.Popen[bytes],
                 [sys.executable, "-m", __name__, name],
                 stdin=subprocess.PIPE,
                 stdout=said,
                 stderr=said,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )
-            assert child.stdin is not None
-            try:
+            with killed_at_the_end(start) as child, suppress(subprocess.TimeoutExpired):
                 child.wait(patience_s)
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                child.kill()
-                child.wait()
-                child.stdin.close()
+            assert child.stdin is not None
+            child.stdin.close()
         text = (folder / "log").read_text(errors="replace")
         if log is not None:
             for line in text.splitlines():

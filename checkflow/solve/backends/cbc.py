@@ -7,7 +7,8 @@ import subprocess
 import tempfile
 import time
 import warnings
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 
 import highspy
@@ -15,6 +16,7 @@ import numpy as np
 import pulp
 
 from checkflow.errors import SolverError
+from checkflow.interrupts import killed_at_the_end
 from checkflow.solve.backends.highs import highs_model
 from checkflow.solve.program import Floats, Log, Program, Solution, Status, answer
 
@@ -83,14 +85,9 @@ def _write_start(x: Floats, path: Path) -> None:
 
 def _run(command: list[str], log: Path, patience_s: float | None) -> str:
     with log.open("wb") as said:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
-        try:
+        start = partial(subprocess.Popen[bytes], command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        with killed_at_the_end(start) as process, suppress(subprocess.TimeoutExpired):
             process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            process.kill()
-            process.wait()
     return log.read_text(errors="replace")
 
 

@@ -23,9 +23,9 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from checkflow.errors import StoreBusyError, StoreError
+from checkflow.interrupts import let_through
 from checkflow.store.both.bytelocks import take, take_of_directory
 from checkflow.store.both.filesystem import refuse_or_tell
-from checkflow.store.both.sigint import let_through
 from checkflow.store.format.disk import LocalDisk
 from checkflow.store.format.regular_file import open_regular
 from checkflow.text import plain

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Literal
 
 from checkflow.errors import InputError, StoreError
+from checkflow.interrupts import held_back
 from checkflow.store.both.config import SaverConfig
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import LAST, WAKE
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.both.saver_log import take_log
-from checkflow.store.both.sigint import held_back
 from checkflow.store.format.layout import Layout
 from checkflow.store.format.retention import Retention
 from checkflow.store.memory.shared_memory import SharedMemory

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from checkflow.interrupts import let_through
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import CLOSE, NOW, Durable, Failed, Notice, Verified
-from checkflow.store.both.sigint import let_through
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slots
 from checkflow.store.trainer.keeper import Keeper, News
