@@ -178,7 +178,7 @@ def measure(
             training.optimizer,
             schedule=compiled.schedule,
             store=Path(folder, "store"),
-            policy="block",
+            when_full="wait",
             persist_every=PersistEvery(iterations=persist_every),
         ) as ckpt,
     ):

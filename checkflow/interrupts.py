@@ -20,8 +20,8 @@ P = TypeVar("P", "subprocess.Popen[bytes]", "subprocess.Popen[str]")
 class _Held:
     """The program's handlers, and what was received in their place."""
 
-    def __init__(self) -> None:
-        found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    def __init__(self, numbers: tuple[signal.Signals, ...]) -> None:
+        found = {number: signal.getsignal(number) for number in numbers}
         self.handlers = {number: handler for number, handler in found.items() if callable(handler)}
         self._received: list[tuple[int, FrameType | None]] = []
 
@@ -48,13 +48,13 @@ def _ours() -> _Held | None:
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Interrupts are raised at the end, or where they are let through."""
+def held_back(*numbers: signal.Signals) -> Iterator[None]:
+    """These signals' handlers, which nobody may change meanwhile, run at the end, or where they are let through."""
     global _held
     if _held is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    held = _Held()
+    held = _Held(numbers)
     try:
         _held = held
         held.hold()
@@ -87,7 +87,7 @@ def let_through_meanwhile() -> Iterator[None]:
 @contextmanager
 def killed_at_the_end(start: Callable[[], P]) -> Iterator[P]:
     """A process that ends with the block. An interrupt is raised in the block, never while the process is nobody's."""
-    with held_back():
+    with held_back(signal.SIGINT, signal.SIGTERM):
         process = start()
         try:
             with let_through_meanwhile():

@@ -22,7 +22,7 @@ def silent(_message: str) -> None:
 
 class Checkflow(Contender):
     what = (
-        'attach(policy="block", slots=2), every checkpoint persisted on disk; in memory its own slots, none persisted'
+        'attach(when_full="wait", slots=2), every checkpoint persisted on disk; in memory its own slots, none persisted'
     )
     durable = True
     verifies = True
@@ -41,7 +41,7 @@ class Checkflow(Contender):
             store=job.folder,
             interval=job.interval,
             slots=self.slots,
-            policy="block",
+            when_full="wait",
             persist_every=PersistEvery(iterations=job.interval if job.tier is Tier.DISK else NEVER),
             notify=silent,
         )

@@ -7,6 +7,6 @@ from contenders.checkflow import Checkflow
 
 
 class CheckflowOneSlot(Checkflow):
-    what = 'attach(policy="block", slots=1): the next checkpoint is begun when the last one is on disk'
+    what = 'attach(when_full="wait", slots=1): the next checkpoint is begun when the last one is on disk'
     tiers = (Tier.DISK,)
     slots = 1

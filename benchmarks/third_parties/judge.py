@@ -165,7 +165,7 @@ def _train(case: Case, folder: Path, before: Callable[[int], None]) -> int:
     _quiet()
     training = case.build()
     with checkflow.attach(
-        training.model, training.optimizer, schedule=folder / "schedule.json", store=folder / "store", policy="block",
+        training.model, training.optimizer, schedule=folder / "schedule.json", store=folder / "store", when_full="wait",
         slots=2, notify=lambda _: None,
     ) as ckpt:  # fmt: skip
         first = ckpt.restore()

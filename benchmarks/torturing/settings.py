@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from checkflow.store.memory.trainer_slots import Backpressure
+from checkflow.store.memory.trainer_slots import WhenFull
 from checkflow.store.trainer.persist_every import PersistEvery
 
 
@@ -14,7 +14,7 @@ class Setting:
 
     name: str
     slots: int = 3
-    policy: Backpressure = "skip"
+    when_full: WhenFull = "skip"
     persist_every: PersistEvery = PersistEvery()  # noqa: RUF009 (frozen)
     interval: int = 1
     trainer: int | None = None
@@ -24,13 +24,13 @@ class Setting:
 _EACH = PersistEvery(iterations=1)
 SETTINGS = (
     Setting("nothing said", trainer=1),
-    Setting("slots=2 block, persist each", 2, "block", _EACH, trainer=1, everything=3),
-    Setting("slots=1 block", 1, "block", trainer=1, everything=2),
+    Setting("slots=2 wait, persist each", 2, "wait", _EACH, trainer=1, everything=3),
+    Setting("slots=1 wait", 1, "wait", trainer=1, everything=2),
     Setting("slots=2 skip", 2, "skip"),
     Setting("slots=1 skip", 1, "skip"),
     Setting("persist each", 3, "skip", _EACH, trainer=1),
-    Setting("slots=3 block, persist each", 3, "block", _EACH, trainer=1),
+    Setting("slots=3 wait, persist each", 3, "wait", _EACH, trainer=1),
     Setting("interval=3", 3, "skip", interval=3, trainer=5),
-    Setting("interval=3, slots=2 block, persist each", 2, "block", _EACH, interval=3, trainer=5),
+    Setting("interval=3, slots=2 wait, persist each", 2, "wait", _EACH, interval=3, trainer=5),
 )
 """The first three are README's table; at an interval of k a trainer loses at most 2k - 1."""

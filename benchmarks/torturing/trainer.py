@@ -97,8 +97,8 @@ def live(plan: Plan, path: Path) -> int:
     setting = plan.setting
     with checkflow.attach(
         model, optimizer, schedule=plan.schedule, store=plan.store, scheduler=scheduler, loader=loader,
-        slots=setting.slots, policy=setting.policy, persist_every=setting.persist_every, interval=setting.interval,
-        on_error=plan.on_error, notify=lambda _: None, retry_s=RETRY_S,
+        slots=setting.slots, when_full=setting.when_full, persist_every=setting.persist_every,
+        interval=setting.interval, on_error=plan.on_error, notify=lambda _: None, retry_s=RETRY_S,
     ) as ckpt:  # fmt: skip
         diary.note_phase(Phase.RESTORING)
         first = ckpt.restore()

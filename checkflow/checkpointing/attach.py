@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from checkflow.statenames import StateName
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.format.retention import Retention
-from checkflow.store.memory.trainer_slots import Backpressure
+from checkflow.store.memory.trainer_slots import WhenFull
 from checkflow.store.trainer.handle import OnError, StoreHandle
 from checkflow.store.trainer.keep_newest import keep_newest
 from checkflow.store.trainer.persist_every import PersistEvery
@@ -63,7 +64,7 @@ def attach(
     metadata: Mapping[str, object] | None = None,
     interval: int | None = None,
     slots: int = 3,
-    policy: Backpressure = "skip",
+    when_full: WhenFull = "skip",
     persist_every: PersistEvery = PersistEvery(),  # noqa: B008 (frozen)
     retention: Retention = Retention(),  # noqa: B008 (frozen)
     on_error: OnError = "raise",
@@ -96,7 +97,7 @@ def attach(
         interval: iterations from one checkpoint to the next; the schedule's unless given.
         slots: checkpoints that host memory holds: 3 to fill, keep and persist at once, or 2. With 1 each is on disk,
             whatever `persist_every` says, before the next is begun: least memory, and least lost with the machine.
-        policy: where no slot is free, "skip" this checkpoint or "block" until one is.
+        when_full: where no slot is free, "skip" this checkpoint or "wait" until one is.
         persist_every: how often a staged checkpoint is written to disk.
         retention: which checkpoints stay on disk.
         on_error: "raise" at a step() within a second what went wrong in the background and breaks a promise, or "warn"
@@ -130,8 +131,8 @@ def attach(
         schedule = read_schedule(Path(schedule))
     if interval is not None and interval < 1:
         raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
-    if policy not in ("skip", "block"):
-        raise InputError(f"policy: {policy!r} is not known; use 'skip' or 'block'")
+    if when_full not in ("skip", "wait"):
+        raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
     lacking = missing(schedule, training.listed, scaler=scaler is not None)
     if lacking and audit:
         raise AuditError(f"audit: {lacking[0]}")
@@ -159,12 +160,12 @@ def attach(
         if line is not None:
             warn(line)
     with contextlib.ExitStack() as undo:
-        with held_back():
+        with held_back(signal.SIGINT):
             handle = StoreHandle.open(
                 Path(store),
                 layout,
                 slots=slots,
-                backpressure=policy,
+                when_full=when_full,
                 record_room_bytes=host.room_bytes(),
                 persist_every=persist_every,
                 retention=retention,
@@ -182,7 +183,7 @@ def attach(
                 handle,
                 Path(store),
                 interval=interval or schedule.interval,
-                block=policy == "block",
+                wait_when_full=when_full == "wait",
                 start_over=start_over,
                 sigterm_deadline_s=sigterm_deadline_s,
                 audit=audit,

@@ -87,7 +87,7 @@ def main() -> None:
             ckpt = stack.enter_context(
                 checkflow.attach(
                     model, optimizer, schedule=chosen.schedule, store=chosen.store, scheduler=scheduler, loader=loader,
-                    policy="block", notify=lambda line: print(line, flush=True),
+                    when_full="wait", notify=lambda line: print(line, flush=True),
                 )
             )  # fmt: skip
             first = ckpt.restore()

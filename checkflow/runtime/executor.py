@@ -43,7 +43,7 @@ class Executor:
         sink: takes whole checkpoints.
         capture: reads the host's state when an iteration ends, and returns what makes a record of it.
         interval: iterations from one checkpoint to the next.
-        block: where no slot is free, wait for one.
+        wait_when_full: where no slot is free, wait for one.
         disarmed: kinds of guards that do nothing. For tests: it tears checkpoints.
         audit: compare samples of the state for writes that no guard saw.
         late: tensors, by target, that were found when `capture` was called; they are copied before step() returns.
@@ -62,7 +62,7 @@ class Executor:
         counters: Counters,
         *,
         interval: int,
-        block: bool,
+        wait_when_full: bool,
         disarmed: frozenset[GuardKind] = frozenset(),
         audit: bool = False,
         late: Callable[[], Mapping[str, torch.Tensor]] = dict,
@@ -89,7 +89,7 @@ class Executor:
         self._capture = capture
         self._counters = counters
         self._interval = interval
-        self._block = block
+        self._wait_when_full = wait_when_full
         self._disarmed = disarmed
         self._audit = Audit() if audit else None
         self._updates: list[Update] = []
@@ -351,7 +351,7 @@ class Executor:
             self._advance(self.completed, self.program.anchor_count)
             self.spots.end()
         if self.completed % self._interval == 0:
-            self._begin(wait=self._block)
+            self._begin(wait=self._wait_when_full)
         self.bound.distrust()
         self._anchor, self.touched = 0, False
         self._device.collect()

@@ -72,7 +72,7 @@ def one_thread() -> Iterator[None]:
 
 def attached(training: Training, schedule: Schedule | Path, store: Path) -> Checkpointer:
     return checkflow.attach(
-        training.model, training.optimizer, schedule=schedule, store=store, policy="block", persist_every=EVERY
+        training.model, training.optimizer, schedule=schedule, store=store, when_full="wait", persist_every=EVERY
     )
 
 
@@ -158,7 +158,7 @@ def train_more(training: Training, ckpt: Checkpointer, iterations: int) -> None:
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_save_finds_a_slot_with_few_slots_and_skip(tmp_path: Path, slots: int) -> None:
-    """Where none is free it waits for the saver, whatever the policy is for iterations."""
+    """Where none is free it waits for the saver, whatever when_full says of iterations."""
     schedule = compiled(small, interval=3)
     training = small()
     with checkflow.attach(
@@ -222,7 +222,7 @@ def test_a_single_slot_persists_each_before_the_next_is_begun(tmp_path: Path) ->
     schedule = compiled(small, interval=1)
     training = small()
     with checkflow.attach(
-        training.model, training.optimizer, schedule=schedule, store=tmp_path, slots=1, policy="block",
+        training.model, training.optimizer, schedule=schedule, store=tmp_path, slots=1, when_full="wait",
         retention=Retention(last=99),
     ) as ckpt:  # fmt: skip
         for iteration in range(1, 9):
@@ -298,10 +298,10 @@ def test_bad_arguments_are_refused(schedule: Schedule, tmp_path: Path) -> None:
     training = small()
     with pytest.raises(InputError, match="interval: 0 is not positive"):
         checkflow.attach(training.model, training.optimizer, schedule=schedule, store=tmp_path / "s", interval=0)
-    with pytest.raises(InputError, match="policy: 'wait' is not known"):
+    with pytest.raises(InputError, match="when_full: 'block' is not known"):
         checkflow.attach(
             training.model, training.optimizer, schedule=schedule, store=tmp_path / "s",
-            policy="wait",  # type: ignore[arg-type]
+            when_full="block",  # type: ignore[arg-type]
         )  # fmt: skip
     with pytest.raises(StoreError, match="slots: 0 is not supported"):
         checkflow.attach(training.model, training.optimizer, schedule=schedule, store=tmp_path / "s", slots=0)

@@ -41,7 +41,7 @@ class Life:
             self.optimizer,
             schedule=schedule,
             store=store,
-            policy="block",
+            when_full="wait",
             persist_every=PersistEvery(iterations=1),
             notify=told.append,
             **options,  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ def test_metadata_that_grows_is_staged_each_iteration_and_found_again(tmp_path: 
     """From nothing to 20 MB, while a slot's own room is some 100 KiB."""
     training, schedule, metadata = small(), compiled(small), dict[str, object]()
     with checkflow.attach(
-        training.model, training.optimizer, schedule=schedule, store=tmp_path, metadata=metadata, policy="block",
+        training.model, training.optimizer, schedule=schedule, store=tmp_path, metadata=metadata, when_full="wait",
         persist_every=EVERY,
     ) as ckpt:  # fmt: skip
         for iteration in range(1, 9):

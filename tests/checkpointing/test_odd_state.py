@@ -54,7 +54,7 @@ def attached(training: Training, schedule: Schedule, store: Path, **options: Any
         training.optimizer,
         schedule=schedule,
         store=store,
-        policy="block",
+        when_full="wait",
         persist_every=PersistEvery(iterations=1),
         **{"notify": lambda _line: None} | options,
     )

@@ -47,7 +47,7 @@ def one_thread() -> Iterator[None]:
 
 
 def attached(training: Training, schedule: Schedule, store: Path, **options: object) -> Checkpointer:
-    given = {"policy": "block", "persist_every": EVERY, **options}
+    given = {"when_full": "wait", "persist_every": EVERY, **options}
     return checkflow.attach(training.model, training.optimizer, schedule=schedule, store=store, **given)  # type: ignore[arg-type]
 
 
@@ -234,7 +234,7 @@ def test_a_restore_that_changed_nothing_leaves_the_training_as_it_was(schedule: 
 
 
 def test_the_last_iteration_is_saved_after_a_caught_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the store, under `block`, in the middle of a step()."""
+    """Of the store, under `wait`, in the middle of a step()."""
     training = small()
     with attached(training, compiled(small, interval=3), tmp_path) as ckpt:
 
@@ -406,7 +406,7 @@ SCRIPT = """
     training = small()
     {before}
     with checkflow.attach(
-        training.model, training.optimizer, schedule={schedule!r}, store={store!r}, policy="block",
+        training.model, training.optimizer, schedule={schedule!r}, store={store!r}, when_full="wait",
         notify=lambda line: print("told", line, flush=True), tell=lambda line: None, {options}
     ) as ckpt:
         def train():

@@ -84,7 +84,7 @@ def main(mode: str, device: str, iterations: int, schedule: str = "", store: str
             say(i + 1)
         return
     with checkflow.attach(
-        model, optimizer, schedule=schedule, store=store, scheduler=scheduler, loader=loader, policy="block",
+        model, optimizer, schedule=schedule, store=store, scheduler=scheduler, loader=loader, when_full="wait",
         slots=int(slots), notify=lambda _: None,
     ) as ckpt:  # fmt: skip
         first = ckpt.restore()

@@ -125,7 +125,7 @@ def run(life: Life, schedule: Schedule, store: Path, until: int, told: list[str]
         schedule=schedule,
         store=store,
         extra=life.extra,
-        policy="block",
+        when_full="wait",
         persist_every=PersistEvery(iterations=1),
         notify=told.append,
         **options,  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ def attached(training: Training, objects: HostObjects, schedule: Schedule, store
             if name.startswith("generator.")
         },
         metadata=objects.metadata,
-        policy="block",
+        when_full="wait",
         persist_every=PersistEvery(iterations=1),
     )
 

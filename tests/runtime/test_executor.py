@@ -30,7 +30,7 @@ from checkflow.training import Training
     interval=st.integers(1, 3),
     slots=st.integers(2, 4),
     hold=st.integers(0, 1),
-    block=st.booleans(),
+    wait=st.booleans(),
     snapshots=st.sampled_from([0.0, 0.5, 1.0]),
 )
 def test_any_schedule_on_any_device_tears_nothing(
@@ -41,38 +41,38 @@ def test_any_schedule_on_any_device_tears_nothing(
     interval: int,
     slots: int,
     hold: int,
-    block: bool,
+    wait: bool,
     snapshots: float,
 ) -> None:
     """Whatever the actions' places, the link's delay, what leaves together, the interval and the backpressure."""
     schedule = random_schedule(factory, seed, interval=interval, snapshots=snapshots)
-    made = rig(factory, schedule, lag=lag, few_bytes=few_bytes, slots=slots, hold=hold, block=block)
+    made = rig(factory, schedule, lag=lag, few_bytes=few_bytes, slots=slots, hold=hold, wait=wait)
     made.run(7)
     made.close()
     assert made.torn() == []
     due = [iteration for iteration in range(1, 8) if iteration % interval == 0]
     assert made.sink.order == sorted(made.sink.order)
     assert set(made.sink.order) <= set(due)
-    if block:
+    if wait:
         assert made.sink.order == due
     assert made.executor.pipeline.skipped + len(made.sink.order) == len(due)
     assert all(made.sink.records[iteration] == b"%d" % iteration for iteration in made.sink.order)
 
 
-def test_without_a_free_slot_skip_goes_on_and_block_waits() -> None:
-    """Two slots that stay occupied: skip counts what it gave up, block takes every iteration."""
+def test_without_a_free_slot_skip_goes_on_and_wait_waits() -> None:
+    """Two slots that stay occupied: skip counts what it gave up, wait takes every iteration."""
     schedule = random_schedule(trainings.sgd, 0)
-    skipping = rig(trainings.sgd, schedule, lag=0, slots=2, hold=2, block=False)
+    skipping = rig(trainings.sgd, schedule, lag=0, slots=2, hold=2, wait=False)
     skipping.run(5)
     skipping.close()
     assert skipping.sink.order == [1, 2]
     assert skipping.executor.pipeline.skipped == 3
-    blocking = rig(trainings.sgd, schedule, lag=0, slots=2, hold=2, block=True)
-    blocking.run(5)
-    blocking.close()
-    assert blocking.sink.order == [1, 2, 3, 4, 5]
-    assert blocking.sink.blocked == 3
-    assert blocking.counters.waits[Cause.SLOT] == 3
+    waiting = rig(trainings.sgd, schedule, lag=0, slots=2, hold=2, wait=True)
+    waiting.run(5)
+    waiting.close()
+    assert waiting.sink.order == [1, 2, 3, 4, 5]
+    assert waiting.sink.waited == 3
+    assert waiting.counters.waits[Cause.SLOT] == 3
 
 
 def test_static_state_is_copied_once_for_each_slot_and_again_when_it_changed() -> None:
@@ -544,7 +544,7 @@ def test_tied_names_are_one_tensor() -> None:
     assert last.sink.staged[3]["model/embed.weight"] == memory_of(weight)
 
 
-def test_block_completes_what_is_in_flight_before_it_waits() -> None:
+def test_waiting_completes_what_is_in_flight_before_it_waits() -> None:
     """Two slots, one of them the newest staged: the other one's checkpoint is still on its way when the next is due."""
     schedule = random_schedule(trainings.sgd, 0, interval=2, snapshots=1.0)
     made = rig(trainings.sgd, schedule, slots=2, hold=1, interval=1)

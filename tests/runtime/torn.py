@@ -64,11 +64,11 @@ class MemorySink:
     binding: Binding
     slots: int = 3
     hold: int = 0
-    block: bool = True
+    wait: bool = True
     staged: dict[int, State] = field(default_factory=dict)
     records: dict[int, bytes] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
-    blocked: int = 0
+    waited: int = 0
     error: Exception | None = None
 
     def __post_init__(self) -> None:
@@ -81,8 +81,8 @@ class MemorySink:
         self._held: deque[MemorySlot] = deque()
 
     def acquire(self) -> MemorySlot | None:
-        if not self._free and self.block and len(self._held) > 1:  # never the newest staged one
-            self.blocked += 1
+        if not self._free and self.wait and len(self._held) > 1:  # never the newest staged one
+            self.waited += 1
             self._free.append(self._held.popleft())
         return self.try_acquire()
 
@@ -394,7 +394,7 @@ def rig(
     device: Callable[[Counters], Device] | None = None,
     slots: int = 3,
     hold: int = 0,
-    block: bool = True,
+    wait: bool = True,
     interval: int | None = None,
     disarmed: frozenset[GuardKind] = frozenset(),
     audit: bool = False,
@@ -403,7 +403,7 @@ def rig(
     case = factory()
     counters = Counters()
     binding = bind(schedule, case.training)
-    sink = MemorySink(binding, slots=slots, hold=hold, block=block)
+    sink = MemorySink(binding, slots=slots, hold=hold, wait=wait)
     executor = Executor(
         schedule,
         case.training,
@@ -413,7 +413,7 @@ def rig(
         lambda iteration: lambda: b"%d" % iteration,
         counters,
         interval=interval or schedule.interval,
-        block=block,
+        wait_when_full=wait,
         disarmed=disarmed,
         audit=audit,
     )

@@ -205,7 +205,7 @@ def attached(
         lambda _iteration: lambda: b"",
         counters,
         interval=schedule.interval,
-        block=True,
+        wait_when_full=True,
     )
     executor.follow(schedule, arrive)
     return Attached(training, executor, counters, place(executor, training))

@@ -108,7 +108,7 @@ def test_marked_checkpoints_are_retained(tmp_path: Path) -> None:
 def test_block_persists_each_one_that_is_due(tmp_path: Path) -> None:
     """Nothing is given up: the trainer waits instead, and the wait is counted."""
     with StoreHandle.open(
-        tmp_path, SMALL, slots=2, backpressure="block", notify=silent, persist_every=EACH, retention=Retention(last=99)
+        tmp_path, SMALL, slots=2, when_full="wait", notify=silent, persist_every=EACH, retention=Retention(last=99)
     ) as handle:
         for iteration in range(1, 13):
             assert stage(handle, SMALL, iteration)
@@ -132,7 +132,7 @@ def test_skip_never_waits_and_the_newest_wins(tmp_path: Path, slots: int) -> Non
 
 
 def test_a_single_slot_waits_until_its_checkpoint_is_durable(tmp_path: Path) -> None:
-    """Under `skip` it has none to give until then; under `block` the trainer waits. Each is persisted."""
+    """Under `skip` it has none to give until then; under `wait` the trainer waits. Each is persisted."""
     with StoreHandle.open(tmp_path, SMALL, slots=1, notify=silent) as handle:
         assert stage(handle, SMALL, 1)
         until_verified(handle, 1)
@@ -149,7 +149,7 @@ def test_a_single_slot_wakes_its_saver_each_time(tmp_path: Path) -> None:
     """Also one that has nothing left to settle and sleeps, and whatever persist_every says."""
     never = PersistEvery(iterations=1000)
     with StoreHandle.open(
-        tmp_path, SMALL, slots=1, backpressure="block", notify=silent, persist_every=never, hang_s=5.0
+        tmp_path, SMALL, slots=1, when_full="wait", notify=silent, persist_every=never, hang_s=5.0
     ) as handle:
         for iteration in range(1, 4):
             assert stage(handle, SMALL, iteration)
@@ -175,7 +175,7 @@ def test_a_single_slot_is_filled_again_where_the_disk_fails(tmp_path: Path) -> N
     """What could not be made durable in time is told, and does not hold up what comes after it."""
     told: list[str] = []
     with StoreHandle.open(
-        tmp_path, SMALL, slots=1, backpressure="block", on_error="warn", notify=told.append, retry_s=0
+        tmp_path, SMALL, slots=1, when_full="wait", on_error="warn", notify=told.append, retry_s=0
     ) as handle:
         assert stage(handle, SMALL, 1) and handle.drain(60)
         until_verified(handle, 1)
@@ -272,7 +272,7 @@ def test_a_record_that_cannot_be_kept_leaves_its_slot(tmp_path: Path, monkeypatc
 
 
 def test_too_many_slots_in_use_is_an_error_not_a_hang(tmp_path: Path) -> None:
-    with StoreHandle.open(tmp_path, SMALL, slots=2, backpressure="block", notify=silent) as handle:
+    with StoreHandle.open(tmp_path, SMALL, slots=2, when_full="wait", notify=silent) as handle:
         first, second = handle.acquire(), handle.acquire()
         assert first is not None and second is not None
         with pytest.raises(StoreError, match="all are being filled"):
@@ -281,7 +281,7 @@ def test_too_many_slots_in_use_is_an_error_not_a_hang(tmp_path: Path) -> None:
 
 def test_a_slot_may_become_free_while_one_looks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is pending any more when the look for a slot has failed: one looks again."""
-    with StoreHandle.open(tmp_path, SMALL, slots=3, backpressure="block", notify=silent, persist_every=EACH) as handle:
+    with StoreHandle.open(tmp_path, SMALL, slots=3, when_full="wait", notify=silent, persist_every=EACH) as handle:
         saver = stop(handle)
         assert stage(handle, SMALL, 1) and stage(handle, SMALL, 2)
         filling = handle.acquire()
@@ -368,7 +368,7 @@ def test_a_hanging_saver_does_not_hang_the_end(tmp_path: Path) -> None:
 def test_block_with_a_hanging_saver_ends_too(tmp_path: Path) -> None:
     """Under "raise" the wait ends in the error."""
     handle = StoreHandle.open(
-        tmp_path, SMALL, slots=2, backpressure="block", notify=silent, persist_every=EACH, hang_s=0.05
+        tmp_path, SMALL, slots=2, when_full="wait", notify=silent, persist_every=EACH, hang_s=0.05
     )
     stop(handle)
     with pytest.raises(StoreError, match="has not moved"):

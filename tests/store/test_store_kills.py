@@ -133,10 +133,10 @@ TRAINER = """
 import pathlib, time
 from small_store import *
 from checkflow.store.trainer.persist_every import PersistEvery
-store, backpressure, iterations = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+store, when_full, iterations = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 start = newest_whole(store) if store.exists() else 0
 handle = StoreHandle.open(
-    store, SMALL, backpressure=backpressure, persist_every=PersistEvery(iterations=iterations), notify=silent
+    store, SMALL, when_full=when_full, persist_every=PersistEvery(iterations=iterations), notify=silent
 )
 print("saver", handle.saver_pid, flush=True)
 for iteration in range(start + 1, 100_000):
@@ -147,8 +147,8 @@ for iteration in range(start + 1, 100_000):
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["trainer", "trainer and saver"])
-@pytest.mark.parametrize("backpressure", ["skip", "block"])
-def test_the_trainer_is_killed_at_any_moment(tmp_path: Path, backpressure: str, both: bool) -> None:
+@pytest.mark.parametrize("when_full", ["skip", "wait"])
+def test_the_trainer_is_killed_at_any_moment(tmp_path: Path, when_full: str, both: bool) -> None:
     """What it had staged is restored, whole; if its saver dies with it, what was durable."""
     choose = random.Random(0)
     store = tmp_path / "store"
@@ -156,7 +156,7 @@ def test_the_trainer_is_killed_at_any_moment(tmp_path: Path, backpressure: str, 
     before = 0
     for _ in range(50 if NIGHTLY else 6):
         every = 10 if both else choose.choice([1, 10, 1000])
-        command = trainer_command(TRAINER, store, backpressure, every)
+        command = trainer_command(TRAINER, store, when_full, every)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
             assert trainer.stdout is not None
             saver = int(trainer.stdout.readline().split()[1])
@@ -177,7 +177,7 @@ def test_the_trainer_is_killed_at_any_moment(tmp_path: Path, backpressure: str, 
             assert restored >= staged
         lost[max(0, staged - restored)] += 1
         before = restored
-    log.info("%s: completed iterations lost in each kill: %s", backpressure, dict(lost))
+    log.info("%s: completed iterations lost in each kill: %s", when_full, dict(lost))
 
 
 def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:

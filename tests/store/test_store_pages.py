@@ -125,11 +125,11 @@ def test_what_the_kernel_refuses_is_told_once(kernel: Kernel, memory: tuple[int,
     taken.close()
 
 
-@pytest.mark.parametrize("backpressure", ["skip", "block"])
-def test_a_checkpoint_waits_for_its_slot_to_have_memory(tmp_path: Path, kernel: Kernel, backpressure: str) -> None:
+@pytest.mark.parametrize("when_full", ["skip", "wait"])
+def test_a_checkpoint_waits_for_its_slot_to_have_memory(tmp_path: Path, kernel: Kernel, when_full: str) -> None:
     """It is neither skipped nor torn, and the wait is counted."""
     kernel.go.clear()
-    with StoreHandle.open(tmp_path, SMALL, notify=silent, backpressure=backpressure) as handle:  # type: ignore[arg-type]
+    with StoreHandle.open(tmp_path, SMALL, notify=silent, when_full=when_full) as handle:  # type: ignore[arg-type]
         assert handle.try_acquire() is None
         threading.Timer(0.1, kernel.go.set).start()
         assert stage(handle, SMALL, 1)
@@ -154,7 +154,7 @@ def test_refused_memory_is_an_error_but_no_lost_checkpoint(tmp_path: Path, kerne
 def test_no_memory_at_all(tmp_path: Path, kernel: Kernel) -> None:
     """Nothing is staged, nothing hangs, and the next poll says why."""
     kernel.refused_from = 0
-    handle = StoreHandle.open(tmp_path, SMALL, notify=silent, backpressure="block")
+    handle = StoreHandle.open(tmp_path, SMALL, notify=silent, when_full="wait")
     assert handle.acquire() is None
     with pytest.raises(StoreError, match="with 0 nothing more is checkpointed"):
         handle.poll()

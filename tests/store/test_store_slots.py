@@ -44,11 +44,11 @@ class SlotMachine(RuleBasedStateMachine):
         self.taken: Taken | None = None
         self.newest_is_gone = False
 
-    @initialize(slots=st.integers(1, 4), backpressure=st.sampled_from(["skip", "block"]))
-    def start(self, slots: int, backpressure: str) -> None:
+    @initialize(slots=st.integers(1, 4), when_full=st.sampled_from(["skip", "wait"]))
+    def start(self, slots: int, when_full: str) -> None:
         self.shared = SharedMemory.create(TINY, slots=slots, record_room_bytes=100, config=b"{}")
-        self.block = backpressure == "block"
-        self.slots = Slots(self.shared, TINY, "block" if self.block else "skip")
+        self.waits = when_full == "wait"
+        self.slots = Slots(self.shared, TINY, "wait" if self.waits else "skip")
 
     def teardown(self) -> None:
         if hasattr(self, "shared"):
@@ -76,7 +76,7 @@ class SlotMachine(RuleBasedStateMachine):
         is_due = self.slots.stage(slot, self.iteration, record_of(self.iteration), due=due)
         sequence = self.slots.newest_sequence
         assert sequence is not None
-        given_up = set() if self.block else before - self.keep
+        given_up = set() if self.waits else before - self.keep
         assert is_due == bool(due or given_up or self.shared.slots == 1)
         self.due -= given_up
         self.due |= {sequence} if is_due else set()
@@ -135,8 +135,8 @@ class SlotMachine(RuleBasedStateMachine):
         self.whole(self.taken)
         words = self.shared.words()
         newer = [w.sequence for w in words if w.state is State.STAGED and w.sequence > self.taken.sequence]
-        put_off(self.shared, self.taken, newest_wins=not self.block)
-        if newer and not self.block and self.taken.sequence not in self.keep:
+        put_off(self.shared, self.taken, newest_wins=not self.waits)
+        if newer and not self.waits and self.taken.sequence not in self.keep:
             self.due.discard(self.taken.sequence)
             self.due.add(max(newer))
         self.taken = None
@@ -179,7 +179,7 @@ TestSlotMachine.settings = settings(stateful_step_count=40)
 def test_what_a_dead_saver_left_due_is_not_overwritten() -> None:
     """A checkpoint that was being persisted when the saver died stays until the next saver takes it."""
     machine = SlotMachine()
-    machine.start(slots=3, backpressure="skip")
+    machine.start(slots=3, when_full="skip")
     machine.acquire()
     machine.stage(due=True)
     machine.take()

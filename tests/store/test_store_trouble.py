@@ -85,9 +85,9 @@ def test_a_promise_that_is_broken_is_an_error(tmp_path: Path) -> None:
 
 
 def test_who_waits_for_a_slot_waits_no_longer_than_that(tmp_path: Path) -> None:
-    """Under `block` nothing is given up before; then it is an error."""
+    """Under `wait` nothing is given up before; then it is an error."""
     with StoreHandle.open(
-        tmp_path, SMALL, slots=2, backpressure="block", notify=silent, persist_every=EACH, retry_s=0.5
+        tmp_path, SMALL, slots=2, when_full="wait", notify=silent, persist_every=EACH, retry_s=0.5
     ) as handle:
         with refusing(saver_of(handle)), pytest.raises(StoreError, match="iteration 1 cannot be made durable"):
             for iteration in range(1, 10):

@@ -22,7 +22,7 @@ from torturing.settings import Setting
 RUNS = (1, 6)
 DAMAGES = {True: 40, False: 80}  # to copies of one store, by whether it is short
 RESTORED = 10  # each so many-th is also restored by a training
-EACH = Setting("slots=3 block, persist each", 3, "block", PersistEvery(iterations=1))
+EACH = Setting("slots=3 wait, persist each", 3, "wait", PersistEvery(iterations=1))
 KEPT = Retention().last
 
 Files = dict[str, int]

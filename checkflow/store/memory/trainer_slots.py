@@ -12,7 +12,7 @@ from checkflow.errors import StoreError
 from checkflow.store.format.layout import Layout
 from checkflow.store.memory.shared_memory import SharedMemory, State, Word
 
-Backpressure = Literal["skip", "block"]
+WhenFull = Literal["skip", "wait"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,15 @@ class Slot:
 
 
 class Slots:
-    """Which slot to fill next. `skip`: newest wins; `block`: a checkpoint that is due is never given up.
+    """Which slot to fill next. `skip`: newest wins; `wait`: a checkpoint that is due is never given up.
 
     A single slot is filled again once its checkpoint was persisted, for which each is due.
     """
 
-    def __init__(self, shared: SharedMemory, layout: Layout, backpressure: Backpressure) -> None:
+    def __init__(self, shared: SharedMemory, layout: Layout, when_full: WhenFull) -> None:
         self._shared = shared
         self._layout = layout
-        self._backpressure = backpressure
+        self._when_full = when_full
         self._single = shared.slots == 1
         self._sequence = 0
         self.staged_iteration: int | None = None
@@ -89,7 +89,7 @@ class Slots:
 
     def _gives_way(self, word: Word) -> bool:
         """Whether a checkpoint that is due is given up for a newer one, which then is due in its place."""
-        return self._backpressure == "skip" and word.state is State.STAGED and word.due and not word.keep
+        return self._when_full == "skip" and word.state is State.STAGED and word.due and not word.keep
 
     def abandon(self, slot: Slot) -> None:
         """Give back a slot whose filling failed."""

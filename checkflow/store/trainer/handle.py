@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 import warnings
 import weakref
@@ -30,7 +31,7 @@ from checkflow.store.both.saver_log import take_log
 from checkflow.store.format.layout import Layout
 from checkflow.store.format.retention import Retention
 from checkflow.store.memory.shared_memory import SharedMemory
-from checkflow.store.memory.trainer_slots import Backpressure, Slot, Slots
+from checkflow.store.memory.trainer_slots import Slot, Slots, WhenFull
 from checkflow.store.trainer.persist_every import Pace, PersistEvery
 from checkflow.store.trainer.status import Status, Tally
 from checkflow.store.trainer.supervisor import Supervisor
@@ -48,15 +49,15 @@ class StoreHandle:
     """See the module. Made by `open`; a context manager that closes."""
 
     def __init__(
-        self, shared: SharedMemory, layout: Layout, lock: StoreLock, *, pace: Pace, backpressure: Backpressure,
+        self, shared: SharedMemory, layout: Layout, lock: StoreLock, *, pace: Pace, when_full: WhenFull,
         on_error: OnError, notify: Callable[[str], None], hang_s: float, retry_s: float,
     ) -> None:  # fmt: skip
         self.shared = shared
         self.layout = layout
         self._lock = lock
-        self._slots = Slots(shared, layout, backpressure)
+        self._slots = Slots(shared, layout, when_full)
         self._pace = pace
-        self._backpressure = backpressure
+        self._when_full = when_full
         self._on_error = on_error
         self._notify = notify
         self._tally = Tally()
@@ -76,7 +77,7 @@ class StoreHandle:
         *,
         lock: StoreLock | None = None,
         slots: int = 3,
-        backpressure: Backpressure = "skip",
+        when_full: WhenFull = "skip",
         record_room_bytes: int = RECORD_ROOM_BYTES,
         persist_every: PersistEvery = PersistEvery(),  # noqa: B008 (frozen)
         retention: Retention = Retention(),  # noqa: B008 (frozen)
@@ -100,10 +101,10 @@ class StoreHandle:
         except (OSError, RuntimeError, ValueError) as error:
             raise StoreError(f"store: {path} is no path of a directory ({error}); choose another") from None
         config = SaverConfig(
-            path, layout.specs, retention, dict(versions or {}), newest_wins=backpressure == "skip", retry_s=retry_s
+            path, layout.specs, retention, dict(versions or {}), newest_wins=when_full == "skip", retry_s=retry_s
         ).dump()
         with contextlib.ExitStack() as undo:
-            with held_back():
+            with held_back(signal.SIGINT):
                 lock = lock or StoreLock.acquire(path, notify)
                 undo.callback(lock.close)
                 for line in take_log(path, lock.directory_fd):
@@ -111,7 +112,7 @@ class StoreHandle:
                 shared = SharedMemory.create(layout, slots=slots, record_room_bytes=record_room_bytes, config=config)
                 undo.callback(shared.close)
                 handle = cls(
-                    shared, layout, lock, pace=Pace(persist_every), backpressure=backpressure, on_error=on_error,
+                    shared, layout, lock, pace=Pace(persist_every), when_full=when_full, on_error=on_error,
                     notify=notify, hang_s=hang_s, retry_s=retry_s,
                 )  # fmt: skip
                 undo.callback(handle._let_go)
@@ -140,15 +141,15 @@ class StoreHandle:
         return self._saver.pid
 
     def acquire(self) -> Slot | None:
-        """A slot to fill; None (counted) where backpressure is `skip` and none is free.
+        """A slot to fill; None (counted) under `skip` where none is free.
 
-        Waits for a slot whose memory is still on its way. Under `block` waits until the saver has persisted one; None
+        Waits for a slot whose memory is still on its way. Under `wait` waits until the saver has persisted one; None
         there too if it cannot and on_error is "warn".
         """
         slot = self._slots.try_acquire()
         if slot is None:
             slot = self._wait_for_memory()
-        if slot is None and self._backpressure == "block":
+        if slot is None and self._when_full == "wait":
             slot = self._wait_for_slot()
         if slot is None:
             self._tally.skipped += 1
@@ -197,7 +198,7 @@ class StoreHandle:
         self._deliver()
 
     def drain(self, deadline_s: float) -> bool:
-        """Wait until the newest staged checkpoint is durable, and return whether it is; errors go by policy."""
+        """Wait until the newest staged checkpoint is durable, and return whether it is; errors go by on_error."""
         done = self._drain(time.monotonic() + deadline_s)
         self._deliver()
         return done
@@ -216,7 +217,7 @@ class StoreHandle:
         if self._closed:
             return
         deadline = time.monotonic() + deadline_s
-        with held_back():
+        with held_back(signal.SIGINT):
             try:
                 self._saver.tell(LAST)
                 self._drain(deadline)
