@@ -10,8 +10,9 @@ import subprocess
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,19 +62,10 @@ def schedule() -> Schedule:
     return compiled(small)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Operators this small only lose by a thread pool."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def attached(training: Training, schedule: Schedule | Path, store: Path) -> Checkpointer:
-    return checkflow.attach(
-        training.model, training.optimizer, schedule=schedule, store=store, when_full="wait", persist_every=EVERY
-    )
+def attached(training: Training, schedule: Schedule | Path, store: Path, **options: Any) -> Checkpointer:
+    """Each iteration has a checkpoint, and each of those is made durable."""
+    given: dict[str, Any] = {"when_full": "wait", "persist_every": EVERY} | options
+    return checkflow.attach(training.model, training.optimizer, schedule=schedule, store=store, **given)
 
 
 def weights(training: Training) -> dict[str, torch.Tensor]:

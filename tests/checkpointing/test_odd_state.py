@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_attach
 import torch
 from odd_trainings import ODD
 
@@ -17,20 +18,10 @@ from checkflow.errors import InputError
 from checkflow.runtime.state import live_state, memory_order
 from checkflow.schedule import Schedule
 from checkflow.store.format.reader import list_checkpoints
-from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.trace.tracing import trace_training
 from checkflow.training import Training
 
 WHOLE = 11
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Operators this small only lose by a thread pool."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +40,7 @@ def schedule_of(name: str, schedules: dict[str, Schedule]) -> Schedule:
 
 
 def attached(training: Training, schedule: Schedule, store: Path, **options: Any) -> Checkpointer:
-    return checkflow.attach(
-        training.model,
-        training.optimizer,
-        schedule=schedule,
-        store=store,
-        when_full="wait",
-        persist_every=PersistEvery(iterations=1),
-        **{"notify": lambda _line: None} | options,
-    )
+    return test_attach.attached(training, schedule, store, **{"notify": lambda _line: None} | options)
 
 
 def bits(training: Training, name: str) -> dict[str, object]:

@@ -13,42 +13,26 @@ import textwrap
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_attach import EVERY, compiled, same, small, train, train_more, weights
+from test_attach import attached, compiled, same, small, train, train_more, weights
 from torch.utils.data import DataLoader, TensorDataset
 
 import checkflow
-from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.schedule import Schedule, write_schedule
 from checkflow.store.format.reader import Checkpoint, list_checkpoints
 from checkflow.store.format.retention import Retention
 from checkflow.store.trainer.persist_every import PersistEvery
-from checkflow.training import Training
 
 
 @pytest.fixture(scope="module")
 def schedule() -> Schedule:
     return compiled(small)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Operators this small only lose by a thread pool."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def attached(training: Training, schedule: Schedule, store: Path, **options: object) -> Checkpointer:
-    given = {"when_full": "wait", "persist_every": EVERY, **options}
-    return checkflow.attach(training.model, training.optimizer, schedule=schedule, store=store, **given)  # type: ignore[arg-type]
 
 
 def iterations(store: Path) -> list[int]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from test_resume_equality import LENGTH, advance, final, seed
 from test_stateful_dataloader import LENGTH as LOADED_LENGTH
 from test_stateful_dataloader import Life
@@ -23,15 +22,6 @@ from checkflow.trace.tracing import trace_training
 from checkflow.training import Training
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 on torch 2.13
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Operators this small only lose by a thread pool."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def compiled(factory: Callable[[], Training]) -> Schedule:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import small_trainings as trainings
-import torch
 from hypothesis import settings
 from torn import random_schedule, rig
 
@@ -27,15 +25,6 @@ class Threaded(HostDevice):
 
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Operators this small only lose by a thread pool."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("device", [HostDevice, Threaded])
