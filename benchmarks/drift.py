@@ -46,7 +46,7 @@ def main() -> None:
     for cell in cells(chosen):
         plain, slack = (_compiled(cell, slack_ppm) for slack_ppm in (0, SLACK_PPM))
         checkfreq = [_checkfreq(cell, made.problem.interval, ppm) for made, ppm in ((plain, 0), (slack, SLACK_PPM))]
-        executed = [made.schedule.certificate.executed_peak_bytes for made in (plain, slack)]
+        executed = [made.schedule.certificate.peak_bytes for made in (plain, slack)]
         training = plain.schedule.certificate.training_peak_bytes
         saved.append((1 - executed[0] / checkfreq[0], 1 - executed[1] / checkfreq[1]))
         unadded.append((executed[0] == training, executed[1] == training))

@@ -200,8 +200,8 @@ def measure(
         stats,
         (stats.hook_ns - before.hook_ns) // (stats.iterations - before.iterations),
         compiled.problem.state_bytes,
-        certificate.executed_snapshot_bytes,
-        certificate.executed_peak_bytes,
+        certificate.snapshot_bytes,
+        certificate.peak_bytes,
         peak or None,
     )
 

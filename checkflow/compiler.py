@@ -10,11 +10,22 @@ from functools import partial
 from checkflow.errors import InputError, VerificationError
 from checkflow.graph import Graph
 from checkflow.lower import executed_peak_bytes, lower
-from checkflow.plan import PPM, TICKS_PER_BYTE, Formulation, Infeasible, Plan, Problem, Reason, Transfers, problem_of
+from checkflow.plan import (
+    PPM,
+    TICKS_PER_BYTE,
+    Formulation,
+    Infeasible,
+    Plan,
+    Problem,
+    Reason,
+    Transfers,
+    on_anchors,
+    problem_of,
+)
 from checkflow.schedule import Schedule
 from checkflow.solve import construct, solve, transfers_for
 from checkflow.units import format_bytes
-from checkflow.verify import verify
+from checkflow.verify import verify, verify_plan
 
 RELAXATION_STEP_PERCENT = 5
 _ROUND_FIGURES = 20  # tried before an odd one is named
@@ -63,7 +74,7 @@ class Refused:
 def compile_graph(
     graph: Graph, options: Options, progress: Callable[[str], None] = lambda _: None
 ) -> Compiled | Refused:
-    """Plan a traced iteration, move the plan to anchors, and verify the result independently.
+    """Plan a traced iteration for its anchors, and verify the result independently.
 
     Raises:
         InputError: a graph without times, or an option that makes no sense.
@@ -88,9 +99,19 @@ def compile_graph(
     plan, schedule = answer
     plan_s = time.perf_counter() - started
     progress("verifying")
+    verify_plan(plan, problem)
     verify(schedule, graph)
+    _as_planned(schedule, plan)
     _as_asked(schedule, options)
     return Compiled(graph, problem, plan, schedule, plan_s, why_not_each)
+
+
+def _as_planned(schedule: Schedule, plan: Plan) -> None:
+    """Raises VerificationError where what is proven of a streaming plan is not what is proven of what runs."""
+    claims = schedule.certificate
+    proven, runs = (plan.peak_bytes, plan.lower_bound_bytes), (claims.peak_bytes, claims.lower_bound_bytes)
+    if plan.transfers_kind is Transfers.STREAMING and proven != runs:
+        raise VerificationError(f"certificate: peak and bound are {runs} bytes, and those of the plan are {proven}")
 
 
 def _as_asked(schedule: Schedule, options: Options) -> None:
@@ -135,7 +156,7 @@ def _executed_bytes(graph: Graph, problem: Problem, plan: Plan) -> int:
 
 
 def _problem(graph: Graph, options: Options, bandwidth_bytes_per_s: int) -> Problem:
-    return problem_of(
+    problem = problem_of(
         graph,
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
         interval=options.interval or 1,
@@ -143,6 +164,7 @@ def _problem(graph: Graph, options: Options, bandwidth_bytes_per_s: int) -> Prob
         memory_limit_bytes=options.memory_limit_bytes,
         slack_ppm=options.slack_ppm,
     )
+    return on_anchors(problem, graph)
 
 
 def _another_try(problem: Problem, answer: Infeasible, options: Options) -> Problem | None:
@@ -224,6 +246,6 @@ def _formulation(refused: Refused) -> str | None:
     options = refused.options
     if transfers_for(options.formulation, options.transfers) is Transfers.STREAMING:
         return None
-    if construct(refused.problem, needs=partial(_executed_bytes, refused.graph)) is None:
+    if construct(refused.problem) is None:
         return None
     return "--transfers streaming" if options.formulation is Formulation.DIRECT else "--formulation direct"

@@ -83,7 +83,7 @@ def read_text(path: Path) -> str:
         raise FormatError(f"{path}: is not UTF-8 text; give a JSON or YAML file that checkflow wrote") from None
 
 
-def parse_json(path: Path, format_name: str, version: int) -> dict[str, object]:
+def parse_json(path: Path, format_name: str, *versions: int) -> dict[str, object]:
     """The JSON object in a file that names its format and version. Raises FormatError unless both are as expected."""
     try:
         document = strictjson.loads(read_text(path))
@@ -91,10 +91,10 @@ def parse_json(path: Path, format_name: str, version: int) -> dict[str, object]:
         raise FormatError(f"{path}: is not JSON or is cut short ({error}); write it again") from None
     if not isinstance(document, dict) or document.get("format") != format_name:
         raise FormatError(f"{path}: is not a {format_name} file; its field 'format' has to say {format_name!r}")
-    if document.get("version") != version or isinstance(document.get("version"), bool):
+    if document.get("version") not in versions or isinstance(document.get("version"), bool):
         raise FormatError(
-            f"{path}: version {document.get('version')!r} is not supported, only {version}; make it again with this "
-            "checkflow"
+            f"{path}: version {document.get('version')!r} is not supported, only {' and '.join(map(str, versions))}; "
+            "make it again with this checkflow"
         )
     return dict(document)
 

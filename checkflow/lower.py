@@ -1,22 +1,22 @@
-"""Plan -> Schedule: each action moved to an anchor, where eager PyTorch runs a hook.
+"""Plan -> Schedule: actions at anchors, where eager PyTorch runs a hook, and what they are proven to need.
 
-A direct plan is placed anew on the grid of anchors, by the same rule and as near to its bound. A plan of the paper's
-model keeps its order and its snapshots, each created at the last anchor that is not after its step.
+A streaming plan was made on the anchors: its transfers are the actions. A packed plan of the paper's model keeps its
+order and its snapshots, each created at the last anchor that is not after its step; a packed direct one is placed anew.
 """
 
 from __future__ import annotations
 
 from checkflow.graph import Graph
 from checkflow.graphfile import graph_fingerprint, state_fingerprint
+from checkflow.link.fluid import earliest_deadline_first, lower_bound_bytes
 from checkflow.link.grid import Grid
 from checkflow.link.place import Placed, place, snapshots_of
-from checkflow.link.queue import Request, queue
-from checkflow.plan import Formulation, Plan, Problem
+from checkflow.link.queue import Request, in_order, queue
+from checkflow.plan import TICKS_PER_BYTE, Formulation, Plan, Problem, Transfers, on_anchors
 from checkflow.schedule import (
     ActionRow,
     AnchorRow,
     Certificate,
-    PlanRow,
     Schedule,
     StateRow,
     UnlistedRow,
@@ -30,7 +30,7 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
     """The schedule that executes a plan.
 
     Args:
-        plan: of `problem`; verify_plan should have accepted it.
+        plan: of `problem`; a streaming one of plan.on_anchors(problem, graph).
         problem: plan.problem_of(graph, ...), slack taken off.
         graph: the traced iteration.
         bandwidth_bytes_per_s: of the link, before slack.
@@ -38,7 +38,7 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
     """
     grid = anchor_grid(problem, graph)
     placed = _executed(plan, grid)
-    memory = grid.memory_bytes(snapshots_of(placed))
+    peak_bytes, bound_bytes = max(grid.memory_bytes(snapshots_of(placed))), _bound_bytes(grid)
 
     def anchor(ordinal: int) -> AnchorPlace:
         iteration, within = divmod(ordinal - 1, grid.cells_per_iteration)
@@ -66,32 +66,18 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
             static_state_bytes=sum(t.size_bytes for t in graph.tensors if t.role.is_state) - problem.state_bytes,
             certificate=Certificate(
                 training_peak_bytes=problem.training_peak_bytes,
-                peak_bytes=plan.peak_bytes,
-                executed_peak_bytes=max(memory),
-                lower_bound_bytes=plan.lower_bound_bytes,
-                gap=plan.gap,
-                proven_by=plan.proven_by.value,
+                peak_bytes=peak_bytes,
+                lower_bound_bytes=bound_bytes,
+                ideal_peak_bytes=_bound_bytes(Grid.everywhere(problem)),
+                gap=(peak_bytes - bound_bytes) / bound_bytes if peak_bytes > bound_bytes else 0.0,
+                snapshot_bytes=sum(size_bytes for _, _, size_bytes in snapshots_of(placed)),
                 solver=plan.solver.name,
                 solver_why=plan.solver.why,
-                snapshot_bytes=plan.snapshot_bytes,
-                executed_snapshot_bytes=sum(size_bytes for _, _, size_bytes in snapshots_of(placed)),
-                constructive_peak_bytes=plan.constructive_peak_bytes,
             ),
             state=_state_rows(graph),
             anchors=tuple(
                 AnchorRow(kind=a.kind.value, subject=a.subject, occurrence=a.occurrence, position=a.position)
                 for a in graph.anchors
-            ),
-            plan=tuple(
-                PlanRow(
-                    tensor=problem.state[t.chunk.state].tensor,
-                    offset=t.chunk.offset_bytes,
-                    bytes=t.chunk.size_bytes,
-                    snapshot=t.snapshot,
-                    start=t.start,
-                    finish=t.finish,
-                )
-                for t in plan.transfers
             ),
             unlisted=tuple(
                 UnlistedRow(name=found.name, bytes=found.size_bytes, where=found.where, scaler=found.scaler)
@@ -119,12 +105,34 @@ def executed_peak_bytes(plan: Plan, problem: Problem, graph: Graph) -> int:
 
 
 def _executed(plan: Plan, grid: Grid) -> tuple[Placed, ...]:
+    if plan.transfers_kind is Transfers.STREAMING:
+        return _streamed(plan, grid)
     return place(grid).placed if plan.formulation is Formulation.DIRECT else _rounded(plan, grid)
 
 
 def anchor_grid(problem: Problem, graph: Graph) -> Grid:
-    """The positions that have an anchor. One at position 0 is the iteration's end before, which has its own."""
-    return Grid(problem, tuple(anchor.position for anchor in graph.anchors if anchor.position > 0))
+    """The positions at which something can be done."""
+    return Grid.of(on_anchors(problem, graph))
+
+
+def _bound_bytes(grid: Grid) -> int:
+    """What no plan on the grid can do with less of."""
+    return max(grid.problem.training_peak_bytes, lower_bound_bytes(grid, earliest_deadline_first(grid)))
+
+
+def _streamed(plan: Plan, grid: Grid) -> tuple[Placed, ...]:
+    """The transfers of a plan on this grid."""
+    created = [None if t.snapshot is None else grid.at_or_before(t.snapshot) for t in plan.transfers]
+    ready = [
+        grid.window(grid.problem.state[t.chunk.state])[0] if made is None else made
+        for t, made in zip(plan.transfers, created, strict=True)
+    ]
+    begins = in_order(grid, ready, [t.chunk.size_bytes for t in plan.transfers])
+    ends = [begin + t.chunk.size_bytes * TICKS_PER_BYTE for begin, t in zip(begins, plan.transfers, strict=True)]
+    return tuple(
+        Placed(t.chunk, begin, end, made, None if made is None else grid.from_clock(end))
+        for t, begin, end, made in zip(plan.transfers, begins, ends, created, strict=True)
+    )
 
 
 def _rounded(plan: Plan, grid: Grid) -> tuple[Placed, ...]:

@@ -69,6 +69,7 @@ class Problem:
     chunk_bytes: int | None = None  # largest chunk; None: as large as the formulation likes
     granule_bytes: int = 512  # splits fall on multiples of this (CUDA's allocator rounds to it)
     memory_limit_bytes: int | None = None  # M
+    anchors: tuple[int, ...] | None = None  # positions in 1..T at which something may be done, ascending; None: at all
 
     def __post_init__(self) -> None:
         for name in ("bandwidth_bytes_per_s", "interval", "granule_bytes", "chunk_bytes", "memory_limit_bytes"):
@@ -200,7 +201,14 @@ def problem_of(
     )
 
 
+def on_anchors(problem: Problem, graph: Graph) -> Problem:
+    """The problem with nothing done between anchors. One at position 0 is the iteration's end, which has its own."""
+    return replace(problem, anchors=tuple(anchor.position for anchor in graph.anchors if anchor.position > 0))
+
+
 def unrolled(problem: Problem) -> Problem:
     """The problem over all k iterations between two checkpoints, as one of interval 1 (for the paper's windows)."""
     k = problem.interval
-    return replace(problem, time_ns=problem.time_ns * k, resident_bytes=problem.resident_bytes * k, interval=1)
+    return replace(
+        problem, time_ns=problem.time_ns * k, resident_bytes=problem.resident_bytes * k, interval=1, anchors=None
+    )

@@ -1,12 +1,12 @@
 """The schedule: what compilation hands to the runtime. Strict, versioned JSON, described in schedules/FORMAT.md.
 
-Steps and positions in `plan` are unrolled as in docs/model.md; a place in `actions` is (iteration, anchor), the
-anchor-th of `anchors`, counted from 1.
+A place in `actions` is (iteration, anchor), the anchor-th of `anchors`, counted from 1; steps and positions are those
+of docs/model.md. Files of version 1 are read, too: what they do not say of their actions is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,7 +16,7 @@ from checkflow.errors import FormatError
 from checkflow.jsonfile import digest_of, parse_json, render, validate, write_text
 
 FORMAT: Literal["checkflow-schedule"] = "checkflow-schedule"
-VERSION: Literal[1] = 1
+VERSION: Literal[2] = 2
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -60,23 +60,12 @@ class AnchorRow(_Model):
     position: Count
 
 
-class PlanRow(_Model):
-    """One planned transfer: `bytes` of a state tensor from `offset` on. Without `snapshot` the live tensor is read."""
-
-    tensor: Count
-    offset: Count
-    bytes: Positive
-    snapshot: int | None = None
-    start: int
-    finish: int
-
-
 class ActionRow(_Model):
-    """One transfer as executed: the anchors that create its snapshot, issue its offload and release the snapshot."""
+    """One transfer: the anchors that create its snapshot, issue its offload and release the snapshot."""
 
     tensor: Count
     offset: Count
-    bytes: Positive
+    bytes: Positive  # of a state tensor from `offset` on; without `snapshot` the live tensor is read
     snapshot: Place | None = None
     offload: Place
     release: Place | None = None
@@ -92,26 +81,23 @@ class UnlistedRow(_Model):
 
 
 class Certificate(_Model):
-    """What the plan claims to need, and why no plan needs less than the bound. `verify` recomputes it."""
+    """What the actions need, and why none at these anchors need less than the bound. `verify` recomputes it."""
 
     training_peak_bytes: Count
     peak_bytes: Count
-    executed_peak_bytes: Count
-    lower_bound_bytes: Count
-    gap: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # (peak - bound) / bound; 0.0 is proven optimal
-    proven_by: Annotated[str, _one_of("bound", "milp", "exhaustive")]
+    lower_bound_bytes: Count | None  # of every schedule with these anchors
+    ideal_peak_bytes: Count | None  # the same with an anchor between any two operators
+    gap: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None  # (peak - bound) / bound; 0.0 is proven optimal
+    snapshot_bytes: Count
     solver: str
     solver_why: str
-    snapshot_bytes: Count
-    executed_snapshot_bytes: Count
-    constructive_peak_bytes: Count | None
 
 
 class Schedule(_Model):
-    """A proven plan and the actions that carry it out. `sealed` gives it its digest."""
+    """The actions that carry out a proven plan. `sealed` gives it its digest."""
 
     format: Literal["checkflow-schedule"] = FORMAT
-    version: Literal[1] = VERSION
+    version: Literal[2] = VERSION
     digest: Digest | Literal[""] = ""
     graph_fingerprint: Digest
     state_fingerprint: Digest
@@ -134,7 +120,6 @@ class Schedule(_Model):
     certificate: Certificate
     state: tuple[StateRow, ...]
     anchors: tuple[AnchorRow, ...]
-    plan: tuple[PlanRow, ...]  # in link order
     actions: tuple[ActionRow, ...]  # in the order in which offloads are issued
     unlisted: tuple[UnlistedRow, ...] = ()
 
@@ -149,12 +134,11 @@ _READER = TypeAdapter(Schedule)
 
 def schedule_document(schedule: Schedule) -> dict[str, object]:
     """The schedule as the JSON object that is written. Rows leave out what they do not have (snapshot, release)."""
-    tables = {"state", "anchors", "plan", "actions", "unlisted"}
+    tables = {"state", "anchors", "actions", "unlisted"}
     document: dict[str, object] = schedule.model_dump(mode="json", exclude=tables)
     for name, rows in (
         ("state", schedule.state),
         ("anchors", schedule.anchors),
-        ("plan", schedule.plan),
         ("actions", schedule.actions),
     ):
         document[name] = [row.model_dump(mode="json", exclude_none=True) for row in rows]
@@ -185,15 +169,60 @@ def read_schedule(path: Path) -> Schedule:
 
     Whoever reads it may follow its rows to its state and its anchors; whether the plan is sound is for `verify` to say.
     """
-    schedule = validate(_READER, parse_json(path, FORMAT, VERSION), str(path))
+    document = parse_json(path, FORMAT, 1, VERSION)
+    old = document["version"] != VERSION
+    if old:
+        _check_digest(path, document.get("digest"), digest_of({k: v for k, v in document.items() if k != "digest"}))
+        document = _of_version_1(document, str(path))
+    schedule = validate(_READER, document, str(path))
     for complaint in _dangling(schedule):
         raise FormatError(f"{path}: {complaint}; compile it again")
-    if schedule.digest != schedule_digest(schedule):
+    if old:
+        return sealed(schedule)
+    _check_digest(path, schedule.digest, schedule_digest(schedule))
+    return schedule
+
+
+def _check_digest(path: Path, claimed: object, found: str) -> None:
+    if claimed != found:
         raise FormatError(
             f"{path}: field digest: is not the digest of this content, the file was changed or damaged; "
             "compile it again"
         )
-    return schedule
+
+
+class _Version1(_Model):
+    """What version 1 certified: a plan with actions at any position, of which only `executed` was ever carried out."""
+
+    training_peak_bytes: Count
+    peak_bytes: Count
+    executed_peak_bytes: Count
+    lower_bound_bytes: Count
+    gap: float
+    proven_by: str
+    solver: str
+    solver_why: str
+    snapshot_bytes: Count
+    executed_snapshot_bytes: Count
+    constructive_peak_bytes: Count | None
+
+
+def _of_version_1(document: Mapping[str, object], source: str) -> dict[str, object]:
+    """The same in this version: the actions, and what is known of them."""
+    claims = validate(TypeAdapter(_Version1), document.get("certificate"), f"{source}: field certificate")
+    streaming = document.get("transfers") == "streaming"  # its bound is that of every position; others had their own
+    certificate = Certificate(
+        training_peak_bytes=claims.training_peak_bytes,
+        peak_bytes=claims.executed_peak_bytes,
+        lower_bound_bytes=None,
+        ideal_peak_bytes=claims.lower_bound_bytes if streaming else None,
+        gap=None,
+        snapshot_bytes=claims.executed_snapshot_bytes,
+        solver=claims.solver,
+        solver_why=claims.solver_why,
+    )
+    kept = {name: value for name, value in document.items() if name != "plan"}
+    return kept | {"version": VERSION, "digest": "", "certificate": certificate.model_dump(mode="json")}
 
 
 def _dangling(schedule: Schedule) -> Iterator[str]:
@@ -202,14 +231,11 @@ def _dangling(schedule: Schedule) -> Iterator[str]:
     if positions != sorted(positions) or positions[-1:] != [schedule.steps]:
         yield f"field anchors: positions have to ascend to the iteration's end, {schedule.steps}"
     size_of = {row.id: row.bytes for row in schedule.state if row.written}
-    tables: dict[str, tuple[PlanRow | ActionRow, ...]] = {"plan": schedule.plan, "actions": schedule.actions}
-    for table, rows in tables.items():
-        for number, row in enumerate(rows):
-            if row.tensor not in size_of:
-                yield f"field {table}.{number}.tensor: {row.tensor} is not the id of written state"
-            elif row.offset + row.bytes > size_of[row.tensor]:
-                yield f"field {table}.{number}: ends at byte {row.offset + row.bytes} of {size_of[row.tensor]}"
     for number, action in enumerate(schedule.actions):
+        if action.tensor not in size_of:
+            yield f"field actions.{number}.tensor: {action.tensor} is not the id of written state"
+        elif action.offset + action.bytes > size_of[action.tensor]:
+            yield f"field actions.{number}: ends at byte {action.offset + action.bytes} of {size_of[action.tensor]}"
         if (action.snapshot is None) != (action.release is None):
             yield f"field actions.{number}: snapshot and release stand together or not at all"
         for place in (action.snapshot, action.offload, action.release):

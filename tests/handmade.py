@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
 from checkflow.graphfile import graph_fingerprint, state_fingerprint
-from checkflow.schedule import ActionRow, AnchorRow, Certificate, PlanRow, Schedule, StateRow, ViewRow, sealed
+from checkflow.schedule import ActionRow, AnchorRow, Certificate, Schedule, StateRow, ViewRow, sealed
 
 A, B, C, FROZEN, X, Y = range(6)
 
@@ -89,25 +89,17 @@ EASY = sealed(
         certificate=Certificate(
             training_peak_bytes=664,
             peak_bytes=664,
-            executed_peak_bytes=664,
             lower_bound_bytes=664,
+            ideal_peak_bytes=664,
             gap=0.0,
-            proven_by="bound",
+            snapshot_bytes=0,
             solver="none",
             solver_why="the plan meets the bound",
-            snapshot_bytes=0,
-            executed_snapshot_bytes=0,
-            constructive_peak_bytes=None,
         ),
         state=STATE,
         anchors=ANCHORS,
-        plan=(
-            # link, in bytes from position 0: the previous checkpoint ends at 150 - 400 = -250
-            PlanRow(tensor=B, offset=0, bytes=150, start=-2, finish=-1),  # -250..-100
-            PlanRow(tensor=A, offset=0, bytes=100, start=1, finish=1),  # 0..100
-            PlanRow(tensor=C, offset=0, bytes=50, start=2, finish=2),  # 100..150
-        ),
         actions=(
+            # link, in bytes from position 0: the previous checkpoint ends at 150 - 400 = -250
             ActionRow(tensor=B, offset=0, bytes=150, offload=(0, 2)),  # -200..-50
             ActionRow(tensor=A, offset=0, bytes=100, offload=(0, 3)),  # 0..100
             ActionRow(tensor=C, offset=0, bytes=50, offload=(0, 3)),  # 100..150
@@ -116,7 +108,8 @@ EASY = sealed(
 )
 
 # 4 GB/s, every second iteration: the link moves 320 bytes in a period, and what misses its deadline is snapshot.
-# Left at step 3: 130 bytes of b and a less the 80 that moved, so the bound is 664 + 50.
+# Left at position 2: 70 bytes of b, a and c less the 80 that moved, so the bound is 664 + 140 at step 3. With an anchor
+# at 3, c would be due there, and all of b would have moved by 0 but 30 bytes: 664 + 50.
 TIGHT = sealed(
     EASY.model_copy(
         update={
@@ -124,20 +117,11 @@ TIGHT = sealed(
             "bandwidth_bytes_per_s": 4_000_000_000,
             "certificate": EASY.certificate.model_copy(
                 update={
-                    "peak_bytes": 714,
-                    "executed_peak_bytes": 804,
-                    "lower_bound_bytes": 714,
-                    "snapshot_bytes": 130,
-                    "executed_snapshot_bytes": 210,
+                    "peak_bytes": 804,
+                    "lower_bound_bytes": 804,
+                    "ideal_peak_bytes": 714,
+                    "snapshot_bytes": 210,
                 }
-            ),
-            "plan": (
-                # the previous checkpoint ends at 180 - 320 = -140, b is released at -120
-                PlanRow(tensor=B, offset=0, bytes=120, start=-2, finish=0),  # -120..0
-                PlanRow(tensor=B, offset=120, bytes=30, snapshot=0, start=1, finish=1),  # 0..30, held at step 1
-                PlanRow(tensor=A, offset=0, bytes=50, start=1, finish=2),  # 30..80
-                PlanRow(tensor=A, offset=50, bytes=50, snapshot=2, start=3, finish=4),  # 80..130, held at 3 and 4
-                PlanRow(tensor=C, offset=0, bytes=50, snapshot=3, start=4, finish=5),  # 130..180, held at 4 and 5
             ),
             "actions": (
                 # the previous checkpoint ends at 220 - 320 = -100; held at steps 1-2: 70, 3-6: 90 + 50

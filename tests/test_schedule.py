@@ -7,16 +7,18 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from handmade import EASY, TIGHT
+from handmade import EASY, GRAPH, TIGHT
+from mutants import SETTINGS
 from pydantic import BaseModel, ValidationError
 
 from checkflow.errors import FormatError, InputError
+from checkflow.graph import Graph
+from checkflow.graphfile import read_graph
 from checkflow.jsonfile import digest_of, render
 from checkflow.schedule import (
     ActionRow,
     AnchorRow,
     Certificate,
-    PlanRow,
     Schedule,
     StateRow,
     UnlistedRow,
@@ -27,6 +29,7 @@ from checkflow.schedule import (
     sealed,
     write_schedule,
 )
+from checkflow.verify import verify
 
 SCHEMA = Path(__file__).parent.parent / "schedules" / "schedule.schema.json"
 
@@ -52,8 +55,6 @@ def test_file_has_a_row_to_a_line(tmp_path: Path) -> None:
     path = tmp_path / "schedule.json"
     write_schedule(path, TIGHT)
     lines = path.read_text().splitlines()
-    assert '  {"tensor": 1, "offset": 0, "bytes": 120, "start": -2, "finish": 0},' in lines
-    assert '  {"tensor": 0, "offset": 50, "bytes": 50, "snapshot": 2, "start": 3, "finish": 4},' in lines
     assert '  {"tensor": 1, "offset": 0, "bytes": 80, "offload": [0, 2]},' in lines
     assert (
         '  {"tensor": 2, "offset": 0, "bytes": 50, "snapshot": [1, 2], "offload": [1, 2], "release": [2, 2]}' in lines
@@ -89,16 +90,16 @@ CERTIFICATE = TIGHT.certificate.model_dump()
 FINE = {
     "another model": edited(model="other"),
     "largest chunk": edited(chunk_bytes=4096),
-    "row with a null": edited(plan=[row.model_dump() for row in TIGHT.plan]),
+    "row with a null": edited(actions=[row.model_dump(mode="json") for row in TIGHT.actions]),
 }
 MALFORMED: dict[str, tuple[str, str]] = {
     "empty": ("", "is not JSON or is cut short"),
     "not JSON": ("PK\x03\x04", "is not JSON or is cut short"),
     "cut short": (edited()[:-200], "is not JSON or is cut short"),
     "a graph": (edited(format="checkflow-graph"), "its field 'format' has to say 'checkflow-schedule'"),
-    "a later version": (edited(version=2), "version 2 is not supported, only 1"),
+    "a later version": (edited(version=3), "version 3 is not supported, only 1 and 2"),
     "unknown field": (edited(colour="red"), "field colour: extra inputs are not permitted"),
-    "unknown field in a row": (with_row("plan", 1, colour="red"), r"field plan\.1\.colour: extra inputs"),
+    "unknown field in a row": (with_row("actions", 1, colour="red"), r"field actions\.1\.colour: extra inputs"),
     "unknown field in the certificate": (edited(certificate=CERTIFICATE | {"seal": 1}), r"field certificate\.seal: "),
     "name that breaks lines": (edited(**{"a\nb": 1}), "field a b: extra inputs"),
     "missing field": (without("bandwidth_bytes_per_s"), "field bandwidth_bytes_per_s: field required"),
@@ -112,11 +113,10 @@ MALFORMED: dict[str, tuple[str, str]] = {
     "negative slack": (edited(slack_ppm=-1), "field slack_ppm: "),
     "unknown formulation": (edited(formulation="milp"), "field formulation: string should match"),
     "unknown transfers": (edited(transfers="streaming\n"), "field transfers: string should match"),
-    "unknown proof": (edited(certificate=CERTIFICATE | {"proven_by": "faith"}), r"field certificate\.proven_by: "),
     "negative gap": (edited(certificate=CERTIFICATE | {"gap": -0.1}), r"field certificate\.gap: "),
     "endless gap": (edited().replace('"gap": 0.0', '"gap": Infinity'), "Infinity is not JSON"),
     "huge gap": (edited().replace('"gap": 0.0', '"gap": 1e999'), "gap"),
-    "empty chunk": (with_row("plan", 0, bytes=0), r"field plan\.0\.bytes: "),
+    "empty chunk": (with_row("actions", 0, bytes=0), r"field actions\.0\.bytes: "),
     "negative offset": (with_row("actions", 0, offset=-10), r"field actions\.0\.offset: "),
     "anchor nought": (with_row("actions", 0, offload=[0, 0]), r"field actions\.0\.offload\.1: "),
     "iteration before the checkpoint's": (with_row("actions", 0, offload=[-1, 1]), r"field actions\.0\.offload\.0: "),
@@ -127,12 +127,15 @@ MALFORMED: dict[str, tuple[str, str]] = {
     "anchors out of order": (with_row("anchors", 0, position=3), "field anchors: positions have to ascend"),
     "end before the end": (with_row("anchors", 2, position=3), "field anchors: positions have to ascend"),
     "anchor that is not there": (with_row("actions", 0, offload=[0, 4]), r"field actions\.0: anchor 4 is not one of"),
-    "tensor that is not there": (with_row("plan", 0, tensor=9), r"field plan\.0\.tensor: 9 is not the id of written"),
+    "tensor that is not there": (
+        with_row("actions", 0, tensor=9),
+        r"field actions\.0\.tensor: 9 is not the id",
+    ),
     "unwritten tensor": (with_row("actions", 0, tensor=3), r"field actions\.0\.tensor: 3 is not the id of written"),
-    "past the tensor's end": (with_row("plan", 0, offset=40), r"field plan\.0: ends at byte 160 of 150"),
+    "past the tensor's end": (with_row("actions", 0, offset=80), r"field actions\.0: ends at byte 160 of 150"),
     "snapshot never released": (with_row("actions", 1, release=None), r"field actions\.1: snapshot and release stand"),
     "digest of something else": (edited(digest="sha256:" + "0" * 64), "field digest: is not the digest"),
-    "content changed": (edited().replace('"bytes": 120', '"bytes": 110'), "field digest: is not the digest"),
+    "content changed": (edited().replace('"bytes": 90', '"bytes": 80'), "field digest: is not the digest"),
 }
 
 
@@ -142,10 +145,10 @@ def test_well_formed_file_is_read(tmp_path: Path, text: str) -> None:
     path = tmp_path / "schedule.json"
     document = json.loads(text)
     path.write_text(text)
-    if "snapshot" in document["plan"][0]:
+    if "snapshot" in document["actions"][0]:
         document["digest"] = TIGHT.digest
         path.write_text(json.dumps(document))
-    assert read_schedule(path).plan == TIGHT.plan
+    assert read_schedule(path).actions == TIGHT.actions
 
 
 @pytest.mark.parametrize(("text", "message"), MALFORMED.values(), ids=MALFORMED)
@@ -173,7 +176,7 @@ def test_every_bit_of_the_content_is_under_the_digest(tmp_path: Path) -> None:
 def test_types_are_strict_and_frozen() -> None:
     """Wrong types are refused where they are made, and nothing is changed in place."""
     with pytest.raises(ValidationError):
-        PlanRow.model_validate({"tensor": "1", "offset": 0, "bytes": 1, "start": 1, "finish": 1})
+        ActionRow.model_validate({"tensor": "1", "offset": 0, "bytes": 1, "offload": (0, 1)})
     with pytest.raises(ValidationError):
         ActionRow(tensor=0, offset=0, bytes=1, offload=(0, 0))
     with pytest.raises(ValidationError):
@@ -196,7 +199,7 @@ def test_json_schema_is_current_and_accepts_a_file(tmp_path: Path) -> None:
         path = tmp_path / "schedule.json"
         write_schedule(path, schedule)
         jsonschema.validate(json.loads(path.read_text()), schema)
-    for text in (edited(colour="red"), edited(version=2), without("digest"), with_row("plan", 0, bytes=0)):
+    for text in (edited(colour="red"), edited(version=3), without("digest"), with_row("actions", 0, bytes=0)):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(json.loads(text), schema)
 
@@ -205,7 +208,7 @@ def test_format_page_names_every_field_and_its_rows_are_rows() -> None:
     """schedules/FORMAT.md shows rows that a reader accepts, and leaves no field out."""
     text = (SCHEMA.parent / "FORMAT.md").read_text()
     shown = [json.loads(line) for line in text.splitlines() if line.startswith("    {")]
-    rows: list[type[BaseModel]] = [StateRow, AnchorRow, PlanRow, ActionRow, UnlistedRow]
+    rows: list[type[BaseModel]] = [StateRow, AnchorRow, ActionRow, UnlistedRow]
     for model in rows:
         examples = [row for row in shown if row.keys() <= model.model_fields.keys()]
         assert [model.model_validate_json(json.dumps(row)) for row in examples]
@@ -214,3 +217,50 @@ def test_format_page_names_every_field_and_its_rows_are_rows() -> None:
     rows += [Certificate, Schedule]
     fields = [field for model in rows for field in model.model_fields]
     assert [field for field in fields if f"`{field}`" not in text] == []
+
+
+VERSION1 = Path(__file__).parent / "version1"  # files as the first version wrote them
+
+
+@pytest.mark.parametrize(
+    ("name", "graph"), [("tight", GRAPH), ("coarse", SETTINGS["coarse"].graph), ("alexnet-1", None)]
+)
+def test_a_file_of_version_1_is_read_as_what_it_ran(name: str, graph: Graph | None, tmp_path: Path) -> None:
+    """Its actions and what they need stay, and verify; its bound was another plan's, and is not claimed."""
+    old = json.loads((VERSION1 / f"{name}.json").read_text())
+    schedule = read_schedule(VERSION1 / f"{name}.json")
+    found = schedule_document(schedule)
+    assert all(found[field] == old[field] for field in old.keys() - {"version", "digest", "certificate", "plan"})
+    claims, claimed = schedule.certificate, old["certificate"]
+    assert claims.peak_bytes == claimed["executed_peak_bytes"]
+    assert claims.snapshot_bytes == claimed["executed_snapshot_bytes"]
+    assert claims.ideal_peak_bytes == (None if name == "coarse" else claimed["lower_bound_bytes"])
+    assert claims.lower_bound_bytes is claims.gap is None
+    verified = verify(schedule, graph or read_graph(SCHEMA.parent.parent / "graphs" / f"{name}.json"))
+    assert verified.lower_bound_bytes <= verified.peak_bytes == claims.peak_bytes
+    write_schedule(tmp_path / "now.json", schedule)
+    assert read_schedule(tmp_path / "now.json") == schedule
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"interval": 3}, "field digest: is not the digest of this content"),
+        ({"version": True}, "version True is not supported, only 1 and 2"),
+        ({"certificate": {}}, "field certificate: field training_peak_bytes: field required"),
+        ({"certificate": None}, "field certificate: "),
+        ({"colour": "red"}, "field colour: extra inputs"),
+        ({"state": []}, r"field actions\.0\.tensor: 1 is not the id"),
+    ],
+)
+def test_a_wrong_file_of_version_1_is_refused_in_one_line(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    """Also under a digest that is right, but for the first."""
+    document = json.loads((VERSION1 / "tight.json").read_text()) | change
+    if "interval" not in change:
+        document["digest"] = digest_of({key: value for key, value in document.items() if key != "digest"})
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    with pytest.raises(FormatError, match=message) as raised:
+        read_schedule(tmp_path / "old.json")
+    assert "\n" not in str(raised.value)

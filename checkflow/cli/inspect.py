@@ -15,6 +15,7 @@ from checkflow.graphfile import FORMAT as GRAPH_FORMAT
 from checkflow.graphfile import read_graph
 from checkflow.jsonfile import read_text, write_text
 from checkflow.report import dagfile
+from checkflow.report.certificate import certified
 from checkflow.report.operators import critical_path
 from checkflow.schedule import FORMAT as SCHEDULE_FORMAT
 from checkflow.schedule import ActionRow, Schedule, read_schedule
@@ -74,9 +75,9 @@ def _show_schedule(schedule: Schedule, limit: int | None) -> None:
     _console.out.print(
         f"{schedule.model} {arguments} on {schedule.device}: {format_bytes(schedule.state_bytes)} of state every "
         f"{schedule.interval} iteration(s) over {format_rate(schedule.bandwidth_bytes_per_s)}, {schedule.formulation}/"
-        f"{schedule.transfers}\npeak {format_bytes(certificate.peak_bytes)} planned, "
-        f"{format_bytes(certificate.executed_peak_bytes)} executed, {format_bytes(certificate.training_peak_bytes)} "
-        f"training alone; gap {certificate.gap:.1e} by {certificate.proven_by}\n",
+        f"{schedule.transfers}\npeak {format_bytes(certificate.peak_bytes)}, "
+        f"{format_bytes(certificate.training_peak_bytes)} training alone; "
+        f"{certified(certificate)}\n",
         soft_wrap=True,
         markup=False,
     )

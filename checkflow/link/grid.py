@@ -1,6 +1,6 @@
 """Where actions may happen: positions on a grid, unrolled around the checkpoint, and the link clock at each.
 
-Every position of the iteration is on the grid of a plan; only those with an anchor are on the grid of a schedule.
+Those with an anchor are on the grid of what runs; every position is on the grid that shows what is lost by that.
 Between two neighbours on the grid lies a *cell*: the steps during which no snapshot can be created or released.
 """
 
@@ -25,6 +25,10 @@ class Grid:
 
     problem: Problem
     positions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, problem: Problem) -> Grid:
+        return cls.everywhere(problem) if problem.anchors is None else cls(problem, problem.anchors)
 
     @classmethod
     def everywhere(cls, problem: Problem) -> Grid:

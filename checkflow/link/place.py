@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from checkflow.link.fluid import Piece, earliest_deadline_first, lower_bound_bytes
 from checkflow.link.grid import Grid
-from checkflow.link.queue import Request, queue
+from checkflow.link.queue import Request, in_order, queue
 from checkflow.plan import TICKS_PER_BYTE, Chunk
 
 
@@ -141,19 +141,11 @@ def _waiting(grid: Grid, placed: list[Placed], deadlines: list[int], crowded: se
     if not any(waits):
         return None
     windows = [grid.window(tensor) for tensor in grid.problem.state]
-    ready = [grid.clock(windows[part.chunk.state][late]) for part, late in zip(placed, waits, strict=True)]
-
-    def served(end: int) -> list[int]:
-        begins = []
-        for part, opens in zip(placed, ready, strict=True):
-            begins.append(max(end, opens))
-            end = begins[-1] + part.chunk.size_bytes * TICKS_PER_BYTE
-        return [*begins, end]
-
-    begins = served(served(min(ready))[-1] - grid.period_ticks)
+    ready = [windows[part.chunk.state][late] for part, late in zip(placed, waits, strict=True)]
+    begins = in_order(grid, ready, [part.chunk.size_bytes for part in placed])
     return [
         piece
-        for part, begin in zip(placed, begins, strict=False)
+        for part, begin in zip(placed, begins, strict=True)
         for piece in _cut(grid, part.chunk, begin, deadlines[part.chunk.state], ())
     ]
 

@@ -60,3 +60,17 @@ def _pass(grid: Grid, requests: Sequence[Request], free_ticks: int | None) -> li
         passages.append(Passage(arrivals[index], now))
         now = passages[-1].end_ticks
     return passages
+
+
+def in_order(grid: Grid, ready: Sequence[int], sizes_bytes: Sequence[int]) -> list[int]:
+    """Link clocks at which chunks begin that go in this order, each from an ordinal on, in the steady state."""
+    opens = [grid.clock(ordinal) for ordinal in ready]
+
+    def served(end: int) -> tuple[list[int], int]:
+        begins = []
+        for opened, size_bytes in zip(opens, sizes_bytes, strict=True):
+            begins.append(max(end, opened))
+            end = begins[-1] + size_bytes * TICKS_PER_BYTE
+        return begins, end
+
+    return served(served(min(opens, default=0))[1] - grid.period_ticks)[0]

@@ -17,15 +17,15 @@ def of_compiled(compiled: Compiled, trace_s: float, path: str) -> Figures:
     """The figures of a plan. Bytes, bytes a second, nanoseconds and seconds, as the names say; gap is a fraction."""
     certificate = compiled.schedule.certificate
     return _common(compiled.graph, compiled.problem, compiled.schedule.bandwidth_bytes_per_s, feasible=True) | {
-        "chunks": len(compiled.plan.transfers),
+        "chunks": len(compiled.schedule.actions),
         "peak_bytes": certificate.peak_bytes,
-        "executed_peak_bytes": certificate.executed_peak_bytes,
         "lower_bound_bytes": certificate.lower_bound_bytes,
+        "ideal_peak_bytes": certificate.ideal_peak_bytes,
         "snapshot_bytes": certificate.snapshot_bytes,
-        "executed_snapshot_bytes": certificate.executed_snapshot_bytes,
-        "constructive_peak_bytes": certificate.constructive_peak_bytes,
         "gap": certificate.gap,
-        "proven_by": certificate.proven_by,
+        "planned_peak_bytes": compiled.plan.peak_bytes,
+        "planned_bound_bytes": compiled.plan.lower_bound_bytes,
+        "proven_by": compiled.plan.proven_by.value,
         "memory_limit_bytes": compiled.problem.memory_limit_bytes,
         "checkfreq_peak_bytes": checkfreq.unlimited(compiled.problem).peak_bytes,
         "formulation": compiled.schedule.formulation,

@@ -38,7 +38,8 @@ def solve(
     Args:
         problem: what to place, see docs/model.md.
         formulation, transfers: the model; transfers_for says which go together, and what None is.
-        needs: bytes that a plan needs where it is to run; the memory limit holds for them, too.
+        needs: bytes that a packed plan needs at anchors; the memory limit holds for them, too. A streaming plan is made
+            for the problem's anchors.
         solver: "auto", "gurobi", "highs" or "cbc"; used only where arithmetic does not prove the optimum.
         time_limit_s: for the solver in seconds; when it runs out the best plan is returned with its gap.
         progress: told what goes on, in a few words.
@@ -48,7 +49,7 @@ def solve(
         SolverError: the solver that was asked for cannot run.
     """
     if transfers_for(formulation, transfers) is Transfers.STREAMING:
-        return plan_streaming(problem, needs)
+        return plan_streaming(problem)
     return plan_packed(problem, formulation, needs=needs, solver=solver, time_limit_s=time_limit_s, progress=progress)
 
 
@@ -61,5 +62,5 @@ def construct(
 ) -> Plan | None:
     """A plan found without a solver, or None; where there is one, solve finds one that needs no more."""
     if transfers_for(formulation, transfers) is Transfers.STREAMING:
-        return construct_streaming(problem, needs)
+        return construct_streaming(problem)
     return construct_packed(problem, formulation, needs)

@@ -24,23 +24,23 @@ NO_SOLVER = SolverRun("none", "the plan meets the bound that the earliest deadli
 PRECISION = 10**6  # of what an infeasible answer says would do
 
 
-def plan_streaming(problem: Problem, needs: Needs = as_planned) -> Plan | Infeasible:
+def plan_streaming(problem: Problem) -> Plan | Infeasible:
     """The plan of least peak, or why there is none: bandwidth, or a memory limit that it does not keep."""
-    search = Search(_possible, lambda changed: construct_streaming(changed, needs), PRECISION)
-    if not link_carries(Grid.everywhere(problem)):
+    search = Search(_possible, construct_streaming, PRECISION)
+    if not link_carries(Grid.of(problem)):
         return infeasible(problem, Reason.BANDWIDTH, _too_slow(problem), search)
     plan = _plan(problem)
-    if keeps_limit(problem, plan, needs):
+    if keeps_limit(problem, plan, as_planned):
         return plan
-    return infeasible(problem, Reason.MEMORY, too_large(problem, plan, needs), search)
+    return infeasible(problem, Reason.MEMORY, too_large(problem, plan, as_planned), search)
 
 
-def construct_streaming(problem: Problem, needs: Needs = as_planned) -> Plan | None:
+def construct_streaming(problem: Problem) -> Plan | None:
     """The plan of least peak, if the link carries the state and the plan keeps to the memory limit."""
-    if not link_carries(Grid.everywhere(problem)):
+    if not link_carries(Grid.of(problem)):
         return None
     plan = _plan(problem)
-    return plan if keeps_limit(problem, plan, needs) else None
+    return plan if keeps_limit(problem, plan, as_planned) else None
 
 
 def too_large(problem: Problem, plan: Plan, needs: Needs) -> str:
@@ -56,7 +56,7 @@ def too_large(problem: Problem, plan: Plan, needs: Needs) -> str:
 
 
 def _plan(problem: Problem) -> Plan:
-    grid = Grid.everywhere(problem)
+    grid = Grid.of(problem)
     placement = place(grid)
     return Plan(
         formulation=Formulation.DIRECT,
@@ -70,7 +70,7 @@ def _plan(problem: Problem) -> Plan:
 
 
 def _possible(problem: Problem) -> bool:
-    grid, limit = Grid.everywhere(problem), problem.memory_limit_bytes
+    grid, limit = Grid.of(problem), problem.memory_limit_bytes
     if not link_carries(grid):
         return False
     return limit is None or lower_bound_bytes(grid, earliest_deadline_first(grid)) <= limit

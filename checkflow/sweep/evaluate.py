@@ -74,16 +74,16 @@ def _compiled(row: Row, graph: Graph, profile: hardware.Profile | None) -> Row:
     return _feasible(
         row.model_copy(
             update={
-                "peak_bytes": certificate.peak_bytes,
-                "executed_peak_bytes": certificate.executed_peak_bytes,
-                "lower_bound_bytes": certificate.lower_bound_bytes,
+                "peak_bytes": result.plan.peak_bytes,
+                "executed_peak_bytes": certificate.peak_bytes,
+                "lower_bound_bytes": result.plan.lower_bound_bytes,
                 "plan_s": result.plan_s,
             }
         ),
         result.problem,
         profile,
         pause_ns=0,
-        snapshot_bytes=certificate.executed_snapshot_bytes,
+        snapshot_bytes=certificate.snapshot_bytes,
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from checkflow.verify.failure import fail
 from checkflow.verify.link import late_bytes
 from checkflow.verify.rows import Claims
-from checkflow.verify.terms import TICKS_PER_BYTE, Terms
+from checkflow.verify.terms import TICKS_PER_BYTE, Terms, first_from, last_to
 
 
 def check_bound(claims: Claims, terms: Terms) -> None:
@@ -26,8 +27,10 @@ def check_bound(claims: Claims, terms: Terms) -> None:
     if claims.constructive_peak_bytes is not None and claims.constructive_peak_bytes < claimed:
         fail(f"constructive_peak_bytes: {claims.constructive_peak_bytes} is below the lower bound, {claimed}")
     if claims.proven_by == "bound":
-        if claims.formulation == "direct":
+        if claims.transfers == "streaming":
             bound_bytes = max(training_peak_bytes, fluid_bound(terms))
+        elif claims.formulation == "direct":
+            bound_bytes = max(training_peak_bytes, ideal_bound(terms))
         else:
             bound_bytes = paper_bound(terms, claims.peak_bytes)
         if claimed > bound_bytes or (claimed < bound_bytes and claims.transfers == "streaming"):
@@ -37,22 +40,34 @@ def check_bound(claims: Claims, terms: Terms) -> None:
 def fluid_bound(terms: Terms) -> int:
     """Largest of resident + ⌈left⌉ over the steps, in bytes. The state has to fit what the link carries in a period.
 
+    Nothing is done between two anchors: windows end on them, and what is left at one stays until the next.
+
     At position 0 all is released, and each class {deadline <= p} only shrinks from there: all there is to find is the
     tick at which it is empty. The previous checkpoint's bytes go first, but since both fit the period they are gone
     before they can make a class empty later than its own releases do.
     """
+    places = terms.places()
+    windows = [
+        (first_from(saved.release, places, terms.steps), last_to(saved.deadline, places, terms.steps), saved.size_bytes)
+        for saved in terms.state
+    ]
     latest_first = [
-        (terms.clock(saved.release), saved.deadline, saved.size_bytes)
-        for saved in sorted(terms.state, key=lambda saved: saved.release, reverse=True)
+        (terms.clock(release), due, size_bytes) for release, due, size_bytes in sorted(windows, reverse=True)
     ]
     deadlines = sorted({deadline for _, deadline, _ in latest_first})
     emptied = [_emptied(latest_first, deadline) for deadline in deadlines]
     bound_bytes = 0
     for step in range(1, min(terms.interval, 2) * terms.steps + 1):  # later iterations repeat, with fewer left
-        classes = bisect_left(deadlines, step)
-        left_bytes = max(late_bytes(emptied[classes - 1], terms.clock(step - 1)), 0) if classes else 0
+        held_from = last_to(step - 1, places, terms.steps)
+        classes = bisect_right(deadlines, held_from)
+        left_bytes = max(late_bytes(emptied[classes - 1], terms.clock(held_from)), 0) if classes else 0
         bound_bytes = max(bound_bytes, terms.resident_bytes[(step - 1) % terms.steps] + left_bytes)
     return bound_bytes
+
+
+def ideal_bound(terms: Terms) -> int:
+    """The same with an anchor between any two operators."""
+    return fluid_bound(replace(terms, anchors=None))
 
 
 def _emptied(latest_first: Sequence[tuple[int, int, int]], deadline: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from checkflow.schedule import ActionRow, Place, Schedule
@@ -12,7 +11,7 @@ from checkflow.verify.link import fifo, late_bytes
 from checkflow.verify.memory import Hold
 from checkflow.verify.plan import check_created
 from checkflow.verify.rows import Part, named
-from checkflow.verify.terms import Terms
+from checkflow.verify.terms import Terms, first_from, last_to
 
 
 def executed_holds(schedule: Schedule, parts: Sequence[Part], terms: Terms) -> list[Hold]:
@@ -67,16 +66,3 @@ def _check_order(actions: Sequence[ActionRow], wheres: Sequence[str], interval: 
             fail(
                 f"{wheres[-1]}: offload at {actions[-1].offload} comes after the next checkpoint's first at {following}"
             )
-
-
-def first_from(position: int, positions: Sequence[int], steps: int) -> int:
-    """The first anchor position at or after an unrolled position, r'. An anchor stands at each iteration's end."""
-    iteration, within = divmod(position, steps)
-    return iteration * steps + (positions[bisect_left(positions, within)] if within else 0)
-
-
-def last_to(position: int, positions: Sequence[int], steps: int) -> int:
-    """The last anchor position at or before an unrolled position, d'. An anchor stands at each iteration's end."""
-    iteration, within = divmod(position, steps)
-    before = bisect_right(positions, within)
-    return iteration * steps + (positions[before - 1] if before else 0)

@@ -13,7 +13,7 @@ from checkflow.verify.failure import fail
 from checkflow.verify.link import Steps, fifo, late_bytes
 from checkflow.verify.memory import Hold, peak_of
 from checkflow.verify.rows import Claims, Move, Part, named
-from checkflow.verify.terms import TICKS_PER_BYTE, Terms, terms_of_problem
+from checkflow.verify.terms import TICKS_PER_BYTE, Terms, first_from, last_to, terms_of_problem
 
 if TYPE_CHECKING:
     from checkflow.plan import Plan, Problem
@@ -139,11 +139,15 @@ def _check_packing(moves: Sequence[Move], terms: Terms) -> None:
 
 
 def _direct_streaming(moves: Sequence[Move], terms: Terms) -> list[Hold]:
-    ready, deadlines = [], []
+    ready, deadlines, places = [], [], terms.places()
     for number, move in enumerate(moves):
         release, deadline = terms.state[move.part.state].window
+        release, deadline = first_from(release, places, terms.steps), last_to(deadline, places, terms.steps)
         if move.snapshot is not None:
-            check_created(named(terms, "plan", number, move.part), move.snapshot, release, deadline)
+            where = named(terms, "plan", number, move.part)
+            if first_from(move.snapshot, places, terms.steps) != move.snapshot:
+                fail(f"{where}: snapshot at position {move.snapshot}, where no anchor is")
+            check_created(where, move.snapshot, release, deadline)
         ready.append(release if move.snapshot is None else move.snapshot)
         deadlines.append(deadline)
     holds = []
@@ -155,7 +159,7 @@ def _direct_streaming(moves: Sequence[Move], terms: Terms) -> list[Hold]:
         if (move.start, move.finish) != (start, finish):
             fail(f"{where}: on the link in steps {start}..{finish}, not {move.start}..{move.finish}")
         if move.snapshot is not None:
-            holds.append(Hold(move.snapshot + 1, finish, move.part.size_bytes))
+            holds.append(Hold(move.snapshot + 1, first_from(finish, places, terms.steps), move.part.size_bytes))
         elif end > terms.clock(deadline):
             late = late_bytes(end, terms.clock(deadline))
             fail(f"{where}: a direct offload with {late} bytes still to move at its deadline, position {deadline}")

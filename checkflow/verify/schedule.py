@@ -1,4 +1,4 @@
-"""A schedule against its graph: digest, header, plan, certificate and actions."""
+"""A schedule against its graph: digest, header, actions and certificate."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from dataclasses import dataclass
 
 from checkflow.graph import Graph
 from checkflow.graphfile import graph_fingerprint, state_fingerprint
-from checkflow.schedule import ActionRow, AnchorRow, PlanRow, Schedule, StateRow, ViewRow, schedule_digest
+from checkflow.schedule import ActionRow, AnchorRow, Schedule, StateRow, ViewRow, schedule_digest
+from checkflow.verify.bound import fluid_bound, ideal_bound
 from checkflow.verify.executed import executed_holds
 from checkflow.verify.failure import fail
 from checkflow.verify.memory import peak_of
-from checkflow.verify.plan import VerifiedPlan, check_plan
-from checkflow.verify.rows import Claims, Move, Part
+from checkflow.verify.rows import Part
 from checkflow.verify.terms import Terms, is_state, terms_of_schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Verified(VerifiedPlan):
-    """What the plan and its actions need, recomputed."""
+class Verified:
+    """What the actions need, and what none can do without, recomputed."""
 
-    executed_peak_bytes: int
-    executed_snapshot_bytes: int
+    training_peak_bytes: int
+    peak_bytes: int
+    lower_bound_bytes: int  # with these anchors
+    ideal_peak_bytes: int  # the bound with an anchor between any two operators
+    snapshot_bytes: int
 
 
 def verify(schedule: Schedule, graph: Graph) -> Verified:
@@ -32,33 +35,41 @@ def verify(schedule: Schedule, graph: Graph) -> Verified:
         fail(f"graph_fingerprint: the schedule was made for another graph than this one of {graph.model!r}")
     terms = terms_of_schedule(schedule, graph)
     _check_header(schedule, graph, {saved.tensor for saved in terms.state})
-    parts = _parts(terms, schedule.plan, "plan")
-    moves = [Move(part, row.snapshot, row.start, row.finish) for part, row in zip(parts, schedule.plan, strict=True)]
-    plan = check_plan(_claims(schedule), moves, terms)
-    holds = executed_holds(schedule, _parts(terms, schedule.actions, "actions"), terms)
+    _check_formulation(schedule)
+    holds = executed_holds(schedule, _parts(terms, schedule.actions), terms)
     verified = Verified(
-        plan.training_peak_bytes,
-        plan.peak_bytes,
-        plan.snapshot_bytes,
-        plan.lower_bound_bytes,
-        peak_of(terms, holds),
-        sum(hold.size_bytes for hold in holds),
+        training_peak_bytes=terms.training_peak_bytes,
+        peak_bytes=peak_of(terms, holds),
+        lower_bound_bytes=fluid_bound(terms),
+        ideal_peak_bytes=ideal_bound(terms),
+        snapshot_bytes=sum(hold.size_bytes for hold in holds),
     )
-    claims = schedule.certificate
-    above = plan.peak_bytes - claims.lower_bound_bytes
+    claims, above = schedule.certificate, verified.peak_bytes - verified.lower_bound_bytes
     for field, claimed, found in (
         ("training_peak_bytes", claims.training_peak_bytes, verified.training_peak_bytes),
+        ("peak_bytes", claims.peak_bytes, verified.peak_bytes),
+        ("lower_bound_bytes", claims.lower_bound_bytes, verified.lower_bound_bytes),
+        ("ideal_peak_bytes", claims.ideal_peak_bytes, verified.ideal_peak_bytes),
+        ("gap", claims.gap, above / verified.lower_bound_bytes if above else 0.0),
         ("snapshot_bytes", claims.snapshot_bytes, verified.snapshot_bytes),
-        ("executed_peak_bytes", claims.executed_peak_bytes, verified.executed_peak_bytes),
-        ("executed_snapshot_bytes", claims.executed_snapshot_bytes, verified.executed_snapshot_bytes),
-        ("gap", claims.gap, above / claims.lower_bound_bytes if above else 0.0),
     ):
-        if claimed != found:
+        if claimed is not None and claimed != found:  # version 1 did not say
             fail(f"certificate.{field}: {claimed} is claimed, {found} is found")
     limit = terms.memory_limit_bytes
-    if limit is not None and verified.executed_peak_bytes > limit:
-        fail(f"certificate.executed_peak_bytes: {verified.executed_peak_bytes} is over the memory limit, {limit}")
+    if limit is not None and verified.peak_bytes > limit:
+        fail(f"certificate.peak_bytes: {verified.peak_bytes} is over the memory limit, {limit}")
     return verified
+
+
+def _check_formulation(schedule: Schedule) -> None:
+    """The paper's model moves a chunk within one step, and reads none from the live tensor."""
+    if schedule.formulation == "direct":
+        return
+    if schedule.transfers != "packed":
+        fail(f"transfers: formulation {schedule.formulation} is always packed, not {schedule.transfers}")
+    for number, action in enumerate(schedule.actions):
+        if action.snapshot is None:
+            fail(f"actions row {number}: has no snapshot, which formulation {schedule.formulation} requires (Eq 2)")
 
 
 def _check_header(schedule: Schedule, graph: Graph, written: set[int]) -> None:
@@ -101,21 +112,9 @@ def _check_rows(table: str, claimed: Sequence[StateRow | AnchorRow], found: Sequ
             fail(f"{table} row {number}: the schedule has {row!r}, its graph {other!r}")
 
 
-def _claims(schedule: Schedule) -> Claims:
-    certificate = schedule.certificate
-    return Claims(
-        formulation=schedule.formulation,
-        transfers=schedule.transfers,
-        peak_bytes=certificate.peak_bytes,
-        lower_bound_bytes=certificate.lower_bound_bytes,
-        proven_by=certificate.proven_by,
-        constructive_peak_bytes=certificate.constructive_peak_bytes,
-    )
-
-
-def _parts(terms: Terms, rows: Sequence[PlanRow | ActionRow], table: str) -> list[Part]:
+def _parts(terms: Terms, rows: Sequence[ActionRow]) -> list[Part]:
     index_of = {saved.tensor: index for index, saved in enumerate(terms.state)}
     for number, row in enumerate(rows):
         if row.tensor not in index_of:
-            fail(f"{table} row {number}: tensor {row.tensor} is not state that the iteration writes")
+            fail(f"actions row {number}: tensor {row.tensor} is not state that the iteration writes")
     return [Part(index_of[row.tensor], row.offset, row.bytes) for row in rows]

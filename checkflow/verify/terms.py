@@ -6,7 +6,8 @@ are read; the state to be saved, its windows, the link's clock, slack and traini
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -51,10 +52,15 @@ class Terms:
     chunk_bytes: int | None
     granule_bytes: int
     memory_limit_bytes: int | None
+    anchors: tuple[int, ...] | None  # positions, ascending, the last is T; None: something may be done at each
 
     @cached_property
     def steps(self) -> int:
         return len(self.time_ns)
+
+    def places(self) -> Sequence[int]:
+        """Positions in 1..T at which something may be done."""
+        return range(1, self.steps + 1) if self.anchors is None else self.anchors
 
     @cached_property
     def training_peak_bytes(self) -> int:
@@ -95,6 +101,7 @@ def terms_of_schedule(schedule: Schedule, graph: Graph) -> Terms:
         chunk_bytes=schedule.chunk_bytes,
         granule_bytes=schedule.granule_bytes,
         memory_limit_bytes=schedule.memory_limit_bytes,
+        anchors=tuple(anchor.position for anchor in schedule.anchors),
     )
 
 
@@ -112,6 +119,7 @@ def terms_of_problem(problem: Problem) -> Terms:
         chunk_bytes=problem.chunk_bytes,
         granule_bytes=problem.granule_bytes,
         memory_limit_bytes=problem.memory_limit_bytes,
+        anchors=problem.anchors,
     )
 
 
@@ -132,3 +140,16 @@ def _resident_bytes(tensors: Iterable[Tensor], steps: int) -> tuple[int, ...]:
         change[max(tensor.born, 1)] += tensor.size_bytes
         change[max(tensor.freed + 1, tensor.born, 1)] -= tensor.size_bytes
     return tuple(accumulate(change))[1:-1]
+
+
+def first_from(position: int, positions: Sequence[int], steps: int) -> int:
+    """The first anchor position at or after an unrolled position, r'. An anchor stands at each iteration's end."""
+    iteration, within = divmod(position, steps)
+    return iteration * steps + (positions[bisect_left(positions, within)] if within else 0)
+
+
+def last_to(position: int, positions: Sequence[int], steps: int) -> int:
+    """The last anchor position at or before an unrolled position, d'. An anchor stands at each iteration's end."""
+    iteration, within = divmod(position, steps)
+    before = bisect_right(positions, within)
+    return iteration * steps + (positions[before - 1] if before else 0)

@@ -134,7 +134,7 @@ def test_slack_keeps_its_promise_in_the_picture() -> None:
     made = compile_graph(graph, replace(options, slack_ppm=200_000))
     assert isinstance(made, Compiled)
     certificate = made.schedule.certificate
-    assert np.asarray(added.get_ydata())[1] * 2**20 == certificate.executed_peak_bytes - certificate.training_peak_bytes
+    assert np.asarray(added.get_ydata())[1] * 2**20 == certificate.peak_bytes - certificate.training_peak_bytes
     with pytest.raises(InputError, match=r"slack: 0\.9"):
         slack.stalls(graph, Options(40 * 10**9, interval=1), (0.9,))
 
@@ -150,6 +150,6 @@ def test_the_price_of_slack_is_what_compilation_says() -> None:
     assert (none.certificate, none.reason) == (None, Reason.BANDWIDTH)
     (paid,) = prices.price_of_slack(graph, Options(BANDWIDTH, interval=2), (0.1,), spreads=(0.05, 0.4))
     assert paid.certificate is not None
-    assert paid.certificate.executed_peak_bytes >= paid.certificate.training_peak_bytes
+    assert paid.certificate.peak_bytes >= paid.certificate.training_peak_bytes
     assert (paid.interval, round(paid.tolerated_drift, 2), paid.tolerated_random_drift) == (2, 0.19, 0.05)
     assert {len(price.row) for price in (bare, none, paid)} == {len(prices.HEADINGS)}

@@ -42,7 +42,7 @@ def test_peaks_are_those_of_the_plans() -> None:
         checkfreq = policies.load("checkfreq").plan(problem_of(graph, bandwidth_bytes_per_s=LINK))
         assert not isinstance(checkfreq, Infeasible)
         certificate = made.schedule.certificate
-        assert found.executed_bytes == certificate.executed_peak_bytes
+        assert found.executed_bytes == certificate.peak_bytes
         assert found.training_bytes == graph.training_peak_bytes
         assert found.checkfreq_bytes == checkfreq.peak_bytes <= found.held_bytes
         assert 0 < found.saving <= found.held_saving <= 1 / 3  # the parameters and a gradient each are the least

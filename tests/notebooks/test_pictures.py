@@ -38,7 +38,7 @@ def test_what_is_overwritten_before_it_is_copied_is_in_a_snapshot(case: str) -> 
     compiled = _compiled(case)
     timeline = timeline_of(compiled)
     assert sum(size for _, size in timeline.due) == sum(span.size_bytes for span in timeline.spans)
-    due, snapshots = 0, compiled.schedule.certificate.executed_snapshot_bytes
+    due, snapshots = 0, compiled.schedule.certificate.snapshot_bytes
     assert (snapshots > 0) is (case != "in time")
     for at_ns, size_bytes in timeline.due:
         due += size_bytes

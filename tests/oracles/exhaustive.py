@@ -161,16 +161,30 @@ def _orders(chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, ...]]:
             yield order
 
 
-def _creations(problem: Problem, chunk: Chunk) -> tuple[int | None, ...]:
+def _fires(problem: Problem, position: int) -> bool:
+    """Whether something may be done at an unrolled position."""
+    return problem.anchors is None or (position - 1) % problem.steps + 1 in problem.anchors
+
+
+def _window(problem: Problem, chunk: Chunk) -> tuple[int, int]:
     release, deadline = problem.window(problem.state[chunk.state])
-    return (None, *range(release, deadline + 1))
+    while not _fires(problem, release):
+        release += 1
+    while not _fires(problem, deadline):
+        deadline -= 1
+    return release, deadline
+
+
+def _creations(problem: Problem, chunk: Chunk) -> tuple[int | None, ...]:
+    release, deadline = _window(problem, chunk)
+    return (None, *(position for position in range(release, deadline + 1) if _fires(problem, position)))
 
 
 def _played(
     problem: Problem, order: tuple[Chunk, ...], snapshots: tuple[int | None, ...]
 ) -> tuple[Transfer, ...] | None:
     """The queue in its steady state; None where it has none or a live tensor is read after its deadline."""
-    windows = [problem.window(problem.state[chunk.state]) for chunk in order]
+    windows = [_window(problem, chunk) for chunk in order]
     ready = [
         problem.clock(window[0] if created is None else created)
         for window, created in zip(windows, snapshots, strict=True)
@@ -220,6 +234,9 @@ def _streaming_peak(problem: Problem, plan: tuple[Transfer, ...]) -> int:
     memory = list(problem.resident_bytes) * problem.interval
     for transfer in plan:
         if transfer.snapshot is not None:
-            for step in range(transfer.snapshot + 1, transfer.finish + 1):
+            released = transfer.finish
+            while not _fires(problem, released):
+                released += 1
+            for step in range(transfer.snapshot + 1, released + 1):
                 memory[(step - 1) % period] += transfer.chunk.size_bytes
     return max(memory)

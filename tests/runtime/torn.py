@@ -320,22 +320,18 @@ def schedule_of(
         certificate=Certificate(
             training_peak_bytes=0,
             peak_bytes=0,
-            executed_peak_bytes=0,
             lower_bound_bytes=0,
+            ideal_peak_bytes=0,
             gap=0.0,
-            proven_by="bound",
+            snapshot_bytes=0,
             solver="none",
             solver_why="by hand",
-            snapshot_bytes=0,
-            executed_snapshot_bytes=0,
-            constructive_peak_bytes=None,
         ),
         state=tuple(rows),
         anchors=tuple(
             AnchorRow(kind=kind, subject=subject, occurrence=occurrence, position=position)
             for position, (kind, subject, occurrence) in enumerate(anchors, start=1)
         ),
-        plan=(),
         actions=tuple(actions),
     )
 

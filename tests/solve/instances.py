@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import strategies as st
@@ -42,6 +43,14 @@ def problems(
         interval=draw(intervals),
         granule_bytes=1,
     )
+
+
+@st.composite
+def on_some_anchors(draw: st.DrawFn, found: st.SearchStrategy[Problem]) -> Problem:
+    """Such a problem with an anchor at its end, and at some other positions or at all."""
+    problem = draw(found)
+    some = draw(st.sets(st.integers(1, problem.steps - 1)) | st.none())
+    return problem if some is None else replace(problem, anchors=(*sorted(some), problem.steps))
 
 
 @st.composite

@@ -26,7 +26,7 @@ class SlackPrice:
     slack: float
     interval: int
     reason: Reason | None
-    certificate: Certificate | None  # peaks and snapshots, planned and executed
+    certificate: Certificate | None  # peaks and snapshots
     tolerated_drift: float  # of the link alone
     tolerated_random_drift: float  # of every timing, the largest of the grid without a stall
 
@@ -40,9 +40,9 @@ class SlackPrice:
             f"{self.slack:.0%}",
             str(self.interval),
             format_bytes(found.peak_bytes),
-            format_bytes(found.executed_peak_bytes),
-            format_bytes(found.executed_peak_bytes - found.training_peak_bytes),
-            format_bytes(found.executed_snapshot_bytes),
+            format_bytes(found.peak_bytes),
+            format_bytes(found.peak_bytes - found.training_peak_bytes),
+            format_bytes(found.snapshot_bytes),
             f"{self.tolerated_drift:.1%}",
             f"{self.tolerated_random_drift:.0%}",
         )

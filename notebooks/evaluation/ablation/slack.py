@@ -40,9 +40,9 @@ def draw(name: str, prices: Sequence[SlackPrice], curves: Mapping[float, Sequenc
     known = [(100 * price.slack, price) for price in prices if price.certificate is not None]
     at = [slack for slack, _ in known]
     certificates = [price.certificate for _, price in known if price.certificate is not None]
-    unit, unit_name = style.byte_unit(max(each.executed_snapshot_bytes for each in certificates) or 1)
-    added = [(each.executed_peak_bytes - each.training_peak_bytes) / unit for each in certificates]
-    copied = [each.executed_snapshot_bytes / unit for each in certificates]
+    unit, unit_name = style.byte_unit(max(each.snapshot_bytes for each in certificates) or 1)
+    added = [(each.peak_bytes - each.training_peak_bytes) / unit for each in certificates]
+    copied = [each.snapshot_bytes / unit for each in certificates]
     cost.plot(at, added, "s-", color=style.CHECKFLOW, label="added to the training peak")
     cost.plot(at, copied, "o--", color=style.PLAIN, label="copied into snapshots")
     for (slack, price), y in zip(known, copied, strict=True):

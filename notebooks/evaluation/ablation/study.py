@@ -14,7 +14,7 @@ from checkflow import hardware
 from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.lower import lower
-from checkflow.plan import TICKS_PER_BYTE, Formulation, Infeasible, Problem, Transfers, problem_of
+from checkflow.plan import TICKS_PER_BYTE, Formulation, Infeasible, Plan, Problem, Transfers, on_anchors, problem_of
 from checkflow.policies.planned import read_after_iteration
 from checkflow.solve import solve
 from checkflow.sweep.traces import Settings, trace
@@ -106,8 +106,10 @@ def ablate(graph: Graph, part: Part, bandwidth_bytes_per_s: int, time_limit_s: f
     verify_plan(plan, problem)
     executed_peak_bytes = None
     if part.transfers is Transfers.STREAMING:
-        schedule = lower(plan, problem, graph, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
-        executed_peak_bytes = schedule.certificate.executed_peak_bytes
+        executed = solve(on_anchors(problem, graph), part.formulation, part.transfers)
+        assert isinstance(executed, Plan), "the link carries it"
+        schedule = lower(executed, problem, graph, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+        executed_peak_bytes = schedule.certificate.peak_bytes
         if part.cyclic:  # narrower windows are not in the graph, by which verify judges
             verify(schedule, graph)
     return Ablated(
