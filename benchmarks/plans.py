@@ -47,9 +47,10 @@ def main() -> None:
         plan_s.append(first.plan_s)
         trace_s.append(cell.trace_s)
         assert certificate.gap is not None and certificate.ideal_peak_bytes is not None
+        assert certificate.lower_bound_bytes is not None
         gaps.append(certificate.gap)
         saved.append(1 - certificate.peak_bytes / checkfreq)
-        missing.append(certificate.peak_bytes - certificate.ideal_peak_bytes)
+        missing.append(certificate.lower_bound_bytes - certificate.ideal_peak_bytes)
         if certificate.snapshot_bytes == 0:
             added_in_time.append(certificate.peak_bytes - training)
         if isinstance(paper, Compiled):
