@@ -59,7 +59,8 @@ def _simulate(grid: Grid, free_ticks: int | None) -> list[Piece]:
         deadline, state = ready[0]
         size_ticks = grid.problem.state[state].size_bytes * TICKS_PER_BYTE
         end = now + size_ticks - sent[state]
-        preempted = next((a[0] for a in arrivals[upcoming:] if a[1] < deadline or a[0] >= end), end)
+        later = (arrivals[index] for index in range(upcoming, len(arrivals)))
+        preempted = next((opens for opens, due, _ in later if due < deadline or opens >= end), end)
         stop = min(end, preempted)
         pieces.append(Piece(state, sent[state], sent[state] + stop - now, now))
         sent[state] += stop - now
@@ -84,7 +85,12 @@ def lower_bound_bytes(grid: Grid, pieces: list[Piece]) -> int:
 
 
 def _left_ticks(grid: Grid, pieces: list[Piece]) -> list[int]:
-    """Work past its deadline and still to move at the start of each cell of a period."""
+    """Work past its deadline and still to move at the start of each cell of a period.
+
+    Invariant: of one piece that is all of it from its deadline on until it begins, and then what the link has not moved
+    yet; before its deadline, and from its end on, nothing (docs/model.md has a picture). So `change` has the steps up
+    and down of what is whole, and `left` the few cells in which a piece is on the link.
+    """
     period = grid.period_cells
     change: dict[int, int] = {}
     left: dict[int, int] = {}
