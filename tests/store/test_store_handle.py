@@ -37,6 +37,7 @@ from checkflow.store.memory.record_overflow import Overflow
 from checkflow.store.saver.loop import LOOK_MS
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.persist_every import PersistEvery
+from checkflow.store.trainer.saver_process import SaverProcess
 
 EACH = PersistEvery(iterations=1)
 
@@ -363,6 +364,28 @@ def test_a_hanging_saver_does_not_hang_the_end(tmp_path: Path) -> None:
         handle.close(deadline_s=0.2)
     until(lambda: not runs(saver), "killed")
     StoreLock.acquire(tmp_path, silent, timeout_s=60).close()
+
+
+def test_the_end_of_a_saver_is_waited_for_and_not_asked_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has closed its socket a while before it is gone: the core is its own meanwhile."""
+    program = tmp_path / "python"
+    listen = "import os, sys, time\nwhile os.read(int(sys.argv[5]), 64) != b'close':\n    pass\n"
+    program.write_text(f"#!{sys.executable} -IS\n{listen}os.close(int(sys.argv[5]))\ntime.sleep(1)\n")
+    program.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", str(program))
+        handle = StoreHandle.open(tmp_path / "store", SMALL, notify=silent)
+    waits = 0
+    stirs = SaverProcess.stirs
+
+    def counted(self: SaverProcess, timeout_s: float) -> bool:
+        nonlocal waits
+        waits += 1
+        return stirs(self, timeout_s)
+
+    monkeypatch.setattr(SaverProcess, "stirs", counted)
+    handle.close()
+    assert 0 < waits < 50  # each of a tenth of a second
 
 
 def test_block_with_a_hanging_saver_ends_too(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ class SaverProcess:
                 raise StoreError(f"saver: cannot be started ({error.strerror}); free processes or memory") from None
             kept.pop_all()
         self._end, self._words = ours, words
+        self._hung_up = False  # its end of the socket is closed: it says nothing more, and is about to end
         lock.name_holder(self._process.pid)
 
     @property
@@ -56,7 +57,9 @@ class SaverProcess:
         poll = select.poll()  # a new one each time: a signal handler may wait beside who was interrupted in waiting
         if self._end.fileno() < 0:  # and may have closed it
             return True
-        poll.register(self._end, select.POLLIN)
+        poll.register(self.pidfd, select.POLLIN)
+        if not self._hung_up:
+            poll.register(self._end, select.POLLIN)
         return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
     def tell(self, word: bytes) -> None:
@@ -69,6 +72,7 @@ class SaverProcess:
             try:
                 message = receive(self._end)
             except EOFError:
+                self._hung_up = True
                 return
             if message is None:
                 return
