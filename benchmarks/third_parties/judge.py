@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy
 import torch
+import torch._dynamo  # a forked life does not import it at its first update
 from forked import INTERNAL, Forked
 
 import checkflow

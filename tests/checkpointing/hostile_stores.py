@@ -8,6 +8,7 @@ its exit code in FOLDER/NAME.READER.code ("hangs" where it had to be killed).
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -21,9 +22,14 @@ from pathlib import Path
 from typing import TextIO
 
 import torch
+import torch._dynamo  # what follows is imported here once, and not by each forked reader
 from test_attach import EVERY, small
 
 import checkflow
+import checkflow.checkpointing.attach
+import checkflow.cli.check
+import checkflow.cli.export
+import checkflow.cli.list
 from checkflow.cli import run
 from checkflow.errors import CheckflowError
 from checkflow.jsonfile import digest_of, render
@@ -271,6 +277,7 @@ def apart(reader: Callable[[], int], output: Path) -> str:
 
 
 def main(good: Path, schedule: Path, where: Path) -> None:
+    gc.freeze()  # so that no reader's collection copies the pages of all that was imported
     for name, attack in ATTACKS.items():
         store = where / name
         shutil.copytree(good, store)
