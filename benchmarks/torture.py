@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
-import torch._dynamo  # a forked life does not import it at its first update
+import torch._dynamo  # noqa: F401 (a forked life would import it at its first update)
 from forked import Forked
 from peering.machine import describe
 from rich.console import Console
