@@ -49,7 +49,7 @@ class Grid:
 
     @cached_property
     def period_ticks(self) -> int:
-        return self._ticks[-1] * self.problem.interval
+        return self.problem.clock(self.positions[-1] if self.positions else 0) * self.problem.interval
 
     def position(self, ordinal: int) -> int:
         iteration, within = divmod(ordinal, len(self.positions))

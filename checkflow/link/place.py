@@ -8,6 +8,7 @@ snapshot before that deadline, or the link waits for the deadline, whichever nee
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -153,11 +154,17 @@ def _waiting(grid: Grid, placed: list[Placed], deadlines: list[int], crowded: se
 def _relieve(grid: Grid, placed: list[Placed], deadlines: list[int], crowded: set[int]) -> list[Placed]:
     """Cut the snapshots that are held in crowded cells where those cells begin."""
     finer: list[Placed] = []
-    period = grid.period_cells
+    period, ordered = grid.period_cells, sorted(crowded)
+
+    def between(low: int, high: int) -> Iterator[int]:
+        for turn in range(low // period, (high - 1) // period + 1):
+            first, last = (bisect_left(ordered, ordinal - turn * period) for ordinal in (low, high))
+            yield from (turn * period + cell for cell in ordered[first:last])
+
     for part in placed:
         cells: tuple[int, ...] = ()
         if part.created is not None and part.released is not None:
-            cells = tuple(cell for cell in range(part.created, part.released) if cell % period in crowded)
+            cells = tuple(between(part.created, part.released))
         if cells:
             finer += _cut(grid, part.chunk, part.begin_ticks, deadlines[part.chunk.state], cells)
         else:
