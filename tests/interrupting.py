@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
+import os
 import signal
 import sys
 import time
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from processes import children
+from processes import children, descriptors
 
 from checkflow.store.both.lock import StoreLock
 
@@ -54,14 +54,6 @@ def plain_saver(folder: Path) -> Path:
     return program
 
 
-def descriptors() -> set[str]:
-    found = set()
-    for fd in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the one that lists them
-            found.add(str(fd.readlink()))
-    return found
-
-
 def assert_nothing_is_left(store: Path) -> None:
     """Of what had the store: no process, no lock, no memory, no descriptor."""
     gc.collect()
@@ -69,6 +61,6 @@ def assert_nothing_is_left(store: Path) -> None:
     while children():
         assert time.monotonic() < deadline, "the saver does not end"
         time.sleep(0.005)
-    StoreLock.acquire(store, lambda _: None, timeout_s=10).close()
+    StoreLock.acquire(store, lambda _: None, timeout_s=60).close()
     assert "checkflow-slots" not in Path("/proc/self/maps").read_text()
-    assert not [name for name in descriptors() if "checkflow-slots" in name or str(store) in name]
+    assert not [name for name in descriptors(os.getpid()) if "checkflow-slots" in name or str(store) in name]

@@ -15,11 +15,20 @@ def runs(pid: int) -> bool:
         return False
 
 
-def _command(pid: int) -> str:
+def command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def descriptors(pid: int) -> set[str]:
+    """What a process has open, by name."""
+    found = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(str(fd.readlink()))
+    return found
 
 
 def children(pid: int | None = None) -> set[int]:
@@ -29,7 +38,7 @@ def children(pid: int | None = None) -> set[int]:
         for task in Path(f"/proc/{os.getpid() if pid is None else pid}/task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
                 found |= {int(child) for child in (task / "children").read_text().split()}
-    return {child for child in found if runs(child) and "multiprocessing.resource_tracker" not in _command(child)}
+    return {child for child in found if runs(child) and "multiprocessing.resource_tracker" not in command(child)}
 
 
 def descendants(pid: int) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
@@ -24,13 +25,25 @@ from checkflow.schedule import write_schedule
 from checkflow.trace import trace_training
 
 TRAINER = Path(__file__).with_name("trainer_to_kill.py")
+HANGS_S = 300.0
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-KILLS, ITERATIONS = (200, 40_000) if NIGHTLY else (8, 2_000)
+KILLS = 200 if NIGHTLY else 8
+SAID, PIPE_BYTES = 60, 4096  # a life says so many iterations at most before it is killed, and then what its pipe holds
+ITERATIONS = 250 * KILLS  # more than are said in all of them, so that each is killed
+SEED = random.randrange(10**6) if NIGHTLY else 0
 OPTIONS = {
     "cpu": Options(3_000_000_000),  # just enough
     "cuda": Options(12_000_000_000, formulation=Formulation.COMPACT),  # a foreach update has no need of snapshots else
 }
-LONGEST_S = 1.5  # from the restored state to the kill
+
+
+@dataclass(frozen=True)
+class Kill:
+    """So long after the start of a life, or so long after it has said so many iterations: the first of the two."""
+
+    started_s: float
+    said: int
+    later_s: float
 
 
 @dataclass
@@ -43,14 +56,15 @@ class Life:
     startup_s: float = 0.0
 
 
-def _live(arguments: list[str], kill_after_s: float | None) -> Life:
-    """Run the trainer; kill it so long after its start, wherever it is then."""
+def _live(arguments: list[str], kill: Kill | None) -> Life:
+    """Run the trainer; kill it wherever it is then."""
     life, began = Life(), time.monotonic()
     with subprocess.Popen([sys.executable, str(TRAINER), *arguments], stdout=subprocess.PIPE, text=True) as process:
-        killer = threading.Timer(kill_after_s or 0.0, process.kill)
-        if kill_after_s is not None:
+        killer = threading.Timer(kill.started_s if kill else 0.0, process.kill)
+        if kill:
             killer.start()
         assert process.stdout is not None
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         for line in process.stdout:
             if not line.endswith("\n"):
                 break  # cut by the kill
@@ -59,9 +73,12 @@ def _live(arguments: list[str], kill_after_s: float | None) -> Life:
             if not life.said:
                 life.first, life.startup_s = life.last, time.monotonic() - began
             life.said[life.last] = digest
+            if kill and len(life.said) == kill.said:
+                time.sleep(kill.later_s)
+                process.kill()
         process.wait()
         killer.cancel()
-        assert process.returncode in (0, -signal.SIGKILL)
+        assert process.returncode == (-signal.SIGKILL if kill else 0)
     return life
 
 
@@ -85,22 +102,20 @@ def test_killed_again_and_again_it_resumes_bit_identically(device: str, tmp_path
     schedule = _schedule(device, tmp_path / "schedule.json")
     reference = _live(["reference", device, str(ITERATIONS)], None).said
     arguments = ["attached", device, str(ITERATIONS), schedule, str(tmp_path / "store")]
-    kills, completed, startup_s = 0, 0, 3.0
-    while kills < KILLS and completed < ITERATIONS:
-        early = random.random() < 0.2  # while it starts, waits for the saver or restores
-        slots = random.choice("123")
-        life = _live(
-            [*arguments, slots], random.random() * startup_s if early else startup_s + random.random() * LONGEST_S
-        )
-        kills += 1
+    chance, completed, startup_s = random.Random(SEED), 0, 3.0
+    print(f"seed {SEED}")  # noqa: T201
+    for number in range(KILLS):
+        early = number % 4 == 3  # while it starts, waits for the saver or restores
+        began_s = chance.random() * startup_s if early else HANGS_S
+        kill = Kill(began_s, chance.randint(1, SAID), chance.random() / 50)
+        life = _live([*arguments, chance.choice("123")], kill)
+        assert early or life.said, "it hangs before its first iteration"
         if life.said:
             _check(life, completed, reference)
             completed, startup_s = life.last, life.startup_s
     final = _live([*arguments, "3"], None)
     _check(final, completed, reference)
     assert final.last == ITERATIONS
-    assert kills >= KILLS / 4
-    print(f"{kills} kills, {ITERATIONS} iterations")  # noqa: T201
 
 
 def _check(life: Life, completed: int, reference: dict[int, str]) -> None:

@@ -29,6 +29,8 @@ from checkflow.store.format.reader import Checkpoint, list_checkpoints
 from checkflow.store.format.retention import Retention
 from checkflow.store.trainer.persist_every import PersistEvery
 
+HANG_S = 120.0  # what has not ended by then never will
+
 
 @pytest.fixture(scope="module")
 def schedule() -> Schedule:
@@ -286,7 +288,7 @@ def _in_child(act: Callable[[], object]) -> int:
             code = 0
         finally:
             os._exit(code)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_S
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -372,7 +374,7 @@ def test_forked_workers_and_evaluation_go_on_as_without_checkpoints(schedule: Sc
                 train_more(training, ckpt, 2)
                 evaluation = context.Process(target=training.models[0], args=(torch.zeros(4, 6),))
                 evaluation.start()
-                evaluation.join(20)
+                evaluation.join(HANG_S)
                 assert evaluation.exitcode == 0, epoch
     assert iterations(tmp_path)[0] == 4
 
@@ -433,11 +435,14 @@ def _completed(out: str, at_least: int) -> int:
 @pytest.mark.parametrize("moment", ["inside", "end", "between"])
 def test_a_terminated_training_loses_no_completed_iteration_at_any_interval(moment: str, tmp_path: Path) -> None:
     """The signal comes while an iteration runs, at its end, and between two; the state is an uninterrupted run's."""
-    pause = {moment: "print('now', flush=True) if iteration == 16 else None; time.sleep(0.3 if iteration == 16 else 0)"}
-    process = _script(tmp_path, compiled(small, interval=20), **pause)
+    waits = "import socket; heard, hears = socket.socketpair(); hears.setblocking(False)"
+    process = _script(
+        tmp_path, compiled(small, interval=20), before=f"{waits}; signal.set_wakeup_fd(hears.fileno())",
+        **{moment: "iteration == 16 and (print('now', flush=True), heard.recv(1))"},
+    )  # fmt: skip
     _until(process, "now")
     process.terminate()
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == -signal.SIGTERM
     completed = _completed(out, 16)
     training = small()
@@ -454,14 +459,12 @@ def test_an_iteration_longer_than_the_deadline_is_not_waited_for(tmp_path: Path)
     """What is staged is durable, and what is lost is told."""
     process = _script(
         tmp_path, compiled(small, interval=3), options="sigterm_deadline_s=2.0",
-        inside="iteration == 5 and print('now', flush=True); iteration == 5 and [time.sleep(0.05) for _ in range(600)]",
+        inside="iteration == 5 and (print('now', flush=True), [time.sleep(0.05) for _ in iter(int, 1)])",
     )  # fmt: skip
     _until(process, "now")
-    started = time.monotonic()
     process.terminate()
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == -signal.SIGTERM
-    assert time.monotonic() - started < 10
     assert "SIGTERM: the last iteration is not durable at the deadline" in out
     training = small()
     with attached(training, compiled(small, interval=3), tmp_path / "store", notify=lambda _: None) as ckpt:
@@ -476,7 +479,7 @@ def test_a_handler_that_lets_training_go_on_is_called_for_each_signal(tmp_path: 
         end="iteration in (7, 19) and os.kill(os.getpid(), signal.SIGTERM)",
         between="iteration == 30 and sys.exit(5)",
     )  # fmt: skip
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 5, out
     assert [line for line in out.splitlines() if line.startswith("heard")] == ["heard 8", "heard 20"]
 
@@ -490,7 +493,7 @@ def test_a_signal_in_a_training_loop_of_another_thread_is_passed_on_by_the_main_
     )  # fmt: skip
     _until(process, "9")
     process.terminate()
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 7
     assert "MainThread" in out
     training = small()
@@ -513,7 +516,7 @@ def asked(self, *, keep):
         tmp_path, schedule, before=f"exec({before!r})", options="sigterm_deadline_s=2.0",
         between="Slots.ask = asked; ckpt.save()",
     )  # fmt: skip
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == -signal.SIGTERM
     training = small()
     with attached(training, schedule, tmp_path / "store", notify=lambda _: None) as ckpt:
@@ -528,7 +531,7 @@ def test_a_signal_while_closing_is_passed_on_when_all_is_durable(tmp_path: Path)
         "H._drain = lambda self, until: (os.kill(os.getpid(), signal.SIGTERM), drain(self, until))[1]",
         between="if iteration == 4: break",
     )  # fmt: skip
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == -signal.SIGTERM
     training = small()
     with attached(training, compiled(small, interval=50), tmp_path / "store", notify=lambda _: None) as ckpt:

@@ -33,6 +33,16 @@ def digests(workload: str) -> list[str]:
         return [process.ask(SaveOne(), Saved).digest for _ in range(4)]
 
 
+@cache
+def prepared(workload: str, name: str) -> dict[str, bytes]:
+    """What a tool prepares for a workload, by file."""
+    with TemporaryDirectory() as folder, worker(workload, name, Path(folder, "log")) as process:
+        made = Path(folder, "made")
+        made.mkdir()
+        process.ask(Prepare(made), Done)
+        return {path.name: path.read_bytes() for path in made.iterdir()}
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     (tmp_path / "store").mkdir()
@@ -46,9 +56,10 @@ def test_a_new_process_goes_on_as_if_nothing_had_happened(workload: str, name: s
     kind = contenders.load(name)
     assert kind.missing() is None
     job, expected = replace(job, workload=workload), digests(workload)
+    if kind.prepares:
+        for file, data in prepared(workload, kind.prepare.__module__.removeprefix("contenders.")).items():
+            (job.prepared / file).write_bytes(data)
     with worker(workload, name, tmp_path / "log") as saver:
-        if kind.prepares:
-            saver.ask(Prepare(job.prepared), Done)
         saver.ask(Attach(job), Done)
         saver.ask(Train(2), Turn)
         saved = saver.ask(SaveOne(), Saved)

@@ -66,7 +66,11 @@ def prepared(store: Path) -> Path:
 
 
 def writing_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Each writing system call of one checkpoint's life, as (name, how many of that name came before, plus one)."""
+    """Each writing system call of one checkpoint's life, as (name, how many of that name came before, plus one).
+
+    A saver has run before, so that none compiles what it imports.
+    """
+    open_handle(tmp_path / "compiling").close()
     trace = tmp_path / "trace"
     python = traced_python(tmp_path, "counting", f"-o {trace} -e trace={','.join(CALLS)}")
     with monkeypatch.context() as patched:

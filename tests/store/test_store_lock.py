@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from processes import runs
+from processes import descriptors, runs
 from small_store import (
     SMALL,
     newest_whole,
@@ -146,8 +146,7 @@ def test_a_restarted_saver_holds_the_directory_too(tmp_path: Path) -> None:
         os.kill(saver, signal.SIGKILL)
         until(lambda: handle.saver_pid not in (None, saver), "another one runs")
         assert stage(handle, SMALL, 1) and handle.drain(60)
-        held = {os.readlink(f"/proc/{saver_of(handle)}/fd/{fd}") for fd in os.listdir(f"/proc/{saver_of(handle)}/fd")}  # noqa: PTH115, PTH208
-        assert {str(tmp_path), str(tmp_path / LOCK)} <= held
+        assert {str(tmp_path), str(tmp_path / LOCK)} <= descriptors(saver_of(handle))
 
 
 def test_the_mount_of_a_file() -> None:
