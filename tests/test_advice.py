@@ -103,18 +103,21 @@ def test_what_would_do_does(formulation: Formulation, transfers: Transfers, data
     event(f"ways out: {check(graph, options)}")
 
 
-@pytest.mark.parametrize("network", ["alexnet-1", "resnet-1"])
+@pytest.mark.parametrize(("network", "short"), [("alexnet-1", 150), ("resnet-1", 28)])
 @pytest.mark.parametrize(("formulation", "transfers"), KINDS[:3])
 @pytest.mark.parametrize("limited", [False, True])
 def test_what_would_do_does_for_real_networks(
-    network: str, formulation: Formulation, transfers: Transfers, limited: bool
+    network: str, short: int, formulation: Formulation, transfers: Transfers, limited: bool
 ) -> None:
-    """A link of 20 GB/s is too slow for each every iteration; at 150 GB/s training's own peak is a limit."""
+    """A link of 20 GB/s is too slow for each every iteration; at so many more training's own peak is too low a limit.
+
+    What is advised was constructed, so it does however little time a solver has.
+    """
     graph = read_graph(GRAPHS / f"{network}.json")
-    options = Options(20 * 10**9, formulation=formulation, transfers=transfers, time_limit_s=1.0)
+    options = Options(20 * 10**9, formulation=formulation, transfers=transfers, time_limit_s=0.3)
     if limited:
-        options = replace(options, bandwidth_bytes_per_s=150 * 10**9, memory_limit_bytes=graph.training_peak_bytes)
-    check(graph, options)
+        options = replace(options, bandwidth_bytes_per_s=short * 10**9, memory_limit_bytes=graph.training_peak_bytes)
+    assert check(graph, options) > 0
 
 
 @pytest.mark.parametrize("formulation", [Formulation.PAPER, Formulation.COMPACT])

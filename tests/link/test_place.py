@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from checkflow.compiler import Compiled, Options, compile_graph
@@ -73,23 +73,22 @@ def byte_by_byte(grid: Grid) -> int:
 @given(grids())
 def test_bound_is_what_a_byte_by_byte_link_needs(grid: Grid) -> None:
     """The bound by arithmetic equals the peak of a simulation that moves single bytes."""
-    if link_carries(grid):
-        assert lower_bound_bytes(grid, earliest_deadline_first(grid)) == byte_by_byte(grid)
+    assume(link_carries(grid))
+    assert lower_bound_bytes(grid, earliest_deadline_first(grid)) == byte_by_byte(grid)
 
 
 @given(grids())
 def test_plan_meets_the_bound_where_steps_carry_whole_bytes(grid: Grid) -> None:
     """With a granule of one byte and whole bytes in every step, the plan's peak is the bound."""
-    if link_carries(grid):
-        placement = place(grid)
-        assert placement.peak_bytes == placement.lower_bound_bytes
+    assume(link_carries(grid))
+    placement = place(grid)
+    assert placement.peak_bytes == placement.lower_bound_bytes
 
 
 @given(grids(bandwidth=None))
 def test_plan_covers_the_state_in_order_on_one_link(grid: Grid) -> None:
     """At any bandwidth: every byte once, one transfer at a time, direct ones in time, snapshots made in the window."""
-    if not link_carries(grid):
-        return
+    assume(link_carries(grid))
     placement = place(grid)
     covered: dict[int, list[tuple[int, int]]] = {}
     free = placement.placed[-1].end_ticks - grid.period_ticks
@@ -119,19 +118,19 @@ def test_plan_covers_the_state_in_order_on_one_link(grid: Grid) -> None:
 def test_smaller_chunks_never_change_the_peak(problem: Problem, chunk_bytes: int) -> None:
     """A limit on chunks cuts them, and costs nothing."""
     whole, cut = plan_streaming(problem), plan_streaming(replace(problem, chunk_bytes=chunk_bytes))
-    if isinstance(whole, Plan):
-        assert isinstance(cut, Plan)
-        assert cut.peak_bytes == whole.peak_bytes
-        assert max(t.chunk.size_bytes for t in cut.transfers) <= chunk_bytes
+    assert isinstance(cut, Plan) == isinstance(whole, Plan)
+    assume(isinstance(whole, Plan))
+    assert isinstance(cut, Plan) and isinstance(whole, Plan)
+    assert cut.peak_bytes == whole.peak_bytes
+    assert max(t.chunk.size_bytes for t in cut.transfers) <= chunk_bytes
 
 
 @given(problems(bandwidth=None))
 def test_what_an_infeasible_answer_advises_works(problem: Problem) -> None:
     """The needed bandwidth and the smallest interval are feasible, and one less of either is not."""
     answer = plan_streaming(problem)
-    if isinstance(answer, Plan):
-        return
-    assert answer.reason is Reason.BANDWIDTH
+    assume(isinstance(answer, Infeasible))
+    assert isinstance(answer, Infeasible) and answer.reason is Reason.BANDWIDTH
     needed, interval = answer.needed_bandwidth_bytes_per_s, answer.smallest_interval
     assert needed is not None and interval is not None
     assert isinstance(plan_streaming(replace(problem, bandwidth_bytes_per_s=needed)), Plan)

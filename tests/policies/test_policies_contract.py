@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from drawn import NS, covers, problems
-from hypothesis import event, given
+from hypothesis import event, given, reject
 from hypothesis import strategies as st
 from player import peak_bytes, play, requests_of, step_of
 
@@ -39,13 +39,13 @@ def cases(draw: st.DrawFn, *, limited: bool = False) -> Problem:
     )
 
 
-def answered(name: str, problem: Problem) -> Planned | None:
+def answered(name: str, problem: Problem) -> Planned:
     """The policy's answer to a problem without a memory limit; only checkflow may have none, where it would pause."""
     answer = policies.load(name).plan(problem)
-    if isinstance(answer, Planned):
-        return answer
-    assert name == "checkflow" and answer.reason is Reason.BANDWIDTH
-    return None
+    if not isinstance(answer, Planned):
+        assert name == "checkflow" and answer.reason is Reason.BANDWIDTH
+        reject()  # another problem
+    return answer
 
 
 def pause_places(problem: Problem, runs: Problem) -> list[int]:
@@ -88,36 +88,35 @@ def test_an_unknown_policy_is_refused_in_one_line() -> None:
 @given(problem=cases())
 def test_the_verifier_accepts_the_plan(name: str, problem: Problem) -> None:
     """Every plan keeps the rules of the problem it comes with, and the policy needs no less than its plan."""
-    if answer := answered(name, problem):
-        verified = verify_plan(answer.plan, answer.problem)
-        assert verified.bound_checked
-        assert answer.peak_bytes >= verified.peak_bytes >= problem.training_peak_bytes
-        assert answer.peak_bytes <= problem.training_peak_bytes + problem.state_bytes
+    answer = answered(name, problem)
+    verified = verify_plan(answer.plan, answer.problem)
+    assert verified.bound_checked
+    assert answer.peak_bytes >= verified.peak_bytes >= problem.training_peak_bytes
+    assert answer.peak_bytes <= problem.training_peak_bytes + problem.state_bytes
 
 
 @ALL
 @given(problem=cases())
 def test_a_link_played_event_by_event_agrees(name: str, problem: Problem) -> None:
     """Every byte moves once, over a link that has room for it, while its tensor or its snapshot holds its value."""
-    if answer := answered(name, problem):
-        runs, transfers = answer.problem, answer.plan.transfers
-        assert covers(problem, [transfer.chunk for transfer in transfers])
-        assert problem.state_bytes * NS <= runs.clock(runs.interval * runs.steps)
-        times, late = play(runs, requests_of(answer.plan, runs))
-        assert not late
-        assert [(t.start, t.finish) for t in transfers] == [
-            (step_of(runs, begin), step_of(runs, end - 1)) for begin, end in times
-        ]
-        holds = [(t.snapshot + 1, t.finish, t.chunk.size_bytes) for t in transfers if t.snapshot is not None]
-        assert answer.plan.peak_bytes == peak_bytes(runs, holds)
+    answer = answered(name, problem)
+    runs, transfers = answer.problem, answer.plan.transfers
+    assert covers(problem, [transfer.chunk for transfer in transfers])
+    assert problem.state_bytes * NS <= runs.clock(runs.interval * runs.steps)
+    times, late = play(runs, requests_of(answer.plan, runs))
+    assert not late
+    assert [(t.start, t.finish) for t in transfers] == [
+        (step_of(runs, begin), step_of(runs, end - 1)) for begin, end in times
+    ]
+    holds = [(t.snapshot + 1, t.finish, t.chunk.size_bytes) for t in transfers if t.snapshot is not None]
+    assert answer.plan.peak_bytes == peak_bytes(runs, holds)
 
 
 @ALL
 @given(problem=cases())
 def test_the_problem_is_the_one_asked_about_with_a_pause(name: str, problem: Problem) -> None:
     """The iterations are longer by the pause and by nothing else, and no tensor's window is wider than it was."""
-    if (answer := answered(name, problem)) is None:
-        return
+    answer = answered(name, problem)
     runs = answer.problem
     event(f"{name}: pause {answer.pause_ns > 0}")
     assert runs.interval * runs.iteration_time_ns - problem.interval * problem.iteration_time_ns == answer.pause_ns
@@ -198,27 +197,26 @@ def test_without_written_state_nothing_is_done(name: str) -> None:
 @given(cases())
 def test_checkflow_never_pauses_nor_needs_more_than_checkfreq(problem: Problem) -> None:
     """Its bound is never above CheckFreq's peak, nor is its peak where it meets the bound."""
-    if ours := answered("checkflow", problem):
-        assert ours.problem is problem and ours.pause_ns == 0
-        theirs = checkfreq.unlimited(problem)
-        event(f"saved: {theirs.peak_bytes > ours.peak_bytes}")
-        assert ours.plan.lower_bound_bytes == theirs.plan.lower_bound_bytes <= theirs.peak_bytes
-        assert ours.peak_bytes <= theirs.peak_bytes or ours.plan.gap
+    ours = answered("checkflow", problem)
+    assert ours.problem is problem and ours.pause_ns == 0
+    theirs = checkfreq.unlimited(problem)
+    event(f"saved: {theirs.peak_bytes > ours.peak_bytes}")
+    assert ours.plan.lower_bound_bytes == theirs.plan.lower_bound_bytes <= theirs.peak_bytes
+    assert ours.peak_bytes <= theirs.peak_bytes or ours.plan.gap
 
 
 @given(cases())
 def test_checkflow_never_needs_more_where_steps_carry_whole_granules(problem: Problem) -> None:
     """At a granule of a byte, and a byte or more each nanosecond, the bound is met."""
     problem = replace(problem, bandwidth_bytes_per_s=-(-problem.bandwidth_bytes_per_s // NS) * NS, granule_bytes=1)
-    if ours := answered("checkflow", problem):
-        assert ours.peak_bytes <= checkfreq.unlimited(problem).peak_bytes
+    ours = answered("checkflow", problem)
+    assert ours.peak_bytes <= checkfreq.unlimited(problem).peak_bytes
 
 
 @given(cases())
 def test_pauses_without_a_snapshot(problem: Problem) -> None:
     """Synchronous stands still for S/B, and CheckFreq's CPU mode never longer; neither adds a byte."""
     still, beside = answered("synchronous", problem), answered("checkfreq_cpu", problem)
-    assert still and beside
     assert still.pause_ns == -(-problem.state_bytes * NS // problem.bandwidth_bytes_per_s)
     assert beside.pause_ns <= still.pause_ns
     assert still.peak_bytes == beside.peak_bytes == problem.training_peak_bytes
@@ -249,7 +247,7 @@ def checkfreq_played(problem: Problem) -> tuple[int, int]:
 def test_checkfreq_is_what_its_definition_says(problem: Problem) -> None:
     """Peak and pause with GPU snapshots are those of the definition played out."""
     answer = answered("checkfreq", problem)
-    assert answer and (answer.peak_bytes, answer.pause_ns) == checkfreq_played(problem)
+    assert (answer.peak_bytes, answer.pause_ns) == checkfreq_played(problem)
 
 
 def checkfreq_cpu_played(problem: Problem) -> int:
@@ -281,7 +279,7 @@ def checkfreq_cpu_played(problem: Problem) -> int:
 def test_checkfreq_cpu_is_what_its_definition_says(problem: Problem) -> None:
     """The pause with CPU snapshots is that of the definition played out, and the same at any interval."""
     answer = answered("checkfreq_cpu", problem)
-    assert answer and answer.pause_ns == checkfreq_cpu_played(problem)
+    assert answer.pause_ns == checkfreq_cpu_played(problem)
 
 
 # Three steps of 10 ns on a link of one byte a nanosecond, worked out on paper.
@@ -314,14 +312,13 @@ LARGE = (40, 3, Role.PARAMETER)
 def test_checkfreq_by_hand(problem: Problem, peak: int, pause: int, iteration: int) -> None:
     """The whole copy is held through the step in which its last byte leaves; the next checkpoint waits for it."""
     answer = answered("checkfreq", problem)
-    assert answer
     assert (answer.peak_bytes, answer.pause_ns, answer.problem.iteration_time_ns) == (peak, pause, iteration)
 
 
 def test_checkfreq_frees_its_copy_whole() -> None:
     """The policy needs more than its plan, whose snapshots go one by one."""
     answer = answered("checkfreq", by_hand([(10, 3, Role.PARAMETER), (5, 3, Role.OPTIMIZER)]))
-    assert answer and (answer.plan.peak_bytes, answer.peak_bytes) == (105, 115)
+    assert (answer.plan.peak_bytes, answer.peak_bytes) == (105, 115)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +358,7 @@ def test_checkfreq_cpu_by_hand(state: list[tuple[int, int, Role]], interval: int
     """Training waits at one guard for what has not left by then, once in `interval` iterations."""
     problem = by_hand(state, interval=interval)
     answer = answered("checkfreq_cpu", problem)
-    assert answer and (answer.pause_ns, answer.peak_bytes) == (pause, 100)
+    assert (answer.pause_ns, answer.peak_bytes) == (pause, 100)
     assert answer.problem.interval * answer.problem.iteration_time_ns == 30 * interval + pause
 
 
@@ -369,7 +366,7 @@ def test_checkfreq_cpu_by_hand(state: list[tuple[int, int, Role]], interval: int
 def test_synchronous_by_hand(interval: int) -> None:
     """Forty nanoseconds for forty bytes, at the end of the last iteration."""
     answer = answered("synchronous", by_hand([LARGE], interval=interval))
-    assert answer and (answer.pause_ns, answer.peak_bytes) == (40, 100)
+    assert (answer.pause_ns, answer.peak_bytes) == (40, 100)
     assert answer.problem.time_ns == (10, 10, 10) * interval + (40,)
     assert answer.problem.resident_bytes[-1] == 70
     assert answer.problem.window(answer.problem.state[0]) == (-1, 2)

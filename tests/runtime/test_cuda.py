@@ -50,20 +50,23 @@ def test_an_offload_reads_what_the_compute_stream_wrote_before_it() -> None:
 
 
 def test_a_snapshots_memory_returns_without_the_host_waiting() -> None:
-    """Released behind its offload, and used again by the compute stream."""
+    """Released behind its offload, and used again by the compute stream, which would be done long before it."""
     device, _ = _device()
-    target = torch.zeros(SIZE, dtype=torch.uint8).pin_memory()
+    target, before_it = (torch.zeros(SIZE, dtype=torch.uint8).pin_memory() for _ in range(2))
     source = torch.ones(SIZE, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     (snapshot,) = device.snapshot([source])
     assert torch.cuda.memory_allocated() >= before + SIZE
     torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # the compute stream is busy: nothing that was given to the device has ended
+    device.offload(Batch([Copy(before_it, source)] * 40))  # the link is busy for longer than filling takes
     event = device.offload(Batch([Copy(target, snapshot.data)]))
     device.release(snapshot, event)
+    memory = snapshot.data.data_ptr()
     del snapshot
     assert torch.cuda.memory_allocated() == before
-    torch.empty_like(source).fill_(2)  # takes the memory that the snapshot had
+    other = torch.empty_like(source).fill_(2)
+    assert other.data_ptr() == memory, "the allocator gave other memory: nothing could be torn"
     assert not device.done(event)
     device.synchronize(event)
     assert bool((target == 1).all())

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import event, given
+from hypothesis import assume, event, given, reject
 from hypothesis import strategies as st
 from instances import BYTE_PER_NS, problems
 
@@ -210,8 +210,7 @@ def test_plans_pass_the_verifier(formulation: Formulation, data: st.DataObject) 
 @given(problem=problems(max_steps=8, max_tensors=5, max_bytes=9, intervals=st.integers(1, 3)))
 def test_bounds_are_those_of_the_verifier_or_sharper(problem: Problem) -> None:
     """The bound of `direct` is the verifier's own; the paper's, of plans that `direct` has too, is never below it."""
-    if not link_fits(problem, Formulation.DIRECT):
-        return
+    assume(link_fits(problem, Formulation.DIRECT))
     recomputed = max(problem.training_peak_bytes, fluid_bound(terms_of_problem(problem)))
     assert least_peak_bytes(problem, Formulation.DIRECT) == recomputed
     if all(tensor.first_write > 1 for tensor in problem.state) and link_fits(problem, Formulation.COMPACT):
@@ -223,12 +222,23 @@ def test_direct_never_needs_more_than_the_paper(problem: Problem) -> None:
     """In chunks of a byte the paper has no plan that `direct` lacks, and none of a lower peak."""
     units = replace(problem, chunk_bytes=1)
     by_paper, by_direct = (plan_packed(units, which) for which in (Formulation.COMPACT, Formulation.DIRECT))
-    if isinstance(by_paper, Plan):
-        assert isinstance(by_direct, Plan)
-        assert by_direct.peak_bytes <= by_paper.peak_bytes
+    assume(isinstance(by_paper, Plan))
+    assert isinstance(by_paper, Plan) and isinstance(by_direct, Plan)
+    assert by_direct.peak_bytes <= by_paper.peak_bytes
 
 
-@pytest.mark.parametrize("formulation", Formulation)
+@given(problem=problems(max_steps=8, max_tensors=5, max_bytes=9))
+def test_the_literal_program_has_no_plan_without_a_solver(problem: Problem) -> None:
+    """Given no time, it is refused or known to be infeasible."""
+    try:
+        answer = plan_packed(replace(problem, chunk_bytes=4), Formulation.PAPER, time_limit_s=0.0)
+    except SolverError as error:
+        assert "neither a plan nor a proof" in str(error)
+    else:
+        assert isinstance(answer, Infeasible)
+
+
+@pytest.mark.parametrize("formulation", [Formulation.COMPACT, Formulation.DIRECT])
 @given(data=st.data())
 def test_only_a_solver_that_ran_proves_a_bound(formulation: Formulation, data: st.DataObject) -> None:
     """With no time for a solver a plan has the bound of arithmetic and says so, its gap beside it."""
@@ -236,11 +246,12 @@ def test_only_a_solver_that_ran_proves_a_bound(formulation: Formulation, data: s
     try:
         plan = plan_packed(replace(problem, chunk_bytes=4), formulation, time_limit_s=0.0)
     except SolverError:
-        return
-    if isinstance(plan, Plan):
-        event(f"gap: {plan.gap > 0}")
-        assert (plan.solver.name, plan.proven_by) == ("none", ProvenBy.BOUND)
-        assert verify_plan(plan, replace(problem, chunk_bytes=4)).lower_bound_bytes == plan.lower_bound_bytes
+        reject()  # neither a plan nor a proof
+    assume(isinstance(plan, Plan))
+    assert isinstance(plan, Plan)
+    event(f"gap: {plan.gap > 0}")
+    assert (plan.solver.name, plan.proven_by) == ("none", ProvenBy.BOUND)
+    assert verify_plan(plan, replace(problem, chunk_bytes=4)).lower_bound_bytes == plan.lower_bound_bytes
 
 
 def test_a_time_limit_is_for_all_that_a_solver_needs() -> None:
