@@ -7,13 +7,18 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types docs nightly gpu artifacts notebooks clean
+.PHONY: demo test suite lint types docs nightly gpu artifacts notebooks clean
 
 demo: $(INSTALLED)
 	$(BIN)/checkflow demo
 
-test: lint types
-	$(BIN)/python -m pytest -n 2
+# mypy has the core that the suite leaves while it waits for processes and disks.
+test: $(READY)
+	$(MAKE) --no-print-directory --jobs=2 lint types suite
+
+# Who has done its tests takes over the other's; tests/conftest.py has the longest first.
+suite: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -27,7 +32,7 @@ docs: $(READY)
 	$(BIN)/mkdocs build --strict
 
 nightly: $(READY)
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # What only a machine with a CUDA device can show: its tests, then iterations with a checkpoint each against none.
 gpu: $(READY)

@@ -34,6 +34,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+# Files whose tests take a minute or more: begun last, one of them would be waited for alone.
+LONGEST = ("notebooks/test_notebooks.py", "torturing/", "checkpointing/test_hostile_stores.py", "peers/", "docs/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first; the others in their order."""
+    here = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        name = item.path.relative_to(here).as_posix()
+        return next((rank for rank, long in enumerate(LONGEST) if name.startswith(long)), len(LONGEST))
+
+    items.sort(key=rank)
+
+
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Iterator[None]:
     """A test that leaves a saver behind breaks those after it, which pass alone."""
