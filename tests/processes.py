@@ -6,6 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+_KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
 
 def runs(pid: int) -> bool:
     """A zombie does not: it only waits for its parent, or whoever adopted it, to collect it."""
@@ -32,13 +34,13 @@ def descriptors(pid: int) -> set[str]:
 
 
 def children(pid: int | None = None) -> set[int]:
-    """Those of a process, or of this one, that run; but for one that multiprocessing starts once and keeps."""
+    """Those of a process, or of this one, that run; but for those that multiprocessing starts once and keeps."""
     found: set[int] = set()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{os.getpid() if pid is None else pid}/task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
                 found |= {int(child) for child in (task / "children").read_text().split()}
-    return {child for child in found if runs(child) and "multiprocessing.resource_tracker" not in command(child)}
+    return {child for child in found if runs(child) and not any(name in command(child) for name in _KEPT)}
 
 
 def descendants(pid: int) -> set[int]:

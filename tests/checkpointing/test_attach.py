@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 import warnings
 from collections.abc import Callable
@@ -17,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from programs import Program
 from safetensors import safe_open
 from torch import nn
 
@@ -332,7 +330,7 @@ SCRIPT = """
 """
 
 
-def _run(tmp_path: Path, schedule: Schedule, before: str = "") -> subprocess.Popen[str]:
+def _run(tmp_path: Path, schedule: Schedule, before: str = "") -> Program:
     write_schedule(tmp_path / "schedule.json", schedule)
     script = textwrap.dedent(SCRIPT).format(
         here=str(Path(__file__).parent),
@@ -340,17 +338,7 @@ def _run(tmp_path: Path, schedule: Schedule, before: str = "") -> subprocess.Pop
         store=str(tmp_path / "store"),
         before=before,
     )
-    return subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-    )
-
-
-def _lines(process: subprocess.Popen[str], count: int) -> int:
-    assert process.stdout is not None
-    last = 0
-    for _ in range(count):
-        last = int(process.stdout.readline())
-    return last
+    return Program(script, stderr=tmp_path / "stderr")
 
 
 @pytest.mark.parametrize(("number", "lost"), [(signal.SIGTERM, 0), (signal.SIGKILL, 1)])
@@ -359,10 +347,10 @@ def test_a_terminated_training_resumes_where_it_was(
 ) -> None:
     """SIGTERM loses no completed iteration, SIGKILL at most one."""
     process = _run(tmp_path, schedule)
-    _lines(process, 20)
+    process.until("20")
     process.send_signal(number)
-    out, _ = process.communicate()
-    assert process.returncode == -number
+    code, out = process.end()
+    assert code == -number
     completed = int(out.split()[-1]) if out.split() else 20
     training = small()
     with warnings.catch_warnings():
@@ -374,7 +362,6 @@ def test_a_terminated_training_resumes_where_it_was(
 def test_a_users_own_sigterm_handler_is_called(schedule: Schedule, tmp_path: Path) -> None:
     """After the last iteration was staged."""
     process = _run(tmp_path, schedule, before="signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))")
-    _lines(process, 5)
-    process.terminate()
-    process.communicate()
-    assert process.returncode == 7
+    process.until("5")
+    process.send_signal(signal.SIGTERM)
+    assert process.end()[0] == 7

@@ -36,9 +36,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outside.write_text("mine")
     script = [sys.executable, str(Path(__file__).parent / "hostile_stores.py")]
     arguments = [folder / "good", folder / "schedule.json", folder / "attacked"]
-    subprocess.run(
-        [*script, *map(str, arguments)], check=True, timeout=3000, env=os.environ | {"OUTSIDE": str(outside)}
-    )
+    environment = os.environ | {"OUTSIDE": str(outside), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([*script, *map(str, arguments)], check=True, timeout=3000, env=environment)
     assert outside.read_text() == "mine"
     return folder / "attacked"
 

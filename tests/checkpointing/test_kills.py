@@ -6,8 +6,6 @@ import fcntl
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import trainer_to_kill
+from programs import HANGS_S, Program
 
 from checkflow import hardware
 from checkflow.compiler import Compiled, Options, compile_graph
@@ -25,7 +24,6 @@ from checkflow.schedule import write_schedule
 from checkflow.trace import trace_training
 
 TRAINER = Path(__file__).with_name("trainer_to_kill.py")
-HANGS_S = 300.0
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 KILLS = 200 if NIGHTLY else 8
 SAID, PIPE_BYTES = 60, 4096  # a life says so many iterations at most before it is killed, and then what its pipe holds
@@ -56,29 +54,27 @@ class Life:
     startup_s: float = 0.0
 
 
-def _live(arguments: list[str], kill: Kill | None) -> Life:
+def _live(arguments: list[str], kill: Kill | None, folder: Path) -> Life:
     """Run the trainer; kill it wherever it is then."""
     life, began = Life(), time.monotonic()
-    with subprocess.Popen([sys.executable, str(TRAINER), *arguments], stdout=subprocess.PIPE, text=True) as process:
-        killer = threading.Timer(kill.started_s if kill else 0.0, process.kill)
-        if kill:
-            killer.start()
-        assert process.stdout is not None
-        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        for line in process.stdout:
-            if not line.endswith("\n"):
-                break  # cut by the kill
-            _, iteration, digest = line.split()
-            life.last = int(iteration)
-            if not life.said:
-                life.first, life.startup_s = life.last, time.monotonic() - began
-            life.said[life.last] = digest
-            if kill and len(life.said) == kill.said:
-                time.sleep(kill.later_s)
-                process.kill()
-        process.wait()
-        killer.cancel()
-        assert process.returncode == (-signal.SIGKILL if kill else 0)
+    process = Program(TRAINER.read_text(), *arguments, stderr=folder / "stderr")
+    killer = threading.Timer(kill.started_s if kill else HANGS_S, process.send_signal, [signal.SIGKILL])
+    killer.start()
+    fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    for line in process.stdout:
+        if not line.endswith("\n"):
+            break  # cut by the kill
+        _, iteration, digest = line.split()
+        life.last = int(iteration)
+        if not life.said:
+            life.first, life.startup_s = life.last, time.monotonic() - began
+        life.said[life.last] = digest
+        if kill and len(life.said) == kill.said:
+            time.sleep(kill.later_s)
+            process.send_signal(signal.SIGKILL)
+    killer.cancel()
+    code, _ = process.end()
+    assert code == (-signal.SIGKILL if kill else 0), process.complaint()
     return life
 
 
@@ -100,7 +96,7 @@ def _schedule(device: str, path: Path) -> str:
 def test_killed_again_and_again_it_resumes_bit_identically(device: str, tmp_path: Path) -> None:
     """With any number of slots at most one completed iteration is lost, and every state is the uninterrupted run's."""
     schedule = _schedule(device, tmp_path / "schedule.json")
-    reference = _live(["reference", device, str(ITERATIONS)], None).said
+    reference = _live(["reference", device, str(ITERATIONS)], None, tmp_path).said
     arguments = ["attached", device, str(ITERATIONS), schedule, str(tmp_path / "store")]
     chance, completed, startup_s = random.Random(SEED), 0, 3.0
     print(f"seed {SEED}")  # noqa: T201
@@ -108,12 +104,12 @@ def test_killed_again_and_again_it_resumes_bit_identically(device: str, tmp_path
         early = number % 4 == 3  # while it starts, waits for the saver or restores
         began_s = chance.random() * startup_s if early else HANGS_S
         kill = Kill(began_s, chance.randint(1, SAID), chance.random() / 50)
-        life = _live([*arguments, chance.choice("123")], kill)
+        life = _live([*arguments, chance.choice("123")], kill, tmp_path)
         assert early or life.said, "it hangs before its first iteration"
         if life.said:
             _check(life, completed, reference)
             completed, startup_s = life.last, life.startup_s
-    final = _live([*arguments, "3"], None)
+    final = _live([*arguments, "3"], None, tmp_path)
     _check(final, completed, reference)
     assert final.last == ITERATIONS
 

@@ -7,8 +7,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -18,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import HANGS_S, Program
 from safetensors.torch import load_file
 from test_attach import attached, compiled, same, small, train, train_more, weights
 from torch.utils.data import DataLoader, TensorDataset
@@ -28,8 +27,6 @@ from checkflow.schedule import Schedule, write_schedule
 from checkflow.store.format.reader import Checkpoint, list_checkpoints
 from checkflow.store.format.retention import Retention
 from checkflow.store.trainer.persist_every import PersistEvery
-
-HANG_S = 120.0  # what has not ended by then never will
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +285,7 @@ def _in_child(act: Callable[[], object]) -> int:
             code = 0
         finally:
             os._exit(code)
-    deadline = time.monotonic() + HANG_S
+    deadline = time.monotonic() + HANGS_S
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -374,7 +371,7 @@ def test_forked_workers_and_evaluation_go_on_as_without_checkpoints(schedule: Sc
                 train_more(training, ckpt, 2)
                 evaluation = context.Process(target=training.models[0], args=(torch.zeros(4, 6),))
                 evaluation.start()
-                evaluation.join(HANG_S)
+                evaluation.join(HANGS_S)
                 assert evaluation.exitcode == 0, epoch
     assert iterations(tmp_path)[0] == 4
 
@@ -410,22 +407,13 @@ SCRIPT = """
 def _script(
     tmp_path: Path, schedule: Schedule, *, before: str = "", inside: str = "pass", end: str = "pass",
     between: str = "pass", options: str = "", run: str = "train()",
-) -> subprocess.Popen[str]:  # fmt: skip
+) -> Program:  # fmt: skip
     write_schedule(tmp_path / "schedule.json", schedule)
     text = textwrap.dedent(SCRIPT).format(
         here=str(Path(__file__).parent), schedule=str(tmp_path / "schedule.json"), store=str(tmp_path / "store"),
         before=before, inside=inside, end=end, between=between, options=options, run=run,
     )  # fmt: skip
-    return subprocess.Popen(
-        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-    )
-
-
-def _until(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdout is not None
-    while (read := process.stdout.readline()) and read.strip() != line:
-        pass
-    assert read, process.stderr.read() if process.stderr is not None else ""
+    return Program(text, stderr=tmp_path / "stderr")
 
 
 def _completed(out: str, at_least: int) -> int:
@@ -440,10 +428,10 @@ def test_a_terminated_training_loses_no_completed_iteration_at_any_interval(mome
         tmp_path, compiled(small, interval=20), before=f"{waits}; signal.set_wakeup_fd(hears.fileno())",
         **{moment: "iteration == 16 and (print('now', flush=True), heard.recv(1))"},
     )  # fmt: skip
-    _until(process, "now")
-    process.terminate()
-    out, _ = process.communicate(timeout=HANG_S)
-    assert process.returncode == -signal.SIGTERM
+    process.until("now")
+    process.send_signal(signal.SIGTERM)
+    code, out = process.end()
+    assert code == -signal.SIGTERM
     completed = _completed(out, 16)
     training = small()
     with attached(training, compiled(small, interval=20), tmp_path / "store", notify=lambda _: None) as ckpt:
@@ -461,10 +449,10 @@ def test_an_iteration_longer_than_the_deadline_is_not_waited_for(tmp_path: Path)
         tmp_path, compiled(small, interval=3), options="sigterm_deadline_s=2.0",
         inside="iteration == 5 and (print('now', flush=True), [time.sleep(0.05) for _ in iter(int, 1)])",
     )  # fmt: skip
-    _until(process, "now")
-    process.terminate()
-    out, _ = process.communicate(timeout=HANG_S)
-    assert process.returncode == -signal.SIGTERM
+    process.until("now")
+    process.send_signal(signal.SIGTERM)
+    code, out = process.end()
+    assert code == -signal.SIGTERM
     assert "SIGTERM: the last iteration is not durable at the deadline" in out
     training = small()
     with attached(training, compiled(small, interval=3), tmp_path / "store", notify=lambda _: None) as ckpt:
@@ -479,8 +467,8 @@ def test_a_handler_that_lets_training_go_on_is_called_for_each_signal(tmp_path: 
         end="iteration in (7, 19) and os.kill(os.getpid(), signal.SIGTERM)",
         between="iteration == 30 and sys.exit(5)",
     )  # fmt: skip
-    out, _ = process.communicate(timeout=HANG_S)
-    assert process.returncode == 5, out
+    code, out = process.end()
+    assert code == 5, out
     assert [line for line in out.splitlines() if line.startswith("heard")] == ["heard 8", "heard 20"]
 
 
@@ -491,10 +479,10 @@ def test_a_signal_in_a_training_loop_of_another_thread_is_passed_on_by_the_main_
         before="signal.signal(signal.SIGTERM, lambda *_: (print(threading.current_thread().name), sys.exit(7)))",
         run="thread = threading.Thread(target=train, daemon=True); thread.start(); thread.join()",
     )  # fmt: skip
-    _until(process, "9")
-    process.terminate()
-    out, _ = process.communicate(timeout=HANG_S)
-    assert process.returncode == 7
+    process.until("9")
+    process.send_signal(signal.SIGTERM)
+    code, out = process.end()
+    assert code == 7
     assert "MainThread" in out
     training = small()
     with attached(training, compiled(small, interval=50), tmp_path / "store", notify=lambda _: None) as ckpt:
@@ -516,8 +504,7 @@ def asked(self, *, keep):
         tmp_path, schedule, before=f"exec({before!r})", options="sigterm_deadline_s=2.0",
         between="Slots.ask = asked; ckpt.save()",
     )  # fmt: skip
-    process.communicate(timeout=HANG_S)
-    assert process.returncode == -signal.SIGTERM
+    assert process.end()[0] == -signal.SIGTERM
     training = small()
     with attached(training, schedule, tmp_path / "store", notify=lambda _: None) as ckpt:
         assert ckpt.restore() == 1
@@ -531,8 +518,7 @@ def test_a_signal_while_closing_is_passed_on_when_all_is_durable(tmp_path: Path)
         "H._drain = lambda self, until: (os.kill(os.getpid(), signal.SIGTERM), drain(self, until))[1]",
         between="if iteration == 4: break",
     )  # fmt: skip
-    process.communicate(timeout=HANG_S)
-    assert process.returncode == -signal.SIGTERM
+    assert process.end()[0] == -signal.SIGTERM
     training = small()
     with attached(training, compiled(small, interval=50), tmp_path / "store", notify=lambda _: None) as ckpt:
         assert ckpt.restore() == 5
