@@ -48,6 +48,7 @@ class Program:
             rest = self.stdout.read()
         self._process.join()
         self._watch.cancel()
+        self._watch.join()
         code = self._process.exitcode
         assert code is not None
         self._process.close()

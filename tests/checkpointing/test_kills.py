@@ -73,6 +73,7 @@ def _live(arguments: list[str], kill: Kill | None, folder: Path) -> Life:
             time.sleep(kill.later_s)
             process.send_signal(signal.SIGKILL)
     killer.cancel()
+    killer.join()
     code, _ = process.end()
     assert code == (-signal.SIGKILL if kill else 0), process.complaint()
     return life

@@ -13,6 +13,7 @@ import pytest
 
 from checkflow.cli import run
 from checkflow.errors import EXIT_DONE, EXIT_NO
+from checkflow.hardware import measure
 from checkflow.schedule import read_schedule
 
 FEASIBLE = {
@@ -151,8 +152,9 @@ def test_summary_and_pictures(capfd: pytest.CaptureFixture[str]) -> None:
     assert {event["ph"] for event in events} >= {"M", "X", "C"}
 
 
-def test_measured_times(capfd: pytest.CaptureFixture[str]) -> None:
-    """--device measure runs the iteration on this machine and times its operators."""
+def test_measured_times(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """--device measure runs the iteration on this machine and times its operators; each figure of it for a moment."""
+    monkeypatch.setattr(measure, "RUN_S", 0.01)
     figures = _json(capfd, "compile", "transformer", "--set", "small=true", "--device", "measure", "--interval", "auto")
     assert figures["device"] == "measured"
     time_ns = figures["iteration_time_ns"]

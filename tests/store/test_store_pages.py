@@ -126,12 +126,20 @@ def test_what_the_kernel_refuses_is_told_once(kernel: Kernel, memory: tuple[int,
 
 
 @pytest.mark.parametrize("when_full", ["skip", "wait"])
-def test_a_checkpoint_waits_for_its_slot_to_have_memory(tmp_path: Path, kernel: Kernel, when_full: str) -> None:
+def test_a_checkpoint_waits_for_its_slot_to_have_memory(
+    tmp_path: Path, kernel: Kernel, when_full: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is neither skipped nor torn, and the wait is counted."""
     kernel.go.clear()
+    wait = Pages.wait_for_more
+
+    def waits(taken: Pages) -> bool:
+        threading.Timer(0.1, kernel.go.set).start()
+        return wait(taken)
+
+    monkeypatch.setattr(Pages, "wait_for_more", waits)
     with StoreHandle.open(tmp_path, SMALL, notify=silent, when_full=when_full) as handle:  # type: ignore[arg-type]
         assert handle.try_acquire() is None
-        threading.Timer(0.1, kernel.go.set).start()
         assert stage(handle, SMALL, 1)
         status = handle.status()
         assert status.skipped == 0 and status.blocked_ns > 50_000_000
