@@ -101,10 +101,10 @@ class _Group:
 def _within(kinds: tuple[ChunkClass, ...], capacity: list[int], headroom: list[int]) -> Taken | None:
     """The paper's model: one pass over the steps that never holds more than the headroom (index t - 1).
 
-    Invariant, at the top of each step's turn: groups[:due] are those that are overwritten at the next step or before, so
-    that what is pending of them, `held`, is in snapshots; `free_before` is the headroom that the step before has left.
-    What leaves now was in a snapshot during that step: of a group written by now it already is in `held`, of any other it
-    takes from `free_before`, and from this step's `free` where the group is not due.
+    Invariant, at the top of each step: groups[:due] are those that are overwritten at the next step or before, so
+    what is pending of them, `held`, is in snapshots; `free_before` is the headroom that the step before has left. What
+    leaves now was in a snapshot during that step: of a group written by now it is in `held` already; of any other it
+    takes from `free_before`, and from this step's `free`, too, where the group is not due.
     """
     groups: list[_Group] = []
     for index, kind in enumerate(kinds):  # ordered by first write
