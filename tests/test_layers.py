@@ -24,7 +24,6 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"extra", "wrapped"},
     "torch_internals": set(),
     "wrapped": {"torch_internals"},
-    "statenames": set(),
     "strictjson": set(),
     "dtypes": set(),
     "safetensorsfile": {"strictjson", "dtypes"},
@@ -37,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "plan": {"errors", "graph"},
     "foreach": {"wrapped", "torch_internals"},
     "trace": {
-        "collector", "foreach", "errors", "units", "graph", "training", "extra", "unlisted", "wrapped", "statenames",
+        "collector", "foreach", "errors", "units", "graph", "training", "extra", "unlisted", "wrapped", "state",
         "torch_internals",
     },
     "link": {"plan"},
@@ -56,20 +55,16 @@ ALLOWED: dict[str, set[str]] = {
     "timedgraph": {"errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources"},
     "frontend": {"errors", "units", "graph", "plan", "solve", "schedule", "compiler", "timedgraph"},
     "store": {"errors", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile", "jsonfile"},
-    "runtime": {
-        "errors", "foreach", "units", "training", "extra", "wrapped", "statenames", "schedule", "torch_internals",
+    "state": {
+        "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra", "wrapped", "store",
+        "torch_internals",
     },
+    "runtime": {"errors", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals"},
     "simulation": {"errors", "graph", "plan", "link", "schedule", "runtime"},
-    "hoststate": {
-        "errors", "strictjson", "dtypes", "units", "training", "extra", "statenames", "runtime", "torch_internals",
-    },
-    "restore": {
-        "errors", "dtypes", "safetensorsfile", "training", "extra", "statenames", "store", "runtime", "hoststate",
-    },
     "data": {"errors"},
     "checkpointing": {
-        "collector", "errors", "interrupts", "text", "dtypes", "units", "unlisted", "training", "extra", "statenames",
-        "schedule", "runtime", "store", "hoststate", "restore", "torch_internals",
+        "collector", "errors", "interrupts", "text", "dtypes", "units", "unlisted", "training", "extra", "state",
+        "schedule", "runtime", "store", "torch_internals",
     },
     "examples": {"__init__"},
     "sweep": {

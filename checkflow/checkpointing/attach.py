@@ -17,14 +17,14 @@ from checkflow.checkpointing.listing import missing, unplanned
 from checkflow.collector import paused_collector
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
 from checkflow.extra import Stateful
-from checkflow.hoststate.capture import HostState, check_capturable
-from checkflow.hoststate.objects import HostObjects
-from checkflow.hoststate.tensors import in_files
 from checkflow.interrupts import held_back
 from checkflow.runtime.binding import add_rooms, bind
-from checkflow.runtime.state import check_supported
 from checkflow.schedule import Schedule, read_schedule
-from checkflow.statenames import StateName
+from checkflow.state.host.capture import HostState, check_capturable
+from checkflow.state.host.objects import HostObjects
+from checkflow.state.host.tensors import in_files
+from checkflow.state.live import check_supported
+from checkflow.state.names import StateName
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.format.retention import Retention

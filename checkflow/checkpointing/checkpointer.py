@@ -13,9 +13,6 @@ from types import TracebackType
 from checkflow.checkpointing.sink import StoreSink
 from checkflow.collector import paused_collector
 from checkflow.errors import CheckflowError, InputError, StoreError
-from checkflow.hoststate.capture import HostState
-from checkflow.hoststate.objects import HostObjects
-from checkflow.restore import check_restorable, restore
 from checkflow.runtime.binding import Binding
 from checkflow.runtime.counters import Counters
 from checkflow.runtime.cuda import CudaDevice
@@ -28,6 +25,9 @@ from checkflow.runtime.pipeline import Record
 from checkflow.runtime.stats import Meter, Stats
 from checkflow.runtime.terminate import OnTerminate
 from checkflow.schedule import Schedule
+from checkflow.state.host.capture import HostState
+from checkflow.state.host.objects import HostObjects
+from checkflow.state.restore import check_restorable, restore
 from checkflow.store.format.manifest import parse_directory_name
 from checkflow.store.format.reader import checkpoint_names, load_newest
 from checkflow.store.trainer.handle import StoreHandle

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from checkflow.dtypes import CODES
 from checkflow.errors import InputError
-from checkflow.hoststate.optimizers import file_of
 from checkflow.runtime.binding import Binding, Target
-from checkflow.statenames import StateName
+from checkflow.state.host.optimizers import file_of
+from checkflow.state.names import StateName
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 
 

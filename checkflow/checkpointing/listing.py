@@ -9,7 +9,7 @@ import torch
 
 from checkflow.extra import Extra, Holder, module_tensors, tensors_of
 from checkflow.schedule import Schedule
-from checkflow.statenames import StateName
+from checkflow.state.names import StateName
 from checkflow.torch_internals import own_buffers, own_parameters
 from checkflow.unlisted import Unlisted, lines_of
 

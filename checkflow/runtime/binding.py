@@ -14,9 +14,9 @@ import torch
 
 from checkflow.errors import InputError
 from checkflow.runtime.device import Event
-from checkflow.runtime.state import MAX_RECORDED_BYTES, Live, is_host_scalar, live_state, memory_order, slot_stems
 from checkflow.schedule import Schedule, StateRow, ViewRow
-from checkflow.statenames import StateName, nearest, owner
+from checkflow.state.live import MAX_RECORDED_BYTES, Live, is_host_scalar, live_state, memory_order, slot_stems
+from checkflow.state.names import StateName, nearest, owner
 from checkflow.torch_internals import versions
 from checkflow.training import Training
 

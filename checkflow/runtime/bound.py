@@ -9,7 +9,7 @@ from checkflow.runtime.counters import Cause
 from checkflow.runtime.guards import Guard
 from checkflow.runtime.pipeline import Pipeline
 from checkflow.schedule import Schedule
-from checkflow.statenames import StateName
+from checkflow.state.names import StateName
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
 

@@ -15,9 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from checkflow.runtime.compiled import OnCompile
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.guards import Guard, GuardKind
-from checkflow.runtime.state import uncompiled
 from checkflow.runtime.update import Update
-from checkflow.statenames import holders
+from checkflow.state.live import uncompiled
+from checkflow.state.names import holders
 from checkflow.torch_internals import is_persistent, own_buffers, own_parameters, step_pre_hooks, takes_load_hooks
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable, optimizers_in

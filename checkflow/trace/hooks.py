@@ -10,7 +10,7 @@ import torch
 
 from checkflow.foreach import Look, can_look
 from checkflow.graph import Anchor, AnchorKind, Role
-from checkflow.statenames import holders
+from checkflow.state.names import holders
 from checkflow.trace.names import parameters_of
 from checkflow.trace.storages import Ledger
 from checkflow.training import Training

@@ -14,7 +14,7 @@ import torch
 from checkflow.errors import InputError, ModelFileError, TraceError
 from checkflow.extra import TENSOR, Holder, module_tensors, tensors_of
 from checkflow.graph import Role
-from checkflow.statenames import holders, stems
+from checkflow.state.names import holders, stems
 from checkflow.torch_internals import own_buffers, own_parameters
 from checkflow.training import Training
 from checkflow.wrapped import unsupported

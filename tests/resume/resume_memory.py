@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from checkflow.dtypes import CODES
-from checkflow.hoststate.capture import HostState
-from checkflow.hoststate.objects import HostObjects
-from checkflow.hoststate.optimizers import file_of
-from checkflow.restore import Restored, restore
-from checkflow.runtime.state import Live, is_host_scalar, live_state
+from checkflow.state.host.capture import HostState
+from checkflow.state.host.objects import HostObjects
+from checkflow.state.host.optimizers import file_of
+from checkflow.state.live import Live, is_host_scalar, live_state
+from checkflow.state.restore import Restored, restore
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 from checkflow.training import Training
 

@@ -11,9 +11,9 @@ from test_resume_equality import advance, bits, seed
 from torch import nn
 from trainings_to_resume import Run
 
-from checkflow.hoststate.capture import HostState
-from checkflow.hoststate.objects import HostObjects
-from checkflow.runtime.state import live_state
+from checkflow.state.host.capture import HostState
+from checkflow.state.host.objects import HostObjects
+from checkflow.state.live import live_state
 from checkflow.training import Training
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -11,8 +11,8 @@ from resume_memory import Saved, host_state, load, save
 from torch import nn
 from trainings_to_resume import TRAININGS, Make, Run, adamw, channels_last, simple
 
-from checkflow.restore import Restored
-from checkflow.runtime.state import live_state
+from checkflow.state.live import live_state
+from checkflow.state.restore import Restored
 
 LENGTH = 7
 

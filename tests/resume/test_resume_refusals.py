@@ -17,10 +17,10 @@ from trainings_to_resume import TRAININGS, Tied
 
 from checkflow.data import ResumableLoader
 from checkflow.errors import CheckflowError, FormatError, InputError
-from checkflow.hoststate.capture import check_capturable
-from checkflow.hoststate.objects import HostObjects
-from checkflow.hoststate.record import parse_record
-from checkflow.restore.files import parse_file
+from checkflow.state.host.capture import check_capturable
+from checkflow.state.host.objects import HostObjects
+from checkflow.state.host.record import parse_record
+from checkflow.state.restore.files import parse_file
 from checkflow.training import Training
 
 

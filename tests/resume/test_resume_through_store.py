@@ -15,8 +15,8 @@ from trainings_to_resume import TRAININGS, Make, Run
 import checkflow
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.compiler import Compiled, Options, compile_graph
-from checkflow.hoststate.objects import HostObjects
 from checkflow.schedule import Schedule
+from checkflow.state.host.objects import HostObjects
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.trace.tracing import trace_training
 from checkflow.training import Training

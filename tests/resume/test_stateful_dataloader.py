@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from checkflow.data import ResumableLoader
-from checkflow.hoststate.objects import HostObjects
+from checkflow.state.host.objects import HostObjects
 from checkflow.training import Training
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 on torch 2.13

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import lr_scheduler as lrs
 
-from checkflow.hoststate.objects import HostObjects
+from checkflow.state.host.objects import HostObjects
 from checkflow.training import Training
 
 

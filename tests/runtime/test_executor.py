@@ -16,7 +16,7 @@ from torn import Case, Factory, LateDevice, Rig, memory_of, random_schedule, rig
 from checkflow.errors import AuditError, InputError
 from checkflow.runtime.binding import Storage
 from checkflow.runtime.counters import Cause
-from checkflow.runtime.state import live_state
+from checkflow.state.live import live_state
 from checkflow.trace.names import state_of
 from checkflow.training import Training
 

@@ -19,9 +19,9 @@ from checkflow.runtime.guards import GuardKind
 from checkflow.runtime.hook import Removable, place
 from checkflow.runtime.host import HostEvent
 from checkflow.runtime.sink import Slot
-from checkflow.runtime.state import live_state, parameter_names
 from checkflow.schedule import ActionRow, AnchorRow, Certificate, Schedule, StateRow, ViewRow
-from checkflow.statenames import holders
+from checkflow.state.live import live_state, parameter_names
+from checkflow.state.names import holders
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from checkflow.errors import InputError
-from checkflow.hoststate.forms import (
+from checkflow.state.host.forms import (
     ARRAY_DTYPES,
     MAX_DEPTH,
     MAX_TENSOR_BYTES,

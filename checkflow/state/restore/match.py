@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import torch
 
 from checkflow.errors import FormatError, InputError
-from checkflow.hoststate.decode import decode
-from checkflow.hoststate.objects import HostObjects
-from checkflow.hoststate.record import ModelRecord, Record, parse_record
-from checkflow.hoststate.rng import RngStates, match_rng
-from checkflow.restore.files import FileTensor, TensorFile, file_of_spec, parse_file
-from checkflow.restore.objects import ObjectPlan, match_object
-from checkflow.restore.optimizers import OptimizerPlan, match_optimizer
-from checkflow.runtime.state import Live, live_state, modules_of, parameter_names, uncompiled
-from checkflow.statenames import StateName, holders, nearest
+from checkflow.state.host.decode import decode
+from checkflow.state.host.objects import HostObjects
+from checkflow.state.host.record import ModelRecord, Record, parse_record
+from checkflow.state.host.rng import RngStates, match_rng
+from checkflow.state.live import Live, live_state, modules_of, parameter_names, uncompiled
+from checkflow.state.names import StateName, holders, nearest
+from checkflow.state.restore.files import FileTensor, TensorFile, file_of_spec, parse_file
+from checkflow.state.restore.objects import ObjectPlan, match_object
+from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer
 from checkflow.store.format.layout import Layout
 from checkflow.training import Training
 

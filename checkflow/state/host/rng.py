@@ -17,9 +17,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from checkflow.errors import FormatError, InputError
-from checkflow.hoststate.decode import bytes_of, decode
-from checkflow.hoststate.encode import encode
-from checkflow.hoststate.forms import Json, RefusedError, base64_of, dump
+from checkflow.state.host.decode import bytes_of, decode
+from checkflow.state.host.encode import encode
+from checkflow.state.host.forms import Json, RefusedError, base64_of, dump
 
 _WORDS = struct.Struct("<625I")  # Mersenne Twister: 624 words and the position
 _PYTHON_VERSION = 3  # of random.getstate

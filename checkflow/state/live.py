@@ -14,7 +14,7 @@ import torch
 
 from checkflow.errors import InputError
 from checkflow.extra import TENSOR, module_tensors
-from checkflow.statenames import StateName, holders, stems
+from checkflow.state.names import StateName, holders, stems
 from checkflow.torch_internals import compiled_from, own_buffers, own_parameters
 from checkflow.training import Training
 from checkflow.wrapped import unsupported

@@ -8,10 +8,10 @@ import torch
 
 from checkflow.errors import FormatError, InputError
 from checkflow.extra import Stateful, with_leaves
-from checkflow.hoststate.decode import decode
-from checkflow.hoststate.forms import Stored
-from checkflow.hoststate.record import ObjectRecord
-from checkflow.restore.files import FileTensor, TensorFile
+from checkflow.state.host.decode import decode
+from checkflow.state.host.forms import Stored
+from checkflow.state.host.record import ObjectRecord
+from checkflow.state.restore.files import FileTensor, TensorFile
 
 _LOAD_ERRORS = (KeyError, ValueError, TypeError, RuntimeError, AssertionError, IndexError, AttributeError)
 

@@ -13,10 +13,10 @@ from operator import is_
 import torch
 
 from checkflow.errors import InputError
-from checkflow.hoststate.encode import encode, tensor_parts
-from checkflow.hoststate.forms import MAX_TENSOR_BYTES, Json, RefusedError, Stored, base64_of, dump
-from checkflow.runtime.state import memory_order, slots
-from checkflow.statenames import StateName, stems
+from checkflow.state.host.encode import encode, tensor_parts
+from checkflow.state.host.forms import MAX_TENSOR_BYTES, Json, RefusedError, Stored, base64_of, dump
+from checkflow.state.live import memory_order, slots
+from checkflow.state.names import StateName, stems
 
 IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Keys of a group that choose how an update is computed, not which: a restored optimizer keeps its own."""

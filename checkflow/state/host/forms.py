@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from checkflow.dtypes import CODES
-from checkflow.runtime.state import MAX_RECORDED_BYTES
+from checkflow.state.live import MAX_RECORDED_BYTES
 from checkflow.strictjson import Json as Json  # the form of every value
 
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.generic]]

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from checkflow.errors import FormatError, InputError
-from checkflow.hoststate.decode import decode, tensor_of
-from checkflow.hoststate.forms import Json, RefusedError, Stored
-from checkflow.hoststate.optimizers import IMPLEMENTATION
-from checkflow.hoststate.record import CohortRecord, GroupRecord, OptimizerRecord
-from checkflow.restore.files import FileTensor, TensorFile, Tied
-from checkflow.runtime.state import memory_order
-from checkflow.statenames import StateName, stems
+from checkflow.state.host.decode import decode, tensor_of
+from checkflow.state.host.forms import Json, RefusedError, Stored
+from checkflow.state.host.optimizers import IMPLEMENTATION
+from checkflow.state.host.record import CohortRecord, GroupRecord, OptimizerRecord
+from checkflow.state.live import memory_order
+from checkflow.state.names import StateName, stems
+from checkflow.state.restore.files import FileTensor, TensorFile, Tied
 
 _ADVICE = "restore into the optimizer that was saved"
 

@@ -20,15 +20,15 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from checkflow.hoststate.encode import encode
-from checkflow.hoststate.forms import Json, dump
-from checkflow.hoststate.objects import HostObjects, read_without_waiting
-from checkflow.hoststate.optimizers import IsStored, OptimizerReader, file_of
-from checkflow.hoststate.record import FORMAT, VERSION
-from checkflow.hoststate.rng import RngReader
-from checkflow.hoststate.tensors import Room, split
-from checkflow.runtime.state import modules_of, parameter_names, uncompiled
-from checkflow.statenames import holders
+from checkflow.state.host.encode import encode
+from checkflow.state.host.forms import Json, dump
+from checkflow.state.host.objects import HostObjects, read_without_waiting
+from checkflow.state.host.optimizers import IsStored, OptimizerReader, file_of
+from checkflow.state.host.record import FORMAT, VERSION
+from checkflow.state.host.rng import RngReader
+from checkflow.state.host.tensors import Room, split
+from checkflow.state.live import modules_of, parameter_names, uncompiled
+from checkflow.state.names import holders
 from checkflow.training import Training
 
 _ROOM_BYTES = 2**16

@@ -7,9 +7,9 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from checkflow.errors import FormatError
-from checkflow.hoststate.decode import load
-from checkflow.hoststate.forms import Json
-from checkflow.hoststate.rng import RngRecord
+from checkflow.state.host.decode import load
+from checkflow.state.host.forms import Json
+from checkflow.state.host.rng import RngRecord
 
 FORMAT: Final = "checkflow-record"
 VERSION: Final = 1

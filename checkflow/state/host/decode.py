@@ -12,7 +12,7 @@ import torch
 
 from checkflow import strictjson
 from checkflow.errors import FormatError
-from checkflow.hoststate.forms import (
+from checkflow.state.host.forms import (
     ARRAY_DTYPES,
     MAX_DEPTH,
     NAMED_DTYPES,

@@ -13,8 +13,8 @@ import torch
 
 from checkflow.errors import InputError
 from checkflow.extra import Stateful, tensors_of, with_leaves
-from checkflow.hoststate.forms import MAX_TENSOR_BYTES, Recorded, Stored
-from checkflow.statenames import StateName
+from checkflow.state.host.forms import MAX_TENSOR_BYTES, Recorded, Stored
+from checkflow.state.names import StateName
 from checkflow.units import format_bytes
 
 MAX_RECORDED_BYTES = 16 * 2**20  # of one tensor that has no room in a file
