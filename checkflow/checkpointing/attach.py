@@ -23,8 +23,7 @@ from checkflow.schedule import Schedule, read_schedule
 from checkflow.state.host.capture import HostState, check_capturable
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.host.tensors import in_files
-from checkflow.state.live import check_supported
-from checkflow.state.names import StateName
+from checkflow.state.refused import check_supported
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.format.retention import Retention
@@ -151,7 +150,7 @@ def attach(
     rooms = {
         target.name: (getattr(torch, target.dtype), target.shape)
         for target in binding.targets.values()
-        if StateName.parse(target.name).holder in objects.objects
+        if target.name.holder in objects.objects
     }
     fingerprints = {"schedule": schedule.digest, "state": schedule.state_fingerprint}
     host = HostState(training, objects, stored=stored.__contains__, fingerprints=fingerprints, rooms=rooms)

@@ -31,7 +31,6 @@ def _spec(name: str, target: Target) -> TensorSpec:
     return TensorSpec(name, CODES[target.dtype], target.shape, None if logical else target.order)
 
 
-def file_and_tensor(name: str) -> tuple[str, str]:
+def file_and_tensor(name: StateName) -> tuple[str, str]:
     """("model.safetensors", "features.0.weight") for "model/features.0.weight"."""
-    parsed = StateName.parse(name)
-    return file_of(parsed.holder), parsed.path
+    return file_of(name.holder), name.path

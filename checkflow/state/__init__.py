@@ -1,5 +1,7 @@
 """What a resume needs of a training: its tensors, their names, what the host holds, and putting all of it back.
 
-names.py   the one naming of tensors     live.py    the live tensors
-host/      what no tensor file holds     restore/   a checkpoint's state into a training
+names.py     the one naming of tensors             live.py     the one walk over live tensors
+holders.py   models and optimizers, by name        memory.py   how a tensor lies in memory
+refused.py   what cannot be checkpointed, and why
+host/        what no tensor file holds             restore/    a checkpoint's state into a training
 """

@@ -16,7 +16,8 @@ from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.errors import InputError
 from checkflow.schedule import Schedule
-from checkflow.state.live import live_state, memory_order
+from checkflow.state.live import live_state
+from checkflow.state.memory import memory_order
 from checkflow.store.format.reader import list_checkpoints
 from checkflow.trace.tracing import trace_training
 from checkflow.training import Training

@@ -10,7 +10,7 @@ from checkflow.dtypes import CODES
 from checkflow.state.host.capture import HostState
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.host.optimizers import file_of
-from checkflow.state.live import Live, is_host_scalar, live_state
+from checkflow.state.live import Live, live_state
 from checkflow.state.restore import Restored, restore
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 from checkflow.training import Training
@@ -26,7 +26,7 @@ class Saved:
 
 def stored_lives(training: Training) -> list[Live]:
     """The state that files hold; the rest is the record's."""
-    return [live for live in live_state(training) if not is_host_scalar(live)]
+    return [live for live in live_state(training) if not live.is_host_scalar]
 
 
 def host_state(training: Training, objects: HostObjects) -> HostState:

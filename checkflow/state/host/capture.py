@@ -20,6 +20,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
+from checkflow.state.holders import modules_of, optimizers_of, uncompiled
 from checkflow.state.host.encode import encode
 from checkflow.state.host.forms import Json, dump
 from checkflow.state.host.objects import HostObjects, read_without_waiting
@@ -27,8 +28,8 @@ from checkflow.state.host.optimizers import IsStored, OptimizerReader, file_of
 from checkflow.state.host.record import FORMAT, VERSION
 from checkflow.state.host.rng import RngReader
 from checkflow.state.host.tensors import Room, split
-from checkflow.state.live import modules_of, parameter_names, uncompiled
-from checkflow.state.names import holders
+from checkflow.state.live import parameter_names
+from checkflow.state.names import StateName, subject_of
 from checkflow.training import Training
 
 _ROOM_BYTES = 2**16
@@ -68,7 +69,7 @@ class HostState:
         *,
         stored: IsStored,
         fingerprints: Mapping[str, str],
-        rooms: Mapping[str, Room] = MappingProxyType({}),
+        rooms: Mapping[StateName, Room] = MappingProxyType({}),
     ) -> None:
         self._models = modules_of(training)
         self._files = (*self._models, *training.listed.tensors)
@@ -76,14 +77,11 @@ class HostState:
         self._parameters = len(names)
         self._keep = tuple(training.models)  # ids in `names` stay theirs
         self._optimizers = [
-            OptimizerReader(prefix, optimizer, names, stored)
-            for prefix, optimizer in zip(
-                holders("optimizer", len(training.optimizers)), training.optimizers, strict=True
-            )
+            OptimizerReader(holder, optimizer, names, stored) for holder, optimizer in optimizers_of(training).items()
         ]
         self._objects = objects
         self._rooms = rooms
-        self._tensors: dict[str, torch.Tensor] = {}
+        self._tensors: dict[StateName, torch.Tensor] = {}
         self._rng = RngReader()
         self._extra = [(prefix, path, module) for prefix, path, module in _with_extra_state(self._models)]
         head = {"format": FORMAT, "version": VERSION, "fingerprints": dict(fingerprints), "versions": _versions()}
@@ -107,7 +105,7 @@ class HostState:
     def _model_texts(self) -> str:
         extra: dict[str, dict[str, object]] = {}
         for prefix, path, module in self._extra:
-            where = f"{prefix}/{path}".rstrip("/") + "._extra_state"
+            where = f"{subject_of(prefix, path)}._extra_state"
             extra.setdefault(prefix, {})[path] = encode(module.get_extra_state(), where)
         return ",".join(
             dump({"name": prefix, "file": file_of(prefix), "extra": extra.get(prefix, {})})  # type: ignore[dict-item]
@@ -132,7 +130,7 @@ class HostState:
                 yield "}"
             between = ","
 
-    def tensors(self) -> Mapping[str, torch.Tensor]:
+    def tensors(self) -> Mapping[StateName, torch.Tensor]:
         """Of the last `capture`: the objects' tensors that go to files, by state name. They may change from now on."""
         found, self._tensors = self._tensors, {}
         return found

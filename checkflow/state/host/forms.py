@@ -22,13 +22,12 @@ import numpy as np
 import torch
 
 from checkflow.dtypes import CODES
-from checkflow.state.live import MAX_RECORDED_BYTES
 from checkflow.strictjson import Json as Json  # the form of every value
 
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
 MAX_DEPTH = 32  # of nested containers; each takes up to three levels of JSON
-MAX_TENSOR_BYTES = MAX_RECORDED_BYTES  # a larger tensor belongs in a file of the checkpoint
+MAX_TENSOR_BYTES = 2**20  # a larger tensor belongs in a file of the checkpoint
 
 TENSOR_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in (*CODES, "complex128")}
 NAMED_DTYPES = {

@@ -13,9 +13,11 @@ from operator import is_
 import torch
 
 from checkflow.errors import InputError
+from checkflow.state import refused
 from checkflow.state.host.encode import encode, tensor_parts
 from checkflow.state.host.forms import MAX_TENSOR_BYTES, Json, RefusedError, Stored, base64_of, dump
-from checkflow.state.live import memory_order, slots
+from checkflow.state.live import slots
+from checkflow.state.memory import identity, memory_order
 from checkflow.state.names import StateName, stems
 
 IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
@@ -23,7 +25,7 @@ IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 _IMMUTABLE = (int, float, bool, str, type(None))
 _UNKNOWN = object()
-IsStored = Callable[[str], bool]
+IsStored = Callable[[StateName], bool]
 
 
 @dataclass(slots=True)
@@ -94,14 +96,14 @@ class OptimizerReader:
     """
 
     def __init__(
-        self, prefix: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str], stored: IsStored
+        self, prefix: str, optimizer: torch.optim.Optimizer, names: Mapping[int, StateName], stored: IsStored
     ) -> None:
         self._prefix = prefix
         self._optimizer = optimizer
         self._names = names
         self._stored = stored
         self._groups: dict[int, _Group] = {}
-        self._stems: dict[str, StateName] = {}
+        self._stems: dict[StateName, StateName] = {}
         self._cohorts: list[_Cohort] | None = None
         self._stale = False
         self._places = ""  # JSON of what ties and orders there are
@@ -137,7 +139,7 @@ class OptimizerReader:
             piece = old.get(key)  # schedulers change one or two of a dozen
             if piece is not None and piece[0] is value:
                 pieces[key] = piece
-            elif isinstance(value, torch.Tensor) and self._stored(f"{self._prefix}/param_groups.{index}.{key}"):
+            elif isinstance(value, torch.Tensor) and self._stored(StateName.of_group(self._prefix, index, key)):
                 stored.append(key)
             elif key != "params":
                 text = f"{dump(key)}:{dump(encode(value, f'{self._prefix}.param_groups[{index}].{key}'))}"
@@ -148,7 +150,7 @@ class OptimizerReader:
         self._groups[index] = _Group(seen, text if keep else None, pieces)
         return text
 
-    def _name(self, parameter: torch.Tensor) -> str:
+    def _name(self, parameter: torch.Tensor) -> StateName:
         name = self._names.get(id(parameter))
         if name is None:
             shape = tuple(parameter.shape)
@@ -167,17 +169,12 @@ class OptimizerReader:
 
     def _form(self) -> list[_Cohort]:
         self._seen = []
-        members: dict[tuple[tuple[str, str], ...], list[tuple[str, dict[str, object]]]] = {}
+        members: dict[tuple[tuple[str, str], ...], list[tuple[StateName, dict[str, object]]]] = {}
         parameters = dict.fromkeys(p for group in self._optimizer.param_groups for p in group["params"])
         self._stems = stems(self._prefix, map(self._name, parameters))
         for key in self._optimizer.state:
             if key not in parameters:
-                what = (
-                    f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else f"the key {key!r:.80}"
-                )
-                raise InputError(
-                    f"{self._prefix}.state: {what} is no parameter of its groups; remove it from the state"
-                )
+                raise refused.stray_state(self._prefix, key)
         for parameter in parameters:
             state = self._optimizer.state.get(parameter)
             if state is None:
@@ -194,41 +191,41 @@ class OptimizerReader:
         """What a restore needs to make the state's tensors anew as they are: one for all who share it, in its order."""
         tied: dict[str, Json] = {}
         orders: dict[str, Json] = {}
-        first = {_identity(parameter): self._name(parameter) for parameter in parameters if parameter.numel()}
+        first = {identity(parameter): self._name(parameter) for parameter in parameters if parameter.numel()}
         for parameter in parameters:
-            for slot, tensor, _, _ in slots(self._optimizer.state.get(parameter, {})):
-                name = self._state_name(self._name(parameter), slot)
+            stem = self._stems[self._name(parameter)]
+            for name, tensor, _, _ in slots(self._optimizer.state.get(parameter, {}), stem):
                 if not tensor.numel() or not self._stored(name):
                     continue
-                other = first.setdefault(_identity(tensor), name)
+                other = first.setdefault(identity(tensor), name)
                 if other != name:
-                    tied[StateName.parse(name).path] = other
+                    tied[name.path] = other
                 order = memory_order(tensor)
                 usual = memory_order(parameter) if parameter.shape == tensor.shape else tuple(range(tensor.dim()))
                 if order is not None and order != usual:
-                    orders[StateName.parse(name).path] = list(order)
+                    orders[name.path] = list(order)
         return "".join(f",{dump(key)}:{dump(value)}" for key, value in (("tied", tied), ("orders", orders)) if value)
 
-    def _state_name(self, name: str, slot: str) -> str:
-        return f"{self._stems[name]}.{slot}"
-
-    def _kind(self, parameter: torch.Tensor, name: str, slot: object, value: object) -> str:
+    def _kind(self, parameter: torch.Tensor, name: StateName, slot: object, value: object) -> str:
         """How a slot is saved; parameters with the same kinds of slots share a cohort."""
         if type(slot) is not str:
-            raise InputError(f"{self._prefix}.state of {name}: the slot {slot!r:.80} has no text as its name")
+            raise refused.nameless_slot(self._prefix, name, slot)
         if not isinstance(value, torch.Tensor):
             return "value"
         apart = "apart " if value.device.type == "cpu" and parameter.device.type != "cpu" else ""
-        if self._stored(self._state_name(name, slot)):
+        state_name = self._stems[name].inside(slot)
+        if self._stored(state_name):
             return f"{apart}stored"
         if value.numel() * value.element_size() > MAX_TENSOR_BYTES:
             raise InputError(
-                f"{self._state_name(name, slot)}: a tensor of shape {tuple(value.shape)} is neither in a file of the "
+                f"{state_name}: a tensor of shape {tuple(value.shape)} is neither in a file of the "
                 "checkpoint nor small; compile and attach with the state as it is now"
             )
         return f"{apart}host {value.dtype} {tuple(value.shape)}"
 
-    def _cohort_of(self, kinds: tuple[tuple[str, str], ...], members: list[tuple[str, dict[str, object]]]) -> _Cohort:
+    def _cohort_of(
+        self, kinds: tuple[tuple[str, str], ...], members: list[tuple[StateName, dict[str, object]]]
+    ) -> _Cohort:
         host: list[_Column] = []
         values: dict[str, list[Json]] = {}
         for slot, kind in kinds:
@@ -247,9 +244,9 @@ class OptimizerReader:
         )
         return _Cohort(text[:-1], host, values)
 
-    def _value(self, name: str, slot: str, value: object) -> Json:
+    def _value(self, name: StateName, slot: str, value: object) -> Json:
         where = f"{self._prefix}.state of {name}: {slot}"
-        return encode(_marked(value, self._state_name(name, slot), self._stored), where)
+        return encode(_marked(value, self._stems[name].inside(slot), self._stored), where)
 
     def _cohort(self, cohort: _Cohort) -> str:
         texts = []
@@ -268,11 +265,6 @@ def file_of(prefix: str) -> str:
     return f"{prefix}.safetensors"
 
 
-def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Two tensors with the same one are the same memory, read the same way."""
-    return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
 def _identical(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     return len(one) == len(other) and all(map(is_, one, other))
 
@@ -281,12 +273,12 @@ def _immutable(value: object) -> bool:
     return isinstance(value, _IMMUTABLE) or (type(value) is tuple and all(map(_immutable, value)))
 
 
-def _marked(value: object, path: str, stored: IsStored) -> object:
+def _marked(value: object, name: StateName, stored: IsStored) -> object:
     """The same with the tensors that files hold replaced by their names within the file."""
     if isinstance(value, torch.Tensor):
-        return Stored(StateName.parse(path).path) if stored(path) else value
+        return Stored(name.path) if stored(name) else value
     if type(value) is dict:
-        return {key: _marked(item, f"{path}.{key}", stored) for key, item in value.items()}
+        return {key: _marked(item, name.inside(key), stored) for key, item in value.items()}
     if type(value) is list or type(value) is tuple:
-        return type(value)(_marked(item, f"{path}.{index}", stored) for index, item in enumerate(value))
+        return type(value)(_marked(item, name.inside(index), stored) for index, item in enumerate(value))
     return value

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from checkflow.errors import InputError
-from checkflow.extra import Stateful, tensors_of, with_leaves
+from checkflow.extra import Stateful, with_leaves
+from checkflow.state import refused
 from checkflow.state.host.forms import MAX_TENSOR_BYTES, Recorded, Stored
+from checkflow.state.live import asked_state
 from checkflow.state.names import StateName
 from checkflow.units import format_bytes
 
-MAX_RECORDED_BYTES = 16 * 2**20  # of one tensor that has no room in a file
+MAX_LATE_BYTES = 16 * 2**20  # of one tensor that has no room in a file, for it was not there at attach
 
 Room = tuple[torch.dtype, tuple[int, ...]]
 
@@ -30,47 +32,45 @@ class Split:
     """
 
     state: object
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[StateName, torch.Tensor]
     on_device: tuple[str, ...]
     leaves: tuple[str, ...]
 
 
-def in_files(objects: Mapping[str, Stateful]) -> dict[str, torch.Tensor]:
+def in_files(objects: Mapping[str, Stateful]) -> dict[StateName, torch.Tensor]:
     """Those that want a room, by state name: all that was listed as extra; of others what is large or on a device."""
-    found: dict[str, torch.Tensor] = {}
-    for holder, member in objects.items():
-        if isinstance(member, torch.amp.GradScaler):
-            continue  # keeps numbers, and asking it waits for the device
-        for path, tensor in tensors_of(member).items():
-            name = StateName(holder, path)
-            if name.is_extra or _bytes(tensor) > MAX_TENSOR_BYTES or tensor.device.type != "cpu":
-                _check(str(name), tensor)
-                if tensor.numel():
-                    found[str(name)] = tensor
+    found: dict[StateName, torch.Tensor] = {}
+    scalers = {holder for holder, member in objects.items() if isinstance(member, torch.amp.GradScaler)}
+    asked = {holder: member for holder, member in objects.items() if holder not in scalers}  # for those it has to wait
+    for name, tensor in asked_state(asked):
+        if name.is_extra or _bytes(tensor) > MAX_TENSOR_BYTES or tensor.device.type != "cpu":
+            refused.check_stored(name, tensor)
+            if tensor.numel():
+                found[name] = tensor
     return found
 
 
-def split(holder: str, state: object, rooms: Mapping[str, Room]) -> Split:
+def split(holder: str, state: object, rooms: Mapping[StateName, Room]) -> Split:
     """Raises InputError that names a tensor that cannot be saved."""
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[StateName, torch.Tensor] = {}
     on_device: list[str] = []
     leaves: list[str] = []
 
     def taken(path: str, value: object) -> object:
         assert isinstance(value, torch.Tensor)
-        name = StateName(holder, path)
-        has_room = rooms.get(str(name)) == (value.dtype, tuple(value.shape))
+        name = StateName.of(holder, path)
+        has_room = rooms.get(name) == (value.dtype, tuple(value.shape))
         if not (has_room or name.is_extra):
             return value
-        _check(str(name), value)
+        refused.check_stored(name, value)
         if value.device.type != "cpu":
             on_device.append(path)
         if value.requires_grad and value.is_leaf:
             leaves.append(path)
         if has_room:
-            tensors[str(name)] = value.detach()
+            tensors[name] = value.detach()
             return Stored(path)
-        if _bytes(value) > MAX_RECORDED_BYTES:
+        if _bytes(value) > MAX_LATE_BYTES:
             raise InputError(
                 f"{name}: {format_bytes(_bytes(value))}, which was not there at attach, or not of shape "
                 f"{tuple(value.shape)}, so no file has room for it; fill it before attach, or list it in "
@@ -84,10 +84,3 @@ def split(holder: str, state: object, rooms: Mapping[str, Room]) -> Split:
 
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _check(name: str, tensor: torch.Tensor) -> None:
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise InputError(f"{name}: layout {tensor.layout} is not supported; keep it as a dense tensor")
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise InputError(f"{name}: device {tensor.device} is not supported; use cuda or cpu")

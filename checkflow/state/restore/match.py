@@ -12,12 +12,15 @@ from dataclasses import dataclass
 import torch
 
 from checkflow.errors import FormatError, InputError
+from checkflow.extra import key_of
+from checkflow.state.holders import modules_of, optimizers_of, uncompiled
 from checkflow.state.host.decode import decode
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.host.record import ModelRecord, Record, parse_record
 from checkflow.state.host.rng import RngStates, match_rng
-from checkflow.state.live import Live, live_state, modules_of, parameter_names, uncompiled
-from checkflow.state.names import StateName, holders, nearest
+from checkflow.state.live import Live, live_state, parameter_names
+from checkflow.state.memory import identity
+from checkflow.state.names import StateName, nearest, subject_of
 from checkflow.state.restore.files import FileTensor, TensorFile, file_of_spec, parse_file
 from checkflow.state.restore.objects import ObjectPlan, match_object
 from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer
@@ -106,7 +109,7 @@ def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training
     names = parameter_names(training)
     models = modules_of(training)
     held = [*models, *training.listed.tensors]
-    optimizers = dict(zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True))
+    optimizers = optimizers_of(training)
     saved = {model.name for model in parsed.models} | {found.name for found in parsed.objects}
     missing = tuple(name for name in training.listed.holders if name not in saved)
     _same_names("model", held, [model.name for model in parsed.models], missing)
@@ -142,7 +145,7 @@ def _file_names(record: Record) -> list[str]:
 
 def _same_names(kind: str, ours: list[str], saved: list[str], missing: tuple[str, ...] = ()) -> None:
     for name in saved:
-        if name not in ours and name.startswith("extra."):
+        if name not in ours and key_of(name) is not None:
             raise InputError(f"{name}: is in the checkpoint; list it: attach(extra={{...}}) with what was saved")
         if name not in ours:
             raise InputError(f"{name}: is in the checkpoint, but no such {kind} is attached; attach what was saved")
@@ -157,14 +160,14 @@ def _match_model(record: ModelRecord, lives: list[Live], file: TensorFile) -> li
     saved: dict[str, Live] = {}  # and there
     names: set[str] = set()
     for live in lives:
-        holder, name = StateName.parse(live.name).holder, StateName.parse(live.name).path
-        if holder != record.name or live.optimizer is not None:
+        name = live.name.path
+        if live.name.holder != record.name or live.optimizer is not None:
             continue
         names.add(name)
         stored = file.aliases.get(name, name)
         source = file.tensors.get(stored)
         if source is None:
-            close = nearest(live.name, (f"{record.name}/{other}" for other in (*file.tensors, *file.aliases)))
+            close = nearest(live.name, (StateName.of(record.name, other) for other in (*file.tensors, *file.aliases)))
             raise InputError(f"{live.name}: is in this model, but not in the checkpoint{close}; {_ADVICE}")
         shape, dtype = tuple(live.tensor.shape), live.tensor.dtype
         if shape != source.shape:
@@ -181,16 +184,14 @@ def _match_model(record: ModelRecord, lives: list[Live], file: TensorFile) -> li
             found.append((live, source))
     for name in (*file.tensors, *file.aliases):
         if name not in names:
-            close = nearest(f"{record.name}/{name}", (f"{record.name}/{other}" for other in names))
-            raise InputError(f"{record.name}/{name}: is in the checkpoint, but not in this model{close}; {_ADVICE}")
+            lost = StateName.of(record.name, name)
+            close = nearest(lost, (StateName.of(record.name, other) for other in names))
+            raise InputError(f"{lost}: is in the checkpoint, but not in this model{close}; {_ADVICE}")
     return found
 
 
 def _identity(live: Live) -> tuple[object, ...]:
-    tensor = live.tensor
-    if not tensor.numel():
-        return (live.name,)
-    return (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return identity(live.tensor) if live.tensor.numel() else (live.name,)
 
 
 def _match_extra(record: ModelRecord, model: torch.nn.Module) -> list[tuple[torch.nn.Module, object]]:
@@ -201,5 +202,5 @@ def _match_extra(record: ModelRecord, model: torch.nn.Module) -> list[tuple[torc
     }
     for path in sorted(modules.keys() ^ record.extra.keys()):
         where = "in the checkpoint, but not in this model" if path in record.extra else "not in the checkpoint"
-        raise InputError(f"{record.name}/{path}: its extra state is {where}; {_ADVICE}")
-    return [(module, decode(record.extra[path], f"{record.name}/{path}")) for path, module in modules.items()]
+        raise InputError(f"{subject_of(record.name, path)}: its extra state is {where}; {_ADVICE}")
+    return [(module, decode(record.extra[path], subject_of(record.name, path))) for path, module in modules.items()]

@@ -12,7 +12,7 @@ from checkflow.state.host.decode import decode, tensor_of
 from checkflow.state.host.forms import Json, RefusedError, Stored
 from checkflow.state.host.optimizers import IMPLEMENTATION
 from checkflow.state.host.record import CohortRecord, GroupRecord, OptimizerRecord
-from checkflow.state.live import memory_order
+from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName, stems
 from checkflow.state.restore.files import FileTensor, TensorFile, Tied
 
@@ -68,16 +68,16 @@ class OptimizerPlan:
 
 
 def match_optimizer(
-    optimizer: torch.optim.Optimizer, names: Mapping[int, str], record: OptimizerRecord, file: TensorFile
+    optimizer: torch.optim.Optimizer, names: Mapping[int, StateName], record: OptimizerRecord, file: TensorFile
 ) -> OptimizerPlan:
     """The plan. Raises InputError that names the first difference, FormatError for what no optimizer wrote."""
     prefix = record.name
     if type(optimizer).__name__ != record.type:
         raise InputError(f"{prefix}: is {type(optimizer).__name__}, {record.type} in the checkpoint; {_ADVICE}")
     _match_groups(prefix, optimizer, names, record.groups)
-    parameters = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
+    parameters: dict[str, torch.Tensor] = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
     file = _as_it_lay(file, record, parameters)
-    stem = stems(prefix, (name for group in record.groups for name in group.parameters))
+    stem = stems(prefix, (StateName(name) for group in record.groups for name in group.parameters))
     groups = tuple(_group(prefix, number, group, file) for number, group in enumerate(record.groups))
     states: dict[torch.Tensor, Mapping[str, object]] = {}
     apart: dict[torch.Tensor, frozenset[str]] = {}
@@ -94,7 +94,7 @@ def match_optimizer(
 
 
 def _match_groups(
-    prefix: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str], records: tuple[GroupRecord, ...]
+    prefix: str, optimizer: torch.optim.Optimizer, names: Mapping[int, StateName], records: tuple[GroupRecord, ...]
 ) -> None:
     if len(optimizer.param_groups) != len(records):
         count = len(optimizer.param_groups)
@@ -115,7 +115,7 @@ def _group(prefix: str, number: int, record: GroupRecord, file: TensorFile) -> M
     where = f"{prefix}.param_groups[{number}]"
     values = {key: decode(value, f"{where}.{key}") for key, value in record.values.items()}
     for key in record.stored:
-        values[key] = _stored(prefix, f"param_groups.{number}.{key}", file)
+        values[key] = _stored(prefix, StateName.of_group(prefix, number, key).path, file)
     if "params" in values:
         raise FormatError(f"{where}: has 'params' among its values; take another checkpoint")
     return values
@@ -130,7 +130,7 @@ def _as_it_lay(file: TensorFile, record: OptimizerRecord, parameters: Mapping[st
             raise FormatError(f"{record.name}: {name!r:.200} has no order {order!s:.80}; take another checkpoint")
         tensors[name] = replace(found, order=order)
     for name, first in record.tied.items():
-        other = StateName.parse(first)
+        other = StateName(first)
         if other.holder == record.name and other.path in tensors:
             tensors[name] = tensors[other.path]
         elif first in parameters:
@@ -143,14 +143,15 @@ def _as_it_lay(file: TensorFile, record: OptimizerRecord, parameters: Mapping[st
 
 
 def _states(
-    prefix: str, cohort: CohortRecord, file: TensorFile, stem: Mapping[str, StateName]
+    prefix: str, cohort: CohortRecord, file: TensorFile, stem: Mapping[StateName, StateName]
 ) -> dict[str, dict[str, object]]:
     columns: dict[str, list[object]] = {}
     count = len(cohort.parameters)
     for slot in cohort.slots:
         where = f"{prefix}.state: {slot:.80}"
         if slot in cohort.stored:
-            names = (f"{stem[parameter].path}.{slot}" for parameter in cohort.parameters if parameter in stem)
+            known = (stem.get(StateName(parameter)) for parameter in cohort.parameters)
+            names = (name.inside(slot).path for name in known if name is not None)
             columns[slot] = [_stored(prefix, name, file) for name in names]
         elif slot in cohort.host:
             columns[slot] = list(_stacked(where, cohort.host[slot], count))
