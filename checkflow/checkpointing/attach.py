@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from checkflow.checkpointing.checkpointer import Checkpointer
+from checkflow.checkpointing.earlier import of_now
 from checkflow.checkpointing.files import layout_of
 from checkflow.checkpointing.listing import missing, unplanned
 from checkflow.collector import paused_collector
@@ -128,6 +129,7 @@ def attach(
     check_supported(training)
     if isinstance(schedule, (str, Path)):
         schedule = read_schedule(Path(schedule))
+    schedule = of_now(schedule, training)
     if interval is not None and interval < 1:
         raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
     if when_full not in ("skip", "wait"):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from checkflow.extra import key_of
+from checkflow.torch_internals import COMPILED_FROM
 
 found = TypeVar("found")
 
@@ -77,6 +78,11 @@ class StateName(str):
 def subject_of(holder: str, path: str) -> str:
     """Of an anchor: a module or parameter there, "model/features.0", a function, "optimizer/_foreach_mul_"; or all."""
     return StateName.of(holder, path) if path else holder
+
+
+def unwrapped(name: str) -> str:
+    """A name or subject, of a model that was traced within torch.compile's wrapper, without the wrapper."""
+    return name.replace(f"/{COMPILED_FROM}.", "/")
 
 
 def holders(kind: str, count: int) -> tuple[str, ...]:
