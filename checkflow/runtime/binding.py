@@ -197,7 +197,7 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
         _tensors=[
             (live, live.tensor.data_ptr(), live.tensor.stride() if live.tensor.dim() > 1 else None)
             for live in lives.values()
-            if not live.is_host_scalar
+            if live.name in targets or not live.is_host_scalar
         ],
     )
 
