@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from checkflow.checkpointing.files import without_bytes
 from checkflow.checkpointing.sink import StoreSink
 from checkflow.collector import paused_collector
 from checkflow.errors import CheckflowError, InputError, StoreError
@@ -274,7 +275,7 @@ class Checkpointer:
     def _checked(self, record: bytes) -> bytes:
         """The first record of its kind. Raises InputError where no restore would take it."""
         try:
-            check_restorable(self._handle.layout, record, self._training, self._objects)
+            check_restorable(without_bytes(self._handle.layout), record, self._training, self._objects)
         except CheckflowError as error:
             raise InputError(f"{self._store}: no restore would take this training's checkpoints: {error}") from None
         return record

@@ -5,8 +5,8 @@ from __future__ import annotations
 from checkflow.dtypes import CODES
 from checkflow.errors import InputError
 from checkflow.runtime.binding import Binding, Target
-from checkflow.state.host.optimizers import file_of
-from checkflow.state.names import StateName
+from checkflow.state.names import StateName, file_of
+from checkflow.state.restore.files import DTYPES, FileTensor, TensorFile
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 
 
@@ -29,6 +29,17 @@ def _spec(name: str, target: Target) -> TensorSpec:
         raise InputError(f"{target.name}: dtype {target.dtype} cannot be stored; convert it before attach")
     logical = target.order == tuple(range(len(target.shape)))
     return TensorSpec(name, CODES[target.dtype], target.shape, None if logical else target.order)
+
+
+def without_bytes(layout: Layout) -> dict[str, TensorFile]:
+    """The files as they will be written, to be matched with a training."""
+    return {
+        file.name: TensorFile(
+            {one.name: FileTensor(DTYPES[one.dtype], one.shape, memoryview(b"")) for one in file.tensors},
+            dict(file.aliases),
+        )
+        for file in layout.specs
+    }
 
 
 def file_and_tensor(name: StateName) -> tuple[str, str]:

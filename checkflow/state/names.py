@@ -90,6 +90,11 @@ def holders(kind: str, count: int) -> tuple[str, ...]:
     return (kind,) if count == 1 else tuple(f"{kind}.{index}" for index in range(count))
 
 
+def file_of(holder: str) -> str:
+    """The file of its tensors: "model" -> "model.safetensors"."""
+    return f"{holder}.safetensors"
+
+
 def stems(holder: str, parameters: Iterable[StateName]) -> dict[StateName, StateName]:
     """Parameters of one optimizer -> what the names of their slots begin with; no two are alike."""
     paths = {name: name.path for name in parameters}

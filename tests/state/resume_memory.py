@@ -9,8 +9,8 @@ import torch
 from checkflow.dtypes import CODES
 from checkflow.state.host.capture import HostState
 from checkflow.state.host.objects import HostObjects
-from checkflow.state.host.optimizers import file_of
 from checkflow.state.live import Live, live_state
+from checkflow.state.names import file_of
 from checkflow.state.restore import Restored, restore
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 from checkflow.training import Training

@@ -24,12 +24,12 @@ from checkflow.state.holders import modules_of, optimizers_of, uncompiled
 from checkflow.state.host.encode import encode
 from checkflow.state.host.forms import Json, dump
 from checkflow.state.host.objects import HostObjects, read_without_waiting
-from checkflow.state.host.optimizers import IsStored, OptimizerReader, file_of
+from checkflow.state.host.optimizers import IsStored, OptimizerReader
 from checkflow.state.host.record import FORMAT, VERSION
 from checkflow.state.host.rng import RngReader
 from checkflow.state.host.tensors import Room, split
 from checkflow.state.live import parameter_names
-from checkflow.state.names import StateName, subject_of
+from checkflow.state.names import StateName, file_of, subject_of
 from checkflow.training import Training
 
 _ROOM_BYTES = 2**16

@@ -18,7 +18,7 @@ from checkflow.state.host.encode import encode, tensor_parts
 from checkflow.state.host.forms import MAX_TENSOR_BYTES, Json, RefusedError, Stored, base64_of, dump
 from checkflow.state.live import slots
 from checkflow.state.memory import identity, memory_order
-from checkflow.state.names import StateName, stems
+from checkflow.state.names import StateName, file_of, stems
 
 IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Keys of a group that choose how an update is computed, not which: a restored optimizer keeps its own."""
@@ -258,11 +258,6 @@ class OptimizerReader:
         host = ",".join(texts)
         values: dict[str, Json] = {slot: list(found) for slot, found in cohort.values.items()}
         return f'{cohort.text},"host":{{{host}}},"values":{dump(values)}}}'
-
-
-def file_of(prefix: str) -> str:
-    """The file of a model's or optimizer's tensors: "model" -> "model.safetensors"."""
-    return f"{prefix}.safetensors"
 
 
 def _identical(one: tuple[object, ...], other: tuple[object, ...]) -> bool:

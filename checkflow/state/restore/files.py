@@ -12,7 +12,6 @@ import torch
 from checkflow import safetensorsfile
 from checkflow.dtypes import CODES
 from checkflow.errors import FormatError
-from checkflow.store.format.layout import FileSpec
 
 DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for name, code in CODES.items()}
 
@@ -65,12 +64,6 @@ def parse_file(name: str, data: memoryview) -> TensorFile:
         for key, entry in header.entries.items()
     }
     return TensorFile(tensors, aliases)
-
-
-def file_of_spec(spec: FileSpec) -> TensorFile:
-    """A file as it will be written, without bytes."""
-    tensors = {tensor.name: FileTensor(DTYPES[tensor.dtype], tensor.shape, memoryview(b"")) for tensor in spec.tensors}
-    return TensorFile(tensors, dict(spec.aliases))
 
 
 def _wrong(name: str, reason: str) -> FormatError:

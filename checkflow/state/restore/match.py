@@ -21,10 +21,9 @@ from checkflow.state.host.rng import RngStates, match_rng
 from checkflow.state.live import Live, live_state, parameter_names
 from checkflow.state.memory import identity
 from checkflow.state.names import StateName, nearest, subject_of
-from checkflow.state.restore.files import FileTensor, TensorFile, file_of_spec, parse_file
+from checkflow.state.restore.files import FileTensor, TensorFile, parse_file
 from checkflow.state.restore.objects import ObjectPlan, match_object
 from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer
-from checkflow.store.format.layout import Layout
 from checkflow.training import Training
 
 _ADVICE = "restore into the model that was saved"
@@ -69,10 +68,9 @@ def restore(
     return Restored(parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing)
 
 
-def check_restorable(layout: Layout, record: bytes, training: Training, objects: HostObjects) -> None:
+def check_restorable(files: Mapping[str, TensorFile], record: bytes, training: Training, objects: HostObjects) -> None:
     """Match a checkpoint with the training it is of, by all but its tensors' bytes. Raises what a restore would."""
-    parsed = parse_record(record)
-    _match(parsed, {spec.name: file_of_spec(spec) for spec in layout.specs}, training, objects)
+    _match(parse_record(record), files, training, objects)
 
 
 @dataclass(frozen=True, slots=True)
