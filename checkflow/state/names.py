@@ -80,7 +80,7 @@ def subject_of(holder: str, path: str) -> str:
     return StateName.of(holder, path) if path else holder
 
 
-def unwrapped(name: str) -> str:
+def unwrap(name: str) -> str:
     """A name or subject, of a model that was traced within torch.compile's wrapper, without the wrapper."""
     return name.replace(f"/{COMPILED_FROM}.", "/")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from checkflow.errors import TraceError
 from checkflow.graph import Anchor, Graph, Op, Role, Tensor, View
-from checkflow.trace.names import State
 from checkflow.trace.recorder import Recorded
+from checkflow.trace.state import State
 from checkflow.trace.storages import Ledger, Storage
 from checkflow.units import format_bytes
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from checkflow.state.live import parameters_of
-from checkflow.trace.names import state_of
+from checkflow.trace.state import state_of
 from checkflow.training import Training
 
 _MANY = 4096  # longer containers are data sets of Python objects, not inputs

@@ -22,10 +22,10 @@ from checkflow.trace.fakes import fake_tensors
 from checkflow.trace.hooks import Firings, hooked, mark_gradient
 from checkflow.trace.measure import measured
 from checkflow.trace.memory import check_memory, expected_bytes, room_bytes, too_large
-from checkflow.trace.names import State, state_of
 from checkflow.trace.program import Program
 from checkflow.trace.reachable import sources_of
 from checkflow.trace.recorder import Recorder, Recording
+from checkflow.trace.state import State, state_of
 from checkflow.trace.storages import Ledger, OutOfRoom, Storage
 from checkflow.trace.unlisted import Watch, unlisted
 from checkflow.trace.values import Values

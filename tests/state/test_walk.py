@@ -8,7 +8,7 @@ from torch import nn
 
 from checkflow.errors import InputError, TraceError
 from checkflow.state.live import live_state, parameters_of, walk
-from checkflow.trace.names import state_of
+from checkflow.trace.state import state_of
 from checkflow.training import Training
 
 

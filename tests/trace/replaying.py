@@ -9,7 +9,7 @@ import torch
 from checkflow import Training
 from checkflow.state.live import parameters_of
 from checkflow.trace import Traced, replay, trace_training
-from checkflow.trace.names import state_of
+from checkflow.trace.state import state_of
 
 
 def snapshot(training: Training) -> dict[str, torch.Tensor]:
