@@ -93,11 +93,12 @@ ALLOWED_WITHIN: dict[str, dict[str, set[str]]] = {
     "state": {
         "names": set(),
         "memory": set(),
+        "groups": set(),
         "holders": {"names"},
         "refused": {"names", "memory", "holders"},
-        "live": {"names", "holders", "refused"},
+        "live": {"names", "groups", "holders", "refused"},
         "host": {"names", "memory", "holders", "refused", "live"},
-        "restore": {"names", "memory", "holders", "live", "host"},
+        "restore": {"names", "memory", "groups", "holders", "live", "host"},
         "__init__": set(),
     },
 }

@@ -19,6 +19,7 @@ from checkflow.foreach import Look, can_look, writes_first
 from checkflow.runtime.binding import Binding, Storage
 from checkflow.runtime.bound import Bound
 from checkflow.runtime.guards import Guard, GuardKind
+from checkflow.state.groups import IMPLEMENTATION
 from checkflow.state.names import subject_of
 from checkflow.torch_internals import versions
 
@@ -160,9 +161,6 @@ class Update:
         self._executor.give_up()
 
 
-_CHOOSES = ("foreach", "fused", "capturable", "differentiable")
-
-
 def _form(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
     """What torch's optimizers choose their functions by, of each group."""
-    return tuple((len(group["params"]), *map(group.get, _CHOOSES)) for group in optimizer.param_groups)
+    return tuple((len(group["params"]), *map(group.get, IMPLEMENTATION)) for group in optimizer.param_groups)

@@ -2,6 +2,6 @@
 
 names.py     the one naming of tensors             live.py     the one walk over live tensors
 holders.py   models and optimizers, by name        memory.py   how a tensor lies in memory
-refused.py   what cannot be checkpointed, and why
+groups.py    what optimizers choose kernels by     refused.py  what cannot be checkpointed, and why
 host/        what no tensor file holds             restore/    a checkpoint's state into a training
 """

@@ -16,6 +16,7 @@ import torch
 from checkflow.errors import InputError
 from checkflow.extra import TENSOR, Extra, Stateful, module_tensors, tensors_of
 from checkflow.state import refused
+from checkflow.state.groups import read_scalars
 from checkflow.state.holders import models_of, optimizers_of, uncompiled
 from checkflow.state.names import StateName, stems
 from checkflow.torch_internals import own_buffers, own_parameters
@@ -154,7 +155,7 @@ def _in_optimizers(training: Training) -> Iterator[Live]:
     for number, (holder, optimizer) in enumerate(optimizers_of(training).items()):
         stem = {id(parameter): name for name, parameter in by_stem[number].items()}
         for index, group in enumerate(optimizer.param_groups):
-            for_kernels = bool(group.get("capturable") or group.get("fused"))
+            for_kernels = read_scalars(group)
             for key, value in group.items():
                 if isinstance(value, torch.Tensor):
                     name = StateName.of_group(holder, index, key)

@@ -77,7 +77,7 @@ class StateName(str):
 
 def subject_of(holder: str, path: str) -> str:
     """Of an anchor: a module or parameter there, "model/features.0", a function, "optimizer/_foreach_mul_"; or all."""
-    return StateName.of(holder, path) if path else holder
+    return f"{holder}/{path}" if path else holder
 
 
 def unwrap(name: str) -> str:

@@ -20,9 +20,6 @@ from checkflow.state.live import slots
 from checkflow.state.memory import identity, memory_order
 from checkflow.state.names import StateName, file_of, stems
 
-IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Keys of a group that choose how an update is computed, not which: a restored optimizer keeps its own."""
-
 _IMMUTABLE = (int, float, bool, str, type(None))
 _UNKNOWN = object()
 IsStored = Callable[[StateName], bool]
@@ -253,8 +250,8 @@ class OptimizerReader:
         for column in cohort.host:
             try:
                 texts.append(column.text())
-            except RefusedError as refused:
-                raise InputError(f"{self._prefix}.state: {column.slot} of all parameters: {refused}") from None
+            except RefusedError as error:
+                raise InputError(f"{self._prefix}.state: {column.slot} of all parameters: {error}") from None
         host = ",".join(texts)
         values: dict[str, Json] = {slot: list(found) for slot, found in cohort.values.items()}
         return f'{cohort.text},"host":{{{host}}},"values":{dump(values)}}}'

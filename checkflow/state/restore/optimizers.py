@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from checkflow.errors import FormatError, InputError
+from checkflow.state.groups import IMPLEMENTATION, read_scalars
 from checkflow.state.host.decode import decode, tensor_of
 from checkflow.state.host.forms import Json, RefusedError, Stored
-from checkflow.state.host.optimizers import IMPLEMENTATION
 from checkflow.state.host.record import CohortRecord, GroupRecord, OptimizerRecord
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName, stems
@@ -59,8 +59,8 @@ class OptimizerPlan:
         made: dict[str, object] = {}
         for slot, value in values.items():
             on_host = slot in self.apart.get(parameter, ())
-            if slot == "step":  # torch's own rule: on the device only where the kernels read it there
-                on_host = not (group.get("fused") or group.get("capturable"))
+            if slot == "step":  # torch's own rule
+                on_host = not read_scalars(group)
             device = torch.device("cpu") if on_host else parameter.device
             made[slot] = placing.placed(value, state.get(slot), device, parameter, as_read=as_read)
         state.clear()
