@@ -27,3 +27,12 @@ def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
     """The module that torch.compile wrapped, or the module itself."""
     original = compiled_from(module)
     return original if isinstance(original, torch.nn.Module) else module
+
+
+def extra_state_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Its modules that have more to save than tensors, by path."""
+    return {
+        path: module
+        for path, module in uncompiled(model).named_modules()
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state
+    }

@@ -20,7 +20,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from checkflow.state.holders import modules_of, optimizers_of, uncompiled
+from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.encode import encode
 from checkflow.state.host.forms import Json, dump
 from checkflow.state.host.objects import HostObjects, read_without_waiting
@@ -83,7 +83,7 @@ class HostState:
         self._rooms = rooms
         self._tensors: dict[StateName, torch.Tensor] = {}
         self._rng = RngReader()
-        self._extra = [(prefix, path, module) for prefix, path, module in _with_extra_state(self._models)]
+        self._extra = {holder: extra_state_of(model) for holder, model in self._models.items()}
         head = {"format": FORMAT, "version": VERSION, "fingerprints": dict(fingerprints), "versions": _versions()}
         self._head = dump(head)[:-1]  # type: ignore[arg-type]
 
@@ -104,9 +104,10 @@ class HostState:
 
     def _model_texts(self) -> str:
         extra: dict[str, dict[str, object]] = {}
-        for prefix, path, module in self._extra:
-            where = f"{subject_of(prefix, path)}._extra_state"
-            extra.setdefault(prefix, {})[path] = encode(module.get_extra_state(), where)
+        for holder, modules in self._extra.items():
+            for path, module in modules.items():
+                where = f"{subject_of(holder, path)}._extra_state"
+                extra.setdefault(holder, {})[path] = encode(module.get_extra_state(), where)
         return ",".join(
             dump({"name": prefix, "file": file_of(prefix), "extra": extra.get(prefix, {})})  # type: ignore[dict-item]
             for prefix in self._files
@@ -143,13 +144,6 @@ class HostState:
 def check_capturable(state: HostState) -> None:
     """Raises InputError that names what cannot be saved. To be called at attach: it reads everything once."""
     state.capture(0).record()
-
-
-def _with_extra_state(models: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str, str, torch.nn.Module]]:
-    for prefix, model in models.items():
-        for path, module in uncompiled(model).named_modules():
-            if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
-                yield prefix, path, module
 
 
 def _versions() -> dict[str, str]:

@@ -150,8 +150,11 @@ class OptimizerReader:
     def _name(self, parameter: torch.Tensor) -> StateName:
         name = self._names.get(id(parameter))
         if name is None:
-            shape = tuple(parameter.shape)
-            raise InputError(f"{self._prefix}: a parameter of shape {shape} belongs to no model; attach its module too")
+            groups = enumerate(self._optimizer.param_groups)
+            places = (
+                (index, place) for index, group in groups for place, p in enumerate(group["params"]) if p is parameter
+            )
+            raise refused.stray_parameter(self._prefix, *next(places), parameter)
         return name
 
     def _changed(self) -> bool:

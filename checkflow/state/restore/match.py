@@ -13,7 +13,7 @@ import torch
 
 from checkflow.errors import FormatError, InputError
 from checkflow.extra import key_of
-from checkflow.state.holders import modules_of, optimizers_of, uncompiled
+from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.decode import decode
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.host.record import ModelRecord, Record, parse_record
@@ -193,11 +193,7 @@ def _identity(live: Live) -> tuple[object, ...]:
 
 
 def _match_extra(record: ModelRecord, model: torch.nn.Module) -> list[tuple[torch.nn.Module, object]]:
-    modules = {
-        path: module
-        for path, module in uncompiled(model).named_modules()
-        if type(module).get_extra_state is not torch.nn.Module.get_extra_state
-    }
+    modules = extra_state_of(model)
     for path in sorted(modules.keys() ^ record.extra.keys()):
         where = "in the checkpoint, but not in this model" if path in record.extra else "not in the checkpoint"
         raise InputError(f"{subject_of(record.name, path)}: its extra state is {where}; {_ADVICE}")
