@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "foreach": {"wrapped", "torch_internals"},
     "trace": {
         "collector", "foreach", "errors", "units", "graph", "training", "extra", "unlisted", "wrapped", "state",
-        "torch_internals",
+        "dtypes", "torch_internals",
     },
     "link": {"plan"},
     "solve": {"errors", "interrupts", "units", "plan", "link"},
@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     "state": {
         "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra", "wrapped", "torch_internals",
     },
-    "runtime": {"errors", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals"},
+    "runtime": {"errors", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals"},
     "simulation": {"errors", "graph", "plan", "link", "schedule", "runtime"},
     "data": {"errors"},
     "checkpointing": {

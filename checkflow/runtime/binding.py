@@ -12,6 +12,7 @@ from itertools import count
 
 import torch
 
+from checkflow.dtypes import name_of
 from checkflow.errors import InputError
 from checkflow.runtime.device import Event
 from checkflow.schedule import Schedule, StateRow, ViewRow
@@ -206,7 +207,7 @@ def add_rooms(binding: Binding, tensors: Mapping[StateName, torch.Tensor]) -> No
     """Targets for tensors that are not bound: each checkpoint is handed them when its iteration ends."""
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
-        binding.targets[name] = Target(name, _dtype(tensor), shape, tuple(range(len(shape))))
+        binding.targets[name] = Target(name, name_of(tensor.dtype), shape, tuple(range(len(shape))))
 
 
 _ADVICE = "attach what the schedule was compiled for, or compile it again"
@@ -241,7 +242,7 @@ def _missing(name: StateName, lives: Mapping[StateName, Live]) -> InputError:
 
 def _checked(view: ViewRow, lives: Mapping[StateName, Live]) -> Live:
     live = lives[StateName(view.name)]
-    shape, dtype = tuple(live.tensor.shape), _dtype(live.tensor)
+    shape, dtype = tuple(live.tensor.shape), name_of(live.tensor.dtype)
     if shape != view.shape:
         raise InputError(f"{view.name}: has shape {shape}, {view.shape} in the schedule; {_ADVICE}")
     if dtype != view.dtype:
@@ -260,7 +261,9 @@ def _add_targets(lives: Sequence[Live], targets: dict[StateName, Target]) -> Non
             key = live.name.holder, tensor.data_ptr(), shape, order
             first = same.setdefault(key, live.name)
         alias_of = None if first == live.name else first
-        targets[live.name] = Target(live.name, _dtype(tensor), shape, order or tuple(range(len(shape))), alias_of)
+        targets[live.name] = Target(
+            live.name, name_of(tensor.dtype), shape, order or tuple(range(len(shape))), alias_of
+        )
 
 
 def _misfit(row: StateRow, lives: Sequence[Live], targets: Mapping[StateName, Target]) -> str | None:
@@ -352,7 +355,3 @@ def _of_modules(lives: Iterable[Live], by_tensor: dict[int, Storage]) -> dict[to
         if live.module is not None and storage is not None:
             found.setdefault(live.module, {})[storage] = None
     return {module: tuple(storages) for module, storages in found.items()}
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

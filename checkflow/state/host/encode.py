@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 
+from checkflow.dtypes import name_of
 from checkflow.errors import InputError
 from checkflow.state.host.forms import (
     ARRAY_DTYPES,
@@ -83,7 +84,7 @@ def _members(value: Iterable[object], depth: int) -> Json:
 
 def tensor_parts(value: torch.Tensor, max_bytes: int | None = MAX_TENSOR_BYTES) -> Json:
     """A tensor's dtype, shape and bytes. Raises RefusedError for what has none here."""
-    name = str(value.dtype).removeprefix("torch.")
+    name = name_of(value.dtype)
     if name not in TENSOR_DTYPES or value.layout != torch.strided:
         raise RefusedError(f"a tensor of {value.dtype}, {value.layout}, cannot be saved here; keep a dense one")
     if value.device.type != "cpu":
@@ -114,7 +115,7 @@ _ENCODERS: dict[type, Callable[..., Json]] = {
     OrderedDict: lambda value, depth: {"$ordered": _pairs(value, depth)},
     Counter: lambda value, depth: {"$counter": _pairs(value, depth)},
     bytes: lambda value, _: {"$bytes": base64_of(value)},
-    torch.dtype: lambda value, _: {"$dtype": str(value).removeprefix("torch.")},
+    torch.dtype: lambda value, _: {"$dtype": name_of(value)},
     torch.Tensor: lambda value, _: {"$tensor": tensor_parts(value)},
     np.ndarray: lambda value, _: {"$array": _array_parts(value)},
     Recorded: lambda value, _: {"$tensor": tensor_parts(value.tensor, None)},

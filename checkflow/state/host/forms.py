@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from checkflow.dtypes import CODES
+from checkflow.dtypes import CODES, name_of
 from checkflow.strictjson import Json as Json  # the form of every value
 
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
@@ -30,9 +30,7 @@ MAX_DEPTH = 32  # of nested containers; each takes up to three levels of JSON
 MAX_TENSOR_BYTES = 2**20  # a larger tensor belongs in a file of the checkpoint
 
 TENSOR_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in (*CODES, "complex128")}
-NAMED_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
-}
+NAMED_DTYPES = {name_of(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 ARRAY_DTYPES = {
     np.dtype(f"{order}{code}").str: np.dtype(f"{order}{code}")
     for code in ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from checkflow.dtypes import name_of
 from checkflow.errors import FormatError, InputError
 from checkflow.state.groups import IMPLEMENTATION, read_scalars
 from checkflow.state.host.decode import decode, tensor_of
@@ -202,7 +203,7 @@ def _check_existing(where: str, state: Mapping[str, object], values: Mapping[str
 
 
 def _said(shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+    return f"{name_of(dtype)}{list(shape)}"
 
 
 def _lies_as(parameter: torch.Tensor, value: FileTensor) -> bool:
