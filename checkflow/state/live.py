@@ -164,8 +164,8 @@ def _in_optimizers(training: Training) -> Iterator[Live]:
                 if id(parameter) not in stem:
                     raise refused.stray_parameter(holder, index, position, parameter)
                 state = optimizer.state.get(parameter, {})
-                if isinstance(state, torch.Tensor):
-                    raise refused.bare_state(stem[id(parameter)])
+                if not isinstance(state, Mapping):
+                    raise refused.no_slots(stem[id(parameter)], state)
                 for name, tensor, where, slot in slots(state, stem[id(parameter)]):
                     yield Live(
                         name, tensor, where, slot, optimizer=number, parameter=parameter, for_kernels=for_kernels

@@ -100,9 +100,10 @@ def stray_parameter(holder: str, group: int, position: int, parameter: torch.Ten
     )
 
 
-def bare_state(stem: StateName) -> InputError:
-    """It has no slot whose name would be the tensor's."""
-    return InputError(f"{stem}: its state is a bare tensor; keep it in a dict, by slot")
+def no_slots(stem: StateName, state: object) -> InputError:
+    """There is no slot whose name would be a tensor's."""
+    kind = "a bare tensor" if isinstance(state, torch.Tensor) else f"a {type(state).__name__}"
+    return InputError(f"{stem}: its state is {kind}; keep it in a dict, by slot")
 
 
 def nameless_slot(holder: str, parameter: StateName, slot: object) -> InputError:
