@@ -15,3 +15,8 @@ _DTYPES = (
 
 CODES = {name: code for name, code, _ in _DTYPES}
 ITEM_BYTES = {code: size_bytes for _, code, size_bytes in _DTYPES}
+
+
+def name_of(dtype: object) -> str:
+    """torch's name of one of its dtypes: "float32"."""
+    return str(dtype).removeprefix("torch.")

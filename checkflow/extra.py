@@ -19,6 +19,7 @@ from checkflow.errors import InputError
 from checkflow.torch_internals import is_persistent, own_buffers, own_parameters
 
 TENSOR = "tensor"  # the path of a tensor that is listed itself
+_PREFIX = "extra."  # of its holders
 _MAX_DEPTH = 32  # of nested containers
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
@@ -63,7 +64,7 @@ class Extra:
         for name, value in listed.items():
             if not isinstance(name, str) or _NAME.fullmatch(name) is None:
                 raise InputError(f"extra: {name!r:.80} cannot be a file's name; use letters, digits, _ and -")
-            holder = f"extra.{name}"
+            holder = _PREFIX + name
             if isinstance(value, torch.nn.Module):
                 found.modules[holder] = value
             elif isinstance(value, torch.Tensor):
@@ -79,6 +80,11 @@ class Extra:
     @property
     def holders(self) -> tuple[str, ...]:
         return (*self.modules, *self.tensors, *self.objects)
+
+
+def key_of(holder: str) -> str | None:
+    """What the user calls it: "ema" for "extra.ema"; None for what was not listed."""
+    return holder.removeprefix(_PREFIX) if holder.startswith(_PREFIX) else None
 
 
 def _refusal(value: object) -> str:

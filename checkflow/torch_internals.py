@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map as tree_map
 
 MODULE_DICTS = ("_modules", "_parameters", "_buffers")  # where a module keeps what is in it
+COMPILED_FROM = "_orig_mod"  # where torch.compile's wrapper keeps what it wraps; so do paths through it
 SCALER_TENSORS = ("_scale", "_growth_tracker")  # where a GradScaler keeps what it updates; None before its first use
 
 Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
@@ -76,7 +77,7 @@ def is_persistent(module: torch.nn.Module, buffer: str) -> bool:
 
 def compiled_from(module: torch.nn.Module) -> object:
     """What torch.compile made this module of; None for any other."""
-    return getattr(module, "_orig_mod", None)
+    return getattr(module, COMPILED_FROM, None)
 
 
 def runs_step_hooks(optimizer: torch.optim.Optimizer) -> bool:

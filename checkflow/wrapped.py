@@ -31,7 +31,7 @@ def optimizers_in(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimiz
 
 def _optimizers_in(optimizer: torch.optim.Optimizer, seen: set[int]) -> Iterator[torch.optim.Optimizer]:
     seen.add(id(optimizer))
-    held = [found for found in _held(optimizer) if id(found) not in seen]
+    held = [found for found in held_by(optimizer) if id(found) not in seen]
     for inner in held:
         yield from _optimizers_in(inner, seen)
     state = getattr(optimizer, "state", None)
@@ -39,21 +39,11 @@ def _optimizers_in(optimizer: torch.optim.Optimizer, seen: set[int]) -> Iterator
         yield optimizer
 
 
-def _held(optimizer: object) -> list[torch.optim.Optimizer]:
+def held_by(optimizer: object) -> list[torch.optim.Optimizer]:
+    """The optimizers among its attributes, and in lists there."""
     values = list(getattr(optimizer, "__dict__", {}).values())
     values += [item for value in values if isinstance(value, (list, tuple)) for item in value]
     return [value for value in values if isinstance(value, torch.optim.Optimizer)]
-
-
-def unsupported(optimizer: object) -> str | None:
-    """Why an optimizer cannot be checkpointed, and what to do."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        return "LBFGS keeps lists of tensors that grow and shrink, which no schedule can plan; use another optimizer"
-    if isinstance(optimizer, torch.optim.Optimizer):
-        return None
-    held = " and ".join(type(found).__name__ for found in _held(optimizer))
-    holds = f" (it holds {held}: give that, if its state is all)" if held else ""
-    return f"optimizer is {type(optimizer).__name__}; give a torch.optim.Optimizer or a list of them{holds}"
 
 
 def is_hookable(optimizer: torch.optim.Optimizer) -> bool:

@@ -24,7 +24,6 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"extra", "wrapped"},
     "torch_internals": set(),
     "wrapped": {"torch_internals"},
-    "statenames": set(),
     "strictjson": set(),
     "dtypes": set(),
     "safetensorsfile": {"strictjson", "dtypes"},
@@ -37,8 +36,8 @@ ALLOWED: dict[str, set[str]] = {
     "plan": {"errors", "graph"},
     "foreach": {"wrapped", "torch_internals"},
     "trace": {
-        "collector", "foreach", "errors", "units", "graph", "training", "extra", "unlisted", "wrapped", "statenames",
-        "torch_internals",
+        "collector", "foreach", "errors", "units", "graph", "training", "extra", "unlisted", "wrapped", "state",
+        "dtypes", "torch_internals",
     },
     "link": {"plan"},
     "solve": {"errors", "interrupts", "units", "plan", "link"},
@@ -56,20 +55,15 @@ ALLOWED: dict[str, set[str]] = {
     "timedgraph": {"errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources"},
     "frontend": {"errors", "units", "graph", "plan", "solve", "schedule", "compiler", "timedgraph"},
     "store": {"errors", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile", "jsonfile"},
-    "runtime": {
-        "errors", "foreach", "units", "training", "extra", "wrapped", "statenames", "schedule", "torch_internals",
+    "state": {
+        "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra", "wrapped", "torch_internals",
     },
+    "runtime": {"errors", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals"},
     "simulation": {"errors", "graph", "plan", "link", "schedule", "runtime"},
-    "hoststate": {
-        "errors", "strictjson", "dtypes", "units", "training", "extra", "statenames", "runtime", "torch_internals",
-    },
-    "restore": {
-        "errors", "dtypes", "safetensorsfile", "training", "extra", "statenames", "store", "runtime", "hoststate",
-    },
     "data": {"errors"},
     "checkpointing": {
-        "collector", "errors", "interrupts", "text", "dtypes", "units", "unlisted", "training", "extra", "statenames",
-        "schedule", "runtime", "store", "hoststate", "restore", "torch_internals",
+        "collector", "errors", "interrupts", "text", "dtypes", "units", "unlisted", "training", "extra", "state",
+        "schedule", "runtime", "store", "torch_internals",
     },
     "examples": {"__init__"},
     "sweep": {
@@ -83,17 +77,30 @@ ALLOWED: dict[str, set[str]] = {
     },
 }  # fmt: skip
 
-# The same between the rooms of store/, and the files beside them. Trainer and saver are two processes: what both need
-# is in a room above them.
-ALLOWED_IN_STORE: dict[str, set[str]] = {
-    "libc": set(),
-    "format": {"libc"},
-    "memory": {"libc", "format"},
-    "both": {"format"},
-    "saver": {"format", "memory", "both"},
-    "trainer": {"format", "memory", "both"},
-    "repair": {"format", "both"},
-    "__init__": set(),
+# The same within a part: between its rooms, and the files beside them. The store's trainer and saver are two processes:
+# what both need is in a room above them.
+ALLOWED_WITHIN: dict[str, dict[str, set[str]]] = {
+    "store": {
+        "libc": set(),
+        "format": {"libc"},
+        "memory": {"libc", "format"},
+        "both": {"format"},
+        "saver": {"format", "memory", "both"},
+        "trainer": {"format", "memory", "both"},
+        "repair": {"format", "both"},
+        "__init__": set(),
+    },
+    "state": {
+        "names": set(),
+        "memory": set(),
+        "groups": set(),
+        "holders": {"names"},
+        "refused": {"names", "memory", "holders"},
+        "live": {"names", "groups", "holders", "refused"},
+        "host": {"names", "memory", "holders", "refused", "live"},
+        "restore": {"names", "memory", "groups", "holders", "live", "host"},
+        "__init__": set(),
+    },
 }
 
 # Types that a part may name in a signature without importing their module when it runs.
@@ -135,13 +142,15 @@ def test_imports_point_towards_the_beginning_of_the_pipeline(path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "path", sorted((PACKAGE / "store").rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+    "path",
+    sorted(path for part in ALLOWED_WITHIN for path in (PACKAGE / part).rglob("*.py")),
+    ids=lambda path: str(path.relative_to(PACKAGE)),
 )
-def test_the_rooms_of_the_store_know_only_those_above_them(path: Path) -> None:
-    """Neither process's code reaches the other's, and what lies on disk or in memory knows neither."""
-    room = path.relative_to(PACKAGE / "store").parts[0].removesuffix(".py")
-    inner = {name.removeprefix("checkflow.store.") for name in imports_of(path) if name.startswith("checkflow.store")}
-    assert {name.split(".")[0] for name in inner} <= ALLOWED_IN_STORE[room] | {room}
+def test_rooms_know_only_those_above_them(path: Path) -> None:
+    """Neither process's code of the store reaches the other's, and what lies on disk or in memory knows neither."""
+    part, room = path.relative_to(PACKAGE).parts[0], path.relative_to(PACKAGE).parts[1].removesuffix(".py")
+    inner = {name.removeprefix(f"checkflow.{part}.") for name in imports_of(path) if part_of(name) == part}
+    assert {name.split(".")[0] for name in inner} <= ALLOWED_WITHIN[part][room] | {room}
 
 
 def test_json_is_read_in_one_place() -> None:

@@ -12,19 +12,19 @@ from pathlib import Path
 import torch
 
 from checkflow.checkpointing.checkpointer import Checkpointer
+from checkflow.checkpointing.earlier import of_now
 from checkflow.checkpointing.files import layout_of
 from checkflow.checkpointing.listing import missing, unplanned
 from checkflow.collector import paused_collector
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
 from checkflow.extra import Stateful
-from checkflow.hoststate.capture import HostState, check_capturable
-from checkflow.hoststate.objects import HostObjects
-from checkflow.hoststate.tensors import in_files
 from checkflow.interrupts import held_back
 from checkflow.runtime.binding import add_rooms, bind
-from checkflow.runtime.state import check_supported
 from checkflow.schedule import Schedule, read_schedule
-from checkflow.statenames import StateName
+from checkflow.state.host.capture import HostState, check_capturable
+from checkflow.state.host.objects import HostObjects
+from checkflow.state.host.tensors import in_files
+from checkflow.state.refused import check_supported
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.format.retention import Retention
@@ -129,6 +129,7 @@ def attach(
     check_supported(training)
     if isinstance(schedule, (str, Path)):
         schedule = read_schedule(Path(schedule))
+    schedule = of_now(schedule, training)
     if interval is not None and interval < 1:
         raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
     if when_full not in ("skip", "wait"):
@@ -151,7 +152,7 @@ def attach(
     rooms = {
         target.name: (getattr(torch, target.dtype), target.shape)
         for target in binding.targets.values()
-        if StateName.parse(target.name).holder in objects.objects
+        if target.name.holder in objects.objects
     }
     fingerprints = {"schedule": schedule.digest, "state": schedule.state_fingerprint}
     host = HostState(training, objects, stored=stored.__contains__, fingerprints=fingerprints, rooms=rooms)

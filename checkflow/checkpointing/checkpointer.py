@@ -10,12 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from checkflow.checkpointing.files import without_bytes
 from checkflow.checkpointing.sink import StoreSink
 from checkflow.collector import paused_collector
 from checkflow.errors import CheckflowError, InputError, StoreError
-from checkflow.hoststate.capture import HostState
-from checkflow.hoststate.objects import HostObjects
-from checkflow.restore import check_restorable, restore
 from checkflow.runtime.binding import Binding
 from checkflow.runtime.counters import Counters
 from checkflow.runtime.cuda import CudaDevice
@@ -28,6 +26,9 @@ from checkflow.runtime.pipeline import Record
 from checkflow.runtime.stats import Meter, Stats
 from checkflow.runtime.terminate import OnTerminate
 from checkflow.schedule import Schedule
+from checkflow.state.host.capture import HostState
+from checkflow.state.host.objects import HostObjects
+from checkflow.state.restore import check_restorable, restore
 from checkflow.store.format.manifest import parse_directory_name
 from checkflow.store.format.reader import checkpoint_names, load_newest
 from checkflow.store.trainer.handle import StoreHandle
@@ -274,7 +275,7 @@ class Checkpointer:
     def _checked(self, record: bytes) -> bytes:
         """The first record of its kind. Raises InputError where no restore would take it."""
         try:
-            check_restorable(self._handle.layout, record, self._training, self._objects)
+            check_restorable(without_bytes(self._handle.layout), record, self._training, self._objects)
         except CheckflowError as error:
             raise InputError(f"{self._store}: no restore would take this training's checkpoints: {error}") from None
         return record

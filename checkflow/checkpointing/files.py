@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from checkflow.dtypes import CODES
 from checkflow.errors import InputError
-from checkflow.hoststate.optimizers import file_of
 from checkflow.runtime.binding import Binding, Target
-from checkflow.statenames import StateName
+from checkflow.state.names import StateName, file_of
+from checkflow.state.restore.files import DTYPES, FileTensor, TensorFile
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 
 
@@ -31,7 +31,17 @@ def _spec(name: str, target: Target) -> TensorSpec:
     return TensorSpec(name, CODES[target.dtype], target.shape, None if logical else target.order)
 
 
-def file_and_tensor(name: str) -> tuple[str, str]:
+def without_bytes(layout: Layout) -> dict[str, TensorFile]:
+    """The files as they will be written, to be matched with a training."""
+    return {
+        file.name: TensorFile(
+            {one.name: FileTensor(DTYPES[one.dtype], one.shape, memoryview(b"")) for one in file.tensors},
+            dict(file.aliases),
+        )
+        for file in layout.specs
+    }
+
+
+def file_and_tensor(name: StateName) -> tuple[str, str]:
     """("model.safetensors", "features.0.weight") for "model/features.0.weight"."""
-    parsed = StateName.parse(name)
-    return file_of(parsed.holder), parsed.path
+    return file_of(name.holder), name.path

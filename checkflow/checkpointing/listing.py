@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import torch
 
-from checkflow.extra import Extra, Holder, module_tensors, tensors_of
+from checkflow.extra import Extra, Holder, key_of
 from checkflow.schedule import Schedule
-from checkflow.statenames import StateName
-from checkflow.torch_internals import own_buffers, own_parameters
+from checkflow.state.live import asked_state, listed_state
+from checkflow.state.names import StateName
 from checkflow.unlisted import Unlisted, lines_of
 
 _ADVICE = "list it: attach(extra={...})"
@@ -21,7 +21,7 @@ def missing(schedule: Schedule, extra: Extra, *, scaler: bool) -> tuple[str, ...
 
     It counts as listed where a part of its name is a key of `extra`, or a tensor there has its size.
     """
-    keys = {holder.removeprefix("extra.") for holder in extra.holders}
+    keys = {key_of(holder) for holder in extra.holders}
     sizes = Counter(tensor.numel() * tensor.element_size() for tensor in _tensors(extra).values())
     left: list[Unlisted] = []
     for row in schedule.unlisted:
@@ -34,9 +34,9 @@ def missing(schedule: Schedule, extra: Extra, *, scaler: bool) -> tuple[str, ...
 
 def unplanned(schedule: Schedule, extra: Extra) -> str | None:
     """Of modules, tensors and dicts that are listed: those that the schedule does not know."""
-    planned = {StateName.parse(view.name).holder for row in schedule.state for view in row.views}
+    planned = {StateName(view.name).holder for row in schedule.state for view in row.views}
     asked = {holder for holder, member in extra.objects.items() if not isinstance(member, Holder)}
-    holders = {StateName.parse(name).holder for name in _tensors(extra)} - planned - asked
+    holders = {name.holder for name in _tensors(extra)} - planned - asked
     if not holders:
         return None
     return (
@@ -45,14 +45,5 @@ def unplanned(schedule: Schedule, extra: Extra) -> str | None:
     )
 
 
-def _tensors(extra: Extra) -> Mapping[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    for holder, module in extra.modules.items():
-        for path, part, name, buffer in module_tensors(module):
-            tensor = own_buffers(part)[name] if buffer else own_parameters(part)[name]
-            assert tensor is not None
-            found[f"{holder}/{path}"] = tensor
-    found |= {f"{holder}/": tensor for holder, tensor in extra.tensors.items()}
-    for holder, member in extra.objects.items():
-        found |= {f"{holder}/{path}": tensor for path, tensor in tensors_of(member).items()}
-    return found
+def _tensors(extra: Extra) -> Mapping[StateName, torch.Tensor]:
+    return {live.name: live.tensor for live in listed_state(extra)} | dict(asked_state(extra.objects))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from checkflow.checkpointing.files import file_and_tensor
 from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.sink import Slot as RuntimeSlot
+from checkflow.state.names import StateName
 from checkflow.store.memory.trainer_slots import Slot
 from checkflow.store.trainer.handle import StoreHandle
 
@@ -25,7 +26,7 @@ class _NamedSlot:
     def index(self) -> int:
         return self.slot.index
 
-    def view(self, name: str) -> memoryview:
+    def view(self, name: StateName) -> memoryview:
         place = self.slot.layout.place(*file_and_tensor(name))
         return memoryview((ctypes.c_ubyte * place.spec.size_bytes).from_address(self.slot.address + place.offset_bytes))
 

@@ -12,11 +12,14 @@ from itertools import count
 
 import torch
 
+from checkflow.dtypes import name_of
 from checkflow.errors import InputError
 from checkflow.runtime.device import Event
-from checkflow.runtime.state import MAX_RECORDED_BYTES, Live, is_host_scalar, live_state, memory_order, slot_stems
 from checkflow.schedule import Schedule, StateRow, ViewRow
-from checkflow.statenames import StateName, nearest, owner
+from checkflow.state.host.forms import MAX_TENSOR_BYTES
+from checkflow.state.live import Live, live_state, slot_stems
+from checkflow.state.memory import memory_order
+from checkflow.state.names import StateName, nearest, owner
 from checkflow.torch_internals import versions
 from checkflow.training import Training
 
@@ -25,11 +28,11 @@ from checkflow.training import Training
 class Target:
     """A tensor of the checkpoint's files. `order`: its dimensions as they lie in memory; `alias_of`: it is tied."""
 
-    name: str
+    name: StateName
     dtype: str  # "float32"
     shape: tuple[int, ...]
     order: tuple[int, ...]
-    alias_of: str | None = None
+    alias_of: StateName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Segment:
 
     start_bytes: int
     size_bytes: int
-    target: str
+    target: StateName
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +49,7 @@ class Storage:
     """A state storage, bound."""
 
     id: int  # StateRow.id; -1 for what the schedule does not have
-    name: str
+    name: StateName
     written: bool  # by the traced iteration
     data: torch.Tensor  # all its bytes, uint8; keeps the storage alive wherever the training moves on
     address: int
@@ -60,7 +63,7 @@ class Storage:
     @property
     def slot(self) -> str:
         """Of an optimizer's state, which kind of it: "exp_avg"; "" for what is none."""
-        return self.lives[0].name.rpartition(".")[2] if self.lives[0].optimizer is not None else ""
+        return self.lives[0].slot
 
     def version(self) -> tuple[int, ...]:
         """Changes when the content does, as far as PyTorch and the guards can tell."""
@@ -79,8 +82,8 @@ class Binding:
     storages: dict[int, Storage]  # by StateRow.id
     hosted: tuple[Storage, ...]
     loose: tuple[Live, ...]
-    absent: frozenset[str]  # optimizer state that never existed yet
-    targets: dict[str, Target]
+    absent: frozenset[StateName]  # optimizer state that never existed yet
+    targets: dict[StateName, Target]
     optimizer_storages: tuple[tuple[Storage, ...], ...]
     buffer_storages: dict[torch.nn.Module, tuple[Storage, ...]]
     module_storages: dict[torch.nn.Module, tuple[Storage, ...]]  # parameters and buffers
@@ -119,29 +122,30 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
     storages: dict[int, Storage] = {}
     hosted: list[Storage] = []
     loose: list[Live] = []
-    absent: list[str] = []
+    absent: list[StateName] = []
     for row in schedule.state:
         present = [view for view in row.views if view.name in lives]
         for view in row.views:
             if view.name in lives:
                 continue
-            if StateName.parse(view.name).holder in training.listed.objects:  # it is asked when an iteration ends
-                targets.setdefault(view.name, Target(view.name, view.dtype, view.shape, tuple(range(len(view.shape)))))
+            name = StateName(view.name)
+            if name.holder in training.listed.objects:  # it is asked when an iteration ends
+                targets.setdefault(name, Target(name, view.dtype, view.shape, tuple(range(len(view.shape)))))
                 continue
             if fixed is None:
-                _check_absent(view, lives)
-                targets[view.name] = Target(view.name, view.dtype, view.shape, _expected(view, parameters))
-            elif not StateName.parse(view.name).is_optimizers:
-                raise _missing(view, lives)
-            if fixed is None or view.name in fixed.absent:
-                absent.append(view.name)
+                _check_absent(name, lives)
+                targets[name] = Target(name, view.dtype, view.shape, _expected(view, parameters))
+            elif not name.is_optimizers:
+                raise _missing(name, lives)
+            if fixed is None or name in fixed.absent:
+                absent.append(name)
         if not present:
             continue
         found = [_checked(view, lives) for view in present]
         if fixed is None:
             _add_targets(found, targets)
         problem = _misfit(row, found, targets)
-        extra = all(StateName.parse(live.name).is_extra for live in found)
+        extra = all(live.name.is_extra for live in found)
         if problem is not None or (extra and not row.written):  # nothing may tell that it was written after all
             if fixed is None and not extra and any(live.optimizer is None for live in found):
                 raise InputError(f"{problem}; {_ADVICE}")
@@ -154,12 +158,12 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
         else:
             storages[row.id] = storage
     scheduled = {view.name for row in schedule.state for view in row.views}
-    more = [live for live in lives.values() if StateName.parse(live.name).is_extra and live.name not in scheduled]
+    more = [live for live in lives.values() if live.name.is_extra and live.name not in scheduled]
     if fixed is None:
         _add_targets(more, targets)
     unplanned = {live for live in more if live.name in targets}
     for live in lives.values():
-        if live.name in scheduled or is_host_scalar(live):
+        if live.name in scheduled or live.is_host_scalar:
             continue
         if fixed is not None and live.name not in targets and _small(live):
             continue  # the host's record takes it
@@ -194,16 +198,16 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
         _tensors=[
             (live, live.tensor.data_ptr(), live.tensor.stride() if live.tensor.dim() > 1 else None)
             for live in lives.values()
-            if not is_host_scalar(live)
+            if live.name in targets or not live.is_host_scalar
         ],
     )
 
 
-def add_rooms(binding: Binding, tensors: Mapping[str, torch.Tensor]) -> None:
+def add_rooms(binding: Binding, tensors: Mapping[StateName, torch.Tensor]) -> None:
     """Targets for tensors that are not bound: each checkpoint is handed them when its iteration ends."""
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
-        binding.targets[name] = Target(name, _dtype(tensor), shape, tuple(range(len(shape))))
+        binding.targets[name] = Target(name, name_of(tensor.dtype), shape, tuple(range(len(shape))))
 
 
 _ADVICE = "attach what the schedule was compiled for, or compile it again"
@@ -222,25 +226,23 @@ def check_updated(binding: Binding, training: Training, number: int) -> None:
             raise InputError(f"{name}: in the schedule, but this optimizer has no such state{close}; {_ADVICE}")
 
 
-def _check_absent(view: ViewRow, lives: dict[str, Live]) -> None:
+def _check_absent(name: StateName, lives: Mapping[StateName, Live]) -> None:
     """Optimizer state may come later, unless its parameter already has other state."""
-    name = StateName.parse(view.name)
-    start = f"{next(name.above(), name)}."
-    if not name.is_optimizers or any(other.startswith(start) for other in lives):
-        raise _missing(view, lives)
+    above = next(name.above(), name)
+    if not name.is_optimizers or any(other.is_inside(above) for other in lives):
+        raise _missing(name, lives)
 
 
-def _missing(view: ViewRow, lives: dict[str, Live]) -> InputError:
-    name = StateName.parse(view.name)
-    if name.is_extra and not any(StateName.parse(other).holder == name.holder for other in lives):
-        short = name.holder.removeprefix("extra.")
-        return InputError(f'{name.holder}: in the schedule; list it: attach(extra={{"{short}": ...}})')
-    return InputError(f"{view.name}: in the schedule, but not in this training{nearest(view.name, lives)}; {_ADVICE}")
+def _missing(name: StateName, lives: Mapping[StateName, Live]) -> InputError:
+    key = name.listed_as
+    if key is not None and not any(other.holder == name.holder for other in lives):
+        return InputError(f'{name.holder}: in the schedule; list it: attach(extra={{"{key}": ...}})')
+    return InputError(f"{name}: in the schedule, but not in this training{nearest(name, lives)}; {_ADVICE}")
 
 
-def _checked(view: ViewRow, lives: dict[str, Live]) -> Live:
-    live = lives[view.name]
-    shape, dtype = tuple(live.tensor.shape), _dtype(live.tensor)
+def _checked(view: ViewRow, lives: Mapping[StateName, Live]) -> Live:
+    live = lives[StateName(view.name)]
+    shape, dtype = tuple(live.tensor.shape), name_of(live.tensor.dtype)
     if shape != view.shape:
         raise InputError(f"{view.name}: has shape {shape}, {view.shape} in the schedule; {_ADVICE}")
     if dtype != view.dtype:
@@ -248,21 +250,23 @@ def _checked(view: ViewRow, lives: dict[str, Live]) -> Live:
     return live
 
 
-def _add_targets(lives: Sequence[Live], targets: dict[str, Target]) -> None:
+def _add_targets(lives: Sequence[Live], targets: dict[StateName, Target]) -> None:
     """Rooms in the slots. Tied names of a model share one; an optimizer's do not, for it may part them at any time."""
-    same: dict[tuple[object, ...], str] = {}
+    same: dict[tuple[object, ...], StateName] = {}
     for live in lives:
         tensor, shape = live.tensor, tuple(live.tensor.shape)
         order = memory_order(tensor)
         first = live.name
         if live.optimizer is None:
-            key = StateName.parse(live.name).holder, tensor.data_ptr(), shape, order
+            key = live.name.holder, tensor.data_ptr(), shape, order
             first = same.setdefault(key, live.name)
         alias_of = None if first == live.name else first
-        targets[live.name] = Target(live.name, _dtype(tensor), shape, order or tuple(range(len(shape))), alias_of)
+        targets[live.name] = Target(
+            live.name, name_of(tensor.dtype), shape, order or tuple(range(len(shape))), alias_of
+        )
 
 
-def _misfit(row: StateRow, lives: Sequence[Live], targets: dict[str, Target]) -> str | None:
+def _misfit(row: StateRow, lives: Sequence[Live], targets: Mapping[StateName, Target]) -> str | None:
     """Why bytes cannot go from the storage to the slots as planned."""
     whole = lives[0].tensor.untyped_storage()
     for live in lives:
@@ -275,7 +279,7 @@ def _misfit(row: StateRow, lives: Sequence[Live], targets: dict[str, Target]) ->
     return None
 
 
-def _check_tied(lives: Sequence[Live], targets: dict[str, Target]) -> None:
+def _check_tied(lives: Sequence[Live], targets: Mapping[StateName, Target]) -> None:
     """Names that share a room have to stay one tensor."""
     by_name = {live.name: live.tensor for live in lives}
     for live in lives:
@@ -286,7 +290,7 @@ def _check_tied(lives: Sequence[Live], targets: dict[str, Target]) -> None:
             )
 
 
-def _bound(id_: int, written: bool, lives: Sequence[Live], targets: dict[str, Target]) -> Storage:
+def _bound(id_: int, written: bool, lives: Sequence[Live], targets: Mapping[StateName, Target]) -> Storage:
     first = lives[0].tensor
     whole = first.untyped_storage()
     data = torch.empty(0, dtype=torch.uint8, device=first.device).set_(whole, 0, (whole.nbytes(),), (1,))
@@ -310,7 +314,7 @@ def _same(storage: Storage, old: Storage | None) -> Storage:
 
 def _small(live: Live) -> bool:
     """Whether new optimizer state is little enough for the host's record."""
-    return live.optimizer is not None and live.tensor.numel() * live.tensor.element_size() <= MAX_RECORDED_BYTES
+    return live.optimizer is not None and live.tensor.numel() * live.tensor.element_size() <= MAX_TENSOR_BYTES
 
 
 def _check_unscheduled(live: Live, device: torch.device, scheduled: set[str], *, new: bool) -> None:
@@ -322,12 +326,12 @@ def _check_unscheduled(live: Live, device: torch.device, scheduled: set[str], *,
 
 def _expected(view: ViewRow, parameters: dict[StateName, torch.nn.Parameter]) -> tuple[int, ...]:
     """The memory order that optimizer state will have: its parameter's, where shapes agree."""
-    parameter = owner(view.name, parameters)
+    parameter = owner(StateName(view.name), parameters)
     order = memory_order(parameter) if parameter is not None and tuple(parameter.shape) == view.shape else None
     return order if order is not None else tuple(range(len(view.shape)))
 
 
-def _device_of(lives: dict[str, Live]) -> torch.device:
+def _device_of(lives: Mapping[StateName, Live]) -> torch.device:
     devices = {live.tensor.device for live in lives.values() if live.tensor.device.type == "cuda"}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
@@ -351,7 +355,3 @@ def _of_modules(lives: Iterable[Live], by_tensor: dict[int, Storage]) -> dict[to
         if live.module is not None and storage is not None:
             found.setdefault(live.module, {})[storage] = None
     return {module: tuple(storages) for module, storages in found.items()}
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -9,7 +9,7 @@ from checkflow.runtime.counters import Cause
 from checkflow.runtime.guards import Guard
 from checkflow.runtime.pipeline import Pipeline
 from checkflow.schedule import Schedule
-from checkflow.statenames import StateName
+from checkflow.state.names import StateName
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
 
@@ -38,7 +38,7 @@ class Bound:
         return self.binding.storages.values()
 
     @property
-    def loose(self) -> tuple[str, ...]:
+    def loose(self) -> tuple[StateName, ...]:
         """Names of state that is read when an iteration ends, for it does not lie in memory as planned."""
         return tuple(live.name for live in self.binding.loose)
 
@@ -70,7 +70,7 @@ class Bound:
         self._pipeline.protect(gone, Cause.UNWATCHED)  # no guard covers them any more
         self._pipeline.rebind(binding)
         self._say(
-            tuple(name for name in self.loose if not StateName.parse(name).is_extra),  # attach told of those
+            tuple(name for name in self.loose if not name.is_extra),  # attach told of those
             "lies in memory otherwise than at attach; read when each iteration ends, which training waits for",
         )
         for guard in self._guards:

@@ -27,6 +27,7 @@ from checkflow.runtime.sink import Sink
 from checkflow.runtime.spots import Spots
 from checkflow.runtime.update import Update
 from checkflow.schedule import Schedule
+from checkflow.state.names import StateName
 from checkflow.training import Training
 
 _LOG = logging.getLogger("checkflow")
@@ -65,7 +66,7 @@ class Executor:
         wait_when_full: bool,
         disarmed: frozenset[GuardKind] = frozenset(),
         audit: bool = False,
-        late: Callable[[], Mapping[str, torch.Tensor]] = dict,
+        late: Callable[[], Mapping[StateName, torch.Tensor]] = dict,
         tell: Callable[[str], None] = _LOG.warning,
         inside: Inside | None = None,
     ) -> None:

@@ -13,6 +13,7 @@ from checkflow.runtime.binding import Binding, Storage
 from checkflow.runtime.device import Batch, Copy, Device, Event, Snapshot
 from checkflow.runtime.program import Deed, Program
 from checkflow.runtime.sink import Slot
+from checkflow.state.names import StateName
 
 _KEPT_BATCHES = 1000
 
@@ -29,7 +30,7 @@ class SlotMap:
     def __init__(self, program: Program, binding: Binding) -> None:
         self._program = program
         self.binding = binding
-        self._targets: dict[tuple[int, str], torch.Tensor] = {}
+        self._targets: dict[tuple[int, StateName], torch.Tensor] = {}
         self._moves: dict[tuple[int, int], tuple[Copy, ...]] = {}
         self._batches: dict[tuple[int, tuple[int, ...]], tuple[Batch, tuple[Storage, ...]]] = {}
         self._sources: dict[int, torch.Tensor] = {}
@@ -117,7 +118,7 @@ class SlotMap:
             if self.binding.targets[live.name].alias_of is None:
                 self.copy_now(slot, live.name, live.tensor)
 
-    def copy_now(self, slot: Slot, name: str, tensor: torch.Tensor) -> None:
+    def copy_now(self, slot: Slot, name: StateName, tensor: torch.Tensor) -> None:
         """A tensor of this name, element by element; returns when it is there."""
         if tensor.numel():
             into = self._target(slot, name).view(tensor.dtype)
@@ -125,7 +126,7 @@ class SlotMap:
                 ordered = tensor.permute(self.binding.targets[name].order)
                 into.view(ordered.shape).copy_(ordered)
 
-    def _target(self, slot: Slot, name: str) -> torch.Tensor:
+    def _target(self, slot: Slot, name: StateName) -> torch.Tensor:
         key = slot.index, name
         if key not in self._targets:
             self._targets[key] = torch.frombuffer(slot.view(name), dtype=torch.uint8)

@@ -15,9 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from checkflow.runtime.compiled import OnCompile
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.guards import Guard, GuardKind
-from checkflow.runtime.state import uncompiled
 from checkflow.runtime.update import Update
-from checkflow.statenames import holders
+from checkflow.state.holders import models_of, optimizers_of, uncompiled
+from checkflow.state.names import subject_of
 from checkflow.torch_internals import is_persistent, own_buffers, own_parameters, step_pre_hooks, takes_load_hooks
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable, optimizers_in
@@ -33,27 +33,26 @@ def place(executor: Executor, training: Training) -> list[Removable]:
     """Hooks at the anchors that the program names, and guards everywhere. Removing what is returned undoes it."""
     handles: list[Removable] = [OnCompile(executor.compiling)]
     guards: list[Guard] = []
-    for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
-        _on_model(executor, model, prefix, handles, guards)
-    for number, prefix in enumerate(holders("optimizer", len(training.optimizers))):
-        if not is_hookable(training.optimizers[number]):
-            continue
-        guards.append(Guard(GuardKind.OPTIMIZER, number))
-        handles += _on_optimizer(executor, training.optimizers[number], prefix, number, guards[-1])
+    for holder, model in models_of(training).items():
+        _on_model(executor, model, holder, handles, guards)
+    for number, (holder, optimizer) in enumerate(optimizers_of(training).items()):
+        if is_hookable(optimizer):
+            guards.append(Guard(GuardKind.OPTIMIZER, number))
+            handles += _on_optimizer(executor, optimizer, holder, number, guards[-1])
     executor.bound.watch(guards)
     return handles
 
 
 def _on_model(
-    executor: Executor, model: torch.nn.Module, prefix: str, handles: list[Removable], guards: list[Guard]
+    executor: Executor, model: torch.nn.Module, holder: str, handles: list[Removable], guards: list[Guard]
 ) -> None:
     anchors = executor.program.hooked
     original = uncompiled(model)
     if original is not model:
         guards.append(Guard(GuardKind.FORWARD, model, inside=tuple(original.modules())))
-        handles += _on_module(executor, model, prefix, guards[-1], first=True)
+        handles += _on_module(executor, model, holder, guards[-1], first=True)
     for path, module in original.named_modules():
-        subject = f"{prefix}/{path}" if path else prefix
+        subject = subject_of(holder, path)
         first = module is original  # tells that the next iteration has begun
         anchored = first or ("forward_pre", subject) in anchors or ("forward", subject) in anchors
         persistent = [name for name in own_buffers(module) if is_persistent(module, name)]
@@ -66,8 +65,9 @@ def _on_model(
             guards.append(Guard(GuardKind.LOAD, module))
             handles.append(module.register_load_state_dict_pre_hook(_loading(executor, guards[-1])))
     for name, parameter in original.named_parameters():
-        if parameter.requires_grad and ("gradient", f"{prefix}/{name}") in anchors:
-            hook = _gradient(executor, f"{prefix}/{name}")
+        subject = subject_of(holder, name)
+        if parameter.requires_grad and ("gradient", subject) in anchors:
+            hook = _gradient(executor, subject)
             handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
 

@@ -15,6 +15,7 @@ from checkflow.runtime.device import Batch, Device, Event
 from checkflow.runtime.flight import Flight, SlotMap
 from checkflow.runtime.program import Program
 from checkflow.runtime.sink import Sink, Slot
+from checkflow.state.names import StateName
 from checkflow.torch_internals import foreach_copy
 
 Record = Callable[[], bytes]  # the host's part of a checkpoint, made when the copies have ended
@@ -32,7 +33,7 @@ class Pipeline:
         counters: Counters,
         *,
         keep_early: bool,
-        late: Callable[[], Mapping[str, torch.Tensor]] = dict,
+        late: Callable[[], Mapping[StateName, torch.Tensor]] = dict,
     ) -> None:
         self.started = self.staged = self.skipped = self.discarded = 0
         self.static_bytes = 0

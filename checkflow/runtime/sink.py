@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from checkflow.state.names import StateName
+
 
 class Slot(Protocol):
     """Host memory for one checkpoint. Its bytes stay where they are from one use to the next."""
@@ -11,7 +13,7 @@ class Slot(Protocol):
     @property
     def index(self) -> int: ...
 
-    def view(self, name: str) -> memoryview:
+    def view(self, name: StateName) -> memoryview:
         """The bytes of the tensor with this state name, writable and flat."""
 
 

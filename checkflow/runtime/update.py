@@ -19,6 +19,8 @@ from checkflow.foreach import Look, can_look, writes_first
 from checkflow.runtime.binding import Binding, Storage
 from checkflow.runtime.bound import Bound
 from checkflow.runtime.guards import Guard, GuardKind
+from checkflow.state.groups import IMPLEMENTATION
+from checkflow.state.names import subject_of
 from checkflow.torch_internals import versions
 
 _KEPT = 1000  # selections of tensors: an update that leaves out others each time has no end of them
@@ -122,7 +124,7 @@ class Update:
             self._torn()
 
     def _reached(self, function: str, tensors: Sequence[torch.Tensor]) -> None:
-        self._executor.reach("update", f"{self._subject}/{function}")
+        self._executor.reach("update", subject_of(self._subject, function))
         if not writes_first(function) or not tensors or id(tensors[0]) not in self._bound:
             return  # the update's own temporaries, or gradients
         written = self._written(tensors)
@@ -159,9 +161,6 @@ class Update:
         self._executor.give_up()
 
 
-_CHOOSES = ("foreach", "fused", "capturable", "differentiable")
-
-
 def _form(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
     """What torch's optimizers choose their functions by, of each group."""
-    return tuple((len(group["params"]), *map(group.get, _CHOOSES)) for group in optimizer.param_groups)
+    return tuple((len(group["params"]), *map(group.get, IMPLEMENTATION)) for group in optimizer.param_groups)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from checkflow.dtypes import name_of
 from checkflow.errors import TraceError
 from checkflow.graph import Anchor, Graph, Op, Role, Tensor, View
-from checkflow.trace.names import State
 from checkflow.trace.recorder import Recorded
+from checkflow.trace.state import State
 from checkflow.trace.storages import Ledger, Storage
 from checkflow.units import format_bytes
 
@@ -56,7 +57,7 @@ def assemble(
     last = tuple(found.before for found in replaced)
     views: dict[Storage, list[View]] = {}
     for state, storage in states:
-        shape, dtype = tuple(state.tensor.shape), str(state.tensor.dtype).removeprefix("torch.")
+        shape, dtype = tuple(state.tensor.shape), name_of(state.tensor.dtype)
         views.setdefault(storage, []).append(View(state.name, dtype, shape))
     host_state_bytes = sum(storage.size_bytes for storage in views if ledger.is_host(storage))
     kept = [s for s in _in_graph(views, operators, ledger) if not ledger.is_host(s) and s.size_bytes]

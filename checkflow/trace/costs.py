@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.utils import flop_counter
 
+from checkflow.dtypes import name_of
 from checkflow.torch_internals import OpOverload, schema_of
 from checkflow.trace.writes import METADATA_ONLY, aten, named_arguments, tensors_in, traits
 
@@ -76,4 +77,4 @@ def dtype_of(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object
 
 
 def _name(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
+    return name_of(dtype)

@@ -10,8 +10,9 @@ import torch
 
 from checkflow.foreach import Look, can_look
 from checkflow.graph import Anchor, AnchorKind, Role
-from checkflow.statenames import holders
-from checkflow.trace.names import parameters_of
+from checkflow.state.holders import models_of, optimizers_of, uncompiled
+from checkflow.state.live import parameters_of
+from checkflow.state.names import subject_of
 from checkflow.trace.storages import Ledger
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
@@ -62,17 +63,17 @@ def hooked(training: Training, firings: Firings, ledger: Ledger) -> Iterator[Non
     handles: list[torch.utils.hooks.RemovableHandle] = []
     seen: set[torch.nn.Module] = set()
     try:
-        for prefix, model in zip(holders("model", len(training.models)), training.models, strict=True):
-            for path, module in model.named_modules():
+        for holder, model in models_of(training).items():
+            for path, module in uncompiled(model).named_modules():
                 if module not in seen:
                     seen.add(module)
-                    handles += _on_module(module, f"{prefix}/{path}" if path else prefix, firings)
+                    handles += _on_module(module if path else model, subject_of(holder, path), firings)
         for name, parameter in parameters_of(training):
             if parameter.requires_grad:
                 handles += _on_parameter(parameter, name, firings, ledger)
-        for prefix, optimizer in zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True):
+        for holder, optimizer in optimizers_of(training).items():
             if is_hookable(optimizer):
-                handles += _on_optimizer(optimizer, prefix, firings, ledger)
+                handles += _on_optimizer(optimizer, holder, firings, ledger)
         yield
     finally:
         for handle in handles:
@@ -126,7 +127,7 @@ def _on_optimizer(
             look.open()
 
     def inside(function: str, _tensors: object) -> None:
-        firings.fire(AnchorKind.UPDATE, f"{subject}/{function}")
+        firings.fire(AnchorKind.UPDATE, subject_of(subject, function))
 
     def after(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         look.close()

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import torch
 
-from checkflow.trace.names import parameters_of, state_of
+from checkflow.state.live import parameters_of
+from checkflow.trace.state import state_of
 from checkflow.training import Training
 
 _MANY = 4096  # longer containers are data sets of Python objects, not inputs

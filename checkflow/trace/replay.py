@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from checkflow.errors import TraceError
+from checkflow.state.live import parameters_of
 from checkflow.torch_internals import below_autograd
-from checkflow.trace.names import parameters_of
 from checkflow.trace.reachable import sources_of
 from checkflow.trace.tracing import Traced
 from checkflow.training import Training

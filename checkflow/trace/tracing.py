@@ -12,6 +12,8 @@ import torch
 from checkflow.collector import paused_collector
 from checkflow.errors import CheckflowError, InputError, ModelFileError, TraceError
 from checkflow.graph import AnchorKind, Graph
+from checkflow.state.live import parameters_of
+from checkflow.state.refused import check_training
 from checkflow.torch_internals import FakeTensorMode
 from checkflow.trace.assemble import Replaced, assemble, notes_of
 from checkflow.trace.assumptions import ON_CPU, assume_cuda_defaults, noting_disabled, unlike_cuda
@@ -20,10 +22,10 @@ from checkflow.trace.fakes import fake_tensors
 from checkflow.trace.hooks import Firings, hooked, mark_gradient
 from checkflow.trace.measure import measured
 from checkflow.trace.memory import check_memory, expected_bytes, room_bytes, too_large
-from checkflow.trace.names import State, check_training, parameters_of, state_of
 from checkflow.trace.program import Program
 from checkflow.trace.reachable import sources_of
 from checkflow.trace.recorder import Recorder, Recording
+from checkflow.trace.state import State, state_of
 from checkflow.trace.storages import Ledger, OutOfRoom, Storage
 from checkflow.trace.unlisted import Watch, unlisted
 from checkflow.trace.values import Values
@@ -244,7 +246,7 @@ def _record(
         ledger=ledger,
     )
     graph = replace(graph, unlisted=unlisted(training, first, second, {ledger.see(s.tensor) for s in after}, ledger))
-    left = {name: p.grad for name, p in parameters_of(training) if p.grad is not None}
+    left: dict[str, torch.Tensor] = {name: p.grad for name, p in parameters_of(training) if p.grad is not None}
     return graph, recording, recording.program.finish(left) if keep_program else None
 
 

@@ -249,6 +249,19 @@ def _averaging() -> Training:
     return Training(net, optimizer, iteration)
 
 
+def _counting() -> Training:
+    """A fused Adam, whose steps a schedule has: on CUDA its kernels read them. They are replaced in each iteration."""
+    made = _of(lambda parameters: torch.optim.Adam(parameters, lr=0.05, fused=True))()
+    (optimizer,) = made.optimizers
+
+    def iteration() -> None:
+        made.iteration()
+        for state in optimizer.state.values():
+            state["step"] = state["step"].clone()
+
+    return Training(made.model, made.optimizer, iteration)
+
+
 def _reformed() -> Training:
     """A weight whose memory format the training changes at its fifth iteration."""
     made = _of(_adam)()
@@ -278,5 +291,6 @@ ODD: dict[str, Callable[[], Training]] = {
     "adversaries, the other first": lambda: _adversaries(-1),
     "two models in one optimizer": _together,
     "averaging": _averaging,
+    "counting": _counting,
     "reformed": _reformed,
 }

@@ -15,8 +15,9 @@ import checkflow
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.errors import InputError
-from checkflow.runtime.state import live_state, memory_order
 from checkflow.schedule import Schedule
+from checkflow.state.live import live_state
+from checkflow.state.memory import memory_order
 from checkflow.store.format.reader import list_checkpoints
 from checkflow.trace.tracing import trace_training
 from checkflow.training import Training

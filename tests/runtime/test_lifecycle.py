@@ -13,7 +13,7 @@ from torn import Rig, random_schedule, rig
 from checkflow.errors import InputError, StoreError
 from checkflow.runtime.lifecycle import Inside, Lifecycle, Phase
 from checkflow.runtime.sink import Slot
-from checkflow.runtime.state import live_state
+from checkflow.state.live import live_state
 
 
 def _write(made: Rig, by: float) -> None:

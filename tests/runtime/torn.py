@@ -19,16 +19,16 @@ from checkflow.runtime.guards import GuardKind
 from checkflow.runtime.hook import Removable, place
 from checkflow.runtime.host import HostEvent
 from checkflow.runtime.sink import Slot
-from checkflow.runtime.state import live_state, parameter_names
 from checkflow.schedule import ActionRow, AnchorRow, Certificate, Schedule, StateRow, ViewRow
-from checkflow.statenames import holders
+from checkflow.state.live import live_state, parameter_names
+from checkflow.state.names import StateName, holders
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
 
 State = dict[str, bytes]
 
 
-def state_bytes(training: Training, targets: Mapping[str, Target] | None = None) -> State:
+def state_bytes(training: Training, targets: Mapping[StateName, Target] | None = None) -> State:
     """Every state tensor's bytes, as they lie in memory, or in the order of its target."""
     found: State = {}
     for live in live_state(training):

@@ -121,7 +121,7 @@ class EndlessSlots:
     index = 0
 
     def __post_init__(self) -> None:
-        self._views = {
+        self._views: dict[str, bytearray] = {
             target.name: bytearray(torch.Size(target.shape).numel() * getattr(torch, target.dtype).itemsize)
             for target in self.binding.targets.values()
         }

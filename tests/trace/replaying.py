@@ -7,13 +7,16 @@ from collections.abc import Callable
 import torch
 
 from checkflow import Training
+from checkflow.state.live import parameters_of
 from checkflow.trace import Traced, replay, trace_training
-from checkflow.trace.names import parameters_of, state_of
+from checkflow.trace.state import state_of
 
 
 def snapshot(training: Training) -> dict[str, torch.Tensor]:
     """A copy of every state tensor and gradient, by name."""
-    found = {state.name: state.tensor.detach().clone() for state in state_of(training, "model")}
+    found: dict[str, torch.Tensor] = {
+        state.name: state.tensor.detach().clone() for state in state_of(training, "model")
+    }
     for name, parameter in parameters_of(training):
         if parameter.grad is not None:
             found[f"{name}.grad"] = parameter.grad.detach().clone()

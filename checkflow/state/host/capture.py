@@ -1,0 +1,150 @@
+"""All of the host's state at the iteration's end, as one record.
+
+    state = HostState(training, objects, stored=names.__contains__, fingerprints={"schedule": digest})
+    check_capturable(state)                   # at attach: names what cannot be saved
+    captured = state.capture(iteration)       # at ckpt.step(), in the training's thread
+    handle.stage(slot, iteration, captured.record())     # once the checkpoint's copies have ended
+
+Call `capture` in the loop, before the next batch is asked for: a loader's position is then that of the last batch that
+the loop consumed. A loader wrapped in a prefetcher that asks ahead is itself ahead; attach a wrapper that knows which
+batch was consumed.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
+from checkflow.state.host.encode import encode
+from checkflow.state.host.forms import Json, dump
+from checkflow.state.host.objects import HostObjects, read_without_waiting
+from checkflow.state.host.optimizers import IsStored, OptimizerReader
+from checkflow.state.host.record import FORMAT, VERSION
+from checkflow.state.host.rng import RngReader
+from checkflow.state.host.tensors import Room, split
+from checkflow.state.live import parameter_names
+from checkflow.state.names import StateName, file_of, subject_of
+from checkflow.training import Training
+
+_ROOM_BYTES = 2**16
+_ROOM_BYTES_A_PARAMETER = 256  # its name, and its optimizer state where it has none yet
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The host's state at one moment. `parts` that are functions wait for copies from the device."""
+
+    parts: tuple[str | Callable[[], str], ...]
+
+    def record(self) -> bytes:
+        """The record's bytes, JSON in ASCII."""
+        return "".join(part if isinstance(part, str) else part() for part in self.parts).encode("ascii")
+
+
+class HostState:
+    """What `capture` reads. Texts that never change are made once.
+
+    Args:
+        training: the live models and optimizers.
+        objects: what else the user attached.
+        stored: whether a file of the checkpoint holds the tensor of a state name, "optimizer/fc.weight.exp_avg". What
+            no file holds goes into the record if it is small, and is refused otherwise.
+        rooms: of tensors in the objects' state, by state name: what the files have room for.
+        fingerprints: of the schedule and the state, by what they are of.
+
+    Models and optimizers have the files "model.safetensors", "optimizer.safetensors" ("model.0.safetensors", ... where
+    there are several), with the state's names less "model/" or "optimizer/".
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        objects: HostObjects,
+        *,
+        stored: IsStored,
+        fingerprints: Mapping[str, str],
+        rooms: Mapping[StateName, Room] = MappingProxyType({}),
+    ) -> None:
+        self._models = modules_of(training)
+        self._files = (*self._models, *training.listed.tensors)
+        names = parameter_names(training)
+        self._parameters = len(names)
+        self._keep = tuple(training.models)  # ids in `names` stay theirs
+        self._optimizers = [
+            OptimizerReader(holder, optimizer, names, stored) for holder, optimizer in optimizers_of(training).items()
+        ]
+        self._objects = objects
+        self._rooms = rooms
+        self._tensors: dict[StateName, torch.Tensor] = {}
+        self._rng = RngReader()
+        self._extra = {holder: extra_state_of(model) for holder, model in self._models.items()}
+        head = {"format": FORMAT, "version": VERSION, "fingerprints": dict(fingerprints), "versions": _versions()}
+        self._head = dump(head)[:-1]  # type: ignore[arg-type]
+
+    def capture(self, iteration: int) -> Captured:
+        """The state after `iteration` completed iterations. Raises InputError that names what cannot be saved."""
+        optimizers = ",".join(reader.read() for reader in self._optimizers)
+        before = f'{self._head},"iteration":{iteration},"models":[{self._model_texts()}],"optimizers":[{optimizers}]'
+        self._tensors = {}
+        objects = tuple(self._object_parts())
+        rng = self._rng.read(self._objects.generators)  # after the objects: a fresh loader may draw when it is asked
+        metadata = dump(encode(dict(self._objects.metadata), "metadata"))
+        return Captured((f'{before},"objects":[', *objects, f'],"rng":{rng},"metadata":{metadata}}}'))
+
+    @property
+    def structure(self) -> tuple[tuple[str, ...], ...]:
+        """Changes when optimizers have other state than before."""
+        return tuple(reader.structure for reader in self._optimizers)
+
+    def _model_texts(self) -> str:
+        extra: dict[str, dict[str, object]] = {}
+        for holder, modules in self._extra.items():
+            for path, module in modules.items():
+                where = f"{subject_of(holder, path)}._extra_state"
+                extra.setdefault(holder, {})[path] = encode(module.get_extra_state(), where)
+        return ",".join(
+            dump({"name": prefix, "file": file_of(prefix), "extra": extra.get(prefix, {})})  # type: ignore[dict-item]
+            for prefix in self._files
+        )
+
+    def _object_parts(self) -> Iterator[str | Callable[[], str]]:
+        between = ""
+        for name, member in self._objects.objects.items():
+            head: dict[str, Json] = {"name": name, "type": type(member).__name__}
+            later = read_without_waiting(member)
+            if later is None:
+                found = split(name, member.state_dict(), self._rooms)
+                self._tensors |= found.tensors
+                head |= {"file": file_of(name)} if found.tensors else {}
+                head |= {"on_device": list(found.on_device)} if found.on_device else {}
+                head |= {"leaves": list(found.leaves)} if found.leaves else {}
+                yield f'{between}{dump(head)[:-1]},"state":{dump(encode(found.state, name))}}}'
+            else:
+                yield f'{between}{dump(head)[:-1]},"state":'
+                yield lambda state=later, name=name: dump(encode(state(), name))  # type: ignore[misc]
+                yield "}"
+            between = ","
+
+    def tensors(self) -> Mapping[StateName, torch.Tensor]:
+        """Of the last `capture`: the objects' tensors that go to files, by state name. They may change from now on."""
+        found, self._tensors = self._tensors, {}
+        return found
+
+    def room_bytes(self) -> int:
+        """Bytes that a record of this training may need, now and once the optimizers have their state."""
+        return 2 * len(self.capture(0).record()) + self._parameters * _ROOM_BYTES_A_PARAMETER + _ROOM_BYTES
+
+
+def check_capturable(state: HostState) -> None:
+    """Raises InputError that names what cannot be saved. To be called at attach: it reads everything once."""
+    state.capture(0).record()
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}

@@ -1,0 +1,210 @@
+"""JSON to values. Nothing is taken that `encode` could not have written, and nothing is allocated on its word alone."""
+
+from __future__ import annotations
+
+import binascii
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from checkflow import strictjson
+from checkflow.errors import FormatError
+from checkflow.state.host.forms import (
+    ARRAY_DTYPES,
+    MAX_DEPTH,
+    NAMED_DTYPES,
+    TENSOR_DTYPES,
+    Array,
+    Json,
+    RefusedError,
+    Stored,
+    base64_of,
+)
+
+_MAX_ELEMENTS = 2**62
+
+
+def decode(value: Json, path: str) -> object:
+    """The value that was encoded. Raises FormatError for what `encode` could not have written."""
+    try:
+        return _decode(value, MAX_DEPTH)
+    except RefusedError as refused:
+        raise FormatError(f"{path}: {refused}; take another checkpoint") from None
+
+
+def load(data: bytes, path: str) -> Json:
+    """Strict JSON text: no key twice, no NaN. Raises FormatError."""
+    try:
+        return strictjson.loads(data)
+    except ValueError as error:
+        raise FormatError(f"{path}: is not JSON ({error}); take another checkpoint") from None
+
+
+def _decode(value: Json, depth: int) -> object:
+    if isinstance(value, float) and not math.isfinite(value):  # 1e999
+        raise RefusedError("a float is not as it was written")
+    if not isinstance(value, (list, dict)):
+        return value
+    if depth == 0:
+        raise RefusedError("is nested too deeply")
+    if isinstance(value, list):
+        return [_decode(item, depth - 1) for item in value]
+    tag = next((key for key in value if key.startswith("$")), None)
+    if tag is None:
+        return {key: _decode(item, depth - 1) for key, item in value.items()}
+    decoder = _DECODERS.get(tag)
+    if decoder is None or len(value) != 1:
+        raise RefusedError(f"has the unknown tag {tag!r:.80}")
+    return decoder(value[tag], depth - 1)
+
+
+def _items(value: Json, depth: int) -> list[object]:
+    if not isinstance(value, list):
+        raise RefusedError("a container's members are no list")
+    return [_decode(item, depth) for item in value]
+
+
+def _mapping(value: Json, depth: int) -> dict[object, object]:
+    pairs = [_items(pair, depth) for pair in value] if isinstance(value, list) else [[]]
+    found: dict[object, object] = {}
+    for pair in pairs:
+        if len(pair) != 2:
+            raise RefusedError("a mapping's members are no list of pairs")
+        _check_key(pair[0])
+        if pair[0] in found:
+            raise RefusedError("a key stands twice in one mapping")
+        found[pair[0]] = pair[1]
+    return found
+
+
+def _members(value: Json, depth: int) -> list[object]:
+    items = _items(value, depth)
+    for item in items:
+        _check_key(item)
+    if len(set(items)) != len(items):
+        raise RefusedError("a member stands twice in one set")
+    return items
+
+
+def _check_key(key: object) -> None:
+    if isinstance(key, tuple):
+        for part in key:
+            _check_key(part)
+    elif not (key is None or isinstance(key, (str, bytes, int, float, frozenset, np.generic, torch.dtype))):
+        raise RefusedError(f"a {type(key).__name__} cannot be a key")
+
+
+def _counter(value: Json, depth: int) -> Counter[object]:
+    found: Counter[object] = Counter()
+    for key, count in _mapping(value, depth).items():
+        if not isinstance(count, int):
+            raise RefusedError("a count is no integer")
+        found[key] = count
+    return found
+
+
+def _int(value: Json) -> int:
+    try:
+        number = int(value, 16) if isinstance(value, str) else 0
+    except ValueError:
+        number = 0
+    if -(2**63) <= number < 2**63 or hex(number) != value:
+        raise RefusedError("a large integer is not as it was written")
+    return number
+
+
+def _float(value: Json) -> float:
+    if value not in ("nan", "inf", "-inf"):
+        raise RefusedError("a float is not as it was written")
+    return float(str(value))
+
+
+def bytes_of(value: Json) -> bytes:
+    """Raises RefusedError unless it is canonical base64."""
+    try:
+        data = binascii.a2b_base64(value, strict_mode=True) if isinstance(value, str) and value.isascii() else None
+    except binascii.Error:
+        data = None
+    if data is None or base64_of(data) != value:
+        raise RefusedError("bytes are not as they were written")
+    return data
+
+
+def _dtype(value: Json) -> torch.dtype:
+    if not isinstance(value, str) or value not in NAMED_DTYPES:
+        raise RefusedError(f"{value!r:.80} is no dtype")
+    return NAMED_DTYPES[value]
+
+
+def _stored(value: Json) -> Stored:
+    if not isinstance(value, str):
+        raise RefusedError("a stored tensor has no name")
+    return Stored(value)
+
+
+def _parts(value: Json) -> tuple[str, tuple[int, ...], bytes]:
+    """dtype, shape and bytes of a tensor or array."""
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data"}:
+        raise RefusedError("a tensor has other fields than dtype, shape, data")
+    dtype, shape = value["dtype"], value["shape"]
+    if not isinstance(dtype, str) or not isinstance(shape, list) or len(shape) > MAX_DEPTH:
+        raise RefusedError("a tensor's dtype or shape is not as it was written")
+    extents = tuple(extent for extent in shape if isinstance(extent, int) and not isinstance(extent, bool))
+    if len(extents) != len(shape) or any(extent < 0 for extent in extents):
+        raise RefusedError("a tensor's shape is not as it was written")
+    if math.prod(max(extent, 1) for extent in extents) > _MAX_ELEMENTS:
+        raise RefusedError("a tensor's shape is larger than any tensor's")
+    return dtype, extents, bytes_of(value["data"])
+
+
+def tensor_of(value: Json) -> torch.Tensor:
+    """The tensor, on the CPU. Raises RefusedError unless dtype, shape and bytes belong together."""
+    dtype, shape, data = _parts(value)
+    if dtype not in TENSOR_DTYPES or len(data) != math.prod(shape) * TENSOR_DTYPES[dtype].itemsize:
+        raise RefusedError("a tensor's dtype, shape and bytes do not belong together")
+    if dtype == "bool":
+        _check_bool(data)
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return flat.view(TENSOR_DTYPES[dtype]).reshape(shape)
+
+
+def _array(value: Json) -> Array:
+    dtype, shape, data = _parts(value)
+    if dtype not in ARRAY_DTYPES or len(data) != math.prod(shape) * ARRAY_DTYPES[dtype].itemsize:
+        raise RefusedError("an array's dtype, shape and bytes do not belong together")
+    if dtype == "|b1":
+        _check_bool(data)
+    return np.frombuffer(bytearray(data), dtype=ARRAY_DTYPES[dtype]).reshape(shape)
+
+
+def _scalar(value: Json) -> object:
+    array = _array(value)
+    if array.shape != ():
+        raise RefusedError("a scalar has a shape")
+    return array[()]
+
+
+def _check_bool(data: bytes) -> None:
+    if data.strip(b"\0\1"):
+        raise RefusedError("a boolean is neither 0 nor 1")
+
+
+_DECODERS: dict[str, Callable[[Json, int], object]] = {
+    "$tuple": lambda value, depth: tuple(_items(value, depth)),
+    "$set": lambda value, depth: set(_members(value, depth)),
+    "$frozenset": lambda value, depth: frozenset(_members(value, depth)),
+    "$dict": _mapping,
+    "$ordered": lambda value, depth: OrderedDict(_mapping(value, depth)),
+    "$counter": _counter,
+    "$bytes": lambda value, _: bytes_of(value),
+    "$int": lambda value, _: _int(value),
+    "$float": lambda value, _: _float(value),
+    "$dtype": lambda value, _: _dtype(value),
+    "$tensor": lambda value, _: tensor_of(value),
+    "$array": lambda value, _: _array(value),
+    "$scalar": lambda value, _: _scalar(value),
+    "$stored": lambda value, _: _stored(value),
+}

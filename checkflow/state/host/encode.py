@@ -1,0 +1,146 @@
+"""Values to JSON. What has no form is refused by its path."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+
+from checkflow.dtypes import name_of
+from checkflow.errors import InputError
+from checkflow.state.host.forms import (
+    ARRAY_DTYPES,
+    MAX_DEPTH,
+    MAX_TENSOR_BYTES,
+    TENSOR_DTYPES,
+    Array,
+    Json,
+    Recorded,
+    RefusedError,
+    Stored,
+    base64_of,
+    dump,
+)
+
+
+def encode(value: object, path: str) -> Json:
+    """The value as JSON. Raises InputError that names the first part that cannot be saved, and why."""
+    try:
+        return _encode(value, MAX_DEPTH)
+    except RefusedError as refused:  # paths are found only now: keeping them on the way costs more than the encoding
+        raise InputError(_locate(value, path, refused, MAX_DEPTH)) from None
+
+
+def _encode(value: object, depth: int) -> Json:
+    if value is None or type(value) is bool or type(value) is str:
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if type(value) is int:
+        return value if -(2**63) <= value < 2**63 else {"$int": hex(value)}
+    encoder = _ENCODERS.get(type(value))
+    if encoder is None:
+        if isinstance(value, np.generic):
+            return {"$scalar": _array_parts(np.asarray(value))}
+        raise RefusedError(_reason(value))
+    if depth == 0:
+        raise RefusedError("is nested too deeply, or contains itself; flatten it")
+    return encoder(value, depth - 1)
+
+
+def _reason(value: object) -> str:
+    name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    if callable(value) and hasattr(value, "__name__"):
+        kind = "class" if isinstance(value, type) else "function"
+        return f"a {kind} cannot be saved; keep it out of the state"
+    if isinstance(value, torch.Tensor):
+        return f"a {name} cannot be saved here; keep a plain detached tensor"
+    return f"a {name} cannot be saved; keep numbers, text, small tensors, arrays and plain containers of them"
+
+
+def _list(value: Iterable[object], depth: int) -> list[Json]:
+    return [_encode(item, depth) for item in value]
+
+
+def _dict(value: dict[object, object], depth: int) -> Json:
+    found: dict[str, Json] = {}
+    for key, item in value.items():
+        if type(key) is not str or key.startswith("$"):
+            return {"$dict": _pairs(value, depth)}
+        found[key] = _encode(item, depth)
+    return found
+
+
+def _pairs(value: dict[object, object], depth: int) -> list[Json]:
+    return [[_encode(key, depth), _encode(item, depth)] for key, item in value.items()]
+
+
+def _members(value: Iterable[object], depth: int) -> Json:
+    return list(sorted(_list(value, depth), key=dump))  # noqa: C413 (mypy: list is invariant)
+
+
+def tensor_parts(value: torch.Tensor, max_bytes: int | None = MAX_TENSOR_BYTES) -> Json:
+    """A tensor's dtype, shape and bytes. Raises RefusedError for what has none here."""
+    name = name_of(value.dtype)
+    if name not in TENSOR_DTYPES or value.layout != torch.strided:
+        raise RefusedError(f"a tensor of {value.dtype}, {value.layout}, cannot be saved here; keep a dense one")
+    if value.device.type != "cpu":
+        raise RefusedError(f"a tensor on {value.device} cannot be saved here: reading it stalls; keep it on the CPU")
+    if value.requires_grad:
+        raise RefusedError("a tensor that requires a gradient cannot be saved here; detach it")
+    size_bytes = value.numel() * value.element_size()
+    if max_bytes is not None and size_bytes > max_bytes:
+        raise RefusedError(f"a tensor of {size_bytes} bytes cannot be saved here; keep at most {max_bytes}")
+    data = value.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return {"dtype": name, "shape": list(value.shape), "data": base64_of(data)}
+
+
+def _array_parts(value: Array) -> Json:
+    if value.dtype.str not in ARRAY_DTYPES:
+        raise RefusedError(f"an array of dtype {value.dtype} cannot be saved; keep numbers of at most 64 bits")
+    if value.nbytes > MAX_TENSOR_BYTES:
+        raise RefusedError(f"an array of {value.nbytes} bytes cannot be saved; keep at most {MAX_TENSOR_BYTES}")
+    return {"dtype": value.dtype.str, "shape": list(value.shape), "data": base64_of(value.tobytes())}
+
+
+_ENCODERS: dict[type, Callable[..., Json]] = {
+    list: _list,
+    dict: _dict,
+    tuple: lambda value, depth: {"$tuple": _list(value, depth)},
+    set: lambda value, depth: {"$set": _members(value, depth)},
+    frozenset: lambda value, depth: {"$frozenset": _members(value, depth)},
+    OrderedDict: lambda value, depth: {"$ordered": _pairs(value, depth)},
+    Counter: lambda value, depth: {"$counter": _pairs(value, depth)},
+    bytes: lambda value, _: {"$bytes": base64_of(value)},
+    torch.dtype: lambda value, _: {"$dtype": name_of(value)},
+    torch.Tensor: lambda value, _: {"$tensor": tensor_parts(value)},
+    np.ndarray: lambda value, _: {"$array": _array_parts(value)},
+    Recorded: lambda value, _: {"$tensor": tensor_parts(value.tensor, None)},
+    Stored: lambda value, _: {"$stored": value.name},
+}
+
+
+def _locate(value: object, path: str, refused: RefusedError, depth: int) -> str:
+    """Path and reason of the first part that is refused."""
+    for where, part in _parts(value, path) if depth else ():
+        try:
+            _encode(part, depth - 1)
+        except RefusedError as inner:
+            return _locate(part, where, inner, depth - 1)
+    return f"{path}: {refused}"
+
+
+def _parts(value: object, path: str) -> list[tuple[str, object]]:
+    if type(value) is list or type(value) is tuple:
+        return [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    if type(value) is set or type(value) is frozenset:
+        return [(f"{path}: member {item!r:.80}", item) for item in value]
+    found: list[tuple[str, object]] = []
+    if type(value) in (dict, OrderedDict, Counter) and isinstance(value, dict):
+        for key, item in value.items():
+            below = f"{path}.{key}" if type(key) is str else f"{path}[{key!r:.80}]"
+            found += [(f"{path}: key {key!r:.80}", key), (below, item)]
+    return found

@@ -1,0 +1,68 @@
+"""Python values as JSON, exactly, without pickle: the forms that a record is made of.
+
+JSON's own values stand for themselves. Everything else is an object with one key that begins with "$", its tag:
+
+    {"$tuple": [...]}  {"$set": [...]}  {"$frozenset": [...]}  {"$bytes": base64}  {"$int": "0x..."} beyond 64 bits
+    {"$float": "nan" | "inf" | "-inf"}  {"$dict" | "$ordered" | "$counter": [[key, value], ...]}
+    {"$dtype": "float32"}  {"$tensor": {"dtype", "shape", "data"}}   base64 of the elements in logical order
+    {"$array": {...}}  {"$scalar": {...}}                            the same for NumPy's arrays and scalars
+    {"$stored": name}                                                a tensor that a file of the checkpoint holds
+
+A dict whose keys are all text without a leading "$" is a JSON object; any other is {"$dict": ...}.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from checkflow.dtypes import CODES, name_of
+from checkflow.strictjson import Json as Json  # the form of every value
+
+Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+
+MAX_DEPTH = 32  # of nested containers; each takes up to three levels of JSON
+MAX_TENSOR_BYTES = 2**20  # a larger tensor belongs in a file of the checkpoint
+
+TENSOR_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in (*CODES, "complex128")}
+NAMED_DTYPES = {name_of(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+ARRAY_DTYPES = {
+    np.dtype(f"{order}{code}").str: np.dtype(f"{order}{code}")
+    for code in ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16")
+    for order in "<>"
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Stands for a tensor that a file of the checkpoint holds under this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A tensor for the record though it is large: its own file has no room for it."""
+
+    tensor: torch.Tensor
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
+class RefusedError(Exception):
+    """Why a value has no form, or a form no value. Never leaves this package."""
+
+
+def dump(value: Json) -> str:
+    """JSON text in ASCII, on one line."""
+    return _ENCODER.encode(value)
+
+
+def base64_of(data: bytes) -> str:
+    return binascii.b2a_base64(data, newline=False).decode("ascii")

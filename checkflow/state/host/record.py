@@ -1,0 +1,125 @@
+"""The wire form of the host's state: one JSON document that binds every part of a checkpoint to one iteration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from checkflow.errors import FormatError
+from checkflow.state.host.decode import load
+from checkflow.state.host.forms import Json
+from checkflow.state.host.rng import RngRecord
+
+FORMAT: Final = "checkflow-record"
+VERSION: Final = 1
+
+_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelRecord(BaseModel):
+    """A model's tensors are in `file`; `extra` holds what get_extra_state gave, by the module's path."""
+
+    model_config = _STRICT
+
+    name: str  # "model", "model.1"
+    file: str
+    extra: dict[str, Json]
+
+
+class GroupRecord(BaseModel):
+    """A param_group. `stored`: the keys whose tensors are in the file, as "param_groups.<number>.<key>"."""
+
+    model_config = _STRICT
+
+    parameters: tuple[str, ...]  # "model/features.0.weight"
+    stored: tuple[str, ...]
+    values: dict[str, Json]
+
+
+class CohortRecord(BaseModel):
+    """Parameters whose optimizer state has the same slots.
+
+    Slots in `stored` are in the file as "<parameter>.<slot>"; `host` has one tensor for each of the others, stacked
+    over the parameters; `values` one value for each parameter. `apart`: slots that lie on the CPU while their
+    parameter does not.
+    """
+
+    model_config = _STRICT
+
+    parameters: tuple[str, ...]
+    slots: tuple[str, ...]  # in the order of the optimizer's dict
+    stored: tuple[str, ...]
+    apart: tuple[str, ...]
+    host: dict[str, Json]
+    values: dict[str, tuple[Json, ...]]
+
+
+class OptimizerRecord(BaseModel):
+    """An optimizer. Parameters in no cohort have no state yet.
+
+    Of tensors in the file: `tied` names the one that another is, or the parameter; `orders` has the dimensions as they
+    lie in memory, outermost first, where that is neither the parameter's order nor the logical one.
+    """
+
+    model_config = _STRICT
+
+    name: str
+    type: str
+    file: str
+    groups: tuple[GroupRecord, ...]
+    cohorts: tuple[CohortRecord, ...]
+    tied: dict[str, str] = {}
+    orders: dict[str, tuple[int, ...]] = {}
+
+
+class ObjectRecord(BaseModel):
+    """The state_dict of something the user attached.
+
+    Its tensors may be in `file`, as {"$stored": path}. `on_device`, `leaves`: paths of tensors that lay on the device,
+    and of those that required a gradient.
+    """
+
+    model_config = _STRICT
+
+    name: str  # "scheduler", "scaler", "loader"
+    type: str
+    state: Json
+    file: str = ""
+    on_device: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
+
+
+class Record(BaseModel):
+    """A checkpoint's host half. `iteration` iterations were completed."""
+
+    model_config = _STRICT
+
+    format: Literal["checkflow-record"]
+    version: Literal[1]
+    iteration: Annotated[int, Field(ge=0)]
+    fingerprints: dict[str, str]
+    versions: dict[str, str]
+    models: tuple[ModelRecord, ...]
+    optimizers: tuple[OptimizerRecord, ...]
+    objects: tuple[ObjectRecord, ...]
+    rng: RngRecord
+    metadata: Json
+
+
+_RECORD = TypeAdapter(Record)
+
+
+def parse_record(data: bytes, source: str = "commit.json") -> Record:
+    """The record in a checkpoint's bytes. Raises FormatError that names the first wrong field."""
+    document = load(data, source)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise FormatError(f"{source}: is not of format {FORMAT}; take another checkpoint")
+    if document.get("version") != VERSION:
+        raise FormatError(f"{source}: version {document.get('version')!r:.20} is not supported, only {VERSION}")
+    try:
+        return _RECORD.validate_json(data, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise FormatError(f"{source}: field {where:.200}: {first['msg']}; take another checkpoint") from None

@@ -1,0 +1,172 @@
+"""The one walk over the live tensors of a training: all that a resume needs, under the names that a schedule uses.
+
+Parameters and buffers as in state_dict, optimizer state as <parameter>.<slot>. Non-persistent buffers are no state: a
+resume builds them again. What a dict or an object holds that was listed as extra is not bound: it is asked for when an
+iteration ends. A compiled model has the names of the one that was compiled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from checkflow.errors import InputError
+from checkflow.extra import TENSOR, Extra, Stateful, module_tensors, tensors_of
+from checkflow.state import refused
+from checkflow.state.groups import read_scalars
+from checkflow.state.holders import models_of, optimizers_of, uncompiled
+from checkflow.state.names import StateName, stems
+from checkflow.torch_internals import own_buffers, own_parameters
+from checkflow.training import Training
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Live:
+    """One name of a state tensor, and where it is held: container[key]."""
+
+    name: StateName
+    tensor: torch.Tensor
+    container: object
+    key: object
+    module: torch.nn.Module | None = None  # that owns a parameter or buffer
+    buffer: bool = False
+    optimizer: int | None = None  # which optimizer's state
+    parameter: torch.nn.Parameter | None = None  # that an optimizer's slot belongs to
+    for_kernels: bool = False  # of an optimizer whose kernels read its scalars: on CUDA they are there
+
+    @property
+    def slot(self) -> str:
+        """Of an optimizer's state, which kind of it: "exp_avg"; "" for what is none."""
+        return str(self.key) if self.optimizer is not None else ""
+
+    @property
+    def is_host_scalar(self) -> bool:
+        """Adam's step and its like: one CPU element of an optimizer. Where no file has it the host's record does."""
+        return self.optimizer is not None and self.tensor.device.type == "cpu" and self.tensor.dim() == 0
+
+    @property
+    def is_host_scalar_anywhere(self) -> bool:
+        """Whether it is one on a machine with CUDA, too. Then no schedule has it."""
+        return self.is_host_scalar and not self.for_kernels
+
+    @property
+    def moved(self) -> bool:
+        """Whether the container now holds another tensor, or none."""
+        container = self.container
+        if isinstance(container, dict):
+            return container.get(self.key) is not self.tensor
+        if isinstance(container, (list, tuple)) and isinstance(self.key, int):
+            return self.key >= len(container) or container[self.key] is not self.tensor
+        return True
+
+
+def live_state(training: Training) -> list[Live]:
+    """What the walk finds. Raises InputError for what cannot be checkpointed, by name."""
+    found = list(walk(training))
+    for live in found:
+        refused.check_tensor(live.name, live.tensor)
+        if live.optimizer is None:
+            refused.check_dense(live.name, live.tensor)
+    if len({live.name for live in found}) < len(found):
+        name, _ = Counter(live.name for live in found).most_common(1)[0]
+        raise InputError(f"{name}: two tensors of this training have that name; rename one")
+    return found
+
+
+def walk(training: Training) -> Iterator[Live]:
+    """Every name of every tensor that exists now and is bound: of models, of optimizers, of what is listed.
+
+    Graphs and attached trainings have their names from here, so that one is found in the other. Raises InputError for
+    state of an optimizer that no name leads to.
+    """
+    yield from _in_modules(models_of(training))
+    yield from _in_optimizers(training)
+    yield from listed_state(training.listed)
+
+
+def listed_state(listed: Extra) -> Iterator[Live]:
+    """Of the walk: modules and tensors that were listed beside models and optimizers."""
+    yield from _in_modules(listed.modules)
+    for holder, tensor in listed.tensors.items():
+        yield Live(StateName.of(holder, TENSOR), tensor, listed.tensors, holder)
+
+
+def asked_state(objects: Mapping[str, Stateful]) -> Iterator[tuple[StateName, torch.Tensor]]:
+    """What the walk does not reach: tensors that objects have when they are asked for their state, by name."""
+    for holder, member in objects.items():
+        for path, tensor in tensors_of(member).items():
+            yield StateName.of(holder, path), tensor
+
+
+def parameters_of(training: Training) -> Iterator[tuple[StateName, torch.nn.Parameter]]:
+    """("model/features.0.weight", parameter) for each parameter of the models once, under its first name."""
+    seen: set[int] = set()
+    for holder, model in models_of(training).items():
+        for path, parameter in uncompiled(model).named_parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield StateName.of(holder, path), parameter
+
+
+def parameter_names(training: Training) -> dict[int, StateName]:
+    """id(parameter) -> its first name."""
+    return {id(parameter): name for name, parameter in parameters_of(training)}
+
+
+def slot_stems(training: Training) -> tuple[dict[StateName, torch.nn.Parameter], ...]:
+    """For each optimizer: what the names of its slots begin with, for each of its parameters that a model has."""
+    names = parameter_names(training)
+    found: list[dict[StateName, torch.nn.Parameter]] = []
+    for holder, optimizer in optimizers_of(training).items():
+        updated = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        parameters = {names[id(parameter)]: parameter for parameter in updated if id(parameter) in names}
+        found.append({stem: parameters[name] for name, stem in stems(holder, parameters).items()})
+    return tuple(found)
+
+
+def slots(state: object, stem: StateName) -> Iterator[tuple[StateName, torch.Tensor, object, object]]:
+    """A parameter's optimizer state: each tensor with its name, and where it is held: container[key]."""
+    items: list[tuple[object, object]] = []
+    if isinstance(state, dict):
+        items = list(state.items())
+    elif isinstance(state, (list, tuple)):
+        items = list(enumerate(state))
+    for key, item in items:
+        if isinstance(item, torch.Tensor):
+            yield stem.inside(key), item, state, key
+        else:
+            yield from slots(item, stem.inside(key))
+
+
+def _in_modules(modules: Mapping[str, torch.nn.Module]) -> Iterator[Live]:
+    for holder, whole in modules.items():
+        for path, module, name, buffer in module_tensors(uncompiled(whole)):
+            held = own_buffers(module) if buffer else own_parameters(module)
+            tensor = held[name]
+            assert tensor is not None
+            yield Live(StateName.of(holder, path), tensor, held, name, module, buffer)
+
+
+def _in_optimizers(training: Training) -> Iterator[Live]:
+    by_stem = slot_stems(training)
+    for number, (holder, optimizer) in enumerate(optimizers_of(training).items()):
+        stem = {id(parameter): name for name, parameter in by_stem[number].items()}
+        for index, group in enumerate(optimizer.param_groups):
+            for_kernels = read_scalars(group)
+            for key, value in group.items():
+                if isinstance(value, torch.Tensor):
+                    name = StateName.of_group(holder, index, key)
+                    yield Live(name, value, group, key, optimizer=number, for_kernels=for_kernels)
+            for position, parameter in enumerate(group["params"]):
+                if id(parameter) not in stem:
+                    raise refused.stray_parameter(holder, index, position, parameter)
+                state = optimizer.state.get(parameter, {})
+                if not isinstance(state, Mapping):
+                    raise refused.no_slots(stem[id(parameter)], state)
+                for name, tensor, where, slot in slots(state, stem[id(parameter)]):
+                    yield Live(
+                        name, tensor, where, slot, optimizer=number, parameter=parameter, for_kernels=for_kernels
+                    )

@@ -1,0 +1,26 @@
+"""How a tensor lies in memory."""
+
+from __future__ import annotations
+
+import torch
+
+
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Its dimensions as they lie in memory, outermost first; None unless its elements lie densely, each once."""
+    shape, strides = list(tensor.shape), list(tensor.stride())
+    dims = list(range(len(shape)))
+    if tensor.numel() == 0 or tensor.is_contiguous():
+        return tuple(dims)
+    dims.sort(key=lambda dim: (shape[dim] == 1, -strides[dim]))
+    expected = 1
+    for dim in reversed(dims):
+        if shape[dim] != 1:
+            if strides[dim] != expected:
+                return None
+            expected *= shape[dim]
+    return tuple(dims)
+
+
+def identity(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Two tensors that have elements, with the same one, are the same memory, read the same way."""
+    return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()

@@ -1,0 +1,144 @@
+"""What cannot be checkpointed, and why: one list, for what is traced and for what is attached."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+import torch
+
+from checkflow.errors import InputError, ModelFileError, TraceError
+from checkflow.state.holders import models_of, modules_of, optimizers_of
+from checkflow.state.memory import memory_order
+from checkflow.state.names import StateName
+from checkflow.training import Training
+from checkflow.wrapped import held_by
+
+_DISTRIBUTED = {
+    "DistributedDataParallel": "DDP",
+    "FullyShardedDataParallel": "FSDP",
+    "FSDPModule": "FSDP",
+    "DataParallel": "DataParallel",
+    "DTensor": "DTensor",
+}  # class -> as people call it
+
+# Of a training
+
+
+def check_supported(training: Training) -> None:
+    """What is attached. Raises InputError for what is no model or optimizer, or cannot be checkpointed, by name."""
+    for holder, reason, _ in _no_parts(training):
+        raise InputError(f"{holder}: {reason}")
+    for holder, model in modules_of(training).items():
+        if (kind := _distributed(model)) is not None:
+            raise InputError(
+                f"{holder}: {_DISTRIBUTED[kind]} is not supported yet; attach the plain module of one process"
+            )
+
+
+def check_training(value: object, model: str) -> Training:
+    """What a factory made. Raises ModelFileError, or TraceError for what one process does not hold."""
+    if not isinstance(value, Training):
+        raise ModelFileError(
+            f"{model}: the factory returned {type(value).__name__}; "
+            "return checkflow.Training(model, optimizer, iteration)"
+        )
+    for _, _, reason in _no_parts(value):
+        raise ModelFileError(f"{model}: {reason}")
+    if not value.models or not value.optimizers:
+        raise ModelFileError(f"{model}: the factory returned no {'optimizer' if value.models else 'model'}; give one")
+    if not callable(value.iteration):
+        kind = type(value.iteration).__name__
+        raise ModelFileError(f"{model}: iteration is {kind}; give a function without arguments")
+    try:
+        modules = modules_of(value)
+    except InputError as error:  # `extra` has what cannot be taken
+        raise ModelFileError(f"{model}: {error}") from None
+    for module in modules.values():
+        if (kind := _distributed(module)) is not None:
+            raise TraceError(f"{model}: {kind} is not supported yet; trace the plain module of one process")
+    return value
+
+
+def _no_parts(training: Training) -> Iterator[tuple[str, str, str]]:
+    """Why something is no model or optimizer that can be checkpointed: after its holder's name, and by itself."""
+    several = isinstance(training.model, (torch.nn.Module, Collection))
+    for holder, model in models_of(training).items() if several else [("model", training.model)]:
+        if not isinstance(model, torch.nn.Module):
+            reason = f"is {type(model).__name__}; give an nn.Module or a list of them"
+            yield holder, reason, f"{holder} {reason}"
+    several = isinstance(training.optimizer, (torch.optim.Optimizer, Collection))
+    for holder, optimizer in optimizers_of(training).items() if several else [("optimizer", training.optimizer)]:
+        if (text := _no_optimizer(optimizer)) is not None:
+            yield holder, text, text
+
+
+def _no_optimizer(value: object) -> str | None:
+    if isinstance(value, torch.optim.LBFGS):
+        return "LBFGS keeps lists of tensors that grow and shrink, which no schedule can plan; use another optimizer"
+    if isinstance(value, torch.optim.Optimizer):
+        return None
+    held = " and ".join(type(found).__name__ for found in held_by(value))
+    holds = f" (it holds {held}: give that, if its state is all)" if held else ""
+    return f"optimizer is {type(value).__name__}; give a torch.optim.Optimizer or a list of them{holds}"
+
+
+def _distributed(module: torch.nn.Module) -> str | None:
+    """The class, among those of a module's parts, that spreads it over processes or devices."""
+    parts: Iterable[object] = (*module.modules(), *module.parameters())
+    kinds = {base.__name__ for part in parts for base in type(part).__mro__} & _DISTRIBUTED.keys()
+    return min(kinds, default=None)
+
+
+# Of an optimizer's state
+
+
+def stray_parameter(holder: str, group: int, position: int, parameter: torch.Tensor) -> InputError:
+    """No checkpoint of the models would hold it."""
+    return InputError(
+        f"{holder} updates parameter {position} of group {group}, shape {tuple(parameter.shape)}, which belongs to no "
+        "model; give its module too"
+    )
+
+
+def no_slots(stem: StateName, state: object) -> InputError:
+    """There is no slot whose name would be a tensor's."""
+    kind = "a bare tensor" if isinstance(state, torch.Tensor) else f"a {type(state).__name__}"
+    return InputError(f"{stem}: its state is {kind}; keep it in a dict, by slot")
+
+
+def nameless_slot(holder: str, parameter: StateName, slot: object) -> InputError:
+    return InputError(f"{holder}.state of {parameter}: the slot {slot!r:.80} has no text as its name")
+
+
+def stray_state(holder: str, key: object) -> InputError:
+    what = f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else f"the key {key!r:.80}"
+    return InputError(f"{holder}.state: {what} is no parameter of its groups; remove it from the state")
+
+
+# Of a tensor
+
+
+def check_tensor(name: StateName, tensor: torch.Tensor) -> None:
+    """Raises InputError for one that has no bytes to copy."""
+    check_stored(name, tensor)
+    if tensor.is_conj() or tensor.is_neg():
+        raise InputError(f"{name}: is a lazy conjugate or negative; store its resolve_conj().resolve_neg()")
+
+
+def check_stored(name: StateName, tensor: torch.Tensor) -> None:
+    """The same of one that is handed over element by element."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise InputError(f"{name}: layout {tensor.layout} is not supported; keep it as a dense tensor")
+    if tensor.device.type == "meta":
+        raise InputError(f"{name}: has no data yet (meta device); materialize it before attach")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise InputError(f"{name}: device {tensor.device} is not supported; use cuda or cpu")
+
+
+def check_dense(name: StateName, tensor: torch.Tensor) -> None:
+    """Raises InputError for one whose elements do not lie densely, each once. Optimizers' are copied by element."""
+    if memory_order(tensor) is None:
+        raise InputError(
+            f"{name}: shape {tuple(tensor.shape)} with strides {tuple(tensor.stride())} overlaps or has holes; "
+            "make it contiguous"
+        )

@@ -1,0 +1,200 @@
+"""Matches a checkpoint with the live training by names, shapes and dtypes; the first difference is refused.
+
+Everything is checked before anything is changed. What only an object itself can check (its load_state_dict) comes
+first, loaders before the rest; the random generators come last, because making a loader's iterator may draw from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from checkflow.errors import FormatError, InputError
+from checkflow.extra import key_of
+from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
+from checkflow.state.host.decode import decode
+from checkflow.state.host.objects import HostObjects
+from checkflow.state.host.record import ModelRecord, Record, parse_record
+from checkflow.state.host.rng import RngStates, match_rng
+from checkflow.state.live import Live, live_state, parameter_names
+from checkflow.state.memory import identity
+from checkflow.state.names import StateName, nearest, subject_of
+from checkflow.state.restore.files import FileTensor, TensorFile, parse_file
+from checkflow.state.restore.objects import ObjectPlan, match_object
+from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer
+from checkflow.training import Training
+
+_ADVICE = "restore into the model that was saved"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restored checkpoint said: iterations completed, fingerprints, and the user's own JSON.
+
+    `missing`: what is listed as extra and was not when the checkpoint was taken; it stays as it is.
+    """
+
+    iteration: int
+    fingerprints: Mapping[str, str]
+    metadata: Mapping[str, object]
+    missing: tuple[str, ...] = ()
+
+
+def restore(
+    files: Mapping[str, memoryview],
+    record: bytes,
+    training: Training,
+    objects: HostObjects,
+    begin: Callable[[], None] = lambda: None,
+) -> Restored:
+    """Set models, optimizers, objects and generators to what the verified bytes of a checkpoint say.
+
+    Args:
+        files: each safetensors file's bytes by its name, given away: on the CPU they become the optimizers' state.
+        record: the commit record's.
+        training: the live models and optimizers; parameters and buffers are written in place, optimizer state too where
+            it exists, and is created where it does not.
+        objects: what was attached beside them.
+        begin: called when everything is checked, before anything is changed.
+
+    Raises InputError that names the first difference, FormatError for bytes that no checkpoint of this version has.
+    """
+    parsed = parse_record(record)
+    matched = _match(parsed, _files(parsed, files), training, objects)
+    begin()
+    matched.apply()
+    return Restored(parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing)
+
+
+def check_restorable(files: Mapping[str, TensorFile], record: bytes, training: Training, objects: HostObjects) -> None:
+    """Match a checkpoint with the training it is of, by all but its tensors' bytes. Raises what a restore would."""
+    _match(parse_record(record), files, training, objects)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matched:
+    """What goes where. Nothing was changed yet."""
+
+    objects: list[ObjectPlan]
+    copies: list[tuple[Live, FileTensor]]
+    extra: list[tuple[torch.nn.Module, object]]
+    plans: list[OptimizerPlan]
+    generators: RngStates
+    metadata: dict[str, object]
+    missing: tuple[str, ...]
+
+    def apply(self) -> None:
+        for found in self.objects:
+            if found.is_loader:
+                found.load()
+        with torch.no_grad():
+            for live, source in self.copies:
+                live.tensor.copy_(source.view())
+        for module, state in self.extra:
+            module.set_extra_state(state)
+        for plan in self.plans:
+            plan.apply()
+        for found in self.objects:
+            if not found.is_loader:
+                found.load()
+        self.generators.restore()
+
+
+def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training, objects: HostObjects) -> _Matched:
+    tensors = {**dict.fromkeys(_file_names(parsed), TensorFile({}, {})), **tensors}  # without state there is no file
+    names = parameter_names(training)
+    models = modules_of(training)
+    held = [*models, *training.listed.tensors]
+    optimizers = optimizers_of(training)
+    saved = {model.name for model in parsed.models} | {found.name for found in parsed.objects}
+    missing = tuple(name for name in training.listed.holders if name not in saved)
+    _same_names("model", held, [model.name for model in parsed.models], missing)
+    _same_names("optimizer", list(optimizers), [optimizer.name for optimizer in parsed.optimizers])
+    _same_names("object", list(objects.objects), [found.name for found in parsed.objects], missing)
+    lives = live_state(training)
+    copies = [copy for model in parsed.models for copy in _match_model(model, lives, tensors[model.file])]
+    extra = [
+        found for model in parsed.models if model.name in models for found in _match_extra(model, models[model.name])
+    ]
+    plans = [match_optimizer(optimizers[found.name], names, found, tensors[found.file]) for found in parsed.optimizers]
+    device = next((live.tensor.device for live in lives if live.tensor.device.type == "cuda"), torch.device("cpu"))
+    empty = TensorFile({}, {})
+    matched = [
+        match_object(objects.objects[found.name], found, tensors.get(found.file, empty), device)
+        for found in parsed.objects
+    ]
+    generators = match_rng(parsed.rng, objects.generators)
+    metadata = decode(parsed.metadata, "metadata")
+    if not isinstance(metadata, dict):
+        raise FormatError("metadata: is no object; take another checkpoint")
+    return _Matched(matched, copies, extra, plans, generators, metadata, missing)
+
+
+def _files(record: Record, files: Mapping[str, memoryview]) -> dict[str, TensorFile]:
+    return {name: parse_file(name, files[name]) for name in _file_names(record) if name in files}
+
+
+def _file_names(record: Record) -> list[str]:
+    names = [model.file for model in record.models] + [optimizer.file for optimizer in record.optimizers]
+    return names + [found.file for found in record.objects if found.file]
+
+
+def _same_names(kind: str, ours: list[str], saved: list[str], missing: tuple[str, ...] = ()) -> None:
+    for name in saved:
+        if name not in ours and key_of(name) is not None:
+            raise InputError(f"{name}: is in the checkpoint; list it: attach(extra={{...}}) with what was saved")
+        if name not in ours:
+            raise InputError(f"{name}: is in the checkpoint, but no such {kind} is attached; attach what was saved")
+    for name in ours:
+        if saved.count(name) != 1 and name not in missing:
+            raise InputError(f"{name}: is attached, but the checkpoint has no such {kind}; attach what was saved")
+
+
+def _match_model(record: ModelRecord, lives: list[Live], file: TensorFile) -> list[tuple[Live, FileTensor]]:
+    found: list[tuple[Live, FileTensor]] = []
+    ours: dict[tuple[object, ...], Live] = {}  # the first name of each tensor here
+    saved: dict[str, Live] = {}  # and there
+    names: set[str] = set()
+    for live in lives:
+        name = live.name.path
+        if live.name.holder != record.name or live.optimizer is not None:
+            continue
+        names.add(name)
+        stored = file.aliases.get(name, name)
+        source = file.tensors.get(stored)
+        if source is None:
+            close = nearest(live.name, (StateName.of(record.name, other) for other in (*file.tensors, *file.aliases)))
+            raise InputError(f"{live.name}: is in this model, but not in the checkpoint{close}; {_ADVICE}")
+        shape, dtype = tuple(live.tensor.shape), live.tensor.dtype
+        if shape != source.shape:
+            raise InputError(f"{live.name}: has shape {shape}, {source.shape} in the checkpoint; {_ADVICE}")
+        if dtype != source.dtype:
+            raise InputError(f"{live.name}: has dtype {dtype}, {source.dtype} in the checkpoint; {_ADVICE}")
+        here, there = ours.setdefault(_identity(live), live), saved.setdefault(stored, live)
+        if here is not there:
+            tied, where = (
+                (here, "here, but not in the checkpoint") if here is not live else (there, "only in the checkpoint")
+            )
+            raise InputError(f"{live.name}: is tied to {tied.name} {where}; {_ADVICE}")
+        if here is live:
+            found.append((live, source))
+    for name in (*file.tensors, *file.aliases):
+        if name not in names:
+            lost = StateName.of(record.name, name)
+            close = nearest(lost, (StateName.of(record.name, other) for other in names))
+            raise InputError(f"{lost}: is in the checkpoint, but not in this model{close}; {_ADVICE}")
+    return found
+
+
+def _identity(live: Live) -> tuple[object, ...]:
+    return identity(live.tensor) if live.tensor.numel() else (live.name,)
+
+
+def _match_extra(record: ModelRecord, model: torch.nn.Module) -> list[tuple[torch.nn.Module, object]]:
+    modules = extra_state_of(model)
+    for path in sorted(modules.keys() ^ record.extra.keys()):
+        where = "in the checkpoint, but not in this model" if path in record.extra else "not in the checkpoint"
+        raise InputError(f"{subject_of(record.name, path)}: its extra state is {where}; {_ADVICE}")
+    return [(module, decode(record.extra[path], subject_of(record.name, path))) for path, module in modules.items()]

@@ -1,0 +1,46 @@
+"""The state of a training as a graph has it: what the walk over live tensors finds, each with a role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from checkflow.errors import InputError, TraceError
+from checkflow.extra import Holder
+from checkflow.graph import Role
+from checkflow.state.live import Live, asked_state, walk
+from checkflow.state.names import StateName
+from checkflow.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One name of a state tensor."""
+
+    name: StateName
+    role: Role
+    tensor: torch.Tensor
+    host: bool  # on the host, whatever the device: never crosses the link
+    may_change: bool = False  # in shape, or not be there: a dict of the user's holds it
+
+
+def state_of(training: Training, model: str) -> tuple[State, ...]:
+    """Every name of every state tensor. Raises TraceError for an optimizer's parameter that belongs to no model.
+
+    Of the objects that were listed only dicts are known here: what state_dict() gives may be copies.
+    """
+    try:
+        found = [State(live.name, _role(live), live.tensor, live.is_host_scalar_anywhere) for live in walk(training)]
+    except InputError as error:
+        raise TraceError(f"{model}: {error}") from None
+    dicts = {holder: member for holder, member in training.listed.objects.items() if isinstance(member, Holder)}
+    asked = (State(name, Role.BUFFER, tensor, host=False, may_change=True) for name, tensor in asked_state(dicts))
+    return (*found, *asked)
+
+
+def _role(live: Live) -> Role:
+    """What no optimizer updates, whatever the user calls it, has the role of a buffer."""
+    if live.optimizer is not None:
+        return Role.OPTIMIZER
+    return Role.BUFFER if live.buffer or live.name.is_extra else Role.PARAMETER
