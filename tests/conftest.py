@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -47,6 +48,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((rank for rank, long in enumerate(LONGEST) if name.startswith(long)), len(LONGEST))
 
     items.sort(key=rank)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_compiled() -> Iterator[None]:
+    """Where something was compiled the runtime trusts fewer guards, in each test after it."""
+    yield
+    if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["frames"]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
 
 
 @pytest.fixture(autouse=True)

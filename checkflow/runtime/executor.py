@@ -188,7 +188,7 @@ class Executor:
 
     def compiling(self) -> None:
         """Code is being compiled that may write state without a hook: nothing may be pending when it runs."""
-        if self.lifecycle.deaf or self.bound.opaque:
+        if self.lifecycle.deaf:
             return
         with self._entered():
             self.bound.opaque = True

@@ -64,7 +64,9 @@ class Guard:
         """Whether it will fire before the next write. `opaque`: code without hooks may have run in this process."""
         if self.kind is GuardKind.LOAD:
             return False
-        return self.fired if opaque or self.kind is GuardKind.FORWARD else self.ever
+        if self.kind is GuardKind.FORWARD:  # the same module may run compiled next time, and count no write of a buffer
+            return self.fired and not opaque
+        return self.fired if opaque else self.ever
 
 
 def changes(storage: Storage, kind: GuardKind) -> bool:

@@ -517,6 +517,38 @@ def test_compiled_models_tear_nothing(wrapped: bool, early: bool) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_model_that_runs_compiled_now_and_then_tears_nothing(warm: bool) -> None:
+    """One that began before attach takes nothing from those after it; code that is compiled already tells nothing."""
+    torch._dynamo.reset()
+    other = torch.compile(nn.Linear(2, 2), backend="aot_eager")
+    other(torch.ones(1, 2))
+
+    def factory() -> Case:
+        model = trainings.mlp()
+        compiled = torch.compile(model, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if warm:
+            torch.autograd.backward(compiled(torch.randn(4, 6)).sum())
+            optimizer.zero_grad()
+
+        def iterate(number: int) -> None:
+            torch.manual_seed(number)
+            run = compiled if number > 2 and number != 5 else model
+            torch.autograd.backward(run(torch.randn(4, 6)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return Case(Training(model, optimizer, lambda: None), iterate)
+
+    made = rig(factory, random_schedule(factory, 0, snapshots=0.0))
+    made.run(8)
+    made.close()
+    torch._dynamo.reset()
+    assert made.torn() == []
+    assert made.sink.order == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
 def _unwrapped(build: Callable[[], tuple[nn.Module, Case]]) -> Case:
     model, case = build()
     return Case(Training(model, case.training.optimizers[0], lambda: None), case.iterate)
