@@ -428,9 +428,9 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("compact", gives(field("transfers", each(start=by(12), finish=by(12))))),
         Mutant("coarse", _PEAK_TOO_LOW),
     ],
-    "solve.link:plan_streaming": [Mutant("streaming", _SHORT_OF_TRANSFERS)],
-    "solve.link:_plan": [Mutant("streaming", _SHORT_OF_TRANSFERS)],
-    "solve.link:transfers_of": [
+    "solve.streaming:plan_streaming": [Mutant("streaming", _SHORT_OF_TRANSFERS)],
+    "solve.streaming:_plan": [Mutant("streaming", _SHORT_OF_TRANSFERS)],
+    "solve.streaming:transfers_of": [
         Mutant("streaming", gives(first(start=by(1)))),
         Mutant("streaming", gives(each(snapshot=lambda _: None))),
         Mutant("streaming", gives(lambda transfers: transfers[::-1])),
@@ -536,10 +536,10 @@ UNTOUCHED: dict[str, str] = {
     "solve.bounds:chunks_can_fit": "says no early; what it lets through is packed or is not",
     "solve:construct": _ADVICE,
     "solve.bounds:sizes_can_fit": "says no early; what it lets through is packed or is not",
-    "solve.link:construct_streaming": _ADVICE,
-    "solve.link:_possible": _ADVICE,
-    "solve.link:_too_slow": _ADVICE,
-    "solve.link:too_large": _ADVICE,
+    "solve.streaming:construct_streaming": _ADVICE,
+    "solve.streaming:_possible": _ADVICE,
+    "solve.streaming:_too_slow": _ADVICE,
+    "solve.streaming:too_large": _ADVICE,
     "solve.splitter:construct_packed": "advice, or the last try under a limit: transfers of solve.constructive's",
     "solve.splitter:_possible": "says no early; what it lets through is packed or is not",
     "solve.packed:Model.bytes_of": "a solver's bound is what verify takes on trust, and says so (proven_by)",
@@ -555,7 +555,7 @@ UNTOUCHED: dict[str, str] = {
 }
 
 ELSEWHERE: dict[str, str] = {  # modules whose functions have no mutants
-    "solve.ways_out": _ADVICE,
+    "solve.infeasible": _ADVICE,
     "solve.program": "hands a program to a solver and its answer back; the answer is decoded and judged as a plan",
     "solve.backends": "the same",
 }

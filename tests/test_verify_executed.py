@@ -14,7 +14,7 @@ from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
 from checkflow.lower import lower
 from checkflow.plan import Chunk, Infeasible, Plan, Problem, on_anchors, problem_of
 from checkflow.schedule import Place, Schedule, sealed
-from checkflow.solve.link import plan_streaming
+from checkflow.solve.streaming import plan_streaming
 from checkflow.verify import verify
 
 

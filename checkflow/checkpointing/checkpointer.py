@@ -19,7 +19,7 @@ from checkflow.runtime.counters import Counters
 from checkflow.runtime.cuda import CudaDevice
 from checkflow.runtime.device import Device
 from checkflow.runtime.executor import Executor
-from checkflow.runtime.hook import place
+from checkflow.runtime.hook import register
 from checkflow.runtime.host import HostDevice
 from checkflow.runtime.lifecycle import Inside, Phase
 from checkflow.runtime.pipeline import Record
@@ -114,7 +114,7 @@ class Checkpointer:
         )
         try:
             self._refuse_to_overrun()
-            self._hooks = place(self._executor, training)
+            self._hooks = register(self._executor, training)
         except BaseException:
             self._executor.close()
             raise

@@ -12,9 +12,9 @@ from checkflow.compiler import Compiled
 from checkflow.errors import InputError
 from checkflow.jsonfile import write_bytes, write_text
 from checkflow.report import style
-from checkflow.report.panels import draw_checkpoint, draw_link, draw_memory
 from checkflow.report.terminal import rows_of
 from checkflow.report.timeline import timeline_of
+from checkflow.report.timeline_rows import draw_checkpoint, draw_link, draw_memory
 from checkflow.units import format_rate
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 
 from checkflow.errors import AuditError
-from checkflow.runtime.binding import Storage
+from checkflow.runtime.binding import BoundStorage
 
 _SAMPLED_TENSORS = 64
 _SAMPLED_BYTES = 4096
@@ -22,10 +22,10 @@ class Audit:
     """Samples at each iteration's end, compared once: at the tensor's first guard, or at the next iteration's end."""
 
     def __init__(self) -> None:
-        self._samples: dict[Storage, torch.Tensor] = {}
+        self._samples: dict[BoundStorage, torch.Tensor] = {}
         self._turn = 0
 
-    def sample(self, storages: Iterable[Storage], waited_for: frozenset[Storage]) -> None:
+    def sample(self, storages: Iterable[BoundStorage], waited_for: frozenset[BoundStorage]) -> None:
         """The iteration has ended. What was waited for may be written at will."""
         self.check(tuple(self._samples))
         found = [storage for storage in storages if storage not in waited_for]
@@ -34,7 +34,7 @@ class Audit:
             self._samples[storage] = _bytes_of(storage)
         self._turn += _SAMPLED_TENSORS
 
-    def check(self, storages: Iterable[Storage]) -> None:
+    def check(self, storages: Iterable[BoundStorage]) -> None:
         """These are about to be written. Raises AuditError where one already was."""
         for storage in storages:
             sample = self._samples.pop(storage, None)
@@ -46,6 +46,6 @@ class Audit:
                 )
 
 
-def _bytes_of(storage: Storage) -> torch.Tensor:
+def _bytes_of(storage: BoundStorage) -> torch.Tensor:
     stride = max(1, storage.data.numel() // _SAMPLED_BYTES)
     return storage.data[::stride].clone().cpu()

@@ -16,7 +16,7 @@ from checkflow.dtypes import name_of
 from checkflow.errors import InputError
 from checkflow.runtime.device import Event
 from checkflow.schedule import Schedule, StateRow, ViewRow
-from checkflow.state.host.forms import MAX_TENSOR_BYTES
+from checkflow.state.host.json_values import MAX_TENSOR_BYTES
 from checkflow.state.live import Live, live_state, slot_stems
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName, nearest, owner
@@ -45,7 +45,7 @@ class Segment:
 
 
 @dataclass(slots=True, eq=False)
-class Storage:
+class BoundStorage:
     """A state storage, bound."""
 
     id: int  # StateRow.id; -1 for what the schedule does not have
@@ -79,14 +79,14 @@ class Binding:
     """
 
     device: torch.device
-    storages: dict[int, Storage]  # by StateRow.id
-    hosted: tuple[Storage, ...]
+    storages: dict[int, BoundStorage]  # by StateRow.id
+    hosted: tuple[BoundStorage, ...]
     loose: tuple[Live, ...]
     absent: frozenset[StateName]  # optimizer state that never existed yet
     targets: dict[StateName, Target]
-    optimizer_storages: tuple[tuple[Storage, ...], ...]
-    buffer_storages: dict[torch.nn.Module, tuple[Storage, ...]]
-    module_storages: dict[torch.nn.Module, tuple[Storage, ...]]  # parameters and buffers
+    optimizer_storages: tuple[tuple[BoundStorage, ...], ...]
+    buffer_storages: dict[torch.nn.Module, tuple[BoundStorage, ...]]
+    module_storages: dict[torch.nn.Module, tuple[BoundStorage, ...]]  # parameters and buffers
     sizes: tuple[int, ...]  # of the optimizers
     _tensors: list[tuple[Live, int, tuple[int, ...] | None]] = field(repr=False)  # address, strides if they may turn
 
@@ -119,8 +119,8 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
     device = _device_of(lives)
     parameters = {stem: parameter for of_one in slot_stems(training) for stem, parameter in of_one.items()}
     targets = dict(fixed.targets) if fixed is not None else {}
-    storages: dict[int, Storage] = {}
-    hosted: list[Storage] = []
+    storages: dict[int, BoundStorage] = {}
+    hosted: list[BoundStorage] = []
     loose: list[Live] = []
     absent: list[StateName] = []
     for row in schedule.state:
@@ -290,7 +290,7 @@ def _check_tied(lives: Sequence[Live], targets: Mapping[StateName, Target]) -> N
             )
 
 
-def _bound(id_: int, written: bool, lives: Sequence[Live], targets: Mapping[StateName, Target]) -> Storage:
+def _bound(id_: int, written: bool, lives: Sequence[Live], targets: Mapping[StateName, Target]) -> BoundStorage:
     first = lives[0].tensor
     whole = first.untyped_storage()
     data = torch.empty(0, dtype=torch.uint8, device=first.device).set_(whole, 0, (whole.nbytes(),), (1,))
@@ -301,10 +301,10 @@ def _bound(id_: int, written: bool, lives: Sequence[Live], targets: Mapping[Stat
         if targets[live.name].alias_of is None:
             segments.append(Segment(start, tensor.numel() * tensor.element_size(), live.name))
     counted = tuple(live.tensor for live in lives if not live.tensor.is_inference())
-    return Storage(id_, lives[0].name, written, data, whole.data_ptr(), tuple(lives), tuple(segments), counted)
+    return BoundStorage(id_, lives[0].name, written, data, whole.data_ptr(), tuple(lives), tuple(segments), counted)
 
 
-def _same(storage: Storage, old: Storage | None) -> Storage:
+def _same(storage: BoundStorage, old: BoundStorage | None) -> BoundStorage:
     """The storage that was bound before, where it is the same one: an offload may be reading it."""
     if old is None or old.address != storage.address or old.data.numel() != storage.data.numel():
         return storage
@@ -340,16 +340,18 @@ def _device_of(lives: Mapping[StateName, Live]) -> torch.device:
 
 
 def _of_optimizer(
-    number: int, optimizer: torch.optim.Optimizer, lives: Iterable[Live], by_tensor: dict[int, Storage]
-) -> tuple[Storage, ...]:
+    number: int, optimizer: torch.optim.Optimizer, lives: Iterable[Live], by_tensor: dict[int, BoundStorage]
+) -> tuple[BoundStorage, ...]:
     tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     tensors += [live.tensor for live in lives if live.optimizer == number]
     found = (by_tensor.get(id(tensor)) for tensor in tensors)
     return tuple(dict.fromkeys(storage for storage in found if storage is not None))
 
 
-def _of_modules(lives: Iterable[Live], by_tensor: dict[int, Storage]) -> dict[torch.nn.Module, tuple[Storage, ...]]:
-    found: dict[torch.nn.Module, dict[Storage, None]] = {}
+def _of_modules(
+    lives: Iterable[Live], by_tensor: dict[int, BoundStorage]
+) -> dict[torch.nn.Module, tuple[BoundStorage, ...]]:
+    found: dict[torch.nn.Module, dict[BoundStorage, None]] = {}
     for live in lives:
         storage = by_tensor.get(id(live.tensor))
         if live.module is not None and storage is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from checkflow.runtime.binding import Binding, Storage, bind, check_updated
+from checkflow.runtime.binding import Binding, BoundStorage, bind, check_updated
 from checkflow.runtime.counters import Cause
 from checkflow.runtime.guards import Guard
 from checkflow.runtime.pipeline import Pipeline
@@ -22,7 +22,7 @@ class Bound:
     ) -> None:
         self.binding = binding
         self.opaque = False  # code without hooks may run: compiled, or captured as a CUDA graph
-        self.unwatched: tuple[Storage, ...] = ()  # written state that no trusted guard covered when an iteration ended
+        self.unwatched: tuple[BoundStorage, ...] = ()  # that no trusted guard covered when an iteration ended
         self._schedule = schedule
         self._training = training
         self._pipeline = pipeline
@@ -34,7 +34,7 @@ class Bound:
         self._unhooked = [number for number, found in enumerate(training.optimizers) if not is_hookable(found)]
 
     @property
-    def storages(self) -> Iterable[Storage]:
+    def storages(self) -> Iterable[BoundStorage]:
         return self.binding.storages.values()
 
     @property
@@ -86,7 +86,7 @@ class Bound:
         for storage in self._without_hooks():  # nothing tells when, or whether, they were written
             storage.epoch += 1
 
-    def cover(self) -> tuple[Storage, ...]:
+    def cover(self) -> tuple[BoundStorage, ...]:
         """What no trusted guard covers of what may have been written."""
         unhooked = self._without_hooks()
         trusted = {s for guard in self._guards if guard.trusted(opaque=self.opaque) for s in guard.storages}
@@ -103,7 +103,7 @@ class Bound:
         """What a checkpoint lacks may be lacking."""
         self._updated.update(range(len(self._training.optimizers)))
 
-    def _without_hooks(self) -> set[Storage]:
+    def _without_hooks(self) -> set[BoundStorage]:
         return {s for number in self._unhooked for s in self.binding.optimizer_storages[number]}
 
     def _say(self, names: Iterable[str], what: str) -> None:

@@ -15,16 +15,16 @@ import torch
 
 from checkflow.errors import InputError
 from checkflow.runtime.audit import Audit
-from checkflow.runtime.binding import Binding, Storage
+from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.bound import Bound
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Device
+from checkflow.runtime.firings import Firings
 from checkflow.runtime.guards import CAUSES, Guard, GuardKind, changes
 from checkflow.runtime.lifecycle import Inside, Lifecycle, Phase
 from checkflow.runtime.pipeline import Pipeline, Record
-from checkflow.runtime.program import program_of
 from checkflow.runtime.sink import Sink
-from checkflow.runtime.spots import Spots
+from checkflow.runtime.timetable import timetable_of
 from checkflow.runtime.update import Update
 from checkflow.schedule import Schedule
 from checkflow.state.names import StateName
@@ -70,11 +70,11 @@ class Executor:
         tell: Callable[[str], None] = _LOG.warning,
         inside: Inside | None = None,
     ) -> None:
-        self.program = program_of(schedule, device.few_bytes)
-        self.spots = Spots(self.program)
-        self._planned = self.program.used != {self.program.anchor_count}  # something before an iteration's end
+        self.timetable = timetable_of(schedule, device.few_bytes)
+        self.firings = Firings(self.timetable)
+        self._planned = self.timetable.used != {self.timetable.anchor_count}  # something before an iteration's end
         self.pipeline = Pipeline(
-            self.program, binding, device, sink, counters, keep_early=GuardKind.REWRITE in disarmed, late=late
+            self.timetable, binding, device, sink, counters, keep_early=GuardKind.REWRITE in disarmed, late=late
         )
         self._problems = self.pipeline.problems
         self.completed = 0  # iterations
@@ -105,10 +105,10 @@ class Executor:
             return
         self.touched = True
         if self.listens:
-            number = self.spots.fire(kind, subject)
+            number = self.firings.fire(kind, subject)
             if number is None or number <= self._anchor:
                 return
-            if number in self.program.used or self.pipeline.waiting:
+            if number in self.timetable.used or self.pipeline.waiting:
                 with self._entered():
                     self._advance(self.completed + 1, number)
                 return
@@ -135,7 +135,7 @@ class Executor:
             self.pipeline.protect(guard.now, CAUSES[guard.kind])
             self._wrote(guard.now, guard.kind)
 
-    def write(self, storages: tuple[Storage, ...]) -> None:
+    def write(self, storages: tuple[BoundStorage, ...]) -> None:
         """A function inside an update is about to write these."""
         started = time.perf_counter_ns()
         if self.lifecycle.deaf or self._captured() or GuardKind.OPTIMIZER in self._disarmed:
@@ -154,7 +154,7 @@ class Executor:
         """State that is being read was written unseen."""
         self.pipeline.doubt()
 
-    def wrote(self, storages: tuple[Storage, ...], kind: GuardKind) -> None:
+    def wrote(self, storages: tuple[BoundStorage, ...], kind: GuardKind) -> None:
         """They may have been written until now: what was copied at an anchor since their guard may be older."""
         if not self.lifecycle.deaf:
             self._wrote(storages, kind)
@@ -179,7 +179,7 @@ class Executor:
     @property
     def acts_in_updates(self) -> bool:
         """Whether it does in the one that begins."""
-        return self.program.acts_in_updates or self.pipeline.waiting
+        return self.timetable.acts_in_updates or self.pipeline.waiting
 
     def rebind(self) -> None:
         """Find the tensors anew. Raises InputError where they no longer are what the schedule has."""
@@ -237,7 +237,7 @@ class Executor:
         with self._entered():
             self._rebind()
             self.pipeline.forget()
-            self.spots = Spots(self.program)
+            self.firings = Firings(self.timetable)
             self.completed = self._restored = completed
             self.bound.restored()
             self._anchor, self.touched = 0, False
@@ -349,8 +349,8 @@ class Executor:
         self._mend()
         self._device.check()
         if self.awake:
-            self._advance(self.completed, self.program.anchor_count)
-            self.spots.end()
+            self._advance(self.completed, self.timetable.anchor_count)
+            self.firings.end()
         if self.completed % self._interval == 0:
             self._begin(wait=self._wait_when_full)
         self.bound.distrust()
@@ -361,7 +361,7 @@ class Executor:
         self._to(Phase.FILLING if filling else Phase.IDLE)
 
     @staticmethod
-    def _wrote(storages: Iterable[Storage], kind: GuardKind) -> None:
+    def _wrote(storages: Iterable[BoundStorage], kind: GuardKind) -> None:
         for storage in storages:
             if changes(storage, kind):
                 storage.epoch += 1

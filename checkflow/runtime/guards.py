@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import torch
 
-from checkflow.runtime.binding import Binding, Storage
+from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.counters import Cause
 from checkflow.torch_internals import is_batch_norm
 
@@ -36,9 +36,9 @@ class Guard:
     kind: GuardKind
     subject: int | torch.nn.Module  # number of the optimizer; the module whose buffers are guarded
     inside: tuple[torch.nn.Module, ...] = ()  # modules whose buffers a compiled wrapper guards
-    storages: tuple[Storage, ...] = ()
-    now: tuple[Storage, ...] = ()  # of these, what is not left to guards inside the update
-    unplanned: tuple[Storage, ...] = ()  # of these, what the traced iteration does not write
+    storages: tuple[BoundStorage, ...] = ()
+    now: tuple[BoundStorage, ...] = ()  # of these, what is not left to guards inside the update
+    unplanned: tuple[BoundStorage, ...] = ()  # of these, what the traced iteration does not write
     ever: bool = False  # it fired once
     fired: bool = False  # it fired in this iteration, as far as hooks call the executor in it
 
@@ -54,7 +54,7 @@ class Guard:
         self.now = self.storages
         self.unplanned = tuple(storage for storage in self.storages if not storage.written)
 
-    def leave(self, storages: Iterable[Storage]) -> None:
+    def leave(self, storages: Iterable[BoundStorage]) -> None:
         """To guards inside the update that begins."""
         left = frozenset(storages)
         if left or len(self.now) < len(self.storages):
@@ -69,7 +69,7 @@ class Guard:
         return self.fired if opaque else self.ever
 
 
-def changes(storage: Storage, kind: GuardKind) -> bool:
+def changes(storage: BoundStorage, kind: GuardKind) -> bool:
     """Whether a guarded write may change a storage that the traced iteration does not write.
 
     In-place operators tell by the version counter; fused optimizers and batch norm do not.

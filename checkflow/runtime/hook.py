@@ -29,8 +29,8 @@ class Removable(Protocol):
     def remove(self) -> None: ...
 
 
-def place(executor: Executor, training: Training) -> list[Removable]:
-    """Hooks at the anchors that the program names, and guards everywhere. Removing what is returned undoes it."""
+def register(executor: Executor, training: Training) -> list[Removable]:
+    """Hooks at the anchors of the timetable, and guards everywhere. Removing what is returned undoes it."""
     handles: list[Removable] = [OnCompile(executor.compiling)]
     guards: list[Guard] = []
     for holder, model in models_of(training).items():
@@ -46,7 +46,7 @@ def place(executor: Executor, training: Training) -> list[Removable]:
 def _on_model(
     executor: Executor, model: torch.nn.Module, holder: str, handles: list[Removable], guards: list[Guard]
 ) -> None:
-    anchors = executor.program.hooked
+    anchors = executor.timetable.hooked
     original = uncompiled(model)
     if original is not model:
         guards.append(Guard(GuardKind.FORWARD, model, inside=tuple(original.modules())))
@@ -74,7 +74,7 @@ def _on_model(
 def _on_module(
     executor: Executor, module: torch.nn.Module, subject: str, guard: Guard | None, *, first: bool
 ) -> list[RemovableHandle]:
-    anchored = ("forward_pre", subject) in executor.program.hooked
+    anchored = ("forward_pre", subject) in executor.timetable.hooked
 
     def before(_module: torch.nn.Module, _args: object) -> None:
         if torch.compiler.is_compiling():
@@ -91,7 +91,7 @@ def _on_module(
             executor.reach("forward", subject)
 
     handles = [module.register_forward_pre_hook(before, prepend=True)]  # before a user's hook that writes buffers
-    if ("forward", subject) in executor.program.hooked:
+    if ("forward", subject) in executor.timetable.hooked:
         handles.append(module.register_forward_hook(after))
     return handles
 

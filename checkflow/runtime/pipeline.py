@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from checkflow.errors import CheckflowError
-from checkflow.runtime.binding import Binding, Storage
+from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device, Event
-from checkflow.runtime.flight import Flight, SlotMap
-from checkflow.runtime.program import Program
+from checkflow.runtime.in_flight import InFlight, SlotMap
 from checkflow.runtime.sink import Sink, Slot
+from checkflow.runtime.timetable import Timetable
 from checkflow.state.names import StateName
 from checkflow.torch_internals import foreach_copy
 
@@ -26,7 +26,7 @@ class Pipeline:
 
     def __init__(
         self,
-        program: Program,
+        timetable: Timetable,
         binding: Binding,
         device: Device,
         sink: Sink,
@@ -40,23 +40,23 @@ class Pipeline:
         self.last_staged = -1  # iteration
         self.problems: list[Exception] = []  # each cost a checkpoint and nothing else; to be raised between iterations
         self.vouched_by: list[Callable[[], None]] = []  # asked before anything is staged; may call `doubt`
-        self._program = program
+        self._timetable = timetable
         self._device = device
         self._sink = sink
         self._counters = counters
         self._keep_early = keep_early  # for tests: it tears checkpoints
         self._late = late  # tensors of the checkpoint whose host state was just captured
         self._binding = binding
-        self._slots = SlotMap(program, binding)
-        self._flights: deque[Flight] = deque()  # closed, oldest first
-        self._open: Flight | None = None  # of the iteration that is running
+        self._slots = SlotMap(timetable, binding)
+        self._flights: deque[InFlight] = deque()  # closed, oldest first
+        self._open: InFlight | None = None  # of the iteration that is running
         self._tried_to_open = -1  # iteration
         self._spare: Slot | None = None
         self._statics: dict[tuple[int, str], tuple[int, ...]] = {}  # (slot, storage) -> version that the slot holds
 
     def rebind(self, binding: Binding) -> None:
         """Flights that are closed keep the tensors that they began with."""
-        self._binding, self._slots = binding, SlotMap(self._program, binding)
+        self._binding, self._slots = binding, SlotMap(self._timetable, binding)
 
     @property
     def busy(self) -> bool:
@@ -71,14 +71,14 @@ class Pipeline:
     def advance(self, running: int, anchor: int, *, due: bool) -> None:
         """Iteration `running`, a checkpoint of which is `due` or not, has reached an anchor."""
         for flight in self._flights:
-            flight.advance(self._program.time(running - flight.iteration, anchor))
-        now = self._program.time(0, anchor)
-        if due and self._program.first <= now:
-            if self._open is None and self._tried_to_open != running and anchor < self._program.anchor_count:
+            flight.advance(self._timetable.time(running - flight.iteration, anchor))
+        now = self._timetable.time(0, anchor)
+        if due and self._timetable.first <= now:
+            if self._open is None and self._tried_to_open != running and anchor < self._timetable.anchor_count:
                 self._tried_to_open = running
                 slot = self._free_slot()  # without one the copies are made when the iteration ends
                 if slot is not None:
-                    self._open = Flight(running, slot, self._program, self._slots, self._device)
+                    self._open = InFlight(running, slot, self._timetable, self._slots, self._device)
             if self._open is not None:
                 self._open.advance(now)
         self.stage_finished()
@@ -94,7 +94,7 @@ class Pipeline:
             if slot is None:
                 self.skipped += 1
                 return False
-            flight = Flight(iteration, slot, self._program, self._slots, self._device)
+            flight = InFlight(iteration, slot, self._timetable, self._slots, self._device)
         try:
             record = capture(iteration)
         except BaseException:
@@ -110,10 +110,10 @@ class Pipeline:
             foreach_copy(*hosted.lists, non_blocking=False)
         self._copy_loose(flight)
         self._copy_statics(flight)
-        flight.advance(self._program.time(0, self._program.anchor_count))
+        flight.advance(self._timetable.time(0, self._timetable.anchor_count))
         return True
 
-    def protect(self, storages: Iterable[Storage], cause: Cause) -> None:
+    def protect(self, storages: Iterable[BoundStorage], cause: Cause) -> None:
         """These are about to be written: what is still to be read of them is read first."""
         storages = tuple(storages)
         latest: Event | None = None
@@ -209,9 +209,9 @@ class Pipeline:
         self.drop_open()
         self.discarded += len(self._flights)
         self._flights.clear()
-        self._slots = SlotMap(self._program, self._binding)
+        self._slots = SlotMap(self._timetable, self._binding)
 
-    def _copy_loose(self, flight: Flight) -> None:
+    def _copy_loose(self, flight: InFlight) -> None:
         """State that is not where the plan has it. What was copied early to its place has been waited for:
 
         by the rebinding that found it gone, or to release its snapshot.
@@ -227,9 +227,9 @@ class Pipeline:
             self._statics.pop((flight.slot.index, live.name), None)
         self._counters.stalled(Cause.UNWATCHED, time.perf_counter_ns() - started)
 
-    def _copy_statics(self, flight: Flight) -> None:
+    def _copy_statics(self, flight: InFlight) -> None:
         """State that the schedule does not move: into each slot once, and again when it changed."""
-        changed: list[Storage] = []
+        changed: list[BoundStorage] = []
         for storage in self._binding.storages.values():
             if not storage.written:
                 key, version = (flight.slot.index, storage.name), storage.version()
@@ -265,7 +265,7 @@ class Pipeline:
             self._counters.stalled(Cause.SLOT, time.perf_counter_ns() - started)
         return slot
 
-    def _discard(self, flight: Flight) -> None:
+    def _discard(self, flight: InFlight) -> None:
         self.discarded += 1
         self._keep(flight.slot)
 

@@ -103,6 +103,6 @@ class Meter:
             predicted_iteration_ns=schedule.iteration_time_ns,
             iteration_ns=(self._last_ns - self._first_ns) // max(1, self._iterations - 1),
             predicted_bytes_per_s=schedule.bandwidth_bytes_per_s,
-            silent_anchors=tuple(anchors[number - 1] for number in sorted(executor.spots.silent)),
+            silent_anchors=tuple(anchors[number - 1] for number in sorted(executor.firings.silent)),
             unwatched=(*(storage.name for storage in executor.bound.unwatched), *executor.bound.loose),
         )

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from checkflow.foreach import Look, can_look, writes_first
-from checkflow.runtime.binding import Binding, Storage
+from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.bound import Bound
 from checkflow.runtime.guards import Guard, GuardKind
 from checkflow.state.groups import IMPLEMENTATION
@@ -36,8 +36,8 @@ class Followed(Protocol):
     @property
     def acts_in_updates(self) -> bool: ...
     def reach(self, kind: str, subject: str) -> None: ...
-    def write(self, storages: tuple[Storage, ...]) -> None: ...
-    def wrote(self, storages: tuple[Storage, ...], kind: GuardKind) -> None: ...
+    def write(self, storages: tuple[BoundStorage, ...]) -> None: ...
+    def wrote(self, storages: tuple[BoundStorage, ...], kind: GuardKind) -> None: ...
     def give_up(self) -> None: ...
 
 
@@ -45,8 +45,8 @@ class Followed(Protocol):
 class Written:
     """State that one foreach function writes together."""
 
-    storages: tuple[Storage, ...]
-    all: frozenset[Storage]  # the same
+    storages: tuple[BoundStorage, ...]
+    all: frozenset[BoundStorage]  # the same
     counted: tuple[torch.Tensor, ...]  # those of its tensors that count their writes
     before: list[int]  # their counters when the update began
 
@@ -65,11 +65,11 @@ class Update:
         self._look = Look(self._reached)
         self._binding: Binding | None = None
         self._found: dict[tuple[int, ...], Written] = {}  # by the ids of the tensors that a function is given
-        self._bound: dict[int, Storage] = {}  # by the id of a live tensor
+        self._bound: dict[int, BoundStorage] = {}  # by the id of a live tensor
         self._left: dict[Written, None] = {}  # to guards inside the update, and none of them has fired yet
         self._seen: dict[Written, None] = {}  # in this update
         self._last: dict[Written, None] = {}  # in the one before
-        self._unseen: tuple[Storage, ...] = guard.storages  # what no foreach function writes
+        self._unseen: tuple[BoundStorage, ...] = guard.storages  # what no foreach function writes
         self._as: tuple[object, ...] = ()  # the form of the last update
         self._distrusted = False  # something else wrote, once
 
@@ -96,7 +96,7 @@ class Update:
         self.vouch()
         self._left = {}
         if self._seen.keys() != self._last.keys():
-            taken: set[Storage] = set()
+            taken: set[BoundStorage] = set()
             self._last = {}
             for written in self._seen:
                 if taken.isdisjoint(written.storages):

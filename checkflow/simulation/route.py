@@ -9,7 +9,7 @@ from checkflow.errors import InputError
 from checkflow.graph import Role
 from checkflow.plan import Problem
 from checkflow.runtime.counters import Cause
-from checkflow.runtime.program import Deed, program_of
+from checkflow.runtime.timetable import ActionKind, timetable_of
 from checkflow.schedule import Schedule
 
 
@@ -63,7 +63,7 @@ class Route:
 
 
 @dataclass(slots=True)
-class _Deeds:
+class _Acts:
     releases: list[int] = field(default_factory=list)
     offloads: list[int] = field(default_factory=list)
 
@@ -81,16 +81,16 @@ def route_of(schedule: Schedule, problem: Problem) -> Route:
             f"{problem.steps}; give the graph that it was made from"
         )
     guards, guard_of = _guards(schedule, problem)
-    deeds: dict[tuple[int, int], _Deeds] = {}  # (anchor, age)
-    for time, deed, action in program_of(schedule).events:
+    acts: dict[tuple[int, int], _Acts] = {}  # (anchor, age)
+    for time, kind, action in timetable_of(schedule).events:
         age, anchor = divmod(time, len(schedule.anchors) + 1)
-        here = deeds.setdefault((anchor, age), _Deeds())
-        if deed is Deed.OFFLOAD:
+        here = acts.setdefault((anchor, age), _Acts())
+        if kind is ActionKind.OFFLOAD:
             here.offloads.append(action)
-        elif deed is Deed.RELEASE:
+        elif kind is ActionKind.RELEASE:
             here.releases.append(action)
     turns: dict[int, list[Turn]] = {}
-    for (anchor, age), here in sorted(deeds.items(), reverse=True):
+    for (anchor, age), here in sorted(acts.items(), reverse=True):
         turns.setdefault(anchor, []).append(_turn(schedule, age, here, guard_of))
     where = [anchor for anchor, _ in guards]
     return Route(
@@ -105,7 +105,7 @@ def route_of(schedule: Schedule, problem: Problem) -> Route:
             for anchor in sorted({*turns, *where})
         ),
         guards=tuple(cause for _, cause in guards),
-        oldest=max((age for _, age in deeds), default=0),
+        oldest=max((age for _, age in acts), default=0),
     )
 
 
@@ -121,16 +121,16 @@ def _guards(schedule: Schedule, problem: Problem) -> tuple[list[tuple[int, Cause
     return list(guards), guard_of
 
 
-def _turn(schedule: Schedule, age: int, deeds: _Deeds, guard_of: dict[int, int]) -> Turn:
-    rows, new = schedule.actions, set(deeds.offloads)
+def _turn(schedule: Schedule, age: int, acts: _Acts, guard_of: dict[int, int]) -> Turn:
+    rows, new = schedule.actions, set(acts.offloads)
     return Turn(
         age=age,
-        releases=tuple(action for action in deeds.releases if action not in new),
+        releases=tuple(action for action in acts.releases if action not in new),
         offloads=tuple(
             Offload(
                 action, rows[action].bytes, guard_of[rows[action].tensor] if rows[action].snapshot is None else None
             )
-            for action in deeds.offloads
+            for action in acts.offloads
         ),
-        late_releases=tuple(action for action in deeds.releases if action in new),
+        late_releases=tuple(action for action in acts.releases if action in new),
     )

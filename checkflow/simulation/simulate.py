@@ -35,7 +35,7 @@ class Iteration:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class OnLink:
     """One action on the link, in ticks since its checkpoint's iteration ended."""
 
     row: ActionRow
@@ -50,7 +50,7 @@ class Simulated:
     bandwidth_bytes_per_s: int
     iterations: tuple[Iteration, ...]
     link_busy_ticks: int  # what the issued offloads take
-    passages: tuple[Passage, ...]  # of the last checkpoint all of whose offloads were issued
+    passages: tuple[OnLink, ...]  # of the last checkpoint all of whose offloads were issued
 
     @property
     def time_ns(self) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ def simulate(
     return follow(route_of(schedule, problem), times_ns, problem.bandwidth_bytes_per_s, ticks_per_byte)
 
 
-def play(schedule: Schedule, problem: Problem) -> tuple[Passage, ...]:
+def play(schedule: Schedule, problem: Problem) -> tuple[OnLink, ...]:
     """One checkpoint's actions in the steady state, at the times and bandwidth of `problem`."""
     route = route_of(schedule, problem)
     return follow(route, [problem.time_ns] * route.settled, problem.bandwidth_bytes_per_s).passages
@@ -152,10 +152,10 @@ class _Player:
         self._ended.append(self._now)
         self.iterations.append(Iteration(self._now - began, dict(self._stalls)))
 
-    def passages(self) -> tuple[Passage, ...]:
+    def passages(self) -> tuple[OnLink, ...]:
         rows, origin = self._route.schedule.actions, self._ended[self._whole]
         return tuple(
-            Passage(rows[action], begin - origin, end - origin)
+            OnLink(rows[action], begin - origin, end - origin)
             for action, begin, end in self._moves.get(self._whole, ())
         )
 

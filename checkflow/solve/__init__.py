@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from checkflow.errors import InputError
 from checkflow.plan import Formulation, Infeasible, Plan, Problem, Transfers
-from checkflow.solve.link import construct_streaming, plan_streaming
+from checkflow.solve.infeasible import Needs, as_planned
 from checkflow.solve.splitter import construct_packed, plan_packed
-from checkflow.solve.ways_out import Needs, as_planned
+from checkflow.solve.streaming import construct_streaming, plan_streaming
 
 
 def transfers_for(formulation: Formulation, asked: Transfers | None) -> Transfers:

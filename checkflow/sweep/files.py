@@ -11,7 +11,7 @@ from pathlib import Path
 from checkflow.errors import InputError
 from checkflow.jsonfile import render, write_text
 from checkflow.sweep.cells import Answer, Edge, Row
-from checkflow.sweep.edges import value_of
+from checkflow.sweep.feasibility_edge import value_of
 
 FORMAT, VERSION = "checkflow-sweep", 1
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from checkflow import hardware
 from checkflow.sweep.cells import Answer, Cell, Question, Row
-from checkflow.sweep.edges import edge_of
 from checkflow.sweep.evaluate import complaint, evaluate, failure
+from checkflow.sweep.feasibility_edge import edge_of
 from checkflow.sweep.traces import Files, Settings, Traced, is_graph, trace
 
 

@@ -10,15 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from checkflow.sweep.cells import Answer, Axis, Cell, Edge, Row, cell_of, question_of
-from checkflow.sweep.texts import (
+from checkflow.sweep.wording import (
     FIGURES,
     LEGEND,
     axes_of,
     below,
     figures,
-    place,
     remedies,
     summary,
+    value_in_words,
     varying,
     verdict,
 )
@@ -101,7 +101,7 @@ def _show_edges(console: Console, edges: Sequence[Edge]) -> None:
         Column(
             f"least {axis.replace('_', ' ')}",
             tuple(
-                Text(place(edge.found, axis) + ("*" if edge.found.exceeds_memory else ""), "green")
+                Text(value_in_words(edge.found, axis) + ("*" if edge.found.exceeds_memory else ""), "green")
                 if edge.found
                 else Text("failed" if edge.failed else "none", "red")
                 for edge in edges

@@ -17,7 +17,7 @@ from checkflow.torch_internals import (
 )
 from checkflow.trace.costs import dtype_of, flops_of, traffic_of
 from checkflow.trace.execution import execute
-from checkflow.trace.program import Program
+from checkflow.trace.fx_program import FxProgram
 from checkflow.trace.storages import Ledger, Storage, is_new, is_scalar
 from checkflow.trace.unlisted import Watch
 from checkflow.trace.values import Values
@@ -45,7 +45,7 @@ class Recorded:
 class Recording:
     """What one iteration did, as it happens."""
 
-    program: Program
+    program: FxProgram
     operators: list[Recorded] = field(default_factory=list)
     calls: list[tuple[OpOverload, bool]] = field(default_factory=list)  # all, and whether each is a step
 

@@ -19,10 +19,10 @@ from checkflow.trace.assemble import Replaced, assemble, notes_of
 from checkflow.trace.assumptions import ON_CPU, assume_cuda_defaults, noting_disabled, unlike_cuda
 from checkflow.trace.execution import DataDependent, failed_at, raised_at
 from checkflow.trace.fakes import fake_tensors
+from checkflow.trace.fx_program import FxProgram
 from checkflow.trace.hooks import Firings, hooked, mark_gradient
 from checkflow.trace.measure import measured
 from checkflow.trace.memory import check_memory, expected_bytes, room_bytes, too_large
-from checkflow.trace.program import Program
 from checkflow.trace.reachable import sources_of
 from checkflow.trace.recorder import Recorder, Recording
 from checkflow.trace.state import State, state_of
@@ -217,7 +217,7 @@ def _record(
     states = _bound_states(training, ledger, model)
     for _, parameter in parameters_of(training):
         mark_gradient(parameter, ledger)
-    recording = Recording(Program(ledger, sources_of(training, model), kept=keep_program))
+    recording = Recording(FxProgram(ledger, sources_of(training, model), kept=keep_program))
     firings = Firings(ledger)
     try:
         with (

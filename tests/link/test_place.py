@@ -15,7 +15,7 @@ from checkflow.link.fluid import earliest_deadline_first, link_carries, lower_bo
 from checkflow.link.grid import Grid
 from checkflow.link.place import place, snapshots_of
 from checkflow.plan import TICKS_PER_BYTE, Infeasible, Plan, Problem, Reason, StateTensor
-from checkflow.solve.link import plan_streaming
+from checkflow.solve.streaming import plan_streaming
 from checkflow.verify import verify_plan
 
 BYTE_PER_NS = 1_000_000_000

@@ -15,8 +15,8 @@ from checkflow import hardware, sweep
 from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
-from checkflow.sweep.edges import edge_of
 from checkflow.sweep.evaluate import evaluate, failure
+from checkflow.sweep.feasibility_edge import edge_of
 
 GRAPHS = Path(__file__).parent.parent.parent / "graphs"
 PROFILE = hardware.load_profile("rtx3090")

@@ -8,7 +8,7 @@ from pathlib import Path
 import small_trainings as trainings
 from torn import random_schedule
 
-from checkflow.runtime.program import Deed, program_of
+from checkflow.runtime.timetable import ActionKind, timetable_of
 from checkflow.schedule import read_schedule
 
 SCHEDULES = Path(__file__).parent.parent.parent / "schedules"
@@ -23,13 +23,13 @@ def test_few_bytes_wait_for_the_iterations_end() -> None:
         end = len(schedule.anchors)
         early = [row for row in early if row.offload[1] < end]
         total = sum(row.bytes for row in early)
-        apart, one_too_few, together = (program_of(schedule, few) for few in (0, total - 1, total))
+        apart, one_too_few, together = (timetable_of(schedule, few) for few in (0, total - 1, total))
         if total:
             assert [event for event in one_too_few.events if event[0] < end] == [
                 event for event in apart.events if event[0] < end
             ]
         snapshots = {number for number, row in enumerate(schedule.actions) if row.snapshot is not None}
-        assert {number for at, deed, number in together.events if deed is Deed.OFFLOAD and at < end} <= snapshots
+        assert {number for at, kind, number in together.events if kind is ActionKind.OFFLOAD and at < end} <= snapshots
         assert sorted(e for e in together.events if e[2] in snapshots) == sorted(
             e for e in apart.events if e[2] in snapshots
         )
@@ -46,7 +46,7 @@ def test_without_snapshots_all_wait_for_the_iterations_end_in_the_plans_order() 
         planned = random_schedule(trainings.momentum, seed)
         direct = tuple(row.model_copy(update={"snapshot": None, "release": None}) for row in planned.actions)
         schedule = planned.model_copy(update={"actions": direct[::-1]})
-        apart, together = (program_of(schedule, few) for few in (0, 1))
+        apart, together = (timetable_of(schedule, few) for few in (0, 1))
         assert {at for at, _, _ in together.events} == {len(schedule.anchors)}
         assert [number for _, _, number in together.events] == [number for _, _, number in apart.events]
         reordered |= [number for _, _, number in together.events] != list(range(len(direct)))
@@ -59,17 +59,17 @@ def test_what_needs_no_snapshot_leaves_as_soon_as_the_link_has_had_what_is_befor
     for seed in range(20):
         schedule = random_schedule(trainings.momentum, seed)
         end = len(schedule.anchors)
-        apart, together = (program_of(schedule, few) for few in (0, 1))
+        apart, together = (timetable_of(schedule, few) for few in (0, 1))
         planned, actual = (
-            {number: at for at, deed, number in program.events if deed is Deed.OFFLOAD and at > end}
+            {number: at for at, kind, number in program.events if kind is ActionKind.OFFLOAD and at > end}
             for program in (apart, together)
         )
         late = {number for number in actual if schedule.actions[number].snapshot is not None}
         assert late == {number for number in planned if schedule.actions[number].snapshot is not None}
-        order = [number for at, deed, number in apart.events if deed is Deed.OFFLOAD and at > end]
-        begun = [number for at, deed, number in together.events if deed is Deed.OFFLOAD and number in planned]
+        order = [number for at, kind, number in apart.events if kind is ActionKind.OFFLOAD and at > end]
+        begun = [number for at, kind, number in together.events if kind is ActionKind.OFFLOAD and number in planned]
         assert begun == order
-        places = {number: at for at, deed, number in together.events if deed is Deed.OFFLOAD}
+        places = {number: at for at, kind, number in together.events if kind is ActionKind.OFFLOAD}
         before = end
         for number in order:
             assert places[number] == (planned[number] if number in late else before) <= planned[number]
@@ -81,7 +81,7 @@ def test_what_needs_no_snapshot_leaves_as_soon_as_the_link_has_had_what_is_befor
 def test_copies_are_looked_after_early_and_then_twice_as_late_each_time() -> None:
     """Counted in anchors, after the first of them."""
     schedule = read_schedule(SCHEDULES / "resnet-32.json")
-    program = program_of(schedule, few_bytes=1)
+    program = timetable_of(schedule, few_bytes=1)
     count = program.anchor_count
     places = sorted(
         {number for key in program.hooked for number in program.anchors[key].values() if 0 < number <= count}

@@ -14,7 +14,7 @@ from torch import nn
 from torn import Case, Factory, LateDevice, Rig, memory_of, random_schedule, rig
 
 from checkflow.errors import AuditError, InputError
-from checkflow.runtime.binding import Storage
+from checkflow.runtime.binding import BoundStorage
 from checkflow.runtime.counters import Cause
 from checkflow.state.names import StateName
 from checkflow.training import Training
@@ -116,7 +116,7 @@ def test_anchors_are_not_counted_where_nothing_is_due() -> None:
     made = rig(trainings.sgd, random_schedule(trainings.sgd, 0), lag=0, interval=4)
     for iterations in (4, 2, 1, 1, 3):
         made.run(iterations)
-        assert made.executor.spots.silent == frozenset()
+        assert made.executor.firings.silent == frozenset()
     made.close()
     assert made.sink.order == [4, 8] and made.torn() == []
 
@@ -161,7 +161,7 @@ def test_anchors_that_did_not_fire_are_known() -> None:
     made = rig(trainings.accumulating, random_schedule(trainings.accumulating, 0))
     made.case.iterate(0)
     made.mark()
-    silent = [made.executor.program for _ in made.executor.spots.silent]
+    silent = [made.executor.timetable for _ in made.executor.firings.silent]
     assert silent
     made.close()
     assert made.torn() == []
@@ -248,7 +248,7 @@ def test_what_is_written_while_the_hosts_state_is_read_is_guarded(monkeypatch: p
     protect = made.executor.pipeline.protect
     causes: list[Cause] = []
 
-    def protected(storages: Iterable[Storage], cause: Cause) -> None:
+    def protected(storages: Iterable[BoundStorage], cause: Cause) -> None:
         causes.append(cause)
         protect(storages, cause)
 
@@ -271,14 +271,14 @@ def test_where_all_leaves_at_the_end_anchors_listen_while_a_copy_is_on_its_way(
     """Nothing is planned within an iteration then: a checkpoint is staged at one of its anchors, and only for that."""
     schedule = random_schedule(trainings.sgd, 1, interval=interval, snapshots=0.0)
     made = rig(trainings.sgd, schedule, lag=lag, few_bytes=10**9, interval=interval)
-    fire = made.executor.spots.fire
+    fire = made.executor.firings.fire
     heard: set[int] = set()  # iterations completed when an anchor was
 
     def heard_fire(kind: str, subject: str) -> int | None:
         heard.add(made.executor.completed)
         return fire(kind, subject)
 
-    monkeypatch.setattr(made.executor.spots, "fire", heard_fire)
+    monkeypatch.setattr(made.executor.firings, "fire", heard_fire)
     made.run(9)
     due = list(range(interval, 10, interval))
     assert heard == ({iteration for iteration in due if iteration < 9} if lag else set())

@@ -6,7 +6,7 @@ import pytest
 import small_trainings as trainings
 from torn import Factory, random_schedule, rig
 
-from checkflow.runtime.binding import Storage
+from checkflow.runtime.binding import BoundStorage
 from checkflow.runtime.guards import GuardKind
 
 
@@ -29,7 +29,7 @@ def test_functions_that_count_no_writes_tear_nothing(
     factory: Factory, lag: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fused ones count none, and on CUDA neither do `_foreach_lerp_` and `_foreach_zero_`."""
-    monkeypatch.setattr(Storage, "version", lambda storage: (storage.serial, storage.epoch))
+    monkeypatch.setattr(BoundStorage, "version", lambda storage: (storage.serial, storage.epoch))
     for seed in range(6):
         made = rig(factory, random_schedule(factory, seed), lag=lag)
         made.run(8)

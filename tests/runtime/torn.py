@@ -16,7 +16,7 @@ from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device, Event, Snapshot
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.guards import GuardKind
-from checkflow.runtime.hook import Removable, place
+from checkflow.runtime.hook import Removable, register
 from checkflow.runtime.host import HostEvent
 from checkflow.runtime.sink import Slot
 from checkflow.schedule import ActionRow, AnchorRow, Certificate, Schedule, StateRow, ViewRow
@@ -414,5 +414,5 @@ def rig(
         audit=audit,
     )
     made = Rig(case, executor, sink, counters)
-    made.handles = place(executor, case.training)
+    made.handles = register(executor, case.training)
     return made

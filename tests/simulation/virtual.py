@@ -17,7 +17,7 @@ from checkflow.runtime.binding import Binding, bind
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device, Event, Snapshot
 from checkflow.runtime.executor import Executor
-from checkflow.runtime.hook import Removable, place
+from checkflow.runtime.hook import Removable, register
 from checkflow.runtime.sink import Slot
 from checkflow.schedule import Schedule
 from checkflow.simulation.simulate import Iteration
@@ -151,7 +151,7 @@ class TimedExecutor(Executor):
     arrive: Callable[[int], None]
 
     def reach(self, kind: str, subject: str) -> None:
-        number = self.program.anchors.get((kind, subject), {}).get(self.fired[kind, subject] + 1)
+        number = self.timetable.anchors.get((kind, subject), {}).get(self.fired[kind, subject] + 1)
         self.fired[kind, subject] += 1
         if number is not None:
             self.arrive(self.positions[number - 1])
@@ -208,7 +208,7 @@ def attached(
         wait_when_full=True,
     )
     executor.follow(schedule, arrive)
-    return Attached(training, executor, counters, place(executor, training))
+    return Attached(training, executor, counters, register(executor, training))
 
 
 class VirtualRun:

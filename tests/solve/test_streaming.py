@@ -10,7 +10,7 @@ from instances import WHOLE, on_some_anchors, problems, unit_chunks
 from oracles.exhaustive import exhaustive
 
 from checkflow.plan import Formulation, Infeasible, Plan, Problem, Transfers
-from checkflow.solve.link import plan_streaming
+from checkflow.solve.streaming import plan_streaming
 from checkflow.verify import verify_plan
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from checkflow.errors import FormatError, InputError
 from checkflow.state.host.decode import decode, load
 from checkflow.state.host.encode import encode
-from checkflow.state.host.forms import MAX_DEPTH, MAX_TENSOR_BYTES, Json, Stored, dump
+from checkflow.state.host.json_values import MAX_DEPTH, MAX_TENSOR_BYTES, Json, Stored, dump
 
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.binary()

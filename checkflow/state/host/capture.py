@@ -22,7 +22,7 @@ import torch
 
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.encode import encode
-from checkflow.state.host.forms import Json, dump
+from checkflow.state.host.json_values import Json, dump
 from checkflow.state.host.objects import HostObjects, read_without_waiting
 from checkflow.state.host.optimizers import IsStored, OptimizerReader
 from checkflow.state.host.record import FORMAT, VERSION

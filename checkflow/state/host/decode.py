@@ -12,7 +12,7 @@ import torch
 
 from checkflow import strictjson
 from checkflow.errors import FormatError
-from checkflow.state.host.forms import (
+from checkflow.state.host.json_values import (
     ARRAY_DTYPES,
     MAX_DEPTH,
     NAMED_DTYPES,

@@ -11,7 +11,7 @@ import torch
 
 from checkflow.dtypes import name_of
 from checkflow.errors import InputError
-from checkflow.state.host.forms import (
+from checkflow.state.host.json_values import (
     ARRAY_DTYPES,
     MAX_DEPTH,
     MAX_TENSOR_BYTES,

@@ -15,7 +15,7 @@ import torch
 from checkflow.errors import InputError
 from checkflow.state import refused
 from checkflow.state.host.encode import encode, tensor_parts
-from checkflow.state.host.forms import MAX_TENSOR_BYTES, Json, RefusedError, Stored, base64_of, dump
+from checkflow.state.host.json_values import MAX_TENSOR_BYTES, Json, RefusedError, Stored, base64_of, dump
 from checkflow.state.live import slots
 from checkflow.state.memory import identity, memory_order
 from checkflow.state.names import StateName, file_of, stems

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from checkflow.errors import FormatError
 from checkflow.state.host.decode import load
-from checkflow.state.host.forms import Json
+from checkflow.state.host.json_values import Json
 from checkflow.state.host.rng import RngRecord
 
 FORMAT: Final = "checkflow-record"

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from checkflow.errors import FormatError, InputError
 from checkflow.state.host.decode import bytes_of, decode
 from checkflow.state.host.encode import encode
-from checkflow.state.host.forms import Json, RefusedError, base64_of, dump
+from checkflow.state.host.json_values import Json, RefusedError, base64_of, dump
 
 _WORDS = struct.Struct("<625I")  # Mersenne Twister: 624 words and the position
 _PYTHON_VERSION = 3  # of random.getstate

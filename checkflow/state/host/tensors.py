@@ -14,7 +14,7 @@ import torch
 from checkflow.errors import InputError
 from checkflow.extra import Stateful, with_leaves
 from checkflow.state import refused
-from checkflow.state.host.forms import MAX_TENSOR_BYTES, Recorded, Stored
+from checkflow.state.host.json_values import MAX_TENSOR_BYTES, Recorded, Stored
 from checkflow.state.live import asked_state
 from checkflow.state.names import StateName
 from checkflow.units import format_bytes

@@ -9,7 +9,7 @@ import torch
 from checkflow.errors import FormatError, InputError
 from checkflow.extra import Stateful, with_leaves
 from checkflow.state.host.decode import decode
-from checkflow.state.host.forms import Stored
+from checkflow.state.host.json_values import Stored
 from checkflow.state.host.record import ObjectRecord
 from checkflow.state.restore.files import FileTensor, TensorFile
 

@@ -11,7 +11,7 @@ from checkflow.dtypes import name_of
 from checkflow.errors import FormatError, InputError
 from checkflow.state.groups import IMPLEMENTATION, read_scalars
 from checkflow.state.host.decode import decode, tensor_of
-from checkflow.state.host.forms import Json, RefusedError, Stored
+from checkflow.state.host.json_values import Json, RefusedError, Stored
 from checkflow.state.host.record import CohortRecord, GroupRecord, OptimizerRecord
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName, stems

@@ -34,7 +34,7 @@ class _Value:
     identity: int  # of the storage it had
 
 
-class Program:
+class FxProgram:
     """Maps tensors to fx nodes by object identity, which autograd preserves."""
 
     def __init__(

@@ -9,10 +9,10 @@ from itertools import chain, groupby
 import torch
 
 from checkflow.errors import DeviceError
-from checkflow.runtime.binding import Binding, Storage
+from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.device import Batch, Copy, Device, Event, Snapshot
-from checkflow.runtime.program import Deed, Program
 from checkflow.runtime.sink import Slot
+from checkflow.runtime.timetable import ActionKind, Timetable
 from checkflow.state.names import StateName
 
 _KEPT_BATCHES = 1000
@@ -27,12 +27,12 @@ class Progress(IntEnum):
 class SlotMap:
     """The copies of each move to each slot, made once for a binding."""
 
-    def __init__(self, program: Program, binding: Binding) -> None:
-        self._program = program
+    def __init__(self, timetable: Timetable, binding: Binding) -> None:
+        self._timetable = timetable
         self.binding = binding
         self._targets: dict[tuple[int, StateName], torch.Tensor] = {}
         self._moves: dict[tuple[int, int], tuple[Copy, ...]] = {}
-        self._batches: dict[tuple[int, tuple[int, ...]], tuple[Batch, tuple[Storage, ...]]] = {}
+        self._batches: dict[tuple[int, tuple[int, ...]], tuple[Batch, tuple[BoundStorage, ...]]] = {}
         self._sources: dict[int, torch.Tensor] = {}
         self._hosted: dict[int, Batch] = {}
         guarded = chain(binding.optimizer_storages, binding.buffer_storages.values())
@@ -46,11 +46,12 @@ class SlotMap:
         What has no storage here, absent or on the host, has no copies and stands between no others.
         """
         indices = tuple(indices)
-        bound = [index for index in indices if self._program.moves[index].storage in self.binding.storages]
+        bound = [index for index in indices if self._timetable.moves[index].storage in self.binding.storages]
         batch = [] if len(bound) == len(indices) else sorted(set(indices).difference(bound))
         for _, group in groupby(bound, key=self._awaited_by):
             more = list(group)
-            if batch and sum(self._program.moves[index].size_bytes for index in batch + more) > self._program.few_bytes:
+            total_bytes = sum(self._timetable.moves[index].size_bytes for index in batch + more)
+            if batch and total_bytes > self._timetable.few_bytes:
                 yield batch
                 batch = []
             batch += more
@@ -61,26 +62,26 @@ class SlotMap:
 
         Inside an update each kind of state has its own.
         """
-        move = self._program.moves[index]
+        move = self._timetable.moves[index]
         return move.release, None if move.snapshot else self._guards.get(move.storage)
 
     def of_move(self, slot: Slot, index: int) -> tuple[Copy, ...]:
         """The copies of a direct move. A storage that is absent has none."""
         key = slot.index, index
         if key not in self._moves:
-            move = self._program.moves[index]
+            move = self._timetable.moves[index]
             storage = self.binding.storages.get(move.storage)
             span = move.offset_bytes, move.offset_bytes + move.size_bytes
             self._moves[key] = () if storage is None else self.of_storage(slot, storage, span)
         return self._moves[key]
 
-    def of_moves(self, slot: Slot, indices: tuple[int, ...]) -> tuple[Batch, tuple[Storage, ...]]:
+    def of_moves(self, slot: Slot, indices: tuple[int, ...]) -> tuple[Batch, tuple[BoundStorage, ...]]:
         """The copies of direct moves that leave together, and what they read."""
         key = slot.index, indices
         if key not in self._batches:
             if len(self._batches) > _KEPT_BATCHES:  # hooks that fire differently in each iteration
                 self._batches.clear()
-            read = (self.binding.storages.get(self._program.moves[index].storage) for index in indices)
+            read = (self.binding.storages.get(self._timetable.moves[index].storage) for index in indices)
             copies = Batch(copy for index in indices for copy in self.of_move(slot, index))
             self._batches[key] = copies, tuple(dict.fromkeys(storage for storage in read if storage is not None))
         return self._batches[key]
@@ -94,12 +95,12 @@ class SlotMap:
     def source(self, index: int) -> torch.Tensor:
         """The live bytes of a move whose storage is not absent."""
         if index not in self._sources:
-            move = self._program.moves[index]
+            move = self._timetable.moves[index]
             data = self.binding.storages[move.storage].data
             self._sources[index] = data[move.offset_bytes : move.offset_bytes + move.size_bytes]
         return self._sources[index]
 
-    def of_storage(self, slot: Slot, storage: Storage, span: tuple[int, int] | None = None) -> tuple[Copy, ...]:
+    def of_storage(self, slot: Slot, storage: BoundStorage, span: tuple[int, int] | None = None) -> tuple[Copy, ...]:
         """The copies of a storage's bytes from span[0] to span[1]."""
         start, end = span or (0, storage.data.numel())
         copies: list[Copy] = []
@@ -133,23 +134,23 @@ class SlotMap:
         return self._targets[key]
 
 
-class Flight:
+class InFlight:
     """A checkpoint being filled. It is *open* until the iteration that it saves has ended."""
 
-    def __init__(self, iteration: int, slot: Slot, program: Program, slots: SlotMap, device: Device) -> None:
+    def __init__(self, iteration: int, slot: Slot, timetable: Timetable, slots: SlotMap, device: Device) -> None:
         self.binding = slots.binding
         self.iteration = iteration
         self.slot = slot
         self.open = True
         self.record: Callable[[], bytes] | None = None
         self.last: Event | None = None  # of everything issued so far
-        self.checks: dict[Storage, tuple[int, ...]] = {}  # static state being copied: no write until it is staged
+        self.checks: dict[BoundStorage, tuple[int, ...]] = {}  # static state being copied: no write until it is staged
         self.written_unseen = False  # some of it, before a guard waited for the copy
-        self._program = program
+        self._timetable = timetable
         self._slots = slots
         self._device = device
-        self._progress = [Progress.PENDING] * len(program.moves)
-        self._pending = len(program.moves)
+        self._progress = [Progress.PENDING] * len(timetable.moves)
+        self._pending = len(timetable.moves)
         self._cursor = 0
         self._again: list[int] = []  # moves behind the cursor whose early copies went stale
         self._snapshots: dict[int, Snapshot] = {}
@@ -163,23 +164,23 @@ class Flight:
 
     def advance(self, time: int) -> None:
         """Do what is due up to a time."""
-        events, start = self._program.events, self._cursor
+        events, start = self._timetable.events, self._cursor
         while self._cursor < len(events) and events[self._cursor][0] <= time:
             self._cursor += 1
         if self._cursor == start:
             return
         due = events[start : self._cursor]
         self._do(
-            snapshots=[index for _, deed, index in due if deed is Deed.SNAPSHOT],
-            offloads=[index for _, deed, index in due if deed is Deed.OFFLOAD],
-            releases=[index for _, deed, index in due if deed is Deed.RELEASE],
+            snapshots=[index for _, kind, index in due if kind is ActionKind.SNAPSHOT],
+            offloads=[index for _, kind, index in due if kind is ActionKind.OFFLOAD],
+            releases=[index for _, kind, index in due if kind is ActionKind.RELEASE],
         )
 
     def close(self, slots: SlotMap, record: Callable[[], bytes], *, keep_early: bool = False) -> None:
         """The iteration has ended: what was copied before and written since is copied again, unless `keep_early`."""
         self.binding, self._slots = slots.binding, slots
         for index, version in list(self._early.items()):
-            storage = self.binding.storages.get(self._program.moves[index].storage)
+            storage = self.binding.storages.get(self._timetable.moves[index].storage)
             if not keep_early and (storage is None or storage.version() != version):
                 self._reset(index)
         self._early.clear()
@@ -187,9 +188,9 @@ class Flight:
         again, self._again = self._again, []
         self._do(snapshots=again, offloads=again, releases=())
 
-    def secure(self, storages: Iterable[Storage]) -> None:
+    def secure(self, storages: Iterable[BoundStorage]) -> None:
         """These are about to be written: nothing of them may be pending afterwards."""
-        moves_of, progress = self._program.moves_of, self._progress
+        moves_of, progress = self._timetable.moves_of, self._progress
         due = [
             index
             for storage in storages
@@ -197,14 +198,14 @@ class Flight:
             if progress[index] is Progress.PENDING
         ]
         if due:
-            planned = [index for index in due if self._program.moves[index].snapshot]
-            direct = [index for index in due if not self._program.moves[index].snapshot]
+            planned = [index for index in due if self._timetable.moves[index].snapshot]
+            direct = [index for index in due if not self._timetable.moves[index].snapshot]
             self._do(snapshots=planned, offloads=direct, releases=())
 
     def finish(self) -> None:
         """Issue everything that is left, from the live tensors and the snapshots as they are."""
         left = [index for index, progress in enumerate(self._progress) if progress is not Progress.ISSUED]
-        self._cursor, self._again = len(self._program.events), []
+        self._cursor, self._again = len(self._timetable.events), []
         self._do(snapshots=(), offloads=left, releases=())
         self._do(snapshots=(), offloads=(), releases=tuple(self._snapshots))
 
@@ -226,7 +227,7 @@ class Flight:
         """Make snapshots. Where memory does not suffice the moves stay pending, and a guard issues them as direct."""
         sources = []
         for index in indices:
-            storage = self.binding.storages.get(self._program.moves[index].storage)
+            storage = self.binding.storages.get(self._timetable.moves[index].storage)
             if storage is not None:
                 sources.append((index, storage, self._slots.source(index)))
         if not sources:
@@ -251,7 +252,7 @@ class Flight:
             batch = Batch((*batch, *(copy for index in indices for copy in self._from_snapshot(index))))
         if self.open:
             for index in direct:
-                storage = self.binding.storages.get(self._program.moves[index].storage)
+                storage = self.binding.storages.get(self._timetable.moves[index].storage)
                 self._early[index] = () if storage is None else storage.version()
         self.last = self._device.offload(batch)
         for storage in read:
@@ -268,7 +269,7 @@ class Flight:
         if snapshot is None:
             return
         for copy in self._slots.of_move(self.slot, index):
-            start = int(copy.source.storage_offset()) - self._program.moves[index].offset_bytes
+            start = int(copy.source.storage_offset()) - self._timetable.moves[index].offset_bytes
             yield Copy(copy.destination, snapshot.data[start : start + copy.source.numel()])
 
     def _release(self, index: int) -> None:

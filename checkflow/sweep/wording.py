@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from checkflow.sweep.cells import Answer, Axis, Cell, Edge, Row
-from checkflow.sweep.edges import value_of
+from checkflow.sweep.feasibility_edge import value_of
 from checkflow.units import format_bytes, format_ns, format_rate
 
 
@@ -89,7 +89,7 @@ def remedies(rows: Sequence[Row]) -> list[str]:
     return lines + [f"failed: {message}" for message in dict.fromkeys(row.message for row in rows if row.failed)]
 
 
-def place(row: Row, axis: Axis) -> str:
+def value_in_words(row: Row, axis: Axis) -> str:
     """Where a row of a search lies on its axis."""
     value = value_of(row, axis)
     return format_rate(value) if axis is Axis.BANDWIDTH else str(value)
@@ -103,7 +103,7 @@ def below(edge: Edge) -> str:
     why = "failed" if edge.fails.failed else f"{edge.fails.reason}"
     if edge.found is not None and value_of(edge.found, axis) - value_of(edge.fails, axis) == 1:
         return f"{'1 B/s' if axis is Axis.BANDWIDTH else '1'} less: {why}"
-    return f"{place(edge.fails, axis)}: {why}"
+    return f"{value_in_words(edge.fails, axis)}: {why}"
 
 
 def summary(answers: Sequence[Answer], *, reused: int, wall_s: float, jobs: int) -> str:

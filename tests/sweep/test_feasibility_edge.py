@@ -13,7 +13,7 @@ from modelfiles import LINEAR
 from checkflow.hardware import load_profile
 from checkflow.plan import Formulation
 from checkflow.sweep.cells import Axis, Cell, Edge, Outcome, Row, Search, cell_of
-from checkflow.sweep.edges import LEAST_BYTES_PER_S, MOST_BYTES_PER_S, cell_at, edge_of, value_of
+from checkflow.sweep.feasibility_edge import LEAST_BYTES_PER_S, MOST_BYTES_PER_S, cell_at, edge_of, value_of
 from checkflow.sweep.jobs import Answered, Ask, replies
 from checkflow.sweep.traces import trace
 

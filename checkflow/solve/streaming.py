@@ -17,7 +17,7 @@ from checkflow.plan import (
     Transfer,
     Transfers,
 )
-from checkflow.solve.ways_out import Needs, Search, as_planned, infeasible, keeps_limit
+from checkflow.solve.infeasible import Needs, Search, as_planned, infeasible, keeps_limit
 from checkflow.units import format_bytes, size_and_excess
 
 NO_SOLVER = SolverRun("none", "the plan meets the bound that the earliest deadline first gives")

@@ -8,7 +8,7 @@ from enum import IntEnum
 from checkflow.schedule import Place, Schedule
 
 
-class Deed(IntEnum):
+class ActionKind(IntEnum):
     """In this order at one anchor: memory is returned before more is taken."""
 
     RELEASE = 0
@@ -28,11 +28,11 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Program:
+class Timetable:
     """`time` orders places: all anchors of iteration 0, then those of iteration 1, and so on."""
 
     moves: tuple[Move, ...]
-    events: tuple[tuple[int, Deed, int], ...]  # (time, deed, index of its move), ascending
+    events: tuple[tuple[int, ActionKind, int], ...]  # (time, kind, index of its move), ascending
     moves_of: dict[int, tuple[int, ...]]  # storage -> its moves
     anchors: dict[tuple[str, str], dict[int, int]]  # (kind, subject) -> occurrence -> number of the anchor, from 1
     used: frozenset[int]  # anchors that some event needs
@@ -55,8 +55,8 @@ class Program:
 LOOKS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 
 
-def program_of(schedule: Schedule, few_bytes: int = 0) -> Program:
-    """The program of a schedule that `read_schedule` or `lower` vouches for.
+def timetable_of(schedule: Schedule, few_bytes: int = 0) -> Timetable:
+    """The timetable of a schedule that `read_schedule` or `lower` vouches for.
 
     A move without a snapshot holds no memory, so any place after the last write will do, as long as what is before it
     on the link stays before it. Those planned before the iteration's end leave at the end if together they are at most
@@ -81,19 +81,19 @@ def program_of(schedule: Schedule, few_bytes: int = 0) -> Program:
         for number in sorted(range(len(planned)), key=lambda number: (planned[number], number)):
             if planned[number] > count:
                 offloads[number] = before = planned[number] if schedule.actions[number].snapshot is not None else before
-    events: list[tuple[int, Deed, int]] = []
+    events: list[tuple[int, ActionKind, int]] = []
     moves_of: dict[int, list[int]] = {}
     for index, row in enumerate(schedule.actions):
         moves_of.setdefault(row.tensor, []).append(index)
-        events.append((offloads[index], Deed.OFFLOAD, index))
+        events.append((offloads[index], ActionKind.OFFLOAD, index))
         if row.snapshot is not None and row.release is not None:
-            events += [(time(row.snapshot), Deed.SNAPSHOT, index), (time(row.release), Deed.RELEASE, index)]
+            events += [(time(row.snapshot), ActionKind.SNAPSHOT, index), (time(row.release), ActionKind.RELEASE, index)]
     anchors: dict[tuple[str, str], dict[int, int]] = {}
     for number, anchor in enumerate(schedule.anchors, start=1):
         anchors.setdefault((anchor.kind, anchor.subject), {})[anchor.occurrence] = number
     used = frozenset(at % (count + 1) for at, _, _ in events)
     hooked = used | {int(count * part) for part in LOOKS}
-    return Program(
+    return Timetable(
         moves=tuple(
             Move(
                 row.tensor,
