@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import networkx
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "checkflow"
@@ -151,6 +152,19 @@ def test_rooms_know_only_those_above_them(path: Path) -> None:
     part, room = path.relative_to(PACKAGE).parts[0], path.relative_to(PACKAGE).parts[1].removesuffix(".py")
     inner = {name.removeprefix(f"checkflow.{part}.") for name in imports_of(path) if part_of(name) == part}
     assert {name.split(".")[0] for name in inner} <= ALLOWED_WITHIN[part][room] | {room}
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """Not within a part either, and not in a function: a file can be read before all that imports it."""
+    named = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in modules()}
+    named = {name.removesuffix(".__init__"): path for name, path in named.items()}
+    arrows = networkx.DiGraph()
+    for name, path in named.items():
+        for imported in imports_of(path):
+            target = imported if imported in named else imported.rpartition(".")[0]
+            if target != "checkflow":  # whose names are imported when they are used
+                arrows.add_edge(name, target)
+    assert not [sorted(circle) for circle in networkx.strongly_connected_components(arrows) if len(circle) > 1]
 
 
 def test_json_is_read_in_one_place() -> None:

@@ -26,7 +26,7 @@ import numpy as np
 
 from checkflow.errors import SolverError
 from checkflow.interrupts import killed_at_the_end
-from checkflow.solve.backends.highs import solve_here
+from checkflow.solve.backends._highs_here import solve_here
 from checkflow.solve.program import Floats, Log, OutOfTime, Program, Solution, Status, answer, in_time
 
 OVERRUN = 1.0  # of the limit, and OVERRUN_S: how long HiGHS may take to notice that time is up

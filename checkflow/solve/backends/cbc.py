@@ -17,7 +17,7 @@ import pulp
 
 from checkflow.errors import SolverError
 from checkflow.interrupts import killed_at_the_end
-from checkflow.solve.backends.highs import highs_model
+from checkflow.solve.backends._highs_here import highs_model
 from checkflow.solve.program import Floats, Log, Program, Solution, Status, answer
 
 GRACE_S = 5.0  # past the limit, before CBC is killed
