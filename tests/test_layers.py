@@ -158,7 +158,7 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
     """Not within a part either, and not in a function: a file can be read before all that imports it."""
     named = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in modules()}
     named = {name.removesuffix(".__init__"): path for name, path in named.items()}
-    arrows = networkx.DiGraph()
+    arrows: networkx.DiGraph[str] = networkx.DiGraph()
     for name, path in named.items():
         for imported in imports_of(path):
             target = imported if imported in named else imported.rpartition(".")[0]
