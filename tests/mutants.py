@@ -539,7 +539,6 @@ UNTOUCHED: dict[str, str] = {
     "solve.streaming:construct_streaming": _ADVICE,
     "solve.streaming:_possible": _ADVICE,
     "solve.streaming:_too_slow": _ADVICE,
-    "solve.streaming:too_large": _ADVICE,
     "solve.splitter:construct_packed": "advice, or the last try under a limit: transfers of solve.constructive's",
     "solve.splitter:_possible": "says no early; what it lets through is packed or is not",
     "solve.packed:Model.bytes_of": "a solver's bound is what verify takes on trust, and says so (proven_by)",

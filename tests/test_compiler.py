@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from mutants import SETTINGS
 
-from checkflow.compiler import Compiled, Options, Refused, compile_graph
+from checkflow.compiler import Compiled, Options, Refused, _as_planned, compile_graph
+from checkflow.errors import VerificationError
 from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
 from checkflow.plan import ProvenBy, Reason, Transfers
 from checkflow.report.terminal import rows_of
@@ -40,3 +42,18 @@ def test_an_optimum_of_a_solver_is_called_one_for_its_chunks() -> None:
     assert fine.plan.peak_bytes < coarse.plan.peak_bytes
     assert "for these chunks: others may need less" in dict(rows_of(coarse))[f"{coarse.plan.formulation} plan"]
     assert "chunks" not in dict(rows_of(fine))["certificate"]
+
+
+def test_a_streaming_plan_that_is_not_what_runs_is_refused() -> None:
+    """Peak or bound of the plan, a byte off those of the schedule; a packed plan has figures of its own."""
+    setting = SETTINGS["streaming"]
+    made = compile_graph(setting.graph, setting.options)
+    assert isinstance(made, Compiled)
+    _as_planned(made.schedule, made.plan)
+    for other in (
+        replace(made.plan, peak_bytes=made.plan.peak_bytes + 1),
+        replace(made.plan, lower_bound_bytes=made.plan.lower_bound_bytes - 1),
+    ):
+        with pytest.raises(VerificationError, match="certificate: peak and bound are"):
+            _as_planned(made.schedule, other)
+        _as_planned(made.schedule, replace(other, transfers_kind=Transfers.PACKED))

@@ -1,6 +1,6 @@
 """Where actions may happen: positions on a grid, unrolled around the checkpoint, and the link clock at each.
 
-Those with an anchor are on the grid of what runs; every position is on the grid that shows what is lost by that.
+What runs uses the grid of positions with an anchor. The grid of every position tells what missing anchors cost.
 Between two neighbours on the grid lies a *cell*: the steps during which no snapshot can be created or released.
 """
 

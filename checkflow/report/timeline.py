@@ -14,7 +14,7 @@ from checkflow.simulation.simulate import play
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One transfer as executed: when it occupies the link, and from when to when its snapshot exists."""
+    """One transfer: when it occupies the link, and from when to when its snapshot exists."""
 
     name: str
     size_bytes: int
@@ -41,7 +41,7 @@ class Timeline:
 
 
 def timeline_of(compiled: Compiled) -> Timeline:
-    """The timeline of a schedule as executed, at the derated times it was planned with."""
+    """The timeline of a schedule, at the derated times it was planned with."""
     problem, schedule, graph = compiled.problem, compiled.schedule, compiled.graph
     steps = problem.steps * problem.interval
     edges = (0, *accumulate(problem.time_ns * problem.interval))
@@ -90,7 +90,7 @@ def _spans(compiled: Compiled) -> tuple[Span, ...]:
 
 
 def _due(problem: Problem, graph: Graph, edges: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Deadlines as executed: the last anchor that is not after a tensor's deadline."""
+    """Deadlines on anchors: the last anchor that is not after a tensor's deadline."""
     positions = (0, *(anchor.position for anchor in graph.anchors))
     due: dict[int, int] = {}
     for tensor in problem.state:

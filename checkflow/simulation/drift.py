@@ -1,6 +1,6 @@
 """How much the timings may drift before a plan stalls: all of them together, and each at random.
 
-Memory follows positions and not times, so the executed peak holds under any drift; what drift costs is a stall.
+Memory follows positions and not times, so the peak holds under any drift; what drift costs is a stall.
 """
 
 from __future__ import annotations

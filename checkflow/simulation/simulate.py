@@ -50,7 +50,7 @@ class Simulated:
     bandwidth_bytes_per_s: int
     iterations: tuple[Iteration, ...]
     link_busy_ticks: int  # what the issued offloads take
-    passages: tuple[OnLink, ...]  # of the last checkpoint all of whose offloads were issued
+    on_link: tuple[OnLink, ...]  # of the last checkpoint all of whose offloads were issued
 
     @property
     def time_ns(self) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ def simulate(
 def play(schedule: Schedule, problem: Problem) -> tuple[OnLink, ...]:
     """One checkpoint's actions in the steady state, at the times and bandwidth of `problem`."""
     route = route_of(schedule, problem)
-    return follow(route, [problem.time_ns] * route.settled, problem.bandwidth_bytes_per_s).passages
+    return follow(route, [problem.time_ns] * route.settled, problem.bandwidth_bytes_per_s).on_link
 
 
 def follow(
@@ -115,7 +115,7 @@ def follow(
             arrivals = [clock[position] * bandwidth_bytes_per_s for position in (*route.positions, route.steps)]
             before = times
         player.iterate(number, arrivals, TICKS_PER_BYTE if ticks_per_byte is None else ticks_per_byte[number - 1])
-    return Simulated(bandwidth_bytes_per_s, tuple(player.iterations), player.busy, player.passages())
+    return Simulated(bandwidth_bytes_per_s, tuple(player.iterations), player.busy, player.on_link())
 
 
 class _Player:
@@ -152,7 +152,7 @@ class _Player:
         self._ended.append(self._now)
         self.iterations.append(Iteration(self._now - began, dict(self._stalls)))
 
-    def passages(self) -> tuple[OnLink, ...]:
+    def on_link(self) -> tuple[OnLink, ...]:
         rows, origin = self._route.schedule.actions, self._ended[self._whole]
         return tuple(
             OnLink(rows[action], begin - origin, end - origin)

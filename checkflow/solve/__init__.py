@@ -38,8 +38,8 @@ def solve(
     Args:
         problem: what to place, see docs/model.md.
         formulation, transfers: the model; transfers_for says which go together, and what None is.
-        needs: bytes that a packed plan needs at anchors; the memory limit holds for them, too. A streaming plan is made
-            for the problem's anchors.
+        needs: bytes that a packed plan needs once it is moved to anchors; the memory limit holds for them, too. A
+            streaming plan is made on the problem's anchors, so that its peak is what it needs.
         solver: "auto", "gurobi", "highs" or "cbc"; used only where arithmetic does not prove the optimum.
         time_limit_s: for the solver in seconds; when it runs out the best plan is returned with its gap.
         progress: told what goes on, in a few words.

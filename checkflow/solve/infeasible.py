@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from checkflow.plan import TICKS_PER_BYTE, Infeasible, Plan, Problem, Reason, StateTensor
+from checkflow.units import size_and_excess
 
 MOST_BANDWIDTH = 1 << 60  # bytes per second; what needs more is called hopeless
 MOST_INTERVAL = 1 << 12
@@ -27,6 +28,18 @@ def keeps_limit(problem: Problem, plan: Plan, needs: Needs) -> bool:
     """Whether a plan keeps to the problem's memory limit, as planned and where it is to run."""
     limit = problem.memory_limit_bytes
     return limit is None or max(plan.peak_bytes, needs(problem, plan)) <= limit
+
+
+def too_large(problem: Problem, plan: Plan, needs: Needs) -> str:
+    """Why a plan is over the memory limit, in one line."""
+    limit = problem.memory_limit_bytes
+    assert limit is not None, "a plan is over it"
+    if plan.lower_bound_bytes > limit:
+        return f"no plan needs less than {size_and_excess(plan.lower_bound_bytes, limit)}"
+    if plan.peak_bytes > limit:
+        return f"the plan needs {size_and_excess(plan.peak_bytes, limit)}"
+    needed = size_and_excess(needs(problem, plan), limit)
+    return f"moved to anchors, the plan needs {needed}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,9 @@ from checkflow.errors import SolverError
 from checkflow.plan import Formulation, Infeasible, Plan, Problem, Reason
 from checkflow.solve.bounds import chunks_can_fit, least_peak_bytes, link_fits, sizes_can_fit
 from checkflow.solve.constructive import construct, construct_within
-from checkflow.solve.infeasible import Needs, Search, as_planned, from_deadline, infeasible, keeps_limit
+from checkflow.solve.infeasible import Needs, Search, as_planned, from_deadline, infeasible, keeps_limit, too_large
 from checkflow.solve.packed import classes_of, whole_chunks
 from checkflow.solve.packing import NO_SOLVER, Unpacked, pack, plan_of
-from checkflow.solve.streaming import too_large
 from checkflow.units import format_bytes, size_and_excess
 
 FIRST_CHUNK_BYTES = 16 << 20

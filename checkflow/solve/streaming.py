@@ -17,8 +17,8 @@ from checkflow.plan import (
     Transfer,
     Transfers,
 )
-from checkflow.solve.infeasible import Needs, Search, as_planned, infeasible, keeps_limit
-from checkflow.units import format_bytes, size_and_excess
+from checkflow.solve.infeasible import Search, as_planned, infeasible, keeps_limit, too_large
+from checkflow.units import format_bytes
 
 NO_SOLVER = SolverRun("none", "the plan meets the bound that the earliest deadline first gives")
 PRECISION = 10**6  # of what an infeasible answer says would do
@@ -41,18 +41,6 @@ def construct_streaming(problem: Problem) -> Plan | None:
         return None
     plan = _plan(problem)
     return plan if keeps_limit(problem, plan, as_planned) else None
-
-
-def too_large(problem: Problem, plan: Plan, needs: Needs) -> str:
-    """Why a plan is over the memory limit, in one line."""
-    limit = problem.memory_limit_bytes
-    assert limit is not None, "a plan is over it"
-    if plan.lower_bound_bytes > limit:
-        return f"no plan needs less than {size_and_excess(plan.lower_bound_bytes, limit)}"
-    if plan.peak_bytes > limit:
-        return f"the plan needs {size_and_excess(plan.peak_bytes, limit)}"
-    needed = size_and_excess(needs(problem, plan), limit)
-    return f"as executed, with hooks at anchors alone, the plan needs {needed}"
 
 
 def _plan(problem: Problem) -> Plan:

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from processes import children, runs
 
 GRAPH = Path(__file__).parents[2] / "graphs" / "alexnet-1.json"
 
 
-def test_sigterm_while_a_solver_runs_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_sigterm_while_a_solver_runs_leaves_nothing(solver: str, tmp_path: Path) -> None:
     """The solver's process and the temporary folder are gone when the command is, and no schedule is half-written."""
     arguments = [
         "compile",
@@ -27,7 +29,7 @@ def test_sigterm_while_a_solver_runs_leaves_nothing(tmp_path: Path) -> None:
         "63GB/s",
     ]
     with subprocess.Popen(
-        [sys.executable, "-c", "from checkflow.cli import main; main()", *arguments, "--solver", "highs"],
+        [sys.executable, "-c", "from checkflow.cli import main; main()", *arguments, "--solver", solver],
         cwd=tmp_path,
         env={"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
         stderr=subprocess.PIPE,
@@ -39,7 +41,7 @@ def test_sigterm_while_a_solver_runs_leaves_nothing(tmp_path: Path) -> None:
                 break
         while not (solvers := children(process.pid)):
             assert process.poll() is None
-        found = list(tmp_path.glob("checkflow-highs-*/log"))
+        found = list(tmp_path.glob(f"checkflow-{solver}-*/log"))
         process.send_signal(signal.SIGTERM)
         rest = process.stderr.read()
     assert process.returncode == 143 and found
