@@ -13,17 +13,15 @@ import torch
 
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.earlier import of_now
-from checkflow.checkpointing.files import layout_of
+from checkflow.checkpointing.engine import Engine, Settings
+from checkflow.checkpointing.fitting import Fitting, fit
 from checkflow.checkpointing.listing import missing, unplanned
 from checkflow.collector import paused_collector
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
 from checkflow.extra import Stateful
 from checkflow.interrupts import held_back
-from checkflow.runtime.binding import add_rooms, bind
 from checkflow.schedule import Schedule, read_schedule
-from checkflow.state.host.capture import HostState, check_capturable
 from checkflow.state.host.objects import HostObjects
-from checkflow.state.host.tensors import in_files
 from checkflow.state.refused import check_supported
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.format.reader import checkpoint_names
@@ -137,7 +135,6 @@ def attach(
     lacking = missing(schedule, training.listed, scaler=scaler is not None)
     if lacking and audit:
         raise AuditError(f"audit: {lacking[0]}")
-    binding = bind(schedule, training)
     objects = HostObjects.of(
         scheduler=scheduler,
         scaler=scaler,
@@ -146,55 +143,47 @@ def attach(
         metadata=metadata,
         extra=training.listed,
     )
-    add_rooms(binding, in_files(objects.objects))
-    layout = layout_of(binding)
-    stored = {target.name for target in binding.targets.values()}
-    rooms = {
-        target.name: (getattr(torch, target.dtype), target.shape)
-        for target in binding.targets.values()
-        if target.name.holder in objects.objects
-    }
-    fingerprints = {"schedule": schedule.digest, "state": schedule.state_fingerprint}
-    host = HostState(training, objects, stored=stored.__contains__, fingerprints=fingerprints, rooms=rooms)
-    check_capturable(host)
+    fitting = fit(schedule, training, objects)
     for line in (*lacking, unplanned(schedule, training.listed)):
         if line is not None:
             warn(line)
+
+    def open_store(fitting: Fitting, *, after: StoreHandle | None = None) -> StoreHandle:
+        return StoreHandle.open(
+            Path(store),
+            fitting.layout,
+            after=after,
+            slots=slots,
+            when_full=when_full,
+            record_room_bytes=fitting.host.room_bytes(),
+            persist_every=persist_every,
+            retention=retention,
+            on_error=on_error,
+            retry_s=retry_s,
+            notify=warn,
+        )
+
+    settings = Settings(interval, wait_when_full=when_full == "wait", audit=audit)
     with contextlib.ExitStack() as undo:
         with held_back(signal.SIGINT):
-            handle = StoreHandle.open(
-                Path(store),
-                layout,
-                slots=slots,
-                when_full=when_full,
-                record_room_bytes=host.room_bytes(),
-                persist_every=persist_every,
-                retention=retention,
-                on_error=on_error,
-                retry_s=retry_s,
-                notify=warn,
-            )
+            handle = open_store(fitting)
             undo.callback(_close, handle)
+            engine = Engine(training, objects, fitting, handle, open_store, settings, Path(store), warn)
+            undo.callback(engine.close)
             checkpointer = Checkpointer(
-                schedule,
+                engine,
                 training,
                 objects,
-                host,
-                binding,
-                handle,
                 Path(store),
-                interval=interval or schedule.interval,
-                wait_when_full=when_full == "wait",
                 start_over=start_over,
                 sigterm_deadline_s=sigterm_deadline_s,
-                audit=audit,
                 notify=warn,
                 tell=tell,
             )
             undo.push(checkpointer.__exit__)
         if start_over:
             _keep_earlier(handle.path, warn, tell)
-        tell(f"{store}: {_plan(interval or schedule.interval, layout.size_bytes, slots, persist_every)}")
+        tell(f"{store}: {_plan(engine.interval, fitting.layout.size_bytes, slots, persist_every)}")
         undo.pop_all()
     return checkpointer
 

@@ -10,25 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from checkflow.checkpointing.files import without_bytes
-from checkflow.checkpointing.sink import StoreSink
+from checkflow.checkpointing.engine import Engine
 from checkflow.collector import paused_collector
-from checkflow.errors import CheckflowError, InputError, StoreError
-from checkflow.runtime.binding import Binding
-from checkflow.runtime.counters import Counters
-from checkflow.runtime.cuda import CudaDevice
-from checkflow.runtime.device import Device
+from checkflow.errors import InputError, StoreError
 from checkflow.runtime.executor import Executor
-from checkflow.runtime.hook import register
-from checkflow.runtime.host import HostDevice
-from checkflow.runtime.lifecycle import Inside, Phase
-from checkflow.runtime.pipeline import Record
+from checkflow.runtime.lifecycle import Phase
 from checkflow.runtime.stats import Meter, Stats
 from checkflow.runtime.terminate import OnTerminate
-from checkflow.schedule import Schedule
-from checkflow.state.host.capture import HostState
 from checkflow.state.host.objects import HostObjects
-from checkflow.state.restore import check_restorable, restore
+from checkflow.state.restore import restore
 from checkflow.store.format.manifest import parse_directory_name
 from checkflow.store.format.reader import checkpoint_names, load_newest
 from checkflow.store.trainer.handle import StoreHandle
@@ -46,82 +36,43 @@ class Checkpointer:
 
     def __init__(
         self,
-        schedule: Schedule,
+        engine: Engine,
         training: Training,
         objects: HostObjects,
-        host: HostState,
-        binding: Binding,
-        handle: StoreHandle,
         store: Path,
         *,
-        interval: int,
-        wait_when_full: bool,
         start_over: bool,
         sigterm_deadline_s: float | None,
-        audit: bool,
         notify: Callable[[str], None],
         tell: Callable[[str], None],
     ) -> None:
-        self._schedule = schedule
+        self._engine = engine
         self._training = training
         self._objects = objects
-        self._handle = handle
         self._store = store
         self._notify = notify
         self._tell = tell
         self._start_over = start_over
         self._owner = os.getpid()
         self._warned = False
-        self._inside = Inside()
-        self._counters = Counters()
-        self._meter = Meter(self._counters)
+        self._inside = engine.inside
+        self._meter = Meter(engine.counters)
         self._closed = False
-        self._restorable: object = None  # the structure of host state that was found to match the files
         self._metadata: Mapping[str, object] = {}
-        device: Device
-        if binding.device.type == "cuda":
-            handle.take_memory()  # to be pinned
-            device = CudaDevice(self._counters, binding.device)
-        else:
-            device = HostDevice(self._counters)
-        try:
-            device.register(handle.address, handle.shared.size_bytes)
-        except BaseException:
-            device.close()
-            raise
-
-        def capture(iteration: int) -> Record:
-            captured = host.capture(iteration)
-            if host.structure == self._restorable:
-                return captured.record
-            self._restorable = host.structure
-            return lambda: self._checked(captured.record())
-
-        self._executor = Executor(
-            schedule,
-            training,
-            binding,
-            device,
-            StoreSink(handle, self._inside),
-            capture,
-            self._counters,
-            interval=interval,
-            wait_when_full=wait_when_full,
-            audit=audit,
-            late=host.tensors,
-            tell=notify,
-            inside=self._inside,
-        )
-        try:
-            self._refuse_to_overrun()
-            self._hooks = register(self._executor, training)
-        except BaseException:
-            self._executor.close()
-            raise
+        self._refuse_to_overrun()
+        engine.start()
         self._on_terminate = None
         if sigterm_deadline_s is not None:
             self._deadline_s = sigterm_deadline_s
             self._on_terminate = OnTerminate(self._terminate, self._patience_s, self._inside, sigterm_deadline_s)
+
+    @property
+    def _executor(self) -> Executor:
+        return self._engine.executor
+
+    @property
+    def _handle(self) -> StoreHandle:
+        return self._engine.handle
 
     def _refuse_to_overrun(self) -> None:
         """What an earlier run left has to be resumed, unless it is kept: to train on beside it would prune it."""
@@ -218,7 +169,7 @@ class Checkpointer:
 
     def stats(self) -> Stats:
         """What checkpointing did and cost so far."""
-        return self._meter.stats(self._executor, self._schedule)
+        return self._meter.stats(self._executor, self._engine.fitting.schedule)
 
     def status(self) -> Status:
         """How far the checkpoints are: staged, durable, verified."""
@@ -248,10 +199,8 @@ class Checkpointer:
             if complete:
                 self._save_last()
         finally:
-            for hook in self._hooks:
-                hook.remove()
             try:
-                self._executor.close()
+                self._engine.close()
             finally:
                 self._handle.close(DURABLE_DEADLINE_S)
 
@@ -271,14 +220,6 @@ class Checkpointer:
                 return
             time.sleep(pause_s)
             pause_s = 2 * pause_s or 0.5
-
-    def _checked(self, record: bytes) -> bytes:
-        """The first record of its kind. Raises InputError where no restore would take it."""
-        try:
-            check_restorable(without_bytes(self._handle.layout), record, self._training, self._objects)
-        except CheckflowError as error:
-            raise InputError(f"{self._store}: no restore would take this training's checkpoints: {error}") from None
-        return record
 
     def __enter__(self) -> Checkpointer:
         return self

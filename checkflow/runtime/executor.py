@@ -282,8 +282,8 @@ class Executor:
             self._mend()
             return self.pipeline.drain(timeout_s)
 
-    def close(self) -> None:
-        """Complete what can be vouched for; hooks do nothing from now on. Raises what no step() has raised."""
+    def retire(self) -> None:
+        """Complete what can be vouched for; hooks do nothing from now on. The device goes on."""
         if self.lifecycle.deaf:
             return
         try:
@@ -292,6 +292,19 @@ class Executor:
             self._to(Phase.CLOSED, "is closed; attach again")
             self.pipeline.drop_all()
             self._device.collect()
+
+    def succeed(self, before: Executor) -> None:
+        """Go on where another one, which has retired, left off: it was told of all that was done until now."""
+        self.completed, self._restored = before.completed, before._restored
+        self.pipeline.succeed(before.pipeline)
+
+    def close(self) -> None:
+        """Retire, and close the device. Raises what no step() has raised."""
+        if self.lifecycle.deaf:
+            return
+        try:
+            self.retire()
+        finally:
             self._device.close()
         if self._problems:
             raise self._problems.pop(0)
