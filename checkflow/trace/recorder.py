@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,11 +18,14 @@ from checkflow.torch_internals import (
 from checkflow.trace.costs import dtype_of, flops_of, traffic_of
 from checkflow.trace.execution import execute
 from checkflow.trace.fx_program import FxProgram
+from checkflow.trace.stopwatch import Span, Stopwatch
 from checkflow.trace.storages import Ledger, Storage, is_new, is_scalar
 from checkflow.trace.unlisted import Watch
 from checkflow.trace.values import Values
 from checkflow.trace.workspaces import Workspaces
 from checkflow.trace.writes import named_arguments, tensors_in, traits, written
+
+Calls = Sequence[tuple[OpOverload, bool]]  # operators in order, and whether each is a step
 
 QUIET = ("prim", "profiler")  # queries and marks, not operators
 # They return no tensor and still do work: the host waits for a value.
@@ -45,19 +48,30 @@ class Recorded:
 class Recording:
     """What one iteration did, as it happens."""
 
-    program: FxProgram
+    program: FxProgram | None
     operators: list[Recorded] = field(default_factory=list)
     calls: list[tuple[OpOverload, bool]] = field(default_factory=list)  # all, and whether each is a step
+    spans: list[Span] = field(default_factory=list)  # of the operators, where there is a stopwatch
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Above fake tensors, if there are any. Set `recording` to record, `watch` to watch; the ledger is always kept."""
 
-    def __init__(self, ledger: Ledger, fake: FakeTensorMode | None, values: Values) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        fake: FakeTensorMode | None,
+        values: Values,
+        stopwatch: Stopwatch | None = None,
+        ignores: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`stopwatch` times operators; what runs while `ignores` says so is none of the iteration's."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.fake = fake
         self.values = values
+        self._stopwatch = stopwatch
+        self._ignores = ignores
         self.workspaces = Workspaces(ledger)
         self.recording: Recording | None = None
         self.watch: Watch | None = None
@@ -70,7 +84,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
-        if func.namespace in QUIET:
+        if func.namespace in QUIET or self._ignores():
             return func(*args, **kwargs)
         if torch.is_inference_mode_enabled() and can_decompose(func):  # autograd does this elsewhere
             with self:
@@ -85,9 +99,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         recording = self.recording
         # A storage from outside (a loader's worker sends such) is no value of a program: what it holds is a constant.
         given_storage = any(isinstance(value, torch.UntypedStorage) for value in args)
-        node = recording.program.call(func, args, kwargs) if recording is not None and not given_storage else None
+        program = None if recording is None or given_storage else recording.program
+        node = None if program is None else program.call(func, args, kwargs)
+        if self._stopwatch is not None:
+            self._stopwatch.start()
 
         executed = execute(func, args, kwargs, tensors, targets, self.ledger, self.fake, self.values, self.workspaces)
+
+        span = None if self._stopwatch is None else self._stopwatch.stop()
 
         result = executed.result
         fresh = self._fresh(result)
@@ -108,9 +127,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in targets:
                 self.ledger.see(tensor).scalar = False
         if recording is not None:
-            if node is not None:
-                recording.program.results(node, result)
-                recording.program.generated(kwargs.get("generator"))
+            if program is not None and node is not None:
+                program.results(node, result)
+                program.generated(kwargs.get("generator"))
             recording.calls.append((func, works))
             if works:
                 unread = traits(func).unread
@@ -118,6 +137,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 writes = [self.ledger.see(t) for t in (*targets, *fresh)]
                 for storage in (*reads, *writes):
                     storage.last_use = self.ledger.step
+                if recording.program is None:
+                    _name(writes, func, self.ledger.step)
+                if span is not None:
+                    recording.spans.append(span)
                 recording.operators.append(
                     Recorded(
                         name=str(func),
@@ -140,7 +163,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if executed.known is not None:
             self.values.bind(lifted, executed.known[0])
         if self.recording is not None:
-            self.recording.program.lift(constant, lifted)
+            if self.recording.program is not None:
+                self.recording.program.lift(constant, lifted)
             self.recording.calls.append((func, False))
         return lifted
 
@@ -158,3 +182,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(tensor.numel() for tensor in targets) or any(t.untyped_storage().nbytes() for t in fresh):
             return True
         return schema_of(func).name in _READ_BY_HOST
+
+
+def _name(storages: Sequence[Storage], func: OpOverload, step: int) -> None:
+    """What no program names has the name of who wrote it first."""
+    for number, storage in enumerate(storages):
+        storage.name = storage.name or f"%{schema_of(func).name.removeprefix('aten::')}_{step}_{number}"
