@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.engine import Engine
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, StoreError
@@ -40,6 +42,7 @@ class Checkpointer:
         training: Training,
         objects: HostObjects,
         store: Path,
+        adapting: Adapting | None,
         *,
         start_over: bool,
         sigterm_deadline_s: float | None,
@@ -47,6 +50,7 @@ class Checkpointer:
         tell: Callable[[str], None],
     ) -> None:
         self._engine = engine
+        self._adapting = adapting
         self._training = training
         self._objects = objects
         self._store = store
@@ -122,6 +126,8 @@ class Checkpointer:
             for name in restored.missing:
                 self._notify(f"{self._store}: {name} is not in this checkpoint; it stays as it is")
             self._metadata = restored.metadata
+            if self._adapting is not None:
+                self._adapting.follow_state()
             self._executor.resume(restored.iteration)
             self._tell(f"{self._store}: resumed iteration {restored.iteration} in {time.monotonic() - started:.1f} s")
             return restored.iteration
@@ -136,7 +142,11 @@ class Checkpointer:
 
         Raises InputError where the store holds checkpoints and nothing was restored.
         """
+        adapting = None if self._executor.lifecycle.phase is Phase.FORKED else self._adapting
         try:
+            if adapting is not None:
+                with self._inside:
+                    adapting.ended(sys._getframe(1))
             self._executor.step()
         except InputError:
             if not self._forked("step"):
@@ -146,6 +156,8 @@ class Checkpointer:
             if self._on_terminate is not None and self._on_terminate.pending:
                 self._on_terminate.reached_step()
         self._meter.step()
+        if adapting is not None:
+            adapting.begins(sys._getframe(1))
 
     def save(self, *, keep: bool = True) -> None:
         """Checkpoint the iteration that just ended, or was restored, and return when it is durable.
@@ -195,6 +207,8 @@ class Checkpointer:
         _LOG.info("%s: %s", self._store, self.stats())
 
     def _end(self, *, complete: bool) -> None:
+        if self._adapting is not None:
+            self._adapting.close()
         try:
             if complete:
                 self._save_last()

@@ -44,6 +44,7 @@ class Settings:
     interval: int | None  # None: the schedule's
     wait_when_full: bool
     audit: bool
+    learns: bool  # what schedule is followed changes
 
 
 class Engine:
@@ -58,9 +59,10 @@ class Engine:
         open_store: OpenStore,
         settings: Settings,
         store: Path,
+        inside: Inside,
         notify: Callable[[str], None],
     ) -> None:
-        self.inside = Inside()
+        self.inside = inside
         self.counters = Counters()
         self.handle = handle
         self.fitting = fitting
@@ -93,7 +95,7 @@ class Engine:
             self._take_hooks_off()
             before = self.executor
             before.retire()
-            if fitting.layout != self.handle.layout:
+            if fitting.layout.files != self.handle.layout.files:
                 self._device.close()
                 self.handle = self._open_store(fitting, after=self.handle)
                 self._device = self._device_of(self.handle)
@@ -140,6 +142,7 @@ class Engine:
             interval=self.interval,
             wait_when_full=self._settings.wait_when_full,
             audit=self._settings.audit,
+            learns=self._settings.learns,
             late=fitting.host.tensors,
             tell=self._notify,
             inside=self.inside,

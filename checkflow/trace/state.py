@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -31,12 +32,18 @@ def state_of(training: Training, model: str) -> tuple[State, ...]:
     Of the objects that were listed only dicts are known here: what state_dict() gives may be copies.
     """
     try:
-        found = [State(live.name, _role(live), live.tensor, live.is_host_scalar_anywhere) for live in walk(training)]
+        return tuple(live_states(training))
     except InputError as error:
         raise TraceError(f"{model}: {error}") from None
+
+
+def live_states(training: Training) -> Iterator[State]:
+    """The same. Raises InputError."""
+    for live in walk(training):
+        yield State(live.name, _role(live), live.tensor, live.is_host_scalar_anywhere)
     dicts = {holder: member for holder, member in training.listed.objects.items() if isinstance(member, Holder)}
-    asked = (State(name, Role.BUFFER, tensor, host=False, may_change=True) for name, tensor in asked_state(dicts))
-    return (*found, *asked)
+    for name, tensor in asked_state(dicts):
+        yield State(name, Role.BUFFER, tensor, host=False, may_change=True)
 
 
 def _role(live: Live) -> Role:
