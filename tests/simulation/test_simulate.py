@@ -21,12 +21,12 @@ from checkflow.errors import InputError
 from checkflow.graph import Graph, Role
 from checkflow.lower import lower
 from checkflow.plan import Infeasible, Problem, on_anchors, problem_of
+from checkflow.plan.solve import solve
 from checkflow.runtime.counters import Counters
 from checkflow.runtime.device import Batch
 from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
 from checkflow.simulation.simulate import play, simulate
-from checkflow.solve import solve
 from checkflow.verify import verify
 
 NETWORKS = [("alexnet", "sgd"), ("resnet", "adamw"), ("mnasnet", "sgd"), ("transformer", "adamw")]
