@@ -145,10 +145,10 @@ def _rounded(plan: Plan, grid: Grid) -> tuple[Placed, ...]:
         requests.append(Request(transfer.chunk, created, (rank, 0)))
     return tuple(
         Placed(
-            chunk=passage.request.chunk,
+            chunk=passage.moved.chunk,
             begin_ticks=passage.begin_ticks,
             end_ticks=passage.end_ticks,
-            created=passage.request.release,
+            created=passage.moved.release,
             released=grid.from_clock(passage.end_ticks),
         )
         for passage in queue(grid, requests)

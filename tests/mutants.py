@@ -402,7 +402,6 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "plan.streaming.place:_down": [Mutant("streaming", gives(by(1))), Mutant("streaming", gives(by(512)))],
     "plan.streaming.place:_up": [Mutant("slack", gives(by(1))), Mutant("every iteration", gives(by(512)))],
-    "plan.timeline.queue:Passage.end_ticks": [Mutant("every iteration", gives(by(-MIB_TICKS // 64)))],
     "plan.timeline.queue:queue": [
         Mutant("streaming", gives(all_but_last)),
         Mutant("streaming", gives(lambda passages: passages[::-1])),

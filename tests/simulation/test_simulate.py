@@ -188,8 +188,8 @@ def test_a_verified_schedule_does_not_stall_without_drift(
     _, problem, schedule, _, _ = case
     simulated = simulate(schedule, problem, [problem.time_ns] * (6 * problem.interval))
     assert simulated.stall_ns_by_cause == {}
-    assert simulated.on_link == play(schedule, problem)
-    assert [one.row for one in simulated.on_link] == list(schedule.actions)
+    assert simulated.passages == play(schedule, problem)
+    assert [one.moved for one in simulated.passages] == list(schedule.actions)
 
 
 @given(drifted(), st.integers(1, 10**9), st.data())

@@ -46,7 +46,7 @@ def place(grid: Grid) -> Placement:
     placed = [
         part
         for passage in passages
-        for part in _cut(grid, passage.request.chunk, passage.begin_ticks, deadlines[passage.request.chunk.state], ())
+        for part in _cut(grid, passage.moved.chunk, passage.begin_ticks, deadlines[passage.moved.chunk.state], ())
     ]
     placed, memory = _relieved(grid, placed, deadlines, bound)
     while crowded := {cell for cell, held_bytes in enumerate(memory) if held_bytes > bound}:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from checkflow.plan import TICKS_PER_BYTE, Chunk
 from checkflow.plan.timeline.grid import Grid
+
+Moved = TypeVar("Moved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +23,15 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """A chunk's way over the link: it occupies the link from begin to end."""
+class Passage(Generic[Moved]):
+    """What moves has the link from begin to end."""
 
-    request: Request
+    moved: Moved
     begin_ticks: int
-
-    @property
-    def end_ticks(self) -> int:
-        return self.begin_ticks + self.request.chunk.size_bytes * TICKS_PER_BYTE
+    end_ticks: int
 
 
-def queue(grid: Grid, requests: Sequence[Request]) -> list[Passage]:
+def queue(grid: Grid, requests: Sequence[Request]) -> list[Passage[Request]]:
     """One checkpoint's passages, in link order, in the steady state: the link never idles while a chunk may move.
 
     The chunks have to fit the link (fluid.link_carries); then the delay that one checkpoint hands to the next
@@ -43,11 +43,11 @@ def queue(grid: Grid, requests: Sequence[Request]) -> list[Passage]:
     return passages
 
 
-def _pass(grid: Grid, requests: Sequence[Request], free_ticks: int | None) -> list[Passage]:
+def _pass(grid: Grid, requests: Sequence[Request], free_ticks: int | None) -> list[Passage[Request]]:
     arrivals = sorted(requests, key=lambda request: request.release)
     clocks = [grid.clock(request.release) for request in arrivals]
     ready: list[tuple[tuple[int, int], int]] = []
-    passages: list[Passage] = []
+    passages: list[Passage[Request]] = []
     now = free_ticks if free_ticks is not None else (clocks[0] if clocks else 0)
     upcoming = 0
     while upcoming < len(arrivals) or ready:
@@ -57,8 +57,8 @@ def _pass(grid: Grid, requests: Sequence[Request], free_ticks: int | None) -> li
             heapq.heappush(ready, (arrivals[upcoming].urgency, upcoming))
             upcoming += 1
         _, index = heapq.heappop(ready)
-        passages.append(Passage(arrivals[index], now))
-        now = passages[-1].end_ticks
+        begin, now = now, now + arrivals[index].chunk.size_bytes * TICKS_PER_BYTE
+        passages.append(Passage(arrivals[index], begin, now))
     return passages
 
 
