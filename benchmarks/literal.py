@@ -20,8 +20,8 @@ from rich.table import Table
 
 from checkflow.errors import SolverError
 from checkflow.plan import Formulation, Infeasible, Plan, Problem, Transfers, problem_of
-from checkflow.solve import solve
-from checkflow.solve.packing import MOST_COLUMNS
+from checkflow.plan.packed.packing import MOST_COLUMNS
+from checkflow.plan.solve import solve
 from checkflow.units import parse_bytes
 
 LONG_S = 10.0  # cells in which the literal program takes at least this count for the ratio

@@ -43,7 +43,7 @@ def main() -> None:
         pass
     torch.set_num_threads(1)
     source = torch.ones(size, dtype=torch.uint8)
-    place = layout.place("model.safetensors", "w")
+    place = layout.find("model.safetensors", "w")
     times: dict[str, list[float]] = {}
     for number in range(options.rounds + 3):  # the first maps each slot's pages
         slot = number % 3

@@ -22,8 +22,8 @@ from checkflow.plan import (
     on_anchors,
     problem_of,
 )
+from checkflow.plan.solve import construct, solve, transfers_for
 from checkflow.schedule import Schedule
-from checkflow.solve import construct, solve, transfers_for
 from checkflow.units import format_bytes
 from checkflow.verify import verify, verify_plan
 

@@ -12,9 +12,9 @@ from typing import Literal, TypeVar
 from checkflow.compiler import Compiled, Options, Refused, compile_graph, explain
 from checkflow.errors import InfeasibleError, InputError
 from checkflow.plan import Formulation, Transfers
+from checkflow.plan.packed.program import solvers
+from checkflow.plan.solve import transfers_for
 from checkflow.schedule import Schedule, write_schedule
-from checkflow.solve import transfers_for
-from checkflow.solve.program import solvers
 from checkflow.timedgraph import Model, TimedGraph, traced
 from checkflow.units import fraction_ppm, parse_bytes, parse_rate
 

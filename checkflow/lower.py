@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from checkflow.graph import Graph
 from checkflow.graphfile import graph_fingerprint, state_fingerprint
-from checkflow.link.fluid import earliest_deadline_first, lower_bound_bytes
-from checkflow.link.grid import Grid
-from checkflow.link.place import Placed, place, snapshots_of
-from checkflow.link.queue import Request, in_order, queue
 from checkflow.plan import TICKS_PER_BYTE, Formulation, Plan, Problem, Transfers, on_anchors
+from checkflow.plan.streaming.place import Placed, place, snapshots_of
+from checkflow.plan.timeline.fluid import earliest_deadline_first, lower_bound_bytes
+from checkflow.plan.timeline.grid import Grid
+from checkflow.plan.timeline.queue import Request, in_order, queue
 from checkflow.schedule import (
     ActionRow,
     AnchorRow,
@@ -145,10 +145,10 @@ def _rounded(plan: Plan, grid: Grid) -> tuple[Placed, ...]:
         requests.append(Request(transfer.chunk, created, (rank, 0)))
     return tuple(
         Placed(
-            chunk=passage.request.chunk,
+            chunk=passage.moved.chunk,
             begin_ticks=passage.begin_ticks,
             end_ticks=passage.end_ticks,
-            created=passage.request.release,
+            created=passage.moved.release,
             released=grid.from_clock(passage.end_ticks),
         )
         for passage in queue(grid, requests)

@@ -20,8 +20,8 @@ import pytest
 from checkflow.compiler import Options
 from checkflow.errors import SolverError, VerificationError
 from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
-from checkflow.link.grid import Grid
 from checkflow.plan import Formulation, Transfers
+from checkflow.plan.timeline.grid import Grid
 from checkflow.schedule import sealed
 
 KIB = 1024
@@ -257,21 +257,21 @@ _PEAK_TOO_HIGH = gives(field("peak_bytes", by(KIB)))
 _ALL_PACKED = ("packed", "packed, solved", "compact", "compact, solved", "paper")
 
 MUTANTS: dict[str, list[Mutant]] = {
-    "plan:Problem.steps": [Mutant("streaming", gives(by(-1)))],
-    "plan:Problem.state_bytes": [Mutant("streaming", gives(half))],
-    "plan:Problem.training_peak_bytes": [Mutant("streaming", gives(by(-KIB)))],
-    "plan:Problem.iteration_time_ns": [Mutant("streaming", gives(times(2)))],
-    "plan:Problem._elapsed_ns": [Mutant("streaming", gives(lambda ns: tuple(map(times(2), ns))))],
-    "plan:Problem.clock": [
+    "plan.problem:Problem.steps": [Mutant("streaming", gives(by(-1)))],
+    "plan.problem:Problem.state_bytes": [Mutant("streaming", gives(half))],
+    "plan.problem:Problem.training_peak_bytes": [Mutant("streaming", gives(by(-KIB)))],
+    "plan.problem:Problem.iteration_time_ns": [Mutant("streaming", gives(times(2)))],
+    "plan.problem:Problem._elapsed_ns": [Mutant("streaming", gives(lambda ns: tuple(map(times(2), ns))))],
+    "plan.problem:Problem.clock": [
         *in_all(gives(lambda ticks: ticks * 5 // 4), "streaming", "slack"),
         Mutant("streaming", takes(1, by(1))),
     ],
-    "plan:Problem.window": [
+    "plan.problem:Problem.window": [
         *in_all(gives(window(0, 2)), "streaming", "slack", "packed"),
         *in_all(gives(window(-1, 0)), "streaming", "slack", "every iteration"),
         Mutant("streaming", gives(window(1, 0))),
     ],
-    "plan:problem_of": [
+    "plan.problem:problem_of": [
         Mutant("slack", unslacked),
         *in_all(_FIRST_WRITE_LATER, "streaming", "packed", "compact"),
         Mutant("streaming", gives(field("state", all_but_last))),
@@ -281,10 +281,10 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("limit", gives(field("memory_limit_bytes", times(2)))),
         Mutant("packed", gives(field("chunk_bytes", times(2)))),
     ],
-    "plan:on_anchors": [
+    "plan.problem:on_anchors": [
         Mutant("streaming", gives(field("anchors", lambda found: (*map(by(-1), found[:-1]), found[-1]))))
     ],
-    "plan:unrolled": [Mutant("paper", _FIRST_WRITE_LATER)],
+    "plan.problem:unrolled": [Mutant("paper", _FIRST_WRITE_LATER)],
     "graph:Role.is_state": [Mutant("streaming", lambda original: lambda role: original(role) and role != "buffer")],
     "graph:Graph.steps": [Mutant("streaming", gives(by(1)))],
     "graph:Graph.iteration_time_ns": [Mutant("streaming", gives(by(1)))],
@@ -332,196 +332,206 @@ MUTANTS: dict[str, list[Mutant]] = {
     "compiler:_another_try": [
         Mutant("too slow", lambda _: lambda problem, *_given: replace(problem, interval=problem.interval + 1))
     ],
-    "link.fluid:Piece.end_ticks": [Mutant("streaming", gives(by(-MIB_TICKS // 64)))],
-    "link.fluid:earliest_deadline_first": [Mutant("streaming", gives(all_but_last))],
-    "link.fluid:_simulate": [
+    "plan.timeline.fluid:Piece.end_ticks": [Mutant("streaming", gives(by(-MIB_TICKS // 64)))],
+    "plan.timeline.fluid:earliest_deadline_first": [Mutant("streaming", gives(all_but_last))],
+    "plan.timeline.fluid:_simulate": [
         Mutant("streaming", gives(all_but_last)),
         Mutant("streaming", gives(each(begin_ticks=by(-MIB_TICKS // 64)))),
     ],
-    "link.fluid:link_carries": [Mutant("too slow", answers(True))],
-    "link.fluid:lower_bound_bytes": [
+    "plan.timeline.fluid:link_carries": [Mutant("too slow", answers(True))],
+    "plan.timeline.fluid:lower_bound_bytes": [
         Mutant("streaming", gives(by(-KIB))),
         Mutant("streaming", gives(by(KIB))),
     ],
-    "link.fluid:_left_ticks": [Mutant("streaming", gives(halves))],
-    "link.grid:Grid.of": [Mutant("streaming", gives(positions(by(1))))],
-    "link.grid:Grid.everywhere": [Mutant("streaming", gives(lambda grid: Grid(grid.problem, grid.positions[1::2])))],
-    "link.grid:Grid._ticks": [Mutant("streaming", gives(lambda ticks: tuple(one * 5 // 4 for one in ticks)))],
-    "link.grid:Grid.cells_per_iteration": [Mutant("streaming", gives(by(-1)))],
-    "link.grid:Grid.period_cells": [Mutant("streaming", gives(half))],
-    "link.grid:Grid.period_ticks": [Mutant("too slow", gives(times(2)))],
-    "link.grid:Grid.position": [Mutant("streaming", gives(by(1)))],
-    "link.grid:Grid.clock": [Mutant("streaming", gives(lambda x: x * 9 // 10)), Mutant("streaming", takes(1, by(1)))],
-    "link.grid:Grid.at_or_before": [Mutant("streaming", gives(by(1)))],
-    "link.grid:Grid.at_or_after": [Mutant("streaming", gives(by(-1))), Mutant("streaming", gives(by(1)))],
-    "link.grid:Grid.by_clock": [Mutant("streaming", gives(by(1)))],
-    "link.grid:Grid.from_clock": [
+    "plan.timeline.fluid:_left_ticks": [Mutant("streaming", gives(halves))],
+    "plan.timeline.grid:Grid.of": [Mutant("streaming", gives(positions(by(1))))],
+    "plan.timeline.grid:Grid.everywhere": [
+        Mutant("streaming", gives(lambda grid: Grid(grid.problem, grid.positions[1::2])))
+    ],
+    "plan.timeline.grid:Grid._ticks": [Mutant("streaming", gives(lambda ticks: tuple(one * 5 // 4 for one in ticks)))],
+    "plan.timeline.grid:Grid.cells_per_iteration": [Mutant("streaming", gives(by(-1)))],
+    "plan.timeline.grid:Grid.period_cells": [Mutant("streaming", gives(half))],
+    "plan.timeline.grid:Grid.period_ticks": [Mutant("too slow", gives(times(2)))],
+    "plan.timeline.grid:Grid.position": [Mutant("streaming", gives(by(1)))],
+    "plan.timeline.grid:Grid.clock": [
+        Mutant("streaming", gives(lambda x: x * 9 // 10)),
+        Mutant("streaming", takes(1, by(1))),
+    ],
+    "plan.timeline.grid:Grid.at_or_before": [Mutant("streaming", gives(by(1)))],
+    "plan.timeline.grid:Grid.at_or_after": [Mutant("streaming", gives(by(-1))), Mutant("streaming", gives(by(1)))],
+    "plan.timeline.grid:Grid.by_clock": [Mutant("streaming", gives(by(1)))],
+    "plan.timeline.grid:Grid.from_clock": [
         Mutant("streaming", gives(by(1))),
         Mutant("streaming", gives(by(-1))),
     ],
-    "link.grid:Grid.window": [Mutant("streaming", gives(window(0, 1))), Mutant("streaming", gives(window(-1, 0)))],
-    "link.grid:Grid.resident_bytes": [Mutant("streaming", gives(halves))],
-    "link.grid:Grid.memory_bytes": [
+    "plan.timeline.grid:Grid.window": [
+        Mutant("streaming", gives(window(0, 1))),
+        Mutant("streaming", gives(window(-1, 0))),
+    ],
+    "plan.timeline.grid:Grid.resident_bytes": [Mutant("streaming", gives(halves))],
+    "plan.timeline.grid:Grid.memory_bytes": [
         Mutant("streaming", gives(lambda memory: [one + KIB for one in memory])),
         Mutant("every iteration", gives(lambda memory: [one - KIB for one in memory])),
     ],
-    "link.grid:Grid.step_of": [Mutant("streaming", gives(by(1)))],
-    "link.place:place": [
+    "plan.timeline.grid:Grid.step_of": [Mutant("streaming", gives(by(1)))],
+    "plan.streaming.place:place": [
         Mutant("streaming", gives(field("placed", all_but_last))),
         Mutant("streaming", gives(field("placed", lambda placed: placed[::-1]))),
         Mutant("streaming", gives(field("peak_bytes", by(KIB)))),
     ],
-    "link.place:snapshots_of": [Mutant("streaming", gives(lambda found: list(found)[:-1]))],
-    "link.place:_requests": [
+    "plan.streaming.place:snapshots_of": [Mutant("streaming", gives(lambda found: list(found)[:-1]))],
+    "plan.streaming.place:_requests": [
         Mutant("streaming", gives(all_but_last)),
         Mutant("streaming", gives(lambda requests: [*requests, requests[0]])),
         Mutant("every iteration", gives(each(release=by(-1)))),
     ],
-    "link.place:_cut": [
+    "plan.streaming.place:_cut": [
         Mutant("every iteration", gives(all_but_last)),
         Mutant("every iteration", gives(each(begin_ticks=by(MIB_TICKS // 64)))),
     ],
-    "link.place:_placed": [
+    "plan.streaming.place:_placed": [
         Mutant("streaming", gives(ordinals(0, 1))),
         Mutant("every iteration", gives(lambda part: replace(part, begin_ticks=part.begin_ticks - MIB_TICKS // 64))),
         Mutant("streaming", gives(read_live)),
         Mutant("streaming", gives(ordinals(1, 0))),
     ],
-    "link.place:_relieved": [Mutant("streaming", gives(lambda found: (found[0][:-1], found[1])))],
-    "link.place:_waiting": [
+    "plan.streaming.place:_relieved": [Mutant("streaming", gives(lambda found: (found[0][:-1], found[1])))],
+    "plan.streaming.place:_waiting": [
         Mutant("a granule", gives(lambda found: found and found[:-1])),
         Mutant("a granule", gives(lambda found: found and each(begin_ticks=by(-MIB_TICKS // 64))(found))),
     ],
-    "link.place:_down": [Mutant("streaming", gives(by(1))), Mutant("streaming", gives(by(512)))],
-    "link.place:_up": [Mutant("slack", gives(by(1))), Mutant("every iteration", gives(by(512)))],
-    "link.queue:Passage.end_ticks": [Mutant("every iteration", gives(by(-MIB_TICKS // 64)))],
-    "link.queue:queue": [
+    "plan.streaming.place:_down": [Mutant("streaming", gives(by(1))), Mutant("streaming", gives(by(512)))],
+    "plan.streaming.place:_up": [Mutant("slack", gives(by(1))), Mutant("every iteration", gives(by(512)))],
+    "plan.timeline.queue:queue": [
         Mutant("streaming", gives(all_but_last)),
         Mutant("streaming", gives(lambda passages: passages[::-1])),
     ],
-    "link.queue:in_order": [
+    "plan.timeline.queue:in_order": [
         Mutant("streaming", gives(lambda begins: [begins[0] - MIB_TICKS // 64, *begins[1:]])),
         Mutant("a granule", gives(lambda begins: [begin - MIB_TICKS // 64 for begin in begins])),
     ],
-    "link.queue:_pass": [
+    "plan.timeline.queue:_pass": [
         Mutant("streaming", gives(lambda passages: passages[::-1])),
         Mutant("every iteration", gives(each(begin_ticks=by(-MIB_TICKS // 64)))),
     ],
-    "solve:solve": [
+    "plan.solve:solve": [
         *in_all(_SHORT_OF_TRANSFERS, "streaming", "packed", "compact", "paper"),
         *in_all(_PEAK_TOO_HIGH, "streaming", "coarse"),
     ],
-    "solve.bounds:least_peak_bytes": [
+    "plan.packed.bounds:least_peak_bytes": [
         Mutant("coarse", lambda original: lambda *given: original(*given) + 20 * KIB),
     ],
-    "solve.bounds:_fluid_fits": [Mutant("coarse", takes(1, lambda headroom: headroom - 20 * KIB))],
-    "solve.constructive:construct": [
+    "plan.packed.bounds:_fluid_fits": [Mutant("coarse", takes(1, lambda headroom: headroom - 20 * KIB))],
+    "plan.packed.constructive:construct": [
         *in_all(_SHORT_OF_TRANSFERS, "packed", "compact"),
         Mutant("coarse", _PEAK_TOO_LOW),
     ],
-    "solve.constructive:construct_within": [Mutant("compact", _SHORT_OF_TRANSFERS)],
-    "solve.constructive:_Group.add": in_all(takes(3, by(-1)), "packed", "compact"),
-    "solve.constructive:_within": [Mutant("compact", gives(all_but_last))],
-    "solve.constructive:_cyclic": [Mutant("packed", gives(all_but_last))],
-    "solve.constructive:_checked": [
+    "plan.packed.constructive:construct_within": [Mutant("compact", _SHORT_OF_TRANSFERS)],
+    "plan.packed.constructive:_Group.add": in_all(takes(3, by(-1)), "packed", "compact"),
+    "plan.packed.constructive:_within": [Mutant("compact", gives(all_but_last))],
+    "plan.packed.constructive:_cyclic": [Mutant("packed", gives(all_but_last))],
+    "plan.packed.constructive:_checked": [
         Mutant("packed", gives(field("transfers", each(start=by(1), finish=by(1))))),
         Mutant("compact", gives(field("transfers", each(start=by(12), finish=by(12))))),
         Mutant("coarse", _PEAK_TOO_LOW),
     ],
-    "solve.streaming:plan_streaming": [Mutant("streaming", _SHORT_OF_TRANSFERS)],
-    "solve.streaming:_plan": [Mutant("streaming", _SHORT_OF_TRANSFERS)],
-    "solve.streaming:transfers_of": [
+    "plan.streaming.planner:plan_streaming": [Mutant("streaming", _SHORT_OF_TRANSFERS)],
+    "plan.streaming.planner:_plan": [Mutant("streaming", _SHORT_OF_TRANSFERS)],
+    "plan.streaming.planner:transfers_of": [
         Mutant("streaming", gives(first(start=by(1)))),
         Mutant("streaming", gives(each(snapshot=lambda _: None))),
         Mutant("streaming", gives(lambda transfers: transfers[::-1])),
     ],
-    "solve.packed:period": [Mutant("packed", gives(half), stops=ValueError)],
-    "solve.packed:capacity_bytes": in_all(gives(times(2)), *_ALL_PACKED),
-    "solve.packed:resident_bytes": [
+    "plan.packed.steps:period": [Mutant("packed", gives(half), stops=ValueError)],
+    "plan.packed.steps:capacity_bytes": in_all(gives(times(2)), *_ALL_PACKED),
+    "plan.packed.steps:resident_bytes": [
         Mutant("compact, solved", gives(lambda found: found + 100 * KIB * (np.arange(len(found)) == 3)))
     ],
-    "solve.packed:whole_chunks": [
+    "plan.packed.steps:whole_chunks": [
         *in_all(gives(all_but_last), *_ALL_PACKED),
         Mutant("packed", gives(first(size_bytes=by(-1)))),
     ],
-    "solve.packed:classes_of": [
+    "plan.packed.steps:classes_of": [
         *in_all(gives(each(first_write=by(1))), "packed", "compact"),
         Mutant("packed", gives(each(last_write=by(-1)))),
     ],
-    "solve.packed:allowed_steps": in_all(
+    "plan.packed.steps:allowed_steps": in_all(
         gives(lambda steps: range(steps.start - 1, steps.stop)), "packed", "packed, solved"
     ),
-    "solve.packed:snapshot_of": [
+    "plan.packed.steps:snapshot_of": [
         Mutant("packed", answers(None)),
         Mutant("packed", gives(lambda created: created and created + 1)),
         Mutant("compact", gives(by(1))),
     ],
-    "solve.packed:occupied_from": [Mutant("packed", gives(by(1)))],
-    "solve.packed:peak_bytes": in_all(gives(by(-KIB)), "packed", "compact", "paper"),
-    "solve.packing:pack": [*in_all(_SHORT_OF_TRANSFERS, "packed"), Mutant("coarse", _PEAK_TOO_HIGH)],
-    "solve.packing:_model": [Mutant("compact, solved", takes(1, all_but_last))],
-    "solve.packing:plan_of": [Mutant("packed", _SHORT_OF_TRANSFERS)],
-    "solve.splitter:plan_packed": [Mutant("packed", _SHORT_OF_TRANSFERS)],
-    "solve.splitter:best_chunk_bytes": [Mutant("uncut", gives(by(1)))],
-    "solve.splitter:_granules": [Mutant("uncut", gives(by(1)))],
-    "solve.formulations.compact:build": [Mutant("compact, solved", takes(1, all_but_last))],
-    "solve.formulations.direct_packed:build": [Mutant("packed, solved", takes(1, all_but_last))],
-    "solve.formulations.counts:counts_model": [Mutant("packed, solved", takes(1, all_but_last))],
-    "solve.formulations.counts:_options": in_all(
+    "plan.packed.steps:occupied_from": [Mutant("packed", gives(by(1)))],
+    "plan.packed.steps:peak_bytes": in_all(gives(by(-KIB)), "packed", "compact", "paper"),
+    "plan.packed.packing:pack": [*in_all(_SHORT_OF_TRANSFERS, "packed"), Mutant("coarse", _PEAK_TOO_HIGH)],
+    "plan.packed.packing:_model": [Mutant("compact, solved", takes(1, all_but_last))],
+    "plan.packed.packing:plan_of": [Mutant("packed", _SHORT_OF_TRANSFERS)],
+    "plan.packed.splitter:plan_packed": [Mutant("packed", _SHORT_OF_TRANSFERS)],
+    "plan.packed.splitter:best_chunk_bytes": [Mutant("uncut", gives(by(1)))],
+    "plan.packed.splitter:_granules": [Mutant("uncut", gives(by(1)))],
+    "plan.packed.formulations.compact:build": [Mutant("compact, solved", takes(1, all_but_last))],
+    "plan.packed.formulations.direct_packed:build": [Mutant("packed, solved", takes(1, all_but_last))],
+    "plan.packed.formulations.counts:counts_model": [Mutant("packed, solved", takes(1, all_but_last))],
+    "plan.packed.formulations.counts:_options": in_all(
         gives(lambda found: (found[0], found[1] - 1)), "packed, solved", "compact, solved"
     ),
-    "solve.formulations.counts:_transfers": [
+    "plan.packed.formulations.counts:_transfers": [
         Mutant("packed, solved", gives(all_but_last)),
         Mutant("compact, solved", gives(each(snapshot=by(1)))),
     ],
-    "solve.formulations.paper:Literal.grid": [
+    "plan.packed.formulations.paper:Literal.grid": [
         Mutant("paper", gives(lambda found: (found[0][:-1], found[1][:-1])), stops=ValueError)
     ],
-    "solve.formulations.paper:eq1": [
+    "plan.packed.formulations.paper:eq1": [
         Mutant("paper", gives(lambda found: (found[0], found[1], found[2] & False)), stops=SolverError)
     ],
-    "solve.formulations.paper:eq4": [Mutant("paper", gives(relaxed), stops=SolverError)],
-    "solve.formulations.paper:first_step": [Mutant("paper", gives(relaxed))],
-    "solve.formulations.paper:eq8": [Mutant("paper", gives(relaxed))],
-    "solve.formulations.paper:eq9": [Mutant("paper", gives(relaxed), stops=SolverError)],
-    "solve.formulations.paper:_decode": [
+    "plan.packed.formulations.paper:eq4": [Mutant("paper", gives(relaxed), stops=SolverError)],
+    "plan.packed.formulations.paper:first_step": [Mutant("paper", gives(relaxed))],
+    "plan.packed.formulations.paper:eq8": [Mutant("paper", gives(relaxed))],
+    "plan.packed.formulations.paper:eq9": [Mutant("paper", gives(relaxed), stops=SolverError)],
+    "plan.packed.formulations.paper:_decode": [
         Mutant("paper", gives(each(snapshot=by(1)))),
         Mutant("paper", gives(all_but_last)),
     ],
-    "solve.formulations.paper:build": [Mutant("paper", takes(1, all_but_last))],
+    "plan.packed.formulations.paper:build": [Mutant("paper", takes(1, all_but_last))],
 }
 
 _RECOUNTED = "the plan's peak is counted anew from its transfers; it may miss the optimum, and claims a lower bound"
 _REPLANNED = "its plan is dropped once the steps' loads are counted, and another one is found"
 VALID: dict[str, tuple[Mutant, str]] = {
-    "link.place:_relieve": (
+    "plan.streaming.place:_relieve": (
         Mutant("slack", lambda _: lambda _grid, placed, *_: placed),
         "coarser cuts, more memory",
     ),
-    "solve.bounds:least_peak_bytes": (Mutant("coarse", gives(by(-KIB))), "a lower bound that is lower still holds"),
-    "solve.constructive:_Group.take": (Mutant("packed", takes(1, times(2))), _REPLANNED),
-    "solve.splitter:halvings": (
+    "plan.packed.bounds:least_peak_bytes": (
+        Mutant("coarse", gives(by(-KIB))),
+        "a lower bound that is lower still holds",
+    ),
+    "plan.packed.constructive:_Group.take": (Mutant("packed", takes(1, times(2))), _REPLANNED),
+    "plan.packed.splitter:halvings": (
         Mutant("uncut", gives(lambda sizes: [size // 1024 * 512 for size in sizes])),
         "finer chunks",
     ),
-    "solve.formulations.counts:_balance": (Mutant("compact, solved", gives(times(0))), _RECOUNTED),
+    "plan.packed.formulations.counts:_balance": (Mutant("compact, solved", gives(times(0))), _RECOUNTED),
     **{
-        f"solve.formulations.paper:{name}": (Mutant("paper", gives(relaxed)), _RECOUNTED)
+        f"plan.packed.formulations.paper:{name}": (Mutant("paper", gives(relaxed)), _RECOUNTED)
         for name in ("_after", "eq2", "eq3", "eq5", "eq7", "eq10", "eq11")
     },
-    "solve.formulations.paper:eq12": (Mutant("paper", gives(times(0))), _RECOUNTED),
+    "plan.packed.formulations.paper:eq12": (Mutant("paper", gives(times(0))), _RECOUNTED),
 }
 
 _ADVICE = "advice of an infeasible answer: no schedule comes from it"
 _A_WORD = "names what is there"
 UNTOUCHED: dict[str, str] = {
-    "plan:Problem.__post_init__": "refuses settings that make no sense; what it lets through is judged as a plan",
+    "plan.problem:Problem.__post_init__": "refuses settings without sense; what it lets through is judged as a plan",
     "graph:Graph.liveness_bytes": "for a report; no plan uses it",
     "graph:Graph.training_peak_bytes": "for reports; a plan's is Problem.training_peak_bytes",
     "graph:Graph.retimed": "makes another graph, whose schedules are its own",
     "compiler:compile_graph": "runs the chain, with verify at its end: every mutant goes through it",
-    "plan:Plan.gap": "for a report; a schedule's is counted from its own peak and bound",
-    "plan:Plan.snapshot_bytes": "for reports; a schedule's are counted from its actions",
+    "plan.answer:Plan.gap": "for a report; a schedule's is counted from its own peak and bound",
+    "plan.answer:Plan.snapshot_bytes": "for reports; a schedule's are counted from its actions",
     "compiler:_as_planned": "refuses a streaming plan that is not what runs",
     "compiler:_as_asked": "checks what verify cannot know: what was asked for",
     "compiler:_without_slack": _ADVICE,
@@ -531,30 +541,30 @@ UNTOUCHED: dict[str, str] = {
     "compiler:_interval": _ADVICE,
     "compiler:_memory": _ADVICE,
     "compiler:_formulation": _ADVICE,
-    "solve:transfers_for": "chooses the formulation's transfers; the schedule says which, and is judged by them",
-    "solve.bounds:link_fits": "says no early; what it lets through is packed or is not",
-    "solve.bounds:chunks_can_fit": "says no early; what it lets through is packed or is not",
-    "solve:construct": _ADVICE,
-    "solve.bounds:sizes_can_fit": "says no early; what it lets through is packed or is not",
-    "solve.streaming:construct_streaming": _ADVICE,
-    "solve.streaming:_possible": _ADVICE,
-    "solve.streaming:_too_slow": _ADVICE,
-    "solve.splitter:construct_packed": "advice, or the last try under a limit: transfers of solve.constructive's",
-    "solve.splitter:_possible": "says no early; what it lets through is packed or is not",
-    "solve.packed:Model.bytes_of": "a solver's bound is what verify takes on trust, and says so (proven_by)",
-    "solve.splitter:smallest_chunk_bytes": "where splitting ends: chunks of any size are judged",
-    "solve.formulations.counts:_families": _A_WORD,
-    "solve.formulations.paper:Literal.chunks": _A_WORD,
-    "solve.formulations.paper:Literal.pairs": _A_WORD,
-    "solve.formulations.paper:Literal.columns": _A_WORD,
-    "solve.formulations.paper:Literal.block": _A_WORD,
-    "solve.formulations.paper:Literal.rows": "makes the rows of eq2 to eq8, each mutated by itself",
-    "solve.formulations.paper:eq6": "always holds: state is resident at each step",
-    "solve.formulations.paper:_encode": "a warm start: the solver checks it, and the literal model is given none",
+    "plan.solve:transfers_for": "chooses the formulation's transfers; the schedule says which, and is judged by them",
+    "plan.packed.bounds:link_fits": "says no early; what it lets through is packed or is not",
+    "plan.packed.bounds:chunks_can_fit": "says no early; what it lets through is packed or is not",
+    "plan.solve:construct": _ADVICE,
+    "plan.packed.bounds:sizes_can_fit": "says no early; what it lets through is packed or is not",
+    "plan.streaming.planner:construct_streaming": _ADVICE,
+    "plan.streaming.planner:_possible": _ADVICE,
+    "plan.streaming.planner:_too_slow": _ADVICE,
+    "plan.packed.splitter:construct_packed": "advice, or the last try under a limit: constructive's transfers",
+    "plan.packed.splitter:_possible": "says no early; what it lets through is packed or is not",
+    "plan.packed.steps:Model.bytes_of": "a solver's bound is what verify takes on trust, and says so (proven_by)",
+    "plan.packed.splitter:smallest_chunk_bytes": "where splitting ends: chunks of any size are judged",
+    "plan.packed.formulations.counts:_families": _A_WORD,
+    "plan.packed.formulations.paper:Literal.chunks": _A_WORD,
+    "plan.packed.formulations.paper:Literal.pairs": _A_WORD,
+    "plan.packed.formulations.paper:Literal.columns": _A_WORD,
+    "plan.packed.formulations.paper:Literal.block": _A_WORD,
+    "plan.packed.formulations.paper:Literal.rows": "makes the rows of eq2 to eq8, each mutated by itself",
+    "plan.packed.formulations.paper:eq6": "always holds: state is resident at each step",
+    "plan.packed.formulations.paper:_encode": "a warm start: the solver checks it, and the literal model is given none",
 }
 
 ELSEWHERE: dict[str, str] = {  # modules whose functions have no mutants
-    "solve.infeasible": _ADVICE,
-    "solve.program": "hands a program to a solver and its answer back; the answer is decoded and judged as a plan",
-    "solve.backends": "the same",
+    "plan.infeasible": _ADVICE,
+    "plan.packed.program": "hands a program to a solver; its answer is decoded and judged as a plan",
+    "plan.packed.backends": "the same",
 }

@@ -15,7 +15,7 @@ from checkflow.compiler import Compiled, Options, Refused, compile_graph, explai
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
 from checkflow.plan import Formulation, Plan, Problem, StateTensor, Transfers
-from checkflow.solve import solve
+from checkflow.plan.solve import solve
 from checkflow.units import parse_bytes, parse_rate
 
 KIB = 1024

@@ -13,8 +13,8 @@ from checkflow.errors import VerificationError
 from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
 from checkflow.lower import lower
 from checkflow.plan import Chunk, Infeasible, Plan, Problem, on_anchors, problem_of
+from checkflow.plan.streaming.planner import plan_streaming
 from checkflow.schedule import Place, Schedule, sealed
-from checkflow.solve.streaming import plan_streaming
 from checkflow.verify import verify
 
 

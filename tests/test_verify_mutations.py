@@ -20,11 +20,11 @@ from checkflow import compiler
 from checkflow.compiler import Compiled, Refused
 from checkflow.errors import VerificationError
 from checkflow.plan import problem_of
-from checkflow.solve import packing
+from checkflow.plan.packed import packing
 from checkflow.verify import verify
 
 PACKAGE = Path(checkflow.__file__).parent
-CHAIN = ("graph", "plan", "lower", "compiler", "link", "solve")  # from a graph to its schedule
+CHAIN = ("graph", "plan", "lower", "compiler")  # from a graph to its schedule
 
 
 def compiled(setting: str) -> Compiled | Refused:
@@ -50,7 +50,7 @@ def broken(name: str, mutant: Mutant) -> Iterator[None]:
 
 
 def functions() -> set[str]:
-    """Every function and method of the chain, by reading its modules: "link.grid:Grid.clock"."""
+    """Every function and method of the chain, by reading its modules: "plan.timeline.grid:Grid.clock"."""
     found = set()
     for part in CHAIN:
         paths = [PACKAGE / f"{part}.py"] if (PACKAGE / f"{part}.py").exists() else (PACKAGE / part).rglob("*.py")

@@ -27,7 +27,7 @@ class _NamedSlot:
         return self.slot.index
 
     def view(self, name: StateName) -> memoryview:
-        place = self.slot.layout.place(*file_and_tensor(name))
+        place = self.slot.layout.find(*file_and_tensor(name))
         return memoryview((ctypes.c_ubyte * place.spec.size_bytes).from_address(self.slot.address + place.offset_bytes))
 
 

@@ -26,10 +26,10 @@ from checkflow.compiler import Options, Refused
 from checkflow.errors import EXIT_DONE, EXIT_NO
 from checkflow.frontend import compile_model, refusal
 from checkflow.plan import Formulation, Transfers
+from checkflow.plan.packed.program import solvers
+from checkflow.plan.solve import transfers_for
 from checkflow.report import figure, perfetto, summary, terminal
 from checkflow.schedule import write_schedule
-from checkflow.solve import transfers_for
-from checkflow.solve.program import solvers
 from checkflow.units import fraction_ppm
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from checkflow.plan import Formulation, Infeasible, Problem, Transfers
+from checkflow.plan.solve import solve
 from checkflow.policies.planned import Planned
-from checkflow.solve import solve
 
 
 def plan(problem: Problem) -> Planned | Infeasible:

@@ -17,9 +17,9 @@ from bisect import bisect_right
 from dataclasses import replace
 from itertools import accumulate
 
-from checkflow.link.fluid import earliest_deadline_first, lower_bound_bytes
-from checkflow.link.grid import Grid
 from checkflow.plan import TICKS_PER_BYTE, Infeasible, Problem
+from checkflow.plan.timeline.fluid import earliest_deadline_first, lower_bound_bytes
+from checkflow.plan.timeline.grid import Grid
 from checkflow.policies.planned import Planned, back_to_back, by_rule, duration_ns, paused, within_limit
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from checkflow.link.grid import Grid
 from checkflow.plan import (
     TICKS_PER_BYTE,
     Chunk,
@@ -23,6 +22,7 @@ from checkflow.plan import (
     Transfer,
     Transfers,
 )
+from checkflow.plan.timeline.grid import Grid
 from checkflow.units import size_and_excess
 
 RULE = SolverRun("none", "the policy's rule leaves nothing to choose")

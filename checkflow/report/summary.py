@@ -5,10 +5,10 @@ from __future__ import annotations
 from checkflow.compiler import Compiled, Options, Refused, explain
 from checkflow.graph import Graph
 from checkflow.plan import Problem
+from checkflow.plan.solve import transfers_for
 from checkflow.policies import checkfreq
 from checkflow.report.operators import critical_path
 from checkflow.simulation.drift import tolerated_drift_ppm
-from checkflow.solve import transfers_for
 
 Figures = dict[str, str | int | float | bool | None]
 

@@ -79,13 +79,13 @@ def _spans(compiled: Compiled) -> tuple[Span, ...]:
 
     return tuple(
         Span(
-            names[item.row.tensor],
-            item.row.bytes,
-            item.begin_ticks / bandwidth,
-            item.end_ticks / bandwidth,
-            held(item.row),
+            names[passage.moved.tensor],
+            passage.moved.bytes,
+            passage.begin_ticks / bandwidth,
+            passage.end_ticks / bandwidth,
+            held(passage.moved),
         )
-        for item in play(schedule, problem)
+        for passage in play(schedule, problem)
     )
 
 

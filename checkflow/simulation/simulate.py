@@ -17,6 +17,7 @@ from itertools import accumulate
 
 from checkflow.errors import InputError
 from checkflow.plan import TICKS_PER_BYTE, Problem
+from checkflow.plan.timeline.queue import Passage
 from checkflow.runtime.counters import Cause
 from checkflow.schedule import ActionRow, Schedule
 from checkflow.simulation.route import Route, Turn, route_of
@@ -35,22 +36,13 @@ class Iteration:
 
 
 @dataclass(frozen=True, slots=True)
-class OnLink:
-    """One action on the link, in ticks since its checkpoint's iteration ended."""
-
-    row: ActionRow
-    begin_ticks: int
-    end_ticks: int
-
-
-@dataclass(frozen=True, slots=True)
 class Simulated:
     """What happened. A tick is 1e-9 byte's time on the link, 1 / bandwidth_bytes_per_s ns."""
 
     bandwidth_bytes_per_s: int
     iterations: tuple[Iteration, ...]
     link_busy_ticks: int  # what the issued offloads take
-    on_link: tuple[OnLink, ...]  # of the last checkpoint all of whose offloads were issued
+    passages: tuple[Passage[ActionRow], ...]  # of the last checkpoint issued whole, ticks since its iteration ended
 
     @property
     def time_ns(self) -> tuple[int, ...]:
@@ -92,10 +84,10 @@ def simulate(
     return follow(route_of(schedule, problem), times_ns, problem.bandwidth_bytes_per_s, ticks_per_byte)
 
 
-def play(schedule: Schedule, problem: Problem) -> tuple[OnLink, ...]:
+def play(schedule: Schedule, problem: Problem) -> tuple[Passage[ActionRow], ...]:
     """One checkpoint's actions in the steady state, at the times and bandwidth of `problem`."""
     route = route_of(schedule, problem)
-    return follow(route, [problem.time_ns] * route.settled, problem.bandwidth_bytes_per_s).on_link
+    return follow(route, [problem.time_ns] * route.settled, problem.bandwidth_bytes_per_s).passages
 
 
 def follow(
@@ -115,7 +107,7 @@ def follow(
             arrivals = [clock[position] * bandwidth_bytes_per_s for position in (*route.positions, route.steps)]
             before = times
         player.iterate(number, arrivals, TICKS_PER_BYTE if ticks_per_byte is None else ticks_per_byte[number - 1])
-    return Simulated(bandwidth_bytes_per_s, tuple(player.iterations), player.busy, player.on_link())
+    return Simulated(bandwidth_bytes_per_s, tuple(player.iterations), player.busy, player.passages())
 
 
 class _Player:
@@ -152,10 +144,10 @@ class _Player:
         self._ended.append(self._now)
         self.iterations.append(Iteration(self._now - began, dict(self._stalls)))
 
-    def on_link(self) -> tuple[OnLink, ...]:
+    def passages(self) -> tuple[Passage[ActionRow], ...]:
         rows, origin = self._route.schedule.actions, self._ended[self._whole]
         return tuple(
-            OnLink(rows[action], begin - origin, end - origin)
+            Passage(rows[action], begin - origin, end - origin)
             for action, begin, end in self._moves.get(self._whole, ())
         )
 

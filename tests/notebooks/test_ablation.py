@@ -18,11 +18,11 @@ from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
-from checkflow.link.place import place
 from checkflow.lower import anchor_grid
 from checkflow.plan import Plan, Reason, problem_of
+from checkflow.plan.solve import solve
+from checkflow.plan.streaming.place import place
 from checkflow.policies.planned import read_after_iteration
-from checkflow.solve import solve
 
 ROOT = Path(__file__).parent.parent.parent
 BANDWIDTH = 63 * 10**9

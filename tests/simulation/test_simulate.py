@@ -21,12 +21,12 @@ from checkflow.errors import InputError
 from checkflow.graph import Graph, Role
 from checkflow.lower import lower
 from checkflow.plan import Infeasible, Problem, on_anchors, problem_of
+from checkflow.plan.solve import solve
 from checkflow.runtime.counters import Counters
 from checkflow.runtime.device import Batch
 from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
 from checkflow.simulation.simulate import play, simulate
-from checkflow.solve import solve
 from checkflow.verify import verify
 
 NETWORKS = [("alexnet", "sgd"), ("resnet", "adamw"), ("mnasnet", "sgd"), ("transformer", "adamw")]
@@ -188,8 +188,8 @@ def test_a_verified_schedule_does_not_stall_without_drift(
     _, problem, schedule, _, _ = case
     simulated = simulate(schedule, problem, [problem.time_ns] * (6 * problem.interval))
     assert simulated.stall_ns_by_cause == {}
-    assert simulated.on_link == play(schedule, problem)
-    assert [one.row for one in simulated.on_link] == list(schedule.actions)
+    assert simulated.passages == play(schedule, problem)
+    assert [one.moved for one in simulated.passages] == list(schedule.actions)
 
 
 @given(drifted(), st.integers(1, 10**9), st.data())

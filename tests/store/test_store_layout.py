@@ -84,7 +84,7 @@ def test_files_begin_at_pages() -> None:
     spec = (TensorSpec("w", "U8", (1,)),)
     layout = Layout.of((FileSpec("model.0.safetensors", spec), FileSpec("model.1.safetensors", spec)))
     assert [file.offset_bytes for file in layout.files] == [0, 8192]
-    assert layout.place("model.1.safetensors", "w").offset_bytes == 8192 + 4096
+    assert layout.find("model.1.safetensors", "w").offset_bytes == 8192 + 4096
 
 
 def test_tied_names_are_stored_as_safetensors_stores_them(tmp_path: object) -> None:
@@ -118,7 +118,7 @@ def test_other_memory_orders_are_written_in_logical_order(order: tuple[int, ...]
     specs = (TensorSpec("a", "F32", (3,)), TensorSpec("c", "F32", shape, order), TensorSpec("d", "U8", (5,)))
     layout = Layout.of((FileSpec("model.safetensors", specs),))
     slot = slot_of(layout)
-    place = layout.place("model.safetensors", "c")
+    place = layout.find("model.safetensors", "c")
     slot[place.offset_bytes : place.end_bytes] = memoryview(logical.transpose(order).tobytes())
     before = bytes(slot)
     tensors = load(written(layout, slot))
@@ -134,7 +134,7 @@ def test_a_reordered_tensor_across_pieces(monkeypatch: pytest.MonkeyPatch) -> No
     layout = Layout.of((FileSpec("model.safetensors", specs),))
     slot = slot_of(layout)
     for name, values in (("a", np.full(700, 7, np.int32)), ("t", logical.T), ("z", np.full(99, 9, np.int32))):
-        place = layout.place("model.safetensors", name)
+        place = layout.find("model.safetensors", name)
         slot[place.offset_bytes : place.end_bytes] = memoryview(values.tobytes())
     tensors = load(written(layout, slot))
     assert torch.equal(tensors["t"], torch.from_numpy(logical))

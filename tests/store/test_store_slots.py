@@ -113,7 +113,7 @@ class SlotMachine(RuleBasedStateMachine):
         assert staged in self.staged
         assert taken.record == record_of(taken.iteration)
         expected = SharedMemory.slot_bytes(self.shared, taken.index)
-        place = TINY.place("model.safetensors", "w")
+        place = TINY.find("model.safetensors", "w")
         assert bytes(expected[place.offset_bytes : place.end_bytes]) == bytes([taken.iteration % 251]) * 700
 
     @precondition(lambda self: self.taken is not None)

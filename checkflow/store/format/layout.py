@@ -90,7 +90,7 @@ class Layout:
         places = {(file.name, tensor.spec.name): tensor for file in files for tensor in file.tensors}
         return cls(specs, tuple(files), offset, places)
 
-    def place(self, file: str, tensor: str) -> PlacedTensor:
+    def find(self, file: str, tensor: str) -> PlacedTensor:
         """Where a tensor lies. Raises KeyError for a name that no file has."""
         return self._places[file, tensor]
 

@@ -26,7 +26,7 @@ class Slot:
 
     def view(self, file: str, tensor: str) -> memoryview:
         """A tensor's bytes, writable and flat. Raises KeyError for a name that no file has."""
-        place = self.layout.place(file, tensor)
+        place = self.layout.find(file, tensor)
         return self.data[place.offset_bytes : place.end_bytes]
 
 

@@ -15,8 +15,8 @@ from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.lower import lower
 from checkflow.plan import TICKS_PER_BYTE, Formulation, Infeasible, Plan, Problem, Transfers, on_anchors, problem_of
+from checkflow.plan.solve import solve
 from checkflow.policies.planned import read_after_iteration
-from checkflow.solve import solve
 from checkflow.sweep.traces import Settings, trace
 from checkflow.verify import verify, verify_plan
 from evaluation.ablation.freelink import FreeLink, free_link

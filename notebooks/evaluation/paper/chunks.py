@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from checkflow.graph import Graph
 from checkflow.plan import Formulation, Plan, problem_of
+from checkflow.plan.packed.packing import Unpacked, pack
+from checkflow.plan.packed.steps import whole_chunks
 from checkflow.report import style
-from checkflow.solve.packed import whole_chunks
-from checkflow.solve.packing import Unpacked, pack
 from evaluation.paper.feasibility import ALWAYS, BANDWIDTHS, NEVER, TABLE_I, Marks, text_of
 
 if TYPE_CHECKING:
