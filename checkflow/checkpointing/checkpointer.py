@@ -181,7 +181,8 @@ class Checkpointer:
 
     def stats(self) -> Stats:
         """What checkpointing did and cost so far."""
-        return self._meter.stats(self._executor, self._engine.fitting.schedule)
+        learned_in = 0 if self._adapting is None else self._adapting.learned_in
+        return self._meter.stats(self._executor, self._engine.fitting.schedule, learned_in)
 
     def status(self) -> Status:
         """How far the checkpoints are: staged, durable, verified."""

@@ -36,7 +36,8 @@ from checkflow.unlisted import Unlisted
 _KIND = "iteration"  # of a schedule's arguments
 _SEEN = 8  # iterations whose kinds are known when one is chosen to be planned for
 _RECORDED = 4  # at most, before a plan for one that is not common is better than none
-_WINDOW = 20  # iterations of another kind in force than the plan is of, before another is learned; then twice as many
+_WINDOW = 20  # iterations after which it is looked whether the plan is still of most of them; then twice as many
+_OTHER_CODE = "other code runs"  # the calls are the same, but what is planned at an anchor waits for one that is gone
 
 
 class Stage(StrEnum):
@@ -92,8 +93,9 @@ class Learner:
         self._kinds = Kinds(training)
         self._recent: deque[str] = deque(maxlen=_SEEN)
         self._known = _kind_of(self.kept)
-        self._strange = 0  # iterations in a row that are not of the kind that is known
+        self._since: list[str] = []  # kinds, since they were last looked at
         self._window = _WINDOW
+        self._said_they_differ = False
         self._took_ns: deque[int] = deque(maxlen=_SEEN)  # iterations
         self._began_ns = 0
         self._recorded = 0
@@ -119,6 +121,7 @@ class Learner:
         self._stage, self._recorded, self._known = Stage.SETTLING, 0, ""
         self._kinds.ended()  # it is of what was
         self._recent.clear()
+        self._since.clear()
 
     def ended(self, frame: FrameType, running: Running) -> Schedule | None:
         """An iteration ended, and nothing of it was checkpointed yet. A schedule to be followed from it on, or None."""
@@ -205,24 +208,28 @@ class Learner:
         if not isinstance(answer, Planned):
             self._give_up(answer.why)
             return None
-        self._stage, self._known, self._strange, self._recorded = Stage.KNOWING, self._planned_kind, 0, 0
+        self._stage, self._known, self._recorded = Stage.KNOWING, self._planned_kind, 0
         return answer.schedule
 
     def _check(self, kind: str, running: Running) -> None:
-        """A plan is in force: does training still do what it was made of?"""
+        """A plan is in force: is training, most of the time, still what it was made of?"""
         if not self._known:
             return
-        fits = kind == self._known and not running.silent
-        self._strange = 0 if fits else self._strange + 1
-        if self._strange >= self._window:
-            self._strange, self._window = 0, 2 * self._window
-            common, count = Counter(self._recent).most_common(1)[0]
-            if common != self._known and 2 * count <= len(self._recent):
-                self._notify(
-                    f"iterations differ, and none is common: planned for {self._known}; others may have to wait for it"
-                )
+        self._since.append(kind if kind != self._known or not running.silent else _OTHER_CODE)
+        if len(self._since) < self._window:
+            return
+        common, count = Counter(self._since).most_common(1)[0]
+        self._since.clear()
+        if 2 * count >= self._window:
+            if common == self._known:
                 return
-            self.anew(f"iterations are {common}, not {self._known}" if common != self._known else "other code runs")
+            self._window *= 2  # training that goes to and fro is not learned again and again
+            self.anew(common if common is _OTHER_CODE else f"iterations are {common}, not {self._known}")
+        elif not self._said_they_differ:
+            self._said_they_differ = True
+            self._notify(
+                f"iterations differ, and none is common: planned for {self._known}; others may have to wait for copies"
+            )
 
     def _opaque(self, running: Running) -> bool:
         return running.opaque or any(uncompiled(model) is not model for model in self._training.models)
