@@ -64,8 +64,8 @@ ALLOWED: dict[str, set[str]] = {
         "training", "unlisted", "wrapped", "compiler",
     },
     "checkpointing": {
-        "learning", "collector", "errors", "interrupts", "text", "dtypes", "units", "unlisted", "training", "extra", "state",
-        "schedule", "runtime", "store", "torch_internals",
+        "collector", "errors", "interrupts", "text", "dtypes", "units", "unlisted", "training", "extra", "state",
+        "schedule", "runtime", "store", "torch_internals", "learning",
     },
     "examples": {"__init__"},
     "sweep": {
