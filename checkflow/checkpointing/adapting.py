@@ -39,6 +39,11 @@ class Adapting:
         self._sizes = sizes_of(training)
         self.learned_in = 0  # iteration from which on a learned schedule is followed; 0: none is
 
+    @property
+    def stage(self) -> str:
+        """What the learner is doing."""
+        return self._learner.stage.value
+
     def ended(self, frame: FrameType) -> None:
         """An iteration has ended. Raises InputError where its state cannot be checkpointed, StoreError for its room."""
         if self.follow_state():

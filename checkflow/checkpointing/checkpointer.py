@@ -19,6 +19,7 @@ from checkflow.runtime.executor import Executor
 from checkflow.runtime.lifecycle import Phase
 from checkflow.runtime.stats import Meter, Stats
 from checkflow.runtime.terminate import OnTerminate
+from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.restore import restore
 from checkflow.store.format.manifest import parse_directory_name
@@ -159,6 +160,16 @@ class Checkpointer:
         if adapting is not None:
             adapting.begins(sys._getframe(1))
 
+    @property
+    def schedule(self) -> Schedule:
+        """What is followed now; where nothing was learned yet, that all is read when an iteration ends."""
+        return self._engine.fitting.schedule
+
+    @property
+    def learning(self) -> str:
+        """What is being done for a schedule: "settling", "watching", "recording", "planning", or "knowing"."""
+        return "knowing" if self._adapting is None else self._adapting.stage
+
     def save(self, *, keep: bool = True) -> None:
         """Checkpoint the iteration that just ended, or was restored, and return when it is durable.
 
@@ -182,7 +193,7 @@ class Checkpointer:
     def stats(self) -> Stats:
         """What checkpointing did and cost so far."""
         learned_in = 0 if self._adapting is None else self._adapting.learned_in
-        return self._meter.stats(self._executor, self._engine.fitting.schedule, learned_in)
+        return self._meter.stats(self._executor, self.schedule, learned_in)
 
     def status(self) -> Status:
         """How far the checkpoints are: staged, durable, verified."""

@@ -148,7 +148,7 @@ def test_what_was_learned_is_kept_and_used_at_once(tmp_path: Path) -> None:
         assert ckpt.restore() == done
         again.iterate(done)
         ckpt.step()
-        assert ckpt._engine.fitting.schedule == read_schedule(kept)
+        assert ckpt.schedule == read_schedule(kept)
     assert not any("learns its schedule" in line for line in told), told
     other, told = Loop(lambda parameters: torch.optim.SGD(parameters, lr=0.1)), []
     with attached(other, tmp_path / "other", told):
@@ -208,16 +208,16 @@ def test_another_batch_size_is_learned(tmp_path: Path) -> None:
             ckpt.step()
         assert not any("anew" in line for line in told)
         loop.rows = 4
-        before = ckpt._engine.fitting.schedule
+        before = ckpt.schedule
         deadline = time.monotonic() + LONG_S
         number = done + 40
-        while ckpt._engine.fitting.schedule is before and time.monotonic() < deadline:
+        while ckpt.schedule is before and time.monotonic() < deadline:
             loop.iterate(number)
             ckpt.step()
             number += 1
             time.sleep(0.01)
     assert any("anew: iterations are model(4x6), optimizer, not model(8x6), optimizer" in line for line in told), told
-    assert dict(ckpt._engine.fitting.schedule.arguments) == {"iteration": "model(4x6), optimizer"}
+    assert dict(ckpt.schedule.arguments) == {"iteration": "model(4x6), optimizer"}
 
 
 def test_iterations_that_all_differ_have_a_plan_and_are_told_of(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_an_interval_is_kept_to(tmp_path: Path) -> None:
         for number in range(done, done + 9):
             loop.iterate(number)
             ckpt.step()
-        assert ckpt._engine.fitting.schedule.interval == 3
+        assert ckpt.schedule.interval == 3
     stored = {found.iteration for found in list_checkpoints(tmp_path / "store")}
     assert stored
     assert all(iteration % 3 == 0 or iteration == done + 9 for iteration in stored)
