@@ -16,6 +16,7 @@ from checkflow.dtypes import name_of
 from checkflow.errors import InputError
 from checkflow.runtime.device import Event
 from checkflow.schedule import Schedule, StateRow, ViewRow
+from checkflow.state import refused
 from checkflow.state.host.json_values import MAX_TENSOR_BYTES
 from checkflow.state.live import Live, live_state, slot_stems
 from checkflow.state.memory import memory_order
@@ -116,7 +117,7 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
     no slot has room for: another shape or dtype, or new state.
     """
     lives = {live.name: live for live in live_state(training)}
-    device = _device_of(lives)
+    device = refused.device_of(live.tensor for live in lives.values())
     parameters = {stem: parameter for of_one in slot_stems(training) for stem, parameter in of_one.items()}
     targets = dict(fixed.targets) if fixed is not None else {}
     storages: dict[int, BoundStorage] = {}
@@ -329,14 +330,6 @@ def _expected(view: ViewRow, parameters: dict[StateName, torch.nn.Parameter]) ->
     parameter = owner(StateName(view.name), parameters)
     order = memory_order(parameter) if parameter is not None and tuple(parameter.shape) == view.shape else None
     return order if order is not None else tuple(range(len(view.shape)))
-
-
-def _device_of(lives: Mapping[StateName, Live]) -> torch.device:
-    devices = {live.tensor.device for live in lives.values() if live.tensor.device.type == "cuda"}
-    if len(devices) > 1:
-        names = ", ".join(sorted(map(str, devices)))
-        raise InputError(f"model: its state lies on {names}; several devices in one process are not supported yet")
-    return devices.pop() if devices else torch.device("cpu")
 
 
 def _of_optimizer(
