@@ -124,11 +124,13 @@ def has_storage(tensor: torch.Tensor) -> bool:
 def without_storage(line: str, verb: str, tensor: torch.Tensor) -> TraceError:
     """For code in an iteration that takes or makes such a tensor."""
     if verb == "makes" and tensor.layout == torch.sparse_coo:
-        what, advice = "a sparse tensor", "use dense gradients (sparse=False)"
-    else:
-        what = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
-        advice = "use a dense one"
-    return TraceError(f"{line}: {verb} {what}, which has no storage to checkpoint; {advice}")
+        return TraceError(
+            f"{line}: makes a sparse tensor, which has no storage to checkpoint; use dense gradients (sparse=False)"
+        )
+    layout = "nested" if tensor.is_nested else tensor.layout
+    return TraceError(
+        f"{line}: {verb} a tensor of layout {layout}, which has no storage to checkpoint; use a dense one"
+    )
 
 
 def is_scalar(tensor: torch.Tensor) -> bool:
