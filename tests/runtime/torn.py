@@ -11,13 +11,14 @@ from itertools import pairwise
 import torch
 
 from checkflow.foreach import Look, can_look
-from checkflow.runtime.binding import Binding, Target, bind
+from checkflow.runtime.binding import Binding, Target
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device, Event, Snapshot
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.guards import GuardKind
 from checkflow.runtime.hook import Removable, register
 from checkflow.runtime.host import HostEvent
+from checkflow.runtime.matching import bind
 from checkflow.runtime.sink import Slot
 from checkflow.schedule import ActionRow, AnchorRow, Certificate, Schedule, StateRow, ViewRow
 from checkflow.state.live import live_state, parameter_names

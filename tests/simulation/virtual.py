@@ -13,11 +13,12 @@ import torch
 
 from checkflow import hardware, models
 from checkflow.graph import Graph
-from checkflow.runtime.binding import Binding, bind
+from checkflow.runtime.binding import Binding
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device, Event, Snapshot
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.hook import Removable, register
+from checkflow.runtime.matching import bind
 from checkflow.runtime.sink import Slot
 from checkflow.schedule import Schedule
 from checkflow.simulation.simulate import Iteration

@@ -13,7 +13,7 @@ from torch import nn
 import checkflow
 from checkflow.checkpointing.files import layout_of
 from checkflow.errors import InputError, TraceError
-from checkflow.runtime.binding import bind
+from checkflow.runtime.matching import bind
 from checkflow.schedule import Schedule, StateRow, ViewRow
 from checkflow.torch_internals import FakeTensor, FakeTensorMode
 from checkflow.trace.state import state_of
