@@ -53,9 +53,9 @@ class BoundStorage:
     serial: int = field(default_factory=count().__next__)  # unlike addresses, never used again
 
     @property
-    def slot(self) -> str:
+    def entry(self) -> str:
         """Of an optimizer's state, which kind of it: "exp_avg"; "" for what is none."""
-        return self.lives[0].slot
+        return self.lives[0].entry
 
     def version(self) -> tuple[int, ...]:
         """Changes when the content does, as far as PyTorch and the guards can tell."""
@@ -129,11 +129,11 @@ class Binding:
 
 
 def _sizes(training: Training) -> tuple[int, ...]:
-    """For each optimizer, how many parameters it has and how many slots of state."""
+    """For each optimizer, how many parameters it has and how many entries of state."""
     sizes: list[int] = []
     for optimizer in training.optimizers:
         sizes.append(sum(len(group["params"]) for group in optimizer.param_groups))
-        sizes.append(sum(len(slots) for slots in optimizer.state.values()))
+        sizes.append(sum(len(entries) for entries in optimizer.state.values()))
     return tuple(sizes)
 
 

@@ -37,7 +37,7 @@ class SlotMap:
         self._hosted: dict[int, Batch] = {}
         guarded = chain(binding.optimizer_storages, binding.buffer_storages.values())
         self._guards = {
-            storage.id: (guard, storage.slot) for guard, storages in enumerate(guarded) for storage in storages
+            storage.id: (guard, storage.entry) for guard, storages in enumerate(guarded) for storage in storages
         }
 
     def batches(self, indices: Iterable[int]) -> Iterator[list[int]]:

@@ -18,7 +18,7 @@ from checkflow.runtime.binding import Binding, BoundStorage, Segment, Target
 from checkflow.schedule import Schedule, StateRow, ViewRow
 from checkflow.state import refused
 from checkflow.state.host.json_values import MAX_TENSOR_BYTES
-from checkflow.state.live import Live, live_state, slot_stems
+from checkflow.state.live import Live, entry_stems, live_state
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName, nearest, owner
 from checkflow.training import Training
@@ -32,7 +32,7 @@ class _Ours:
     """What the training has now. `rooms`: as they were bound first; None where this is the first time."""
 
     lives: Mapping[StateName, Live]
-    parameters: Mapping[StateName, torch.nn.Parameter]  # by what the names of their slots begin with
+    parameters: Mapping[StateName, torch.nn.Parameter]  # by what the names of their entries begin with
     asked: Collection[str]  # holders of objects, which are asked when an iteration ends
     device: torch.device
     rooms: Mapping[StateName, Target] | None
@@ -58,7 +58,7 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
     lives = {live.name: live for live in live_state(training)}
     ours = _Ours(
         lives,
-        parameters={stem: parameter for of_one in slot_stems(training) for stem, parameter in of_one.items()},
+        parameters={stem: parameter for of_one in entry_stems(training) for stem, parameter in of_one.items()},
         asked=training.listed.objects.keys(),
         device=refused.device_of(live.tensor for live in lives.values()),
         rooms=None if fixed is None else fixed.targets,
@@ -167,12 +167,12 @@ def check_updated(binding: Binding, training: Training, number: int) -> None:
     """After optimizer `number` made an update: raises InputError if state that its parameters should have is absent."""
     if not binding.absent:
         return
-    parameters = slot_stems(training)[number]
+    parameters = entry_stems(training)[number]
     for name in sorted(binding.absent):
         parameter = owner(name, parameters)
         if parameter is not None and parameter.grad is not None:
-            slots = (live.name for live in live_state(training) if live.parameter is parameter)
-            close = nearest(name, slots)
+            entries = (live.name for live in live_state(training) if live.parameter is parameter)
+            close = nearest(name, entries)
             raise InputError(f"{name}: in the schedule, but this optimizer has no such state{close}; {_ADVICE}")
 
 

@@ -102,14 +102,14 @@ def stray_parameter(holder: str, group: int, position: int, parameter: torch.Ten
     )
 
 
-def no_slots(stem: StateName, state: object) -> InputError:
-    """There is no slot whose name would be a tensor's."""
+def no_entries(stem: StateName, state: object) -> InputError:
+    """There is no entry whose name would be a tensor's."""
     kind = "a bare tensor" if isinstance(state, torch.Tensor) else f"a {type(state).__name__}"
-    return InputError(f"{stem}: its state is {kind}; keep it in a dict, by slot")
+    return InputError(f"{stem}: its state is {kind}; keep it in a dict, by name")
 
 
-def nameless_slot(holder: str, parameter: StateName, slot: object) -> InputError:
-    return InputError(f"{holder}.state of {parameter}: the slot {slot!r:.80} has no text as its name")
+def nameless_entry(holder: str, parameter: StateName, entry: object) -> InputError:
+    return InputError(f"{holder}.state of {parameter}: the entry {entry!r:.80} has no text as its name")
 
 
 def stray_state(holder: str, key: object) -> InputError:
