@@ -30,7 +30,7 @@ _READ_BY_HOST = frozenset(("aten::_local_scalar_dense", "aten::equal", "aten::is
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedOperator:
     """One operator that does work; storages instead of indices."""
 
     name: str
@@ -46,7 +46,7 @@ class Recording:
     """What one iteration did, as it happens."""
 
     program: FxProgram
-    operators: list[Recorded] = field(default_factory=list)
+    operators: list[RecordedOperator] = field(default_factory=list)
     calls: list[tuple[OpOverload, bool]] = field(default_factory=list)  # all, and whether each is a step
 
 
@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for storage in (*reads, *writes):
                     storage.last_use = self.ledger.step
                 recording.operators.append(
-                    Recorded(
+                    RecordedOperator(
                         name=str(func),
                         reads=tuple(dict.fromkeys(reads)),
                         writes=tuple(dict.fromkeys(writes)),
