@@ -19,7 +19,8 @@ from checkflow.collector import paused_collector
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
 from checkflow.extra import Stateful
 from checkflow.interrupts import held_back
-from checkflow.runtime.binding import add_rooms, bind
+from checkflow.runtime.binding import add_rooms
+from checkflow.runtime.matching import bind
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.state.host.capture import HostState, check_capturable
 from checkflow.state.host.objects import HostObjects

@@ -16,9 +16,9 @@ from checkflow.torch_internals import (
     storage_id,
 )
 from checkflow.trace.costs import dtype_of, flops_of, traffic_of
-from checkflow.trace.execution import execute
+from checkflow.trace.execution import execute, user_line
 from checkflow.trace.fx_program import FxProgram
-from checkflow.trace.storages import Ledger, Storage, is_new, is_scalar
+from checkflow.trace.storages import Ledger, Storage, has_storage, is_new, is_scalar, without_storage
 from checkflow.trace.unlisted import Watch
 from checkflow.trace.values import Values
 from checkflow.trace.workspaces import Workspaces
@@ -30,7 +30,7 @@ _READ_BY_HOST = frozenset(("aten::_local_scalar_dense", "aten::equal", "aten::is
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedOperator:
     """One operator that does work; storages instead of indices."""
 
     name: str
@@ -46,7 +46,7 @@ class Recording:
     """What one iteration did, as it happens."""
 
     program: FxProgram
-    operators: list[Recorded] = field(default_factory=list)
+    operators: list[RecordedOperator] = field(default_factory=list)
     calls: list[tuple[OpOverload, bool]] = field(default_factory=list)  # all, and whether each is a step
 
 
@@ -77,7 +77,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
         if schema_of(func).name == "aten::lift_fresh" and is_new(args[0], self.ledger):
             return self._lift(func, args[0])
-        given = [(name, list(tensors_in(value))) for name, value in named_arguments(func, args, kwargs)]
+        given = [(name, self._stored(value, "takes")) for name, value in named_arguments(func, args, kwargs)]
         changed = written(func, args, kwargs)
         tensors = [tensor for _, group in given for tensor in group]
         targets = [tensor for name, group in given if name in changed for tensor in group]
@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for storage in (*reads, *writes):
                     storage.last_use = self.ledger.step
                 recording.operators.append(
-                    Recorded(
+                    RecordedOperator(
                         name=str(func),
                         reads=tuple(dict.fromkeys(reads)),
                         writes=tuple(dict.fromkeys(writes)),
@@ -144,10 +144,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.recording.calls.append((func, False))
         return lifted
 
+    def _stored(self, value: object, verb: str) -> list[torch.Tensor]:
+        """Its tensors, which have storages. A factory may make others; what an iteration meets of them is refused."""
+        found = list(tensors_in(value))
+        if all(map(has_storage, found)):
+            return found
+        if self.watch is not None:
+            tensor = next(tensor for tensor in found if not has_storage(tensor))
+            raise without_storage(user_line(), verb, tensor)
+        return list(filter(has_storage, found))
+
     def _fresh(self, result: object) -> list[torch.Tensor]:
         """The first tensor of each storage in a result that was never seen before."""
         found: dict[int, torch.Tensor] = {}
-        for tensor in tensors_in(result):
+        for tensor in self._stored(result, "makes"):
             identity = storage_id(tensor.untyped_storage())
             if identity not in self.ledger.alive:
                 found.setdefault(identity, tensor)

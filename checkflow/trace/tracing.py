@@ -127,11 +127,6 @@ def _users_code(stage: str) -> Iterator[None]:
                 f"{raised_at(error.__traceback__)}: asks for CUDA, which this machine does not have; choose the device "
                 "with torch.cuda.is_available(), or compile on the machine that trains"
             ) from None
-        if "Cannot access storage of Sparse" in str(error):
-            raise TraceError(
-                f"{raised_at(error.__traceback__)}: makes a sparse tensor, which has no storage to checkpoint; "
-                "use dense gradients (sparse=False)"
-            ) from None
         raise _CodeRaised(stage, error) from error
 
 
@@ -167,6 +162,7 @@ class _Attempt:
             self.progress("building the model")
             with _users_code("factory"):
                 training = check_training(self.factory(), self.model)
+            state_of(training, self.model)  # what is refused is, before anything has run
             self.stage = "iteration"
             values.built()
             ledger.on_cuda = any(p.device.type == "cuda" for _, p in parameters_of(training))
@@ -265,10 +261,10 @@ def _kept(
     before: list[tuple[State, Storage]], after: tuple[State, ...]
 ) -> tuple[list[tuple[State, Storage]], tuple[State, ...]]:
     """All but what a dict that was listed did not have before, or now has in another shape: the record takes that."""
-    forms = [{s.name: (s.tensor.shape, s.tensor.dtype) for s in states} for states in ([s for s, _ in before], after)]
+    kinds = [{s.name: (s.tensor.shape, s.tensor.dtype) for s in states} for states in ([s for s, _ in before], after)]
 
     def stays(state: State) -> bool:
-        return not state.may_change or forms[0].get(state.name) == forms[1].get(state.name)
+        return not state.may_change or kinds[0].get(state.name) == kinds[1].get(state.name)
 
     for state, storage in before:
         if not stays(state):
