@@ -1,8 +1,8 @@
 """A schedule that is learned while training runs, beside one that was compiled ahead, and beside no checkpoints at all.
 
-Three trainings of the same model take turns, iteration by iteration, from their first one on: neither of the two that
-are attached has a kept schedule. Shown are the iterations in which something is learned, each as a multiple of the same
-iteration without checkpoints; the median of later ones; and what the two schedules say of an iteration.
+Three trainings of the same model take turns, from their first iteration on, in an order that rotates: neither of the
+two that are attached has a kept schedule. Shown are the first iterations, each as a multiple of the same one without
+checkpoints; the median of later ones; and what the two schedules say of an iteration.
 
     python benchmarks/learned.py [--models small,gpt2] [--rounds 5] [--iterations 40] [--json FILE]
 """
@@ -10,6 +10,7 @@ iteration without checkpoints; the median of later ones; and what the two schedu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -92,26 +93,26 @@ def measure(name: str, profile: hardware.Profile, rounds: int, iterations: int) 
     recorded_in = 0
     stalls: dict[str, float] = {}
     schedule: Schedule | None = None
-    for _ in range(rounds):
-        with torch.device(overhead.DEVICE):
-            trainings = {side: factory() for side in SIDES}
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            _attached(trainings["ahead"], Path(folder, "ahead"), compiled.schedule) as ahead,
-            _attached(trainings["learned"], Path(folder, "learned"), None) as learned,
-        ):
-            steps = {"none": None, "ahead": ahead, "learned": learned}
-            now: dict[str, list[float]] = {side: [] for side in SIDES}
-            for number in range(iterations):
-                for side in SIDES[number % 3 :] + SIDES[: number % 3]:
-                    now[side].append(_timed(trainings[side], steps[side]))
-                if not recorded_in and learned.learning == "planning":
-                    recorded_in = number + 1
-            for side, series in now.items():
+    for number in range(rounds):
+        for side in SIDES[number % 3 :] + SIDES[: number % 3]:
+            with torch.device(overhead.DEVICE):
+                training = factory()
+            with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+                ckpt = None
+                if side != "none":
+                    given = compiled.schedule if side == "ahead" else None
+                    ckpt = stack.enter_context(_attached(training, Path(folder, "store"), given))
+                series = []
+                for iteration in range(iterations):
+                    series.append(_timed(training, ckpt))
+                    if not recorded_in and ckpt is not None and ckpt.learning == "planning":
+                        recorded_in = iteration + 1
                 times[side].append(series)
-            learned_in.append(learned.stats().learned_in)
-            stalls = {side: ckpt.stats().stall_per_iteration_ns / 1e6 for side, ckpt in steps.items() if ckpt}
-            schedule = learned.schedule
+                if ckpt is not None:
+                    stalls[side] = ckpt.stats().stall_per_iteration_ns / 1e6
+                if side == "learned" and ckpt is not None:
+                    learned_in.append(ckpt.stats().learned_in)
+                    schedule = ckpt.schedule
     assert schedule is not None and all(learned_in), f"no schedule was learned in {iterations} iterations"
     return Figures(
         name, rounds, times, recorded_in, learned_in, stalls, _said(compiled.schedule), _said(schedule)

@@ -33,7 +33,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, object], /) -> object: ...
 
 
-class Holder:
+class Holder:  # checkpoints have this name as the type of such an object
     """A dict of the user's. Restoring replaces its values: what a tensor in it is a view of stays as it is."""
 
     def __init__(self, held: dict[object, object]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from checkflow.dtypes import CODES
-from checkflow.errors import InputError
 from checkflow.runtime.binding import Binding, Target
+from checkflow.state import refused
 from checkflow.state.names import StateName, file_of
 from checkflow.state.restore.files import DTYPES, FileTensor, TensorFile
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
@@ -25,8 +25,7 @@ def layout_of(binding: Binding) -> Layout:
 
 
 def _spec(name: str, target: Target) -> TensorSpec:
-    if target.dtype not in CODES:
-        raise InputError(f"{target.name}: dtype {target.dtype} cannot be stored; convert it before attach")
+    refused.check_dtype(target.name, target.dtype)
     logical = target.order == tuple(range(len(target.shape)))
     return TensorSpec(name, CODES[target.dtype], target.shape, None if logical else target.order)
 

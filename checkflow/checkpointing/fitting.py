@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from checkflow.checkpointing.files import layout_of
-from checkflow.runtime.binding import Binding, add_rooms, bind
+from checkflow.runtime.binding import Binding, add_rooms
+from checkflow.runtime.matching import bind
 from checkflow.schedule import Schedule
 from checkflow.state.host.capture import HostState, check_capturable
 from checkflow.state.host.objects import HostObjects

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from checkflow.checkpointing.files import file_and_tensor
 from checkflow.runtime.lifecycle import Inside
-from checkflow.runtime.sink import Slot as RuntimeSlot
+from checkflow.runtime.sink import NamedSlot
 from checkflow.state.names import StateName
 from checkflow.store.memory.trainer_slots import Slot
 from checkflow.store.trainer.handle import StoreHandle
@@ -17,7 +17,7 @@ POLL_S = 1.0  # hearing the saver takes a fifth of a millisecond, which short it
 
 
 @dataclass(frozen=True, slots=True)
-class _NamedSlot:
+class _StoreSlot:
     """A slot by state names. Its views keep no hold on the mapping, which has to be closed with the store."""
 
     slot: Slot
@@ -39,20 +39,20 @@ class StoreSink:
         self._inside = inside
         self._next_poll_s = 0.0  # time.monotonic
 
-    def try_acquire(self) -> _NamedSlot | None:
+    def try_acquire(self) -> _StoreSlot | None:
         slot = self._handle.try_acquire()
-        return None if slot is None else _NamedSlot(slot)
+        return None if slot is None else _StoreSlot(slot)
 
-    def acquire(self) -> _NamedSlot | None:
+    def acquire(self) -> _StoreSlot | None:
         slot = self._handle.acquire()
-        return None if slot is None else _NamedSlot(slot)
+        return None if slot is None else _StoreSlot(slot)
 
-    def stage(self, slot: RuntimeSlot, iteration: int, record: bytes) -> None:
-        assert isinstance(slot, _NamedSlot)
+    def stage(self, slot: NamedSlot, iteration: int, record: bytes) -> None:
+        assert isinstance(slot, _StoreSlot)
         self._handle.stage(slot.slot, iteration, record)
 
-    def abandon(self, slot: RuntimeSlot) -> None:
-        assert isinstance(slot, _NamedSlot)
+    def abandon(self, slot: NamedSlot) -> None:
+        assert isinstance(slot, _StoreSlot)
         self._handle.abandon(slot.slot)
 
     def poll(self) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from checkflow.runtime.binding import Binding, BoundStorage, bind, check_updated
+from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.counters import Cause
 from checkflow.runtime.guards import Guard
+from checkflow.runtime.matching import bind, check_updated
 from checkflow.runtime.pipeline import Pipeline
 from checkflow.schedule import Schedule
 from checkflow.state.names import StateName

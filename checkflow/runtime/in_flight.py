@@ -11,7 +11,7 @@ import torch
 from checkflow.errors import DeviceError
 from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.device import Batch, Copy, Device, Event, Snapshot
-from checkflow.runtime.sink import Slot
+from checkflow.runtime.sink import NamedSlot
 from checkflow.runtime.timetable import ActionKind, Timetable
 from checkflow.state.names import StateName
 
@@ -37,7 +37,7 @@ class SlotMap:
         self._hosted: dict[int, Batch] = {}
         guarded = chain(binding.optimizer_storages, binding.buffer_storages.values())
         self._guards = {
-            storage.id: (guard, storage.slot) for guard, storages in enumerate(guarded) for storage in storages
+            storage.id: (guard, storage.entry) for guard, storages in enumerate(guarded) for storage in storages
         }
 
     def batches(self, indices: Iterable[int]) -> Iterator[list[int]]:
@@ -65,7 +65,7 @@ class SlotMap:
         move = self._timetable.moves[index]
         return move.release, None if move.snapshot else self._guards.get(move.storage)
 
-    def of_move(self, slot: Slot, index: int) -> tuple[Copy, ...]:
+    def of_move(self, slot: NamedSlot, index: int) -> tuple[Copy, ...]:
         """The copies of a direct move. A storage that is absent has none."""
         key = slot.index, index
         if key not in self._moves:
@@ -75,7 +75,7 @@ class SlotMap:
             self._moves[key] = () if storage is None else self.of_storage(slot, storage, span)
         return self._moves[key]
 
-    def of_moves(self, slot: Slot, indices: tuple[int, ...]) -> tuple[Batch, tuple[BoundStorage, ...]]:
+    def of_moves(self, slot: NamedSlot, indices: tuple[int, ...]) -> tuple[Batch, tuple[BoundStorage, ...]]:
         """The copies of direct moves that leave together, and what they read."""
         key = slot.index, indices
         if key not in self._batches:
@@ -86,7 +86,7 @@ class SlotMap:
             self._batches[key] = copies, tuple(dict.fromkeys(storage for storage in read if storage is not None))
         return self._batches[key]
 
-    def hosted(self, slot: Slot) -> Batch:
+    def hosted(self, slot: NamedSlot) -> Batch:
         """The copies of state that is in host memory beside a CUDA training."""
         if slot.index not in self._hosted:
             self._hosted[slot.index] = Batch(c for s in self.binding.hosted for c in self.of_storage(slot, s))
@@ -100,7 +100,9 @@ class SlotMap:
             self._sources[index] = data[move.offset_bytes : move.offset_bytes + move.size_bytes]
         return self._sources[index]
 
-    def of_storage(self, slot: Slot, storage: BoundStorage, span: tuple[int, int] | None = None) -> tuple[Copy, ...]:
+    def of_storage(
+        self, slot: NamedSlot, storage: BoundStorage, span: tuple[int, int] | None = None
+    ) -> tuple[Copy, ...]:
         """The copies of a storage's bytes from span[0] to span[1]."""
         start, end = span or (0, storage.data.numel())
         copies: list[Copy] = []
@@ -113,13 +115,13 @@ class SlotMap:
                 copies.append(Copy(into, storage.data[low:high]))
         return tuple(copies)
 
-    def copy_loose(self, slot: Slot) -> None:
+    def copy_loose(self, slot: NamedSlot) -> None:
         """What does not lie in memory as the slot has it, element by element; returns when it is there."""
         for live in self.binding.loose:
             if self.binding.targets[live.name].alias_of is None:
                 self.copy_now(slot, live.name, live.tensor)
 
-    def copy_now(self, slot: Slot, name: StateName, tensor: torch.Tensor) -> None:
+    def copy_now(self, slot: NamedSlot, name: StateName, tensor: torch.Tensor) -> None:
         """A tensor of this name, element by element; returns when it is there."""
         if tensor.numel():
             into = self._target(slot, name).view(tensor.dtype)
@@ -127,7 +129,7 @@ class SlotMap:
                 ordered = tensor.permute(self.binding.targets[name].order)
                 into.view(ordered.shape).copy_(ordered)
 
-    def _target(self, slot: Slot, name: StateName) -> torch.Tensor:
+    def _target(self, slot: NamedSlot, name: StateName) -> torch.Tensor:
         key = slot.index, name
         if key not in self._targets:
             self._targets[key] = torch.frombuffer(slot.view(name), dtype=torch.uint8)
@@ -137,7 +139,7 @@ class SlotMap:
 class InFlight:
     """A checkpoint being filled. It is *open* until the iteration that it saves has ended."""
 
-    def __init__(self, iteration: int, slot: Slot, timetable: Timetable, slots: SlotMap, device: Device) -> None:
+    def __init__(self, iteration: int, slot: NamedSlot, timetable: Timetable, slots: SlotMap, device: Device) -> None:
         self.binding = slots.binding
         self.iteration = iteration
         self.slot = slot
@@ -155,7 +157,7 @@ class InFlight:
         self._again: list[int] = []  # moves behind the cursor whose early copies went stale
         self._snapshots: dict[int, Snapshot] = {}
         self._events: dict[int, Event] = {}  # of moves that left from a snapshot
-        self._early: dict[int, tuple[int, ...]] = {}  # move -> version that an open flight copied
+        self._early: dict[int, tuple[int, ...]] = {}  # move -> version that it copied while open
 
     @property
     def issued(self) -> bool:

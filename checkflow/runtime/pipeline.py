@@ -13,7 +13,7 @@ from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device, Event
 from checkflow.runtime.in_flight import InFlight, SlotMap
-from checkflow.runtime.sink import Sink, Slot
+from checkflow.runtime.sink import NamedSlot, Sink
 from checkflow.runtime.timetable import Timetable
 from checkflow.state.names import StateName
 from checkflow.torch_internals import foreach_copy
@@ -48,30 +48,30 @@ class Pipeline:
         self._late = late  # tensors of the checkpoint whose host state was just captured
         self._binding = binding
         self._slots = SlotMap(timetable, binding)
-        self._flights: deque[InFlight] = deque()  # closed, oldest first
+        self._closed: deque[InFlight] = deque()  # oldest first
         self._open: InFlight | None = None  # of the iteration that is running
         self._tried_to_open = -1  # iteration
-        self._spare: Slot | None = None
+        self._spare: NamedSlot | None = None
         self._statics: dict[tuple[int, str], tuple[int, ...]] = {}  # (slot, storage) -> version that the slot holds
 
     def rebind(self, binding: Binding) -> None:
-        """Flights that are closed keep the tensors that they began with."""
+        """Checkpoints that are closed keep the tensors that they began with."""
         self._binding, self._slots = binding, SlotMap(self._timetable, binding)
 
     @property
     def busy(self) -> bool:
         """Whether a checkpoint is being filled."""
-        return self._open is not None or bool(self._flights)
+        return self._open is not None or bool(self._closed)
 
     @property
     def waiting(self) -> bool:
         """Whether a closed checkpoint is not staged yet."""
-        return bool(self._flights)
+        return bool(self._closed)
 
     def advance(self, running: int, anchor: int, *, due: bool) -> None:
         """Iteration `running`, a checkpoint of which is `due` or not, has reached an anchor."""
-        for flight in self._flights:
-            flight.advance(self._timetable.time(running - flight.iteration, anchor))
+        for checkpoint in self._closed:
+            checkpoint.advance(self._timetable.time(running - checkpoint.iteration, anchor))
         now = self._timetable.time(0, anchor)
         if due and self._timetable.first <= now:
             if self._open is None and self._tried_to_open != running and anchor < self._timetable.anchor_count:
@@ -88,37 +88,37 @@ class Pipeline:
 
         False, too, where there is no record of it.
         """
-        flight, self._open = self._open, None
-        if flight is None:
+        checkpoint, self._open = self._open, None
+        if checkpoint is None:
             slot = self._free_slot() or self._demanded_slot(wait=wait)
             if slot is None:
                 self.skipped += 1
                 return False
-            flight = InFlight(iteration, slot, self._timetable, self._slots, self._device)
+            checkpoint = InFlight(iteration, slot, self._timetable, self._slots, self._device)
         try:
             record = capture(iteration)
         except BaseException:
-            self._keep(flight.slot)
+            self._keep(checkpoint.slot)
             raise
         if record is None:
-            self._keep(flight.slot)
+            self._keep(checkpoint.slot)
             return False
-        flight.close(self._slots, record, keep_early=self._keep_early)
-        self._flights.append(flight)
+        checkpoint.close(self._slots, record, keep_early=self._keep_early)
+        self._closed.append(checkpoint)
         self.started += 1
-        if hosted := self._slots.hosted(flight.slot):
+        if hosted := self._slots.hosted(checkpoint.slot):
             foreach_copy(*hosted.lists, non_blocking=False)
-        self._copy_loose(flight)
-        self._copy_statics(flight)
-        flight.advance(self._timetable.time(0, self._timetable.anchor_count))
+        self._copy_loose(checkpoint)
+        self._copy_statics(checkpoint)
+        checkpoint.advance(self._timetable.time(0, self._timetable.anchor_count))
         return True
 
     def protect(self, storages: Iterable[BoundStorage], cause: Cause) -> None:
         """These are about to be written: what is still to be read of them is read first."""
         storages = tuple(storages)
         latest: Event | None = None
-        for flight in self._flights:
-            flight.secure(storages)
+        for checkpoint in self._closed:
+            checkpoint.secure(storages)
         for storage in storages:
             if storage.reading is not None and (latest is None or storage.reading.order > latest.order):
                 latest = storage.reading
@@ -126,56 +126,56 @@ class Pipeline:
             self._device.wait(latest, cause)
         for storage in storages:
             storage.reading = None
-            for flight in self._flights:
-                flight.written_unseen |= flight.checks.pop(storage, storage.version()) != storage.version()
+            for checkpoint in self._closed:
+                checkpoint.written_unseen |= checkpoint.checks.pop(storage, storage.version()) != storage.version()
 
     def doubt(self) -> None:
         """Something in flight may have been read too late: none of it is staged."""
         self.drop_open()
-        for flight in self._flights:
-            flight.written_unseen = True
+        for checkpoint in self._closed:
+            checkpoint.written_unseen = True
 
     def stage_finished(self) -> None:
         """Hand over what is complete. Never blocks."""
-        while self._flights:
-            flight = self._flights[0]
-            if not flight.issued or (flight.last is not None and not self._device.done(flight.last)):
+        while self._closed:
+            checkpoint = self._closed[0]
+            if not checkpoint.issued or (checkpoint.last is not None and not self._device.done(checkpoint.last)):
                 return
             for vouch in self.vouched_by:
                 vouch()
-            self._flights.popleft()
-            assert flight.record is not None
-            if flight.written_unseen or any(s.version() != version for s, version in flight.checks.items()):
-                self._discard(flight)
+            self._closed.popleft()
+            assert checkpoint.record is not None
+            if checkpoint.written_unseen or any(s.version() != version for s, version in checkpoint.checks.items()):
+                self._discard(checkpoint)
                 continue
             try:
-                self._sink.stage(flight.slot, flight.iteration, flight.record())
+                self._sink.stage(checkpoint.slot, checkpoint.iteration, checkpoint.record())
             except Exception as error:  # noqa: BLE001 (the record is made by a user's objects)
                 self.problems.append(error)
-                self._discard(flight)  # the slot is still ours
+                self._discard(checkpoint)  # the slot is still ours
                 continue
-            self.staged, self.last_staged = self.staged + 1, flight.iteration
+            self.staged, self.last_staged = self.staged + 1, checkpoint.iteration
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Complete and stage everything in flight; False where the time did not suffice."""
-        if not self._flights:
+        if not self._closed:
             return True
         started = time.perf_counter_ns()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        for flight in self._flights:
-            flight.finish()
+        for checkpoint in self._closed:
+            checkpoint.finish()
         in_time = True
-        for flight in self._flights:
+        for checkpoint in self._closed:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if flight.last is not None:
-                in_time = in_time and self._device.synchronize(flight.last, left)
+            if checkpoint.last is not None:
+                in_time = in_time and self._device.synchronize(checkpoint.last, left)
         self.stage_finished()
         self._counters.stalled(Cause.DRAIN, time.perf_counter_ns() - started)
         return in_time
 
     def has(self, iteration: int) -> bool:
         """Whether this iteration's checkpoint is staged, as the newest, or in flight."""
-        return self.last_staged == iteration or any(flight.iteration == iteration for flight in self._flights)
+        return self.last_staged == iteration or any(checkpoint.iteration == iteration for checkpoint in self._closed)
 
     def drop_open(self) -> None:
         """The running iteration will not be saved as it began."""
@@ -186,15 +186,15 @@ class Pipeline:
     def drop_unissued(self) -> None:
         """What was not read yet may be written without a guard: give it up."""
         self.drop_open()
-        for flight in [flight for flight in self._flights if not flight.issued]:
-            self._flights.remove(flight)
-            self._discard(flight)
+        for checkpoint in [checkpoint for checkpoint in self._closed if not checkpoint.issued]:
+            self._closed.remove(checkpoint)
+            self._discard(checkpoint)
 
     def discard_all(self) -> None:
         """Nothing in flight can be vouched for, nor what slots are said to hold."""
         self.drop_open()
-        while self._flights:
-            self._discard(self._flights.popleft())
+        while self._closed:
+            self._discard(self._closed.popleft())
         self._statics.clear()
         self._tried_to_open = -1
 
@@ -216,11 +216,11 @@ class Pipeline:
         if self._spare is not None:
             self._sink.abandon(self._spare)
             self._spare = None
-        self.discarded += len(self._flights)
-        self._flights.clear()
+        self.discarded += len(self._closed)
+        self._closed.clear()
         self._slots = SlotMap(self._timetable, self._binding)
 
-    def _copy_loose(self, flight: InFlight) -> None:
+    def _copy_loose(self, checkpoint: InFlight) -> None:
         """State that is not where the plan has it. What was copied early to its place has been waited for:
 
         by the rebinding that found it gone, or to release its snapshot.
@@ -229,35 +229,35 @@ class Pipeline:
         if not self._binding.loose and not late:
             return
         started = time.perf_counter_ns()
-        self._slots.copy_loose(flight.slot)
+        self._slots.copy_loose(checkpoint.slot)
         for name, tensor in late.items():
-            self._slots.copy_now(flight.slot, name, tensor)
+            self._slots.copy_now(checkpoint.slot, name, tensor)
         for live in self._binding.loose:
-            self._statics.pop((flight.slot.index, live.name), None)
+            self._statics.pop((checkpoint.slot.index, live.name), None)
         self._counters.stalled(Cause.UNWATCHED, time.perf_counter_ns() - started)
 
-    def _copy_statics(self, flight: InFlight) -> None:
+    def _copy_statics(self, checkpoint: InFlight) -> None:
         """State that the schedule does not move: into each slot once, and again when it changed."""
         changed: list[BoundStorage] = []
         for storage in self._binding.storages.values():
             if not storage.written:
-                key, version = (flight.slot.index, storage.name), storage.version()
+                key, version = (checkpoint.slot.index, storage.name), storage.version()
                 if self._statics.get(key) != version:
                     changed.append(storage)
-                    flight.checks[storage] = version
+                    checkpoint.checks[storage] = version
                     self._statics[key] = version
         if changed:
             self.static_bytes += sum(storage.data.numel() for storage in changed)
-            event = self._device.offload(Batch(c for s in changed for c in self._slots.of_storage(flight.slot, s)))
-            flight.last = event
+            event = self._device.offload(Batch(c for s in changed for c in self._slots.of_storage(checkpoint.slot, s)))
+            checkpoint.last = event
             for storage in changed:
                 storage.reading = event
 
-    def _free_slot(self) -> Slot | None:
+    def _free_slot(self) -> NamedSlot | None:
         slot, self._spare = self._spare, None
         return slot if slot is not None else self._sink.try_acquire()
 
-    def _demanded_slot(self, *, wait: bool) -> Slot | None:
+    def _demanded_slot(self, *, wait: bool) -> NamedSlot | None:
         """What is in flight has to be staged before anything is waited for: the sink frees only what is older."""
         if wait:
             self.drain()
@@ -274,11 +274,11 @@ class Pipeline:
             self._counters.stalled(Cause.SLOT, time.perf_counter_ns() - started)
         return slot
 
-    def _discard(self, flight: InFlight) -> None:
+    def _discard(self, checkpoint: InFlight) -> None:
         self.discarded += 1
-        self._keep(flight.slot)
+        self._keep(checkpoint.slot)
 
-    def _keep(self, slot: Slot) -> None:
+    def _keep(self, slot: NamedSlot) -> None:
         if self._spare is None:
             self._spare = slot
         else:

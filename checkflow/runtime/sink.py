@@ -7,7 +7,7 @@ from typing import Protocol
 from checkflow.state.names import StateName
 
 
-class Slot(Protocol):
+class NamedSlot(Protocol):
     """Host memory for one checkpoint. Its bytes stay where they are from one use to the next."""
 
     @property
@@ -20,16 +20,16 @@ class Slot(Protocol):
 class Sink(Protocol):
     """Takes checkpoints. Errors of its own background work are raised by `poll`."""
 
-    def try_acquire(self) -> Slot | None:
+    def try_acquire(self) -> NamedSlot | None:
         """A slot to fill, if one is free. May be asked again for the same checkpoint."""
 
-    def acquire(self) -> Slot | None:
+    def acquire(self) -> NamedSlot | None:
         """A slot to fill; waits for one if the sink is made to. None: this checkpoint is given up."""
 
-    def stage(self, slot: Slot, iteration: int, record: bytes) -> None:
+    def stage(self, slot: NamedSlot, iteration: int, record: bytes) -> None:
         """The slot holds the whole state as it was after `iteration` iterations; `record` is the host's part of it."""
 
-    def abandon(self, slot: Slot) -> None:
+    def abandon(self, slot: NamedSlot) -> None:
         """The slot will not be filled."""
 
     def poll(self) -> None:

@@ -1,6 +1,6 @@
 """The one walk over the live tensors of a training: all that a resume needs, under the names that a schedule uses.
 
-Parameters and buffers as in state_dict, optimizer state as <parameter>.<slot>. Non-persistent buffers are no state: a
+Parameters and buffers as in state_dict, optimizer state as <parameter>.<entry>. Non-persistent buffers are no state: a
 resume builds them again. What a dict or an object holds that was listed as extra is not bound: it is asked for when an
 iteration ends. A compiled model has the names of the one that was compiled.
 """
@@ -34,11 +34,11 @@ class Live:
     module: torch.nn.Module | None = None  # that owns a parameter or buffer
     buffer: bool = False
     optimizer: int | None = None  # which optimizer's state
-    parameter: torch.nn.Parameter | None = None  # that an optimizer's slot belongs to
+    parameter: torch.nn.Parameter | None = None  # that an optimizer's entry belongs to
     for_kernels: bool = False  # of an optimizer whose kernels read its scalars: on CUDA they are there
 
     @property
-    def slot(self) -> str:
+    def entry(self) -> str:
         """Of an optimizer's state, which kind of it: "exp_avg"; "" for what is none."""
         return str(self.key) if self.optimizer is not None else ""
 
@@ -116,8 +116,8 @@ def parameter_names(training: Training) -> dict[int, StateName]:
     return {id(parameter): name for name, parameter in parameters_of(training)}
 
 
-def slot_stems(training: Training) -> tuple[dict[StateName, torch.nn.Parameter], ...]:
-    """For each optimizer: what the names of its slots begin with, for each of its parameters that a model has."""
+def entry_stems(training: Training) -> tuple[dict[StateName, torch.nn.Parameter], ...]:
+    """For each optimizer: what the names of its entries begin with, for each of its parameters that a model has."""
     names = parameter_names(training)
     found: list[dict[StateName, torch.nn.Parameter]] = []
     for holder, optimizer in optimizers_of(training).items():
@@ -127,7 +127,7 @@ def slot_stems(training: Training) -> tuple[dict[StateName, torch.nn.Parameter],
     return tuple(found)
 
 
-def slots(state: object, stem: StateName) -> Iterator[tuple[StateName, torch.Tensor, object, object]]:
+def entries(state: object, stem: StateName) -> Iterator[tuple[StateName, torch.Tensor, object, object]]:
     """A parameter's optimizer state: each tensor with its name, and where it is held: container[key]."""
     items: list[tuple[object, object]] = []
     if isinstance(state, dict):
@@ -138,7 +138,7 @@ def slots(state: object, stem: StateName) -> Iterator[tuple[StateName, torch.Ten
         if isinstance(item, torch.Tensor):
             yield stem.inside(key), item, state, key
         else:
-            yield from slots(item, stem.inside(key))
+            yield from entries(item, stem.inside(key))
 
 
 def _in_modules(modules: Mapping[str, torch.nn.Module]) -> Iterator[Live]:
@@ -151,7 +151,7 @@ def _in_modules(modules: Mapping[str, torch.nn.Module]) -> Iterator[Live]:
 
 
 def _in_optimizers(training: Training) -> Iterator[Live]:
-    by_stem = slot_stems(training)
+    by_stem = entry_stems(training)
     for number, (holder, optimizer) in enumerate(optimizers_of(training).items()):
         stem = {id(parameter): name for name, parameter in by_stem[number].items()}
         for index, group in enumerate(optimizer.param_groups):
@@ -165,8 +165,8 @@ def _in_optimizers(training: Training) -> Iterator[Live]:
                     raise refused.stray_parameter(holder, index, position, parameter)
                 state = optimizer.state.get(parameter, {})
                 if not isinstance(state, Mapping):
-                    raise refused.no_slots(stem[id(parameter)], state)
-                for name, tensor, where, slot in slots(state, stem[id(parameter)]):
+                    raise refused.no_entries(stem[id(parameter)], state)
+                for name, tensor, where, entry in entries(state, stem[id(parameter)]):
                     yield Live(
-                        name, tensor, where, slot, optimizer=number, parameter=parameter, for_kernels=for_kernels
+                        name, tensor, where, entry, optimizer=number, parameter=parameter, for_kernels=for_kernels
                     )

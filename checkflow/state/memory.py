@@ -7,10 +7,10 @@ import torch
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """Its dimensions as they lie in memory, outermost first; None unless its elements lie densely, each once."""
-    shape, strides = list(tensor.shape), list(tensor.stride())
-    dims = list(range(len(shape)))
     if tensor.numel() == 0 or tensor.is_contiguous():
-        return tuple(dims)
+        return tuple(range(tensor.dim()))
+    shape, strides = tensor.shape, tensor.stride()
+    dims = list(range(len(shape)))
     dims.sort(key=lambda dim: (shape[dim] == 1, -strides[dim]))
     expected = 1
     for dim in reversed(dims):

@@ -1,8 +1,8 @@
 """Names of state: which model or optimizer holds a tensor, and its path there. Nothing else joins or cuts such a name.
 
-A model's tensor has the path that state_dict gives it. An optimizer's has its parameter's path with the slot behind it,
-"features.0.weight.exp_avg"; where two models in one optimizer have that path, the parameter's whole name stands there,
-"model.1/features.0.weight.exp_avg".
+A model's tensor has the path that state_dict gives it. An optimizer's has its parameter's path with the entry's name
+behind it, "features.0.weight.exp_avg"; where two models in one optimizer have that path, the parameter's whole name
+stands there, "model.1/features.0.weight.exp_avg".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StateName(str):
         return cls.of(optimizer, f"param_groups.{index}.{key}")
 
     def inside(self, key: object) -> StateName:
-        """Of what is kept there under this key: an optimizer's slot, where this is what a parameter's begin with."""
+        """Of what is kept there under this key: an optimizer's entry, where this is what a parameter's begin with."""
         return StateName(f"{self}.{key}")
 
     @property
@@ -64,7 +64,7 @@ class StateName(str):
         return self.listed_as is not None
 
     def above(self) -> Iterator[StateName]:
-        """The names that this one is a part of, longest first: of its slot, of its parameter."""
+        """The names that this one is a part of, longest first: of its entry, of its parameter."""
         path = self.path
         while "." in path:
             path = path.rpartition(".")[0]
@@ -96,14 +96,14 @@ def file_of(holder: str) -> str:
 
 
 def stems(holder: str, parameters: Iterable[StateName]) -> dict[StateName, StateName]:
-    """Parameters of one optimizer -> what the names of their slots begin with; no two are alike."""
+    """Parameters of one optimizer -> what the names of their entries begin with; no two are alike."""
     paths = {name: name.path for name in parameters}
     count = Counter(paths.values())
     return {name: StateName.of(holder, path if count[path] == 1 else name) for name, path in paths.items()}
 
 
 def owner(name: StateName, by_stem: Mapping[StateName, found]) -> found | None:
-    """What is kept under the stem that the name of a slot begins with."""
+    """What is kept under the stem that the name of a entry begins with."""
     return next((by_stem[stem] for stem in name.above() if stem in by_stem), None)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from checkflow.dtypes import CODES
 from checkflow.errors import InputError, ModelFileError, TraceError
 from checkflow.state.holders import models_of, modules_of, optimizers_of
 from checkflow.state.memory import memory_order
@@ -100,14 +102,14 @@ def stray_parameter(holder: str, group: int, position: int, parameter: torch.Ten
     )
 
 
-def no_slots(stem: StateName, state: object) -> InputError:
-    """There is no slot whose name would be a tensor's."""
+def no_entries(stem: StateName, state: object) -> InputError:
+    """There is no entry whose name would be a tensor's."""
     kind = "a bare tensor" if isinstance(state, torch.Tensor) else f"a {type(state).__name__}"
-    return InputError(f"{stem}: its state is {kind}; keep it in a dict, by slot")
+    return InputError(f"{stem}: its state is {kind}; keep it in a dict, by name")
 
 
-def nameless_slot(holder: str, parameter: StateName, slot: object) -> InputError:
-    return InputError(f"{holder}.state of {parameter}: the slot {slot!r:.80} has no text as its name")
+def nameless_entry(holder: str, parameter: StateName, entry: object) -> InputError:
+    return InputError(f"{holder}.state of {parameter}: the entry {entry!r:.80} has no text as its name")
 
 
 def stray_state(holder: str, key: object) -> InputError:
@@ -115,7 +117,7 @@ def stray_state(holder: str, key: object) -> InputError:
     return InputError(f"{holder}.state: {what} is no parameter of its groups; remove it from the state")
 
 
-# Of a tensor
+# Of tensors
 
 
 def check_tensor(name: StateName, tensor: torch.Tensor) -> None:
@@ -127,10 +129,14 @@ def check_tensor(name: StateName, tensor: torch.Tensor) -> None:
 
 def check_stored(name: StateName, tensor: torch.Tensor) -> None:
     """The same of one that is handed over element by element."""
+    if is_lazy(tensor):
+        raise InputError(f"{name}: has no shape yet (a lazy module); run the model once first")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise InputError(f"{name}: layout {tensor.layout} is not supported; keep it as a dense tensor")
+        strided = "nested" if tensor.is_nested else "quantized"
+        layout = strided if tensor.layout == torch.strided else tensor.layout
+        raise InputError(f"{name}: layout {layout} is not supported; keep it as a dense tensor")
     if tensor.device.type == "meta":
-        raise InputError(f"{name}: has no data yet (meta device); materialize it before attach")
+        raise InputError(f"{name}: has no data yet (meta device); materialize it first")
     if tensor.device.type not in ("cpu", "cuda"):
         raise InputError(f"{name}: device {tensor.device} is not supported; use cuda or cpu")
 
@@ -142,3 +148,18 @@ def check_dense(name: StateName, tensor: torch.Tensor) -> None:
             f"{name}: shape {tuple(tensor.shape)} with strides {tuple(tensor.stride())} overlaps or has holes; "
             "make it contiguous"
         )
+
+
+def check_dtype(name: StateName, dtype: str) -> None:
+    """Raises InputError for one that no file of a checkpoint can hold."""
+    if dtype not in CODES:
+        raise InputError(f"{name}: dtype {dtype} cannot be stored; convert it first")
+
+
+def device_of(tensors: Iterable[torch.Tensor]) -> torch.device:
+    """The one CUDA device that has state, or the CPU. Raises InputError where there are several."""
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise InputError(f"model: its state lies on {names}; several devices in one process are not supported yet")
+    return devices.pop() if devices else torch.device("cpu")

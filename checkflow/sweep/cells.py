@@ -73,15 +73,15 @@ class Row(Strict):
     iteration_time_ns: int | None = None
     state_bytes: int | None = None  # that each checkpoint carries
     training_peak_bytes: int | None = None
-    peak_bytes: int | None = None  # as planned
-    executed_peak_bytes: int | None = None  # with hooks at anchors alone; policy checkflow only
+    peak_bytes: int | None = None  # of policy checkflow as proven of its schedule, of others as planned
+    packed_peak_bytes: int | None = None  # of a packed plan itself, before it goes to anchors
     lower_bound_bytes: int | None = None  # policy checkflow only
     checkfreq_peak_bytes: int | None = None  # of CheckFreq at the same interval
     snapshot_bytes: int | None = None  # copied within the device, as executed
     copy_ns: int | None = None  # what these copies take
     pause_ns: int | None = None  # for which a checkpoint stops the training
     overhead: float | None = None  # (pause_ns + copy_ns) / (k T), a fraction of training alone
-    saving: float | None = None  # of the executed (else planned) peak against CheckFreq's, a fraction of CheckFreq's
+    saving: float | None = None  # of the peak against CheckFreq's, a fraction of CheckFreq's
     disk_bytes_per_s: int | None = None  # needed to persist every checkpoint: state bytes / (k T)
     needed_bandwidth_bytes_per_s: int | None = None  # that would make an infeasible cell feasible
     smallest_interval: int | None = None  # that would
@@ -97,8 +97,8 @@ class Row(Strict):
 
     @property
     def largest_bytes(self) -> int | None:
-        """The peak, as executed where that is known, of training alone where there is no plan."""
-        return self.executed_peak_bytes or self.peak_bytes or self.training_peak_bytes
+        """The peak, of training alone where there is no plan."""
+        return self.peak_bytes or self.training_peak_bytes
 
     @property
     def exceeds_memory(self) -> bool:

@@ -74,8 +74,8 @@ def _compiled(row: Row, graph: Graph, profile: hardware.Profile | None) -> Row:
     return _feasible(
         row.model_copy(
             update={
-                "peak_bytes": result.plan.peak_bytes,
-                "executed_peak_bytes": certificate.peak_bytes,
+                "peak_bytes": certificate.peak_bytes,
+                "packed_peak_bytes": None if direct else result.plan.peak_bytes,
                 "lower_bound_bytes": result.plan.lower_bound_bytes,
                 "plan_s": result.plan_s,
             }

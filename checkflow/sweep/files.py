@@ -13,7 +13,7 @@ from checkflow.jsonfile import render, write_text
 from checkflow.sweep.cells import Answer, Edge, Row
 from checkflow.sweep.feasibility_edge import value_of
 
-FORMAT, VERSION = "checkflow-sweep", 1
+FORMAT, VERSION = "checkflow-sweep", 2
 
 Value = str | int | float | bool | None
 Record = dict[str, Value]

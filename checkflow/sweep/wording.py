@@ -46,15 +46,15 @@ FIGURES: dict[str, tuple[Callable[[Row], int | float | None], Callable[[float], 
     "iteration": (lambda row: row.iteration_time_ns, lambda value: format_ns(int(value))),
     "state": (lambda row: row.state_bytes, lambda value: format_bytes(int(value))),
     "training": (lambda row: row.training_peak_bytes, lambda value: format_bytes(int(value))),
-    "planned": (lambda row: row.peak_bytes, lambda value: format_bytes(int(value))),
-    "executed": (lambda row: row.executed_peak_bytes, lambda value: format_bytes(int(value))),
+    "peak": (lambda row: row.peak_bytes, lambda value: format_bytes(int(value))),
+    "packed": (lambda row: row.packed_peak_bytes, lambda value: format_bytes(int(value))),
     "overhead": (lambda row: row.overhead, lambda value: f"{value:.1%}"),
     "saving": (lambda row: row.saving, lambda value: f"{value:.1%}"),
     "disk": (lambda row: row.disk_bytes_per_s, lambda value: format_rate(int(value))),
 }
 LEGEND = (
-    "training, planned, executed: peak memory; overhead: against training alone; saving: of the peak, against "
-    "CheckFreq's; disk: to persist every checkpoint"
+    "training: its peak memory without checkpoints; packed: the peak of a packed plan itself; overhead: against "
+    "training alone; saving: of the peak, against CheckFreq's; disk: to persist every checkpoint"
 )
 
 
@@ -122,9 +122,9 @@ def summary(answers: Sequence[Answer], *, reused: int, wall_s: float, jobs: int)
         known = [value for value in values if value is not None]
         if known:
             parts.append(f"median {name} {median(known):.1%}")
-    same = sum(row.executed_peak_bytes == row.training_peak_bytes for row in feasible)
+    same = sum(row.peak_bytes == row.training_peak_bytes for row in feasible)
     if feasible:
-        parts.append(f"{same} without an added byte as executed")
+        parts.append(f"{same} without an added byte")
     above = sum(row.exceeds_memory for row in rows)
     if above:
         parts.append(f"{above} above the device's memory (*)")

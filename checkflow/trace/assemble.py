@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from checkflow.dtypes import name_of
 from checkflow.errors import TraceError
 from checkflow.graph import Anchor, Graph, Op, Role, Tensor, View
-from checkflow.trace.recorder import Recorded
+from checkflow.trace.recorder import RecordedOperator
 from checkflow.trace.state import State
 from checkflow.trace.storages import Ledger, Storage
 from checkflow.units import format_bytes
@@ -41,7 +41,7 @@ def assemble(
     arguments: tuple[tuple[str, str], ...],
     states: Sequence[tuple[State, Storage]],
     replaced: Sequence[Replaced] = (),
-    operators: Sequence[Recorded],
+    operators: Sequence[RecordedOperator],
     anchors: tuple[Anchor, ...],
     ledger: Ledger,
 ) -> Graph:
@@ -102,7 +102,7 @@ def assemble(
     return graph
 
 
-def _in_graph(views: Iterable[Storage], operators: Sequence[Recorded], ledger: Ledger) -> Iterable[Storage]:
+def _in_graph(views: Iterable[Storage], operators: Sequence[RecordedOperator], ledger: Ledger) -> Iterable[Storage]:
     """State, what operators use, gradients, and what the iteration frees; in order of birth, state first.
 
     Tensors that exist before, and that the iteration neither uses nor frees, are not its concern.

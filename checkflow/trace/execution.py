@@ -27,13 +27,14 @@ from checkflow.torch_internals import (
     tree_map,
     without_modes,
 )
-from checkflow.trace.storages import Ledger, is_fake, is_scalar
+from checkflow.trace.storages import Ledger, has_storage, is_fake, is_scalar
 from checkflow.trace.values import Values
 from checkflow.trace.workspaces import Workspaces
-from checkflow.trace.writes import tensors_in, traits
+from checkflow.trace.writes import aten, tensors_in, traits
 
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _LIBRARIES = (*_OURS, sys.prefix + "/lib", sys.base_prefix + "/lib")
+_NOT_AS_FAKED = aten("quantize_per_tensor quantize_per_tensor_dynamic")  # their fake results are float32
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
@@ -71,6 +72,8 @@ def execute(
     if _stays_real(func, args, kwargs, tensors, ledger):
         with without_modes():
             return Executed(func(*args, **kwargs))
+    if schema_of(func).name in _NOT_AS_FAKED:
+        raise DataDependent(str(func), reader())
     try:
         if any(not is_fake(t) and not t.is_leaf for t in tensors):
             with warnings.catch_warnings():  # making such a tensor fake looks at its gradient
@@ -84,7 +87,8 @@ def execute(
         if known is None:
             raise DataDependent(str(func), reader()) from None
         return Executed(tree_map(_fake_like, known[0]), known)
-    fresh_bytes = sum(t.untyped_storage().nbytes() for t in tensors_in(result) if ledger.find(t) is None)
+    stored = filter(has_storage, tensors_in(result))
+    fresh_bytes = sum(t.untyped_storage().nbytes() for t in stored if ledger.find(t) is None)
     known = None
     if fresh_bytes or changed:
         known = values.run(func, args, kwargs, tensors, changed, fresh_bytes)

@@ -19,7 +19,7 @@ from checkflow.trace.reachable import Reached, reachable_from
 from checkflow.trace.record import IterationRecord
 from checkflow.trace.recorder import Recorder
 from checkflow.trace.stopwatch import Stopwatch
-from checkflow.trace.storages import Ledger
+from checkflow.trace.storages import Ledger, has_storage
 from checkflow.trace.unlisted import Watch
 from checkflow.trace.values import Values
 from checkflow.training import Training
@@ -47,6 +47,7 @@ class LiveIteration:
         ledger = Ledger()
         ledger.on_cuda = any(parameter.device.type == "cuda" for _, parameter in parameters_of(training))
         self._over = self._left = False  # nothing is recorded any more; nor does the recorder see operators
+        self._failure: Exception | None = None
         self._training = training
         self._recorder = Recorder(
             ledger,
@@ -54,11 +55,12 @@ class LiveIteration:
             Values(ledger, everything=False),
             Stopwatch(on_cuda=ledger.on_cuda),
             lambda: self._over or ignores(),
+            self._fails,
         )
         self._recorder.watch = Watch(ledger, earlier)
         reached = reachable_from(training, frame)
         for found in reached.values():
-            if isinstance(found, torch.Tensor) and found.layout == torch.strided:
+            if isinstance(found, torch.Tensor) and has_storage(found):
                 ledger.see(found)  # so that it is known when it dies
         self._reached = reached
         self._record = IterationRecord(training, self._recorder, model, lambda: self._reached, None)
@@ -67,13 +69,19 @@ class LiveIteration:
         self._entered.enter_context(self._record.open())
         self._recorder.__enter__()  # type: ignore[no-untyped-call]
 
+    def _fails(self, error: Exception) -> None:
+        """Training does not notice; `end` raises it."""
+        self._failure, self._over = error, True
+
     def end(self, frame: FrameType, arguments: tuple[tuple[str, str], ...]) -> Graph | None:
         """The iteration has ended: its graph. None where code is still within a dispatch mode that it entered since.
 
-        Raises TraceError where no checkpoint has room for what it made of its state.
+        Raises TraceError where no checkpoint has room for what it made of its state, or it cannot be recorded.
         """
         if not self.abandon():
             return None
+        if self._failure is not None:
+            raise self._failure
         self._reached = reachable_from(self._training, frame)
         return self._record.graph(arguments)
 

@@ -124,10 +124,10 @@ def _kept(
     before: list[tuple[State, Storage]], after: tuple[State, ...]
 ) -> tuple[list[tuple[State, Storage]], tuple[State, ...]]:
     """All but what a dict that was listed did not have before, or now has in another shape: the record takes that."""
-    forms = [{s.name: (s.tensor.shape, s.tensor.dtype) for s in states} for states in ([s for s, _ in before], after)]
+    kinds = [{s.name: (s.tensor.shape, s.tensor.dtype) for s in states} for states in ([s for s, _ in before], after)]
 
     def stays(state: State) -> bool:
-        return not state.may_change or forms[0].get(state.name) == forms[1].get(state.name)
+        return not state.may_change or kinds[0].get(state.name) == kinds[1].get(state.name)
 
     for state, storage in before:
         if not stays(state):

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from checkflow.dtypes import name_of
 from checkflow.errors import InputError, TraceError
 from checkflow.extra import Holder
 from checkflow.graph import Role
-from checkflow.state.live import Live, asked_state, walk
+from checkflow.state import refused
+from checkflow.state.live import Live, asked_state, live_state
 from checkflow.state.names import StateName
 from checkflow.training import Training
 
@@ -27,7 +29,7 @@ class State:
 
 
 def state_of(training: Training, model: str) -> tuple[State, ...]:
-    """Every name of every state tensor. Raises TraceError for an optimizer's parameter that belongs to no model.
+    """Every name of every state tensor. Raises TraceError for what cannot be checkpointed, as attach would.
 
     Of the objects that were listed only dicts are known here: what state_dict() gives may be copies.
     """
@@ -39,10 +41,16 @@ def state_of(training: Training, model: str) -> tuple[State, ...]:
 
 def live_states(training: Training) -> Iterator[State]:
     """The same. Raises InputError."""
-    for live in walk(training):
+    lives = live_state(training)
+    refused.device_of(live.tensor for live in lives)
+    for live in lives:
+        if not live.is_host_scalar_anywhere:
+            refused.check_dtype(live.name, name_of(live.tensor.dtype))
         yield State(live.name, _role(live), live.tensor, live.is_host_scalar_anywhere)
     dicts = {holder: member for holder, member in training.listed.objects.items() if isinstance(member, Holder)}
     for name, tensor in asked_state(dicts):
+        refused.check_stored(name, tensor)
+        refused.check_dtype(name, name_of(tensor.dtype))
         yield State(name, Role.BUFFER, tensor, host=False, may_change=True)
 
 

@@ -11,6 +11,7 @@ from typing import TypeGuard
 
 import torch
 
+from checkflow.errors import TraceError
 from checkflow.graph import Role
 from checkflow.torch_internals import FakeTensor, storage_id
 
@@ -113,6 +114,23 @@ class Ledger:
         self.freed.clear()
         for storage in self.alive.values():
             storage.born = storage.last_use = 0
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Sparse and opaque tensors have none, nor have nested ones that are not jagged."""
+    return tensor.layout == torch.jagged or (tensor.layout == torch.strided and not tensor.is_nested)
+
+
+def without_storage(line: str, verb: str, tensor: torch.Tensor) -> TraceError:
+    """For code in an iteration that takes or makes such a tensor."""
+    if verb == "makes" and tensor.layout == torch.sparse_coo:
+        return TraceError(
+            f"{line}: makes a sparse tensor, which has no storage to checkpoint; use dense gradients (sparse=False)"
+        )
+    layout = "nested" if tensor.is_nested else tensor.layout
+    return TraceError(
+        f"{line}: {verb} a tensor of layout {layout}, which has no storage to checkpoint; use a dense one"
+    )
 
 
 def is_scalar(tensor: torch.Tensor) -> bool:

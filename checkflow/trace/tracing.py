@@ -25,6 +25,7 @@ from checkflow.trace.memory import check_memory, expected_bytes, room_bytes, too
 from checkflow.trace.reachable import reachable, sources_of
 from checkflow.trace.record import IterationRecord
 from checkflow.trace.recorder import Recorder
+from checkflow.trace.state import state_of
 from checkflow.trace.storages import Ledger, OutOfRoom
 from checkflow.trace.unlisted import Watch
 from checkflow.trace.values import Values
@@ -126,11 +127,6 @@ def _users_code(stage: str) -> Iterator[None]:
                 f"{raised_at(error.__traceback__)}: asks for CUDA, which this machine does not have; choose the device "
                 "with torch.cuda.is_available(), or compile on the machine that trains"
             ) from None
-        if "Cannot access storage of Sparse" in str(error):
-            raise TraceError(
-                f"{raised_at(error.__traceback__)}: makes a sparse tensor, which has no storage to checkpoint; "
-                "use dense gradients (sparse=False)"
-            ) from None
         raise _CodeRaised(stage, error) from error
 
 
@@ -166,6 +162,7 @@ class _Attempt:
             self.progress("building the model")
             with _users_code("factory"):
                 training = check_training(self.factory(), self.model)
+            state_of(training, self.model)  # what is refused is, before anything has run
             self.stage = "iteration"
             values.built()
             ledger.on_cuda = any(p.device.type == "cuda" for _, p in parameters_of(training))

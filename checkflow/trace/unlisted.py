@@ -15,7 +15,7 @@ from checkflow.graph import Role
 from checkflow.torch_internals import MODULE_DICTS, SCALER_TENSORS, OpOverload, schema_of, storage_id
 from checkflow.trace.execution import user_line
 from checkflow.trace.reachable import Reached, reach
-from checkflow.trace.storages import Ledger, Storage
+from checkflow.trace.storages import Ledger, Storage, has_storage
 from checkflow.trace.writes import traits
 from checkflow.training import Training
 from checkflow.unlisted import Unlisted
@@ -115,14 +115,15 @@ def _paths(reached: Mapping[str, Reached]) -> dict[int, str]:
     """Identity of a storage -> the first way that leads to it."""
     found: dict[int, str] = {}
     for path, value in reached.items():
-        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided and has_storage(value):
             found.setdefault(storage_id(value.untyped_storage()), path)
     return found
 
 
 def _tensors_of_objects(training: Training) -> list[torch.Tensor]:
     roots: Mapping[str, object] = training.listed.objects
-    return [value for value in reach(list(roots.items()), None).values() if isinstance(value, torch.Tensor)]
+    found = reach(list(roots.items()), None).values()
+    return [value for value in found if isinstance(value, torch.Tensor) and has_storage(value)]
 
 
 def _shown(path: str) -> str:

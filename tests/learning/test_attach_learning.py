@@ -298,6 +298,23 @@ def test_a_planner_that_dies_costs_the_plan_alone(tmp_path: Path) -> None:
         assert ckpt.restore() == 12
 
 
+def test_an_iteration_that_cannot_be_recorded_runs_as_it_would_have(tmp_path: Path) -> None:
+    """Sparse gradients have no storage: what the recorder has to say of them reaches the user, not the training."""
+    torch.manual_seed(0)
+    model, told = nn.Embedding(20, 4, sparse=True), list[str]()
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    with checkflow.attach(model, optimizer, store=tmp_path / "store", notify=told.append) as ckpt:
+        for _ in range(12):
+            torch.autograd.backward(model(torch.tensor([1, 2])).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+            ckpt.step()
+        assert ckpt.stats().learned_in == 0
+        assert ckpt.learning == "knowing"
+    assert any("no schedule was learned" in line and "sparse" in line for line in told), told
+    assert list_checkpoints(tmp_path / "store")[0].iteration == 12
+
+
 def test_compiled_code_is_left_alone(tmp_path: Path) -> None:
     """To look at its operators would run others; each checkpoint is right without."""
     loop, told = Loop(), list[str]()

@@ -16,6 +16,7 @@ from torn import Case, Factory, LateDevice, Rig, memory_of, random_schedule, rig
 from checkflow.errors import AuditError, InputError
 from checkflow.runtime.binding import BoundStorage
 from checkflow.runtime.counters import Cause
+from checkflow.runtime.matching import bind
 from checkflow.state.names import StateName
 from checkflow.training import Training
 
@@ -482,6 +483,30 @@ def test_the_first_difference_is_named(change: Callable[[nn.Sequential], object]
     with pytest.raises(InputError, match=message) as caught:
         rig(_changed(change), random_schedule(trainings.sgd, 0))
     assert "\n" not in str(caught.value)
+
+
+def test_a_new_buffer_without_elements_needs_no_room() -> None:
+    """One that appears after attach."""
+    training = trainings.sgd().training
+    schedule = random_schedule(trainings.sgd, 0)
+    binding = bind(schedule, training)
+    training.models[0].register_buffer("empty", torch.empty(0))
+    assert bind(schedule, training, binding).targets == binding.targets
+
+
+def test_what_is_refused_later_on_leaves_what_was_bound_as_it_was() -> None:
+    """The first row's tensor moved, the last one's has another shape now."""
+    training = trainings.sgd().training
+    binding = bind(random_schedule(trainings.sgd, 0), training)
+    lives = {storage: storage.lives for storage in binding.storages.values()}
+    layers = training.models[0]
+    assert isinstance(layers, nn.Sequential)
+    layers[0].weight = nn.Parameter(layers.get_parameter("0.weight").detach())
+    layers[4].bias = nn.Parameter(torch.zeros(5))
+    training.optimizers[0].param_groups[0]["params"] = list(layers.parameters())
+    with pytest.raises(InputError, match=r"model/4\.bias: has shape \(5,\), \(3,\) in the schedule"):
+        bind(random_schedule(trainings.sgd, 0), training, binding)
+    assert lives == {storage: storage.lives for storage in binding.storages.values()}
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -12,7 +12,7 @@ from torn import Rig, random_schedule, rig
 
 from checkflow.errors import InputError, StoreError
 from checkflow.runtime.lifecycle import Inside, Lifecycle, Phase
-from checkflow.runtime.sink import Slot
+from checkflow.runtime.sink import NamedSlot
 from checkflow.state.live import live_state
 
 
@@ -113,7 +113,7 @@ def test_a_checkpoint_that_cannot_be_staged_gives_its_slot_back(monkeypatch: pyt
     made = rig(trainings.sgd, random_schedule(trainings.sgd, 0, snapshots=0.0), lag=5, slots=2)
     stage = made.sink.stage
 
-    def refuse(slot: Slot, iteration: int, record: bytes) -> None:
+    def refuse(slot: NamedSlot, iteration: int, record: bytes) -> None:
         if iteration == 2:
             raise StoreError("too long")
         stage(slot, iteration, record)

@@ -11,14 +11,15 @@ from itertools import pairwise
 import torch
 
 from checkflow.foreach import Look, can_look
-from checkflow.runtime.binding import Binding, Target, bind
+from checkflow.runtime.binding import Binding, Target
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device, Event, Snapshot
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.guards import GuardKind
 from checkflow.runtime.hook import Removable, register
 from checkflow.runtime.host import HostEvent
-from checkflow.runtime.sink import Slot
+from checkflow.runtime.matching import bind
+from checkflow.runtime.sink import NamedSlot
 from checkflow.schedule import ActionRow, AnchorRow, Certificate, Schedule, StateRow, ViewRow
 from checkflow.state.live import live_state, parameter_names
 from checkflow.state.names import StateName, holders
@@ -95,7 +96,7 @@ class MemorySink:
         slot.staged = None
         return slot
 
-    def stage(self, slot: Slot, iteration: int, record: bytes) -> None:
+    def stage(self, slot: NamedSlot, iteration: int, record: bytes) -> None:
         mine = self._all[slot.index]
         mine.staged = {name: bytes(data) for name, data in mine.buffers.items()}
         self.staged[iteration] = mine.staged
@@ -105,7 +106,7 @@ class MemorySink:
         while len(self._held) > self.hold:
             self._free.append(self._held.popleft())
 
-    def abandon(self, slot: Slot) -> None:
+    def abandon(self, slot: NamedSlot) -> None:
         self._free.append(self._all[slot.index])
 
     def poll(self) -> None:

@@ -13,12 +13,13 @@ import torch
 
 from checkflow import hardware, models
 from checkflow.graph import Graph
-from checkflow.runtime.binding import Binding, bind
+from checkflow.runtime.binding import Binding
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device, Event, Snapshot
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.hook import Removable, register
-from checkflow.runtime.sink import Slot
+from checkflow.runtime.matching import bind
+from checkflow.runtime.sink import NamedSlot
 from checkflow.schedule import Schedule
 from checkflow.simulation.simulate import Iteration
 from checkflow.trace import trace_training
@@ -129,16 +130,16 @@ class EndlessSlots:
     def view(self, name: str) -> memoryview:
         return memoryview(self._views[name])
 
-    def acquire(self) -> Slot | None:
+    def acquire(self) -> NamedSlot | None:
         return self
 
-    def try_acquire(self) -> Slot | None:
+    def try_acquire(self) -> NamedSlot | None:
         return self
 
-    def stage(self, _slot: Slot, iteration: int, _record: bytes) -> None:
+    def stage(self, _slot: NamedSlot, iteration: int, _record: bytes) -> None:
         self.staged.append(iteration)
 
-    def abandon(self, slot: Slot) -> None:
+    def abandon(self, slot: NamedSlot) -> None:
         """As good as any."""
 
     def poll(self) -> None:

@@ -98,7 +98,7 @@ def test_one_refusal_serves_tracing_and_attaching() -> None:
     (optimizer,) = training.optimizers
     bias = training.models[0].get_parameter("first.bias")
     optimizer.state[bias] = [torch.ones(3)]
-    with pytest.raises(InputError, match=r"^optimizer/first\.bias: its state is a list; keep it in a dict, by slot"):
+    with pytest.raises(InputError, match=r"^optimizer/first\.bias: its state is a list; keep it in a dict, by name"):
         live_state(training)
     optimizer.state[bias] = torch.ones(3)
     with pytest.raises(InputError, match=r"^optimizer/first\.bias: its state is a bare tensor"):

@@ -134,7 +134,7 @@ def test_the_batch_found_is_that_of_brute_force(tmp_path: Path) -> None:
     assert min(value for value, good in tried.items() if good) == batch
     (row,) = answered(cell_at(search, batch))
     assert isinstance(row, Row)
-    assert row.executed_peak_bytes == edge.found.executed_peak_bytes
+    assert row.peak_bytes == edge.found.peak_bytes
 
 
 def test_a_batch_above_the_devices_memory_is_flagged(tmp_path: Path) -> None:

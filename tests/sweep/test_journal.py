@@ -141,7 +141,10 @@ def test_lines_of_something_else_are_as_if_not_there() -> None:
     """A journal with other text, bytes, or fields gives what it can."""
     found = kept(PATH, [MINE])
     line = PATH.read_text()
-    for wrong in ("hello\n", "\xff\n", "{}\n", "[]\n", line.replace('"steps"', '"stairs"'), "1" * 10_000 + "\n"):
+    earlier = line.replace('"packed_peak_bytes"', '"executed_peak_bytes"')
+    assert earlier != line
+    stairs = line.replace('"steps"', '"stairs"')
+    for wrong in ("hello\n", "\xff\n", "{}\n", "[]\n", stairs, earlier, "1" * 10_000 + "\n"):
         PATH.write_text(wrong + line)
         assert reread(MINE) == found
 

@@ -53,7 +53,7 @@ def test_a_row_is_what_compile_says(small: Traced) -> None:
     assert isinstance(compiled, Compiled)
     certificate = compiled.schedule.certificate
     assert row.feasible and row.interval == compiled.problem.interval and row.device == "rtx3090"
-    assert row.peak_bytes == compiled.plan.peak_bytes and row.executed_peak_bytes == certificate.peak_bytes
+    assert row.packed_peak_bytes == compiled.plan.peak_bytes and row.peak_bytes == certificate.peak_bytes
     assert row.training_peak_bytes == certificate.training_peak_bytes
     assert row.state_bytes == compiled.problem.state_bytes == compiled.schedule.state_bytes
     period_ns = compiled.graph.iteration_time_ns * compiled.problem.interval
@@ -86,8 +86,8 @@ def test_every_axis_reaches_the_planner(options: dict[str, object], small: Trace
         assert (row.outcome, row.message) == (Outcome.INFEASIBLE, explain(result))
         return
     certificate = result.schedule.certificate
-    assert (row.peak_bytes, row.executed_peak_bytes, row.interval, row.snapshot_bytes) == (
-        result.plan.peak_bytes,
+    assert (row.packed_peak_bytes, row.peak_bytes, row.interval, row.snapshot_bytes) == (
+        result.plan.peak_bytes if packed else None,
         certificate.peak_bytes,
         result.problem.interval,
         certificate.snapshot_bytes,
@@ -103,7 +103,7 @@ def test_a_row_is_what_a_policy_says(name: str, small: Traced) -> None:
     planned = policies.load(name).plan(problem_of(graph, bandwidth_bytes_per_s=10**7))
     assert isinstance(planned, Planned) and planned.pause_ns > 0
     assert (row.peak_bytes, row.pause_ns) == (planned.peak_bytes, planned.pause_ns)
-    assert row.copy_ns is not None and row.executed_peak_bytes is None
+    assert row.copy_ns is not None and row.packed_peak_bytes is None
     assert row.overhead == (planned.pause_ns + row.copy_ns) / graph.iteration_time_ns
 
 

@@ -1,6 +1,6 @@
 """An optimizer's host half: its groups' hyperparameters, which state each parameter has, and what of it is on the host.
 
-Large tensors are the files'. Adam's step on the CPU and its like are gathered: one tensor for each slot, stacked over
+Large tensors are the files'. Adam's step on the CPU and its like are gathered: one tensor for each entry, stacked over
 all parameters that have it, because hundreds of small values one by one would cost more than the copies they describe.
 """
 
@@ -16,7 +16,7 @@ from checkflow.errors import InputError
 from checkflow.state import refused
 from checkflow.state.host.encode import encode, tensor_parts
 from checkflow.state.host.json_values import MAX_TENSOR_BYTES, Json, RefusedError, Stored, base64_of, dump
-from checkflow.state.live import slots
+from checkflow.state.live import entries
 from checkflow.state.memory import identity, memory_order
 from checkflow.state.names import StateName, file_of, stems
 
@@ -38,17 +38,17 @@ class _Group:
 
 
 class _Column:
-    """A slot's tensors on the host, of all parameters of a cohort. `head` is what comes before their bytes."""
+    """A entry's tensors on the host, of all parameters of a cohort. `head` is what comes before their bytes."""
 
-    def __init__(self, slot: str, tensors: list[torch.Tensor]) -> None:
-        self.slot = slot
+    def __init__(self, entry: str, tensors: list[torch.Tensor]) -> None:
+        self.entry = entry
         self._tensors = tensors
         self._head = ""
         self._addresses: list[int] = []
         self._views: list[memoryview] = []
 
     def text(self) -> str:
-        """The slot and the tensors' bytes now. Raises RefusedError for what has no form.
+        """The entry and the tensors' bytes now. Raises RefusedError for what has no form.
 
         To stack them anew at each checkpoint would cost ten times what this does.
         """
@@ -56,7 +56,7 @@ class _Column:
         if addresses != self._addresses:
             parts = tensor_parts(torch.stack(self._tensors).detach().cpu())
             assert isinstance(parts, dict)
-            self._head = f'{dump(self.slot)}:{{"dtype":{dump(parts["dtype"])},"shape":{dump(parts["shape"])},"data":"'
+            self._head = f'{dump(self.entry)}:{{"dtype":{dump(parts["dtype"])},"shape":{dump(parts["shape"])},"data":"'
             flat = [tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1) for tensor in self._tensors]
             self._views = [memoryview(tensor.view(torch.uint8).numpy()) for tensor in flat]  # type: ignore[arg-type]
             copied = [tensor.data_ptr() for tensor in flat] != addresses
@@ -66,7 +66,7 @@ class _Column:
 
 @dataclass(slots=True)
 class _Cohort:
-    """Parameters whose state has the same slots; `text` is the part of its JSON that does not change."""
+    """Parameters whose state has the same entries; `text` is the part of its JSON that does not change."""
 
     text: str
     host: list[_Column]
@@ -182,7 +182,7 @@ class OptimizerReader:
             self._seen.append(_Seen(parameter, state, tuple(state.values())))
             if state:
                 name = self._name(parameter)
-                kinds = tuple((slot, self._kind(parameter, name, slot, value)) for slot, value in state.items())
+                kinds = tuple((entry, self._kind(parameter, name, entry, value)) for entry, value in state.items())
                 members.setdefault(kinds, []).append((name, state))
         self._places = self._ties_and_orders(parameters)
         return [self._cohort_of(kinds, found) for kinds, found in members.items()]
@@ -194,7 +194,7 @@ class OptimizerReader:
         first = {identity(parameter): self._name(parameter) for parameter in parameters if parameter.numel()}
         for parameter in parameters:
             stem = self._stems[self._name(parameter)]
-            for name, tensor, _, _ in slots(self._optimizer.state.get(parameter, {}), stem):
+            for name, tensor, _, _ in entries(self._optimizer.state.get(parameter, {}), stem):
                 if not tensor.numel() or not self._stored(name):
                     continue
                 other = first.setdefault(identity(tensor), name)
@@ -206,14 +206,14 @@ class OptimizerReader:
                     orders[name.path] = list(order)
         return "".join(f",{dump(key)}:{dump(value)}" for key, value in (("tied", tied), ("orders", orders)) if value)
 
-    def _kind(self, parameter: torch.Tensor, name: StateName, slot: object, value: object) -> str:
-        """How a slot is saved; parameters with the same kinds of slots share a cohort."""
-        if type(slot) is not str:
-            raise refused.nameless_slot(self._prefix, name, slot)
+    def _kind(self, parameter: torch.Tensor, name: StateName, entry: object, value: object) -> str:
+        """How a entry is saved; parameters with the same kinds of entries share a cohort."""
+        if type(entry) is not str:
+            raise refused.nameless_entry(self._prefix, name, entry)
         if not isinstance(value, torch.Tensor):
             return "value"
         apart = "apart " if value.device.type == "cpu" and parameter.device.type != "cpu" else ""
-        state_name = self._stems[name].inside(slot)
+        state_name = self._stems[name].inside(entry)
         if self._stored(state_name):
             return f"{apart}stored"
         if value.numel() * value.element_size() > MAX_TENSOR_BYTES:
@@ -228,25 +228,25 @@ class OptimizerReader:
     ) -> _Cohort:
         host: list[_Column] = []
         values: dict[str, list[Json]] = {}
-        for slot, kind in kinds:
+        for entry, kind in kinds:
             if kind == "value":
-                values[slot] = [self._value(name, slot, state[slot]) for name, state in members]
+                values[entry] = [self._value(name, entry, state[entry]) for name, state in members]
             elif "host" in kind:
-                tensors = [value for _, state in members if isinstance(value := state[slot], torch.Tensor)]
-                host.append(_Column(slot, tensors))
+                tensors = [value for _, state in members if isinstance(value := state[entry], torch.Tensor)]
+                host.append(_Column(entry, tensors))
         text = dump(
             {
                 "parameters": [name for name, _ in members],
-                "slots": [slot for slot, _ in kinds],
-                "stored": [slot for slot, kind in kinds if kind.endswith("stored")],
-                "apart": [slot for slot, kind in kinds if kind.startswith("apart")],
+                "slots": [entry for entry, _ in kinds],
+                "stored": [entry for entry, kind in kinds if kind.endswith("stored")],
+                "apart": [entry for entry, kind in kinds if kind.startswith("apart")],
             }
         )
         return _Cohort(text[:-1], host, values)
 
-    def _value(self, name: StateName, slot: str, value: object) -> Json:
-        where = f"{self._prefix}.state of {name}: {slot}"
-        return encode(_marked(value, self._stems[name].inside(slot), self._stored), where)
+    def _value(self, name: StateName, entry: str, value: object) -> Json:
+        where = f"{self._prefix}.state of {name}: {entry}"
+        return encode(_marked(value, self._stems[name].inside(entry), self._stored), where)
 
     def _cohort(self, cohort: _Cohort) -> str:
         texts = []
@@ -254,9 +254,9 @@ class OptimizerReader:
             try:
                 texts.append(column.text())
             except RefusedError as error:
-                raise InputError(f"{self._prefix}.state: {column.slot} of all parameters: {error}") from None
+                raise InputError(f"{self._prefix}.state: {column.entry} of all parameters: {error}") from None
         host = ",".join(texts)
-        values: dict[str, Json] = {slot: list(found) for slot, found in cohort.values.items()}
+        values: dict[str, Json] = {entry: list(found) for entry, found in cohort.values.items()}
         return f'{cohort.text},"host":{{{host}}},"values":{dump(values)}}}'
 
 

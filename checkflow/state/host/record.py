@@ -38,17 +38,17 @@ class GroupRecord(BaseModel):
 
 
 class CohortRecord(BaseModel):
-    """Parameters whose optimizer state has the same slots.
+    """Parameters whose optimizer state has the same entries.
 
-    Slots in `stored` are in the file as "<parameter>.<slot>"; `host` has one tensor for each of the others, stacked
-    over the parameters; `values` one value for each parameter. `apart`: slots that lie on the CPU while their
+    Those in `stored` are in the file as "<parameter>.<entry>"; `host` has one tensor for each of the others, stacked
+    over the parameters; `values` one value for each parameter. `apart`: entries that lie on the CPU while their
     parameter does not.
     """
 
     model_config = _STRICT
 
     parameters: tuple[str, ...]
-    slots: tuple[str, ...]  # in the order of the optimizer's dict
+    slots: tuple[str, ...]  # all entries, in the order of the optimizer's dict
     stored: tuple[str, ...]
     apart: tuple[str, ...]
     host: dict[str, Json]

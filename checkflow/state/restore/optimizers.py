@@ -27,7 +27,7 @@ class OptimizerPlan:
     optimizer: torch.optim.Optimizer
     groups: tuple[Mapping[str, object], ...]
     states: Mapping[torch.Tensor, Mapping[str, object]]  # by parameter; those that are absent have none
-    apart: Mapping[torch.Tensor, frozenset[str]]  # slots that lay on the CPU while the parameter did not
+    apart: Mapping[torch.Tensor, frozenset[str]]  # entries that lay on the CPU while the parameter did not
 
     def apply(self) -> None:
         """Copy into the tensors that exist, create the others."""
@@ -44,8 +44,8 @@ class OptimizerPlan:
         """Whether all state is new and lies as in the file. One tensor alone would keep all of the file in memory."""
         for parameter, values in self.states.items():
             now = self.optimizer.state.get(parameter, {})
-            for slot, value in values.items():
-                if isinstance(value, FileTensor) and (slot in now or not _lies_as(parameter, value)):
+            for entry, value in values.items():
+                if isinstance(value, FileTensor) and (entry in now or not _lies_as(parameter, value)):
                     return False
         return True
 
@@ -58,12 +58,12 @@ class OptimizerPlan:
             return
         state = self.optimizer.state[parameter]
         made: dict[str, object] = {}
-        for slot, value in values.items():
-            on_host = slot in self.apart.get(parameter, ())
-            if slot == "step":  # torch's own rule
+        for entry, value in values.items():
+            on_host = entry in self.apart.get(parameter, ())
+            if entry == "step":  # torch's own rule
                 on_host = not read_scalars(group)
             device = torch.device("cpu") if on_host else parameter.device
-            made[slot] = placing.placed(value, state.get(slot), device, parameter, as_read=as_read)
+            made[entry] = placing.placed(value, state.get(entry), device, parameter, as_read=as_read)
         state.clear()
         state.update(made)
 
@@ -148,22 +148,22 @@ def _states(
 ) -> dict[str, dict[str, object]]:
     columns: dict[str, list[object]] = {}
     count = len(cohort.parameters)
-    for slot in cohort.slots:
-        where = f"{prefix}.state: {slot:.80}"
-        if slot in cohort.stored:
+    for entry in cohort.slots:
+        where = f"{prefix}.state: {entry:.80}"
+        if entry in cohort.stored:
             known = (stem.get(StateName(parameter)) for parameter in cohort.parameters)
-            names = (name.inside(slot).path for name in known if name is not None)
-            columns[slot] = [_stored(prefix, name, file) for name in names]
-        elif slot in cohort.host:
-            columns[slot] = list(_stacked(where, cohort.host[slot], count))
+            names = (name.inside(entry).path for name in known if name is not None)
+            columns[entry] = [_stored(prefix, name, file) for name in names]
+        elif entry in cohort.host:
+            columns[entry] = list(_stacked(where, cohort.host[entry], count))
         else:
-            values = cohort.values.get(slot, ())
-            columns[slot] = [_resolved(prefix, decode(value, where), file) for value in values]
-        if len(columns[slot]) != count:
+            values = cohort.values.get(entry, ())
+            columns[entry] = [_resolved(prefix, decode(value, where), file) for value in values]
+        if len(columns[entry]) != count:
             raise FormatError(f"{where}: has not one value for each parameter; take another checkpoint")
     if sorted(columns) != sorted({*cohort.stored, *cohort.host, *cohort.values}) or len(columns) != len(cohort.slots):
-        raise FormatError(f"{prefix}.state: its slots do not belong together; take another checkpoint")
-    return {name: {slot: columns[slot][row] for slot in cohort.slots} for row, name in enumerate(cohort.parameters)}
+        raise FormatError(f"{prefix}.state: its entries do not belong together; take another checkpoint")
+    return {name: {entry: columns[entry][row] for entry in cohort.slots} for row, name in enumerate(cohort.parameters)}
 
 
 def _stacked(where: str, value: Json, count: int) -> tuple[torch.Tensor, ...]:
@@ -194,12 +194,12 @@ def _resolved(prefix: str, value: object, file: TensorFile) -> object:
 
 
 def _check_existing(where: str, state: Mapping[str, object], values: Mapping[str, object]) -> None:
-    for slot, value in values.items():
-        now = state.get(slot)
+    for entry, value in values.items():
+        now = state.get(entry)
         if isinstance(now, torch.Tensor) and isinstance(value, (torch.Tensor, FileTensor)):
             ours, saved = (tuple(now.shape), now.dtype), (tuple(value.shape), value.dtype)
             if ours != saved:
-                raise InputError(f"{where}: {slot} is {_said(*ours)}, {_said(*saved)} in the checkpoint; {_ADVICE}")
+                raise InputError(f"{where}: {entry} is {_said(*ours)}, {_said(*saved)} in the checkpoint; {_ADVICE}")
 
 
 def _said(shape: tuple[int, ...], dtype: torch.dtype) -> str:

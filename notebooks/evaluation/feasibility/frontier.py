@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOOKS = {  # of each policy: name, colour, marker
-    CHECKFLOW: ("checkflow, as executed", style.CHECKFLOW, "s"),
+    CHECKFLOW: ("checkflow", style.CHECKFLOW, "s"),
     "checkfreq": ("CheckFreq, snapshot on the GPU", style.CYCLE[0], "o"),
     "checkfreq_cpu": ("CheckFreq, snapshot on the CPU", style.CYCLE[2], "^"),
     "synchronous": ("training waits for the whole copy", style.CYCLE[3], "D"),
 }
-PLANNED = "checkflow, as planned"
-HEADINGS = ("policy", "k", "snapshots", "added, planned", "added, executed", "pause", "slower by")
+HEADINGS = ("policy", "k", "snapshots", "added", "pause", "slower by")
 
 
 def table(rows: Sequence[Row]) -> tuple[tuple[str, ...], ...]:
@@ -32,17 +31,13 @@ def table(rows: Sequence[Row]) -> tuple[tuple[str, ...], ...]:
 
 def _texts(row: Row) -> tuple[str, ...]:
     if not row.feasible:
-        return (row.cell.policy, f"{row.interval}", f"infeasible ({row.reason})", "", "", "", "")
+        return (row.cell.policy, f"{row.interval}", f"infeasible ({row.reason})", "", "", "")
     assert row.peak_bytes is not None and row.training_peak_bytes is not None
-    executed = (
-        "" if row.executed_peak_bytes is None else format_bytes(row.executed_peak_bytes - row.training_peak_bytes)
-    )
     return (
         row.cell.policy,
         f"{row.interval}",
         format_bytes(row.snapshot_bytes or 0),
         format_bytes(row.peak_bytes - row.training_peak_bytes),
-        executed,
         format_ns(row.pause_ns or 0),
         f"{row.overhead:.1%}",
     )
@@ -88,17 +83,9 @@ def draw(rows: Sequence[Row]) -> Figure:
 def _draw_policy(axes: Axes, rows: Sequence[Row], policy: str) -> None:
     name, colour, marker = LOOKS[policy]
     overheads = [row.overhead or 0.0 for row in rows]
-    planned: list[float] = []
-    if policy == CHECKFLOW:
-        planned = [((row.peak_bytes or 0) - (row.training_peak_bytes or 0)) / 2**20 for row in rows]
-        axes.plot(planned, overheads, marker, color=colour, markerfacecolor="none", label=PLANNED)
-        for x, row in zip(planned, rows, strict=True):
-            axes.plot(
-                [x, added_bytes(row) / 2**20], [row.overhead or 0] * 2, color=colour, linewidth=0.8, linestyle=":"
-            )
     at = [added_bytes(row) / 2**20 for row in rows]
     axes.plot(at, overheads, marker, color=colour, linestyle="-", linewidth=1, label=name)
     left = policy in (CHECKFLOW, "synchronous")
-    for x, row in zip(planned if policy == CHECKFLOW else at, rows, strict=True):
+    for x, row in zip(at, rows, strict=True):
         axes.annotate(f"{row.interval}", (x, row.overhead or 0.0), (-7 if left else 7, 0), textcoords="offset points",
                       ha="right" if left else "left", va="center", color=colour, fontsize=8)  # fmt: skip

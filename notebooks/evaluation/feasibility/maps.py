@@ -34,7 +34,7 @@ def link_use(row: Row) -> float:
 
 
 def added_bytes(row: Row) -> int:
-    """What a plan adds to the training peak, as executed where that is known; 0 without a plan."""
+    """What a plan adds to the training peak; 0 without a plan."""
     return (row.largest_bytes or 0) - (row.training_peak_bytes or 0)
 
 
@@ -134,7 +134,7 @@ def draw_bandwidths(rows: Sequence[Row], edges: Sequence[Edge]) -> Figure:
         figure,
         rows,
         "no byte of memory is added; the deeper, the busier the link",
-        "the deeper, the more memory is added, as executed",
+        "the deeper, the more memory is added",
     )
     return figure
 

@@ -100,13 +100,13 @@ def mib(size_bytes: int) -> str:
 
 def _peaks(row: Row, paper: Row | None) -> Peaks:
     network, batch = name_of(row)
-    known = row.interval, row.state_bytes, row.training_peak_bytes, row.checkfreq_peak_bytes, row.executed_peak_bytes
+    known = row.interval, row.state_bytes, row.training_peak_bytes, row.checkfreq_peak_bytes, row.peak_bytes
     interval, state, training, checkfreq, executed = known
     if interval is None or not (state and training and checkfreq and executed):
         raise ValueError(f"{row.cell.model}: has no peaks ({row.message})")
     if paper is not None and paper.interval != interval:
         raise ValueError(f"{row.cell.model}: the paper's optimum is of interval {paper.interval}, ours of {interval}")
-    optimum = None if paper is None else paper.peak_bytes
+    optimum = None if paper is None else paper.packed_peak_bytes
     return Peaks(network, batch, interval, state, training, checkfreq, optimum, executed)
 
 
