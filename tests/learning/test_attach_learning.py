@@ -306,7 +306,7 @@ def test_an_iteration_that_cannot_be_recorded_runs_as_it_would_have(tmp_path: Pa
     with checkflow.attach(model, optimizer, store=tmp_path / "store", notify=told.append) as ckpt:
         for _ in range(12):
             torch.autograd.backward(model(torch.tensor([1, 2])).sum())
-            optimizer.step()
+            optimizer.step()  # type: ignore[no-untyped-call]
             optimizer.zero_grad()
             ckpt.step()
         assert ckpt.stats().learned_in == 0
