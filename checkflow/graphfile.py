@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-import networkx as nx
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from checkflow.errors import FormatError
@@ -259,6 +258,8 @@ def _wrong_ops(graph: Graph) -> Iterator[str]:
 
 def _out_of_order(graph: Graph, index: int) -> str:
     """Why a step cannot read a tensor that itself or a later step creates: a cycle, or only the order of the rows."""
+    import networkx as nx  # for an error alone: it takes longer to import than all else that a trainer needs of this
+
     dag: nx.DiGraph[int] = nx.DiGraph()
     for user, op in enumerate(graph.ops, start=1):
         dag.add_edges_from((graph.tensors[read].born, user) for read in op.reads if graph.tensors[read].born > 0)

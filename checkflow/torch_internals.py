@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.optimizer import _foreach_supported_types as _types_in_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as _types_in_utils
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_map as tree_map
 
 MODULE_DICTS = ("_modules", "_parameters", "_buffers")  # where a module keeps what is in it
@@ -128,6 +128,11 @@ def foreach_copy(targets: Tensors, sources: Tensors, *, non_blocking: bool) -> N
 def without_modes() -> AbstractContextManager[object]:
     """Within, operators run as if no dispatch mode was active."""
     return _disable_current_modes()
+
+
+def innermost_mode() -> object:
+    """The dispatch mode of this thread that sees an operator first; None where there is none."""
+    return _get_current_dispatch_mode()
 
 
 def below_autograd() -> AbstractContextManager[object]:

@@ -59,9 +59,13 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": {"errors", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals"},
     "simulation": {"errors", "graph", "plan", "schedule", "runtime"},
     "data": {"errors"},
+    "learning": {
+        "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state", "torch_internals", "trace",
+        "training", "unlisted", "wrapped", "compiler",
+    },
     "checkpointing": {
         "collector", "errors", "interrupts", "text", "dtypes", "units", "unlisted", "training", "extra", "state",
-        "schedule", "runtime", "store", "torch_internals",
+        "schedule", "runtime", "store", "torch_internals", "learning",
     },
     "examples": {"__init__"},
     "sweep": {

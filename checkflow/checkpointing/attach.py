@@ -6,25 +6,26 @@ import contextlib
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.earlier import of_now
-from checkflow.checkpointing.files import layout_of
-from checkflow.checkpointing.listing import missing, unplanned
+from checkflow.checkpointing.engine import Engine, Settings
+from checkflow.checkpointing.fitting import Fitting, fit
+from checkflow.checkpointing.listing import carried, missing, unplanned
 from checkflow.collector import paused_collector
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
 from checkflow.extra import Stateful
 from checkflow.interrupts import held_back
-from checkflow.runtime.binding import add_rooms
-from checkflow.runtime.matching import bind
+from checkflow.learning.learner import Learner
+from checkflow.learning.provisional import is_provisional, provisional
+from checkflow.runtime.lifecycle import Inside
 from checkflow.schedule import Schedule, read_schedule
-from checkflow.state.host.capture import HostState, check_capturable
 from checkflow.state.host.objects import HostObjects
-from checkflow.state.host.tensors import in_files
 from checkflow.state.refused import check_supported
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.format.reader import checkpoint_names
@@ -36,6 +37,7 @@ from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.text import plain
 from checkflow.training import Training
 from checkflow.units import format_bytes
+from checkflow.unlisted import Unlisted
 
 SIGTERM_DEADLINE_S = 20.0
 CLOSE_S = 5.0  # after attaching failed: nothing is to be written
@@ -55,8 +57,8 @@ def attach(
     model: torch.nn.Module | Sequence[torch.nn.Module],
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
-    schedule: Schedule | str | Path,
     store: str | Path,
+    schedule: Schedule | str | Path | None = None,
     scheduler: Stateful | Sequence[Stateful] | None = None,
     scaler: Stateful | Sequence[Stateful] | None = None,
     loader: Stateful | Sequence[Stateful] | None = None,
@@ -76,9 +78,9 @@ def attach(
     notify: Callable[[str], None] = _warn,
     tell: Callable[[str], None] = _to_stderr,
 ) -> Checkpointer:
-    """Checkpoint a training as a schedule says.
+    """Checkpoint a training: by a schedule that it learns, or by one that was compiled.
 
-        with checkflow.attach(model, optimizer, schedule="bert.json", store="checkpoints") as ckpt:
+        with checkflow.attach(model, optimizer, store="checkpoints") as ckpt:
             for i in range(ckpt.restore(), n):
                 ...
                 ckpt.step()
@@ -86,8 +88,10 @@ def attach(
     Args:
         model: one, or all of them, in the order in which they were traced; uncompiled or compiled.
         optimizer: one, or all of them.
-        schedule: compiled for this training, or the path of its file.
         store: directory of the checkpoints; made if it does not exist. One trainer writes to it at a time.
+        schedule: compiled for this training, or the path of its file. Without one it is learned: an iteration is
+            recorded and planned in another process, and until then all of the state is read when an iteration ends.
+            What was learned is kept in the store for the next start, and learned anew where training changes.
         scheduler: one LR scheduler or a sequence of them; likewise `scaler` (GradScaler) and `loader`, which has to
             know its position: checkflow.ResumableLoader or torchdata's StatefulDataLoader.
         generators: the user's own random generators, by name.
@@ -95,7 +99,8 @@ def attach(
             A module or a tensor, which is to be changed in place; a dict, whose tensors may be others each time, so
             that a loop keeps there what it replaces; or any object with state_dict and load_state_dict. Of any size.
         metadata: the user's own JSON; read anew for each checkpoint. `Checkpointer.metadata` is what was restored.
-        interval: iterations from one checkpoint to the next; the schedule's unless given.
+        interval: iterations from one checkpoint to the next; the schedule's unless given, or the fewest that the link
+            allows where it is learned.
         slots: checkpoints that host memory holds: 3 to fill, keep and persist at once, or 2. With 1 each is on disk,
             whatever `persist_every` says, before the next is begun: least memory, and least lost with the machine.
         when_full: where no slot is free, "skip" this checkpoint or "wait" until one is.
@@ -126,19 +131,28 @@ def attach(
     def warn(line: str) -> None:
         notify(plain(line))
 
+    def say(line: str) -> None:
+        tell(f"{store}: {plain(line)}")
+
+    def say_warning(line: str) -> None:
+        warn(f"{store}: {line}")
+
     training = Training(model, optimizer, _no_iteration, {} if extra is None else extra)
     check_supported(training)
     if isinstance(schedule, (str, Path)):
         schedule = read_schedule(Path(schedule))
-    schedule = of_now(schedule, training)
     if interval is not None and interval < 1:
         raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
     if when_full not in ("skip", "wait"):
         raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
-    lacking = missing(schedule, training.listed, scaler=scaler is not None)
-    if lacking and audit:
-        raise AuditError(f"audit: {lacking[0]}")
-    binding = bind(schedule, training)
+
+    def lacks(found: Iterable[Unlisted]) -> None:
+        lines = missing(found, training.listed, scaler=scaler is not None)
+        if lines and audit:
+            raise AuditError(f"audit: {lines[0]}")
+        for line in lines:
+            warn(line)
+
     objects = HostObjects.of(
         scheduler=scheduler,
         scaler=scaler,
@@ -147,55 +161,55 @@ def attach(
         metadata=metadata,
         extra=training.listed,
     )
-    add_rooms(binding, in_files(objects.objects))
-    layout = layout_of(binding)
-    stored = {target.name for target in binding.targets.values()}
-    rooms = {
-        target.name: (getattr(torch, target.dtype), target.shape)
-        for target in binding.targets.values()
-        if target.name.holder in objects.objects
-    }
-    fingerprints = {"schedule": schedule.digest, "state": schedule.state_fingerprint}
-    host = HostState(training, objects, stored=stored.__contains__, fingerprints=fingerprints, rooms=rooms)
-    check_capturable(host)
-    for line in (*lacking, unplanned(schedule, training.listed)):
-        if line is not None:
-            warn(line)
+
+    def open_store(fitting: Fitting, *, after: StoreHandle | None = None) -> StoreHandle:
+        return StoreHandle.open(
+            Path(store),
+            fitting.layout,
+            after=after,
+            slots=slots,
+            when_full=when_full,
+            record_room_bytes=fitting.host.room_bytes(),
+            persist_every=persist_every,
+            retention=retention,
+            on_error=on_error,
+            retry_s=retry_s,
+            notify=warn,
+        )
+
+    inside, learner = Inside(), None
+    settings = Settings(interval, wait_when_full=when_full == "wait", audit=audit, learns=schedule is None)
     with contextlib.ExitStack() as undo:
         with held_back(signal.SIGINT):
-            handle = StoreHandle.open(
-                Path(store),
-                layout,
-                slots=slots,
-                when_full=when_full,
-                record_room_bytes=host.room_bytes(),
-                persist_every=persist_every,
-                retention=retention,
-                on_error=on_error,
-                retry_s=retry_s,
-                notify=warn,
-            )
+            if schedule is None:
+                learner = Learner(training, Path(store), interval, lambda: inside.depth > 0, say, say_warning, lacks)
+                undo.callback(learner.close)
+                fitting = _first_fitting(learner, training, objects)
+            else:
+                fitting = fit(of_now(schedule, training), training, objects)
+            lacks(carried(fitting.schedule))
+            if not is_provisional(fitting.schedule) and (line := unplanned(fitting.schedule, training.listed)):
+                warn(line)
+            handle = open_store(fitting)
             undo.callback(_close, handle)
+            engine = Engine(training, objects, fitting, handle, open_store, settings, Path(store), inside, warn)
+            undo.callback(engine.close)
             checkpointer = Checkpointer(
-                schedule,
+                engine,
                 training,
                 objects,
-                host,
-                binding,
-                handle,
                 Path(store),
-                interval=interval or schedule.interval,
-                wait_when_full=when_full == "wait",
+                None if learner is None else Adapting(engine, learner, training, objects, say),
                 start_over=start_over,
                 sigterm_deadline_s=sigterm_deadline_s,
-                audit=audit,
                 notify=warn,
                 tell=tell,
             )
             undo.push(checkpointer.__exit__)
         if start_over:
             _keep_earlier(handle.path, warn, tell)
-        tell(f"{store}: {_plan(interval or schedule.interval, layout.size_bytes, slots, persist_every)}")
+        size_bytes = None if is_provisional(fitting.schedule) else fitting.layout.size_bytes
+        tell(f"{store}: {_plan(engine.interval, size_bytes, slots, persist_every)}")
         undo.pop_all()
     return checkpointer
 
@@ -217,10 +231,23 @@ def _keep_earlier(store: Path, notify: Callable[[str], None], tell: Callable[[st
         tell(f"{store}: starts over; {kept.path.name} is retained for good")
 
 
-def _plan(interval: int, size_bytes: int, slots: int, every: PersistEvery) -> str:
-    """ "a checkpoint every iteration, 1.40 GiB, durable each 30 s"."""
+def _first_fitting(learner: Learner, training: Training, objects: HostObjects) -> Fitting:
+    """Of what an earlier run has learned; else of what is known without."""
+    if learner.kept is not None:
+        try:
+            return fit(learner.kept, training, objects)
+        except InputError as error:
+            learner.anew(str(error))
+    return fit(provisional(training), training, objects)
+
+
+def _plan(interval: int, size_bytes: int | None, slots: int, every: PersistEvery) -> str:
+    """ "a checkpoint every iteration, 1.40 GiB, durable each 30 s"; of no size where the schedule is to be learned."""
     often = "every iteration" if interval == 1 else f"every {interval} iterations"
-    return f"a checkpoint {often}, {format_bytes(size_bytes)}, durable {'at once' if slots == 1 else every.in_words()}"
+    durable = f"durable {'at once' if slots == 1 else every.in_words()}"
+    if size_bytes is None:
+        return f"a checkpoint {often}, {durable}; learns its schedule as training goes"
+    return f"a checkpoint {often}, {format_bytes(size_bytes)}, {durable}"
 
 
 def _no_iteration() -> None:

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from checkflow.checkpointing.files import without_bytes
-from checkflow.checkpointing.sink import StoreSink
+from checkflow.checkpointing.adapting import Adapting
+from checkflow.checkpointing.engine import Engine
 from checkflow.collector import paused_collector
-from checkflow.errors import CheckflowError, InputError, StoreError
-from checkflow.runtime.binding import Binding
-from checkflow.runtime.counters import Counters
-from checkflow.runtime.cuda import CudaDevice
-from checkflow.runtime.device import Device
+from checkflow.errors import InputError, StoreError
 from checkflow.runtime.executor import Executor
-from checkflow.runtime.hook import register
-from checkflow.runtime.host import HostDevice
-from checkflow.runtime.lifecycle import Inside, Phase
-from checkflow.runtime.pipeline import Record
+from checkflow.runtime.lifecycle import Phase
 from checkflow.runtime.stats import Meter, Stats
 from checkflow.runtime.terminate import OnTerminate
 from checkflow.schedule import Schedule
-from checkflow.state.host.capture import HostState
 from checkflow.state.host.objects import HostObjects
-from checkflow.state.restore import check_restorable, restore
+from checkflow.state.restore import restore
 from checkflow.store.format.manifest import parse_directory_name
 from checkflow.store.format.reader import checkpoint_names, load_newest
 from checkflow.store.trainer.handle import StoreHandle
@@ -46,82 +39,45 @@ class Checkpointer:
 
     def __init__(
         self,
-        schedule: Schedule,
+        engine: Engine,
         training: Training,
         objects: HostObjects,
-        host: HostState,
-        binding: Binding,
-        handle: StoreHandle,
         store: Path,
+        adapting: Adapting | None,
         *,
-        interval: int,
-        wait_when_full: bool,
         start_over: bool,
         sigterm_deadline_s: float | None,
-        audit: bool,
         notify: Callable[[str], None],
         tell: Callable[[str], None],
     ) -> None:
-        self._schedule = schedule
+        self._engine = engine
+        self._adapting = adapting
         self._training = training
         self._objects = objects
-        self._handle = handle
         self._store = store
         self._notify = notify
         self._tell = tell
         self._start_over = start_over
         self._owner = os.getpid()
         self._warned = False
-        self._inside = Inside()
-        self._counters = Counters()
-        self._meter = Meter(self._counters)
+        self._inside = engine.inside
+        self._meter = Meter(engine.counters)
         self._closed = False
-        self._restorable: object = None  # the structure of host state that was found to match the files
         self._metadata: Mapping[str, object] = {}
-        device: Device
-        if binding.device.type == "cuda":
-            handle.take_memory()  # to be pinned
-            device = CudaDevice(self._counters, binding.device)
-        else:
-            device = HostDevice(self._counters)
-        try:
-            device.register(handle.address, handle.shared.size_bytes)
-        except BaseException:
-            device.close()
-            raise
-
-        def capture(iteration: int) -> Record:
-            captured = host.capture(iteration)
-            if host.structure == self._restorable:
-                return captured.record
-            self._restorable = host.structure
-            return lambda: self._checked(captured.record())
-
-        self._executor = Executor(
-            schedule,
-            training,
-            binding,
-            device,
-            StoreSink(handle, self._inside),
-            capture,
-            self._counters,
-            interval=interval,
-            wait_when_full=wait_when_full,
-            audit=audit,
-            late=host.tensors,
-            tell=notify,
-            inside=self._inside,
-        )
-        try:
-            self._refuse_to_overrun()
-            self._hooks = register(self._executor, training)
-        except BaseException:
-            self._executor.close()
-            raise
+        self._refuse_to_overrun()
+        engine.start()
         self._on_terminate = None
         if sigterm_deadline_s is not None:
             self._deadline_s = sigterm_deadline_s
             self._on_terminate = OnTerminate(self._terminate, self._patience_s, self._inside, sigterm_deadline_s)
+
+    @property
+    def _executor(self) -> Executor:
+        return self._engine.executor
+
+    @property
+    def _handle(self) -> StoreHandle:
+        return self._engine.handle
 
     def _refuse_to_overrun(self) -> None:
         """What an earlier run left has to be resumed, unless it is kept: to train on beside it would prune it."""
@@ -171,6 +127,8 @@ class Checkpointer:
             for name in restored.missing:
                 self._notify(f"{self._store}: {name} is not in this checkpoint; it stays as it is")
             self._metadata = restored.metadata
+            if self._adapting is not None:
+                self._adapting.follow_state()
             self._executor.resume(restored.iteration)
             self._tell(f"{self._store}: resumed iteration {restored.iteration} in {time.monotonic() - started:.1f} s")
             return restored.iteration
@@ -185,7 +143,11 @@ class Checkpointer:
 
         Raises InputError where the store holds checkpoints and nothing was restored.
         """
+        adapting = None if self._executor.lifecycle.phase is Phase.FORKED else self._adapting
         try:
+            if adapting is not None:
+                with self._inside:
+                    adapting.ended(sys._getframe(1))
             self._executor.step()
         except InputError:
             if not self._forked("step"):
@@ -195,6 +157,18 @@ class Checkpointer:
             if self._on_terminate is not None and self._on_terminate.pending:
                 self._on_terminate.reached_step()
         self._meter.step()
+        if adapting is not None:
+            adapting.begins(sys._getframe(1))
+
+    @property
+    def schedule(self) -> Schedule:
+        """What is followed now; where nothing was learned yet, that all is read when an iteration ends."""
+        return self._engine.fitting.schedule
+
+    @property
+    def learning(self) -> str:
+        """What is being done for a schedule: "settling", "watching", "recording", "planning", or "knowing"."""
+        return "knowing" if self._adapting is None else self._adapting.stage
 
     def save(self, *, keep: bool = True) -> None:
         """Checkpoint the iteration that just ended, or was restored, and return when it is durable.
@@ -218,7 +192,8 @@ class Checkpointer:
 
     def stats(self) -> Stats:
         """What checkpointing did and cost so far."""
-        return self._meter.stats(self._executor, self._schedule)
+        learned_in = 0 if self._adapting is None else self._adapting.learned_in
+        return self._meter.stats(self._executor, self.schedule, learned_in)
 
     def status(self) -> Status:
         """How far the checkpoints are: staged, durable, verified."""
@@ -244,14 +219,14 @@ class Checkpointer:
         _LOG.info("%s: %s", self._store, self.stats())
 
     def _end(self, *, complete: bool) -> None:
+        if self._adapting is not None:
+            self._adapting.close()
         try:
             if complete:
                 self._save_last()
         finally:
-            for hook in self._hooks:
-                hook.remove()
             try:
-                self._executor.close()
+                self._engine.close()
             finally:
                 self._handle.close(DURABLE_DEADLINE_S)
 
@@ -271,14 +246,6 @@ class Checkpointer:
                 return
             time.sleep(pause_s)
             pause_s = 2 * pause_s or 0.5
-
-    def _checked(self, record: bytes) -> bytes:
-        """The first record of its kind. Raises InputError where no restore would take it."""
-        try:
-            check_restorable(without_bytes(self._handle.layout), record, self._training, self._objects)
-        except CheckflowError as error:
-            raise InputError(f"{self._store}: no restore would take this training's checkpoints: {error}") from None
-        return record
 
     def __enter__(self) -> Checkpointer:
         return self

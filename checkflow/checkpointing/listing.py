@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -16,19 +16,24 @@ from checkflow.unlisted import Unlisted, lines_of
 _ADVICE = "list it: attach(extra={...})"
 
 
-def missing(schedule: Schedule, extra: Extra, *, scaler: bool) -> tuple[str, ...]:
-    """What the traced iteration carries and the attached training does not list, a line for each place.
+def carried(schedule: Schedule) -> tuple[Unlisted, ...]:
+    """What the iteration that a schedule was made from hands on to the next and does not list."""
+    return tuple(Unlisted(row.name, row.bytes, row.where, row.scaler) for row in schedule.unlisted)
+
+
+def missing(found: Iterable[Unlisted], extra: Extra, *, scaler: bool) -> tuple[str, ...]:
+    """What an iteration carries and the attached training does not list, a line for each place.
 
     It counts as listed where a part of its name is a key of `extra`, or a tensor there has its size.
     """
     keys = {key_of(holder) for holder in extra.holders}
     sizes = Counter(tensor.numel() * tensor.element_size() for tensor in _tensors(extra).values())
     left: list[Unlisted] = []
-    for row in schedule.unlisted:
-        if sizes[row.bytes]:
-            sizes[row.bytes] -= 1
-        elif not (row.scaler and scaler) and keys.isdisjoint(row.name.split(".")):
-            left.append(Unlisted(row.name, row.bytes, row.where, row.scaler))
+    for one in found:
+        if sizes[one.size_bytes]:
+            sizes[one.size_bytes] -= 1
+        elif not (one.scaler and scaler) and keys.isdisjoint(one.name.split(".")):
+            left.append(one)
     return lines_of(left, _ADVICE)
 
 

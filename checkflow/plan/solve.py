@@ -7,7 +7,6 @@ from collections.abc import Callable
 from checkflow.errors import InputError
 from checkflow.plan import Formulation, Infeasible, Plan, Problem, Transfers
 from checkflow.plan.infeasible import Needs, as_planned
-from checkflow.plan.packed.splitter import construct_packed, plan_packed
 from checkflow.plan.streaming.planner import construct_streaming, plan_streaming
 
 
@@ -50,6 +49,8 @@ def solve(
     """
     if transfers_for(formulation, transfers) is Transfers.STREAMING:
         return plan_streaming(problem)
+    from checkflow.plan.packed.splitter import plan_packed  # scipy takes half a second, which nothing else needs
+
     return plan_packed(problem, formulation, needs=needs, solver=solver, time_limit_s=time_limit_s, progress=progress)
 
 
@@ -63,4 +64,6 @@ def construct(
     """A plan found without a solver, or None; where there is one, solve finds one that needs no more."""
     if transfers_for(formulation, transfers) is Transfers.STREAMING:
         return construct_streaming(problem)
+    from checkflow.plan.packed.splitter import construct_packed
+
     return construct_packed(problem, formulation, needs)

@@ -110,7 +110,7 @@ class Binding:
             ),
             buffer_storages=_of_modules((live for live in lives if live.buffer), by_tensor),
             module_storages=_of_modules(lives, by_tensor),
-            sizes=_sizes(training),
+            sizes=sizes_of(training),
             _tensors=[
                 (live, live.tensor.data_ptr(), live.tensor.stride() if live.tensor.dim() > 1 else None)
                 for live in lives
@@ -125,10 +125,10 @@ class Binding:
                 return True
             if strides is not None and live.tensor.stride() != strides:
                 return True
-        return _sizes(training) != self.sizes
+        return sizes_of(training) != self.sizes
 
 
-def _sizes(training: Training) -> tuple[int, ...]:
+def sizes_of(training: Training) -> tuple[int, ...]:
     """For each optimizer, how many parameters it has and how many entries of state."""
     sizes: list[int] = []
     for optimizer in training.optimizers:

@@ -47,6 +47,7 @@ class Executor:
         wait_when_full: where no slot is free, wait for one.
         disarmed: kinds of guards that do nothing. For tests: it tears checkpoints.
         audit: compare samples of the state for writes that no guard saw.
+        learns: another schedule follows where the first updates do not make the state that this one has.
         late: tensors, by target, that were found when `capture` was called; they are copied before step() returns.
         tell: told, in one line, what is slower than planned.
         inside: entered while this works.
@@ -66,6 +67,7 @@ class Executor:
         wait_when_full: bool,
         disarmed: frozenset[GuardKind] = frozenset(),
         audit: bool = False,
+        learns: bool = False,
         late: Callable[[], Mapping[StateName, torch.Tensor]] = dict,
         tell: Callable[[str], None] = _LOG.warning,
         inside: Inside | None = None,
@@ -91,6 +93,7 @@ class Executor:
         self._counters = counters
         self._interval = interval
         self._wait_when_full = wait_when_full
+        self._learns = learns
         self._disarmed = disarmed
         self._audit = Audit() if audit else None
         self._updates: list[Update] = []
@@ -161,7 +164,7 @@ class Executor:
 
     def updated(self, number: int) -> None:
         """Optimizer `number` has made an update. Raises InputError if state is still absent after the first."""
-        if self.bound.binding.absent and not self.lifecycle.deaf:
+        if self.bound.binding.absent and not self.lifecycle.deaf and not self._learns:
             if self.bound.is_stale:
                 self.rebind()
             self.bound.check_updated(number)
@@ -282,8 +285,8 @@ class Executor:
             self._mend()
             return self.pipeline.drain(timeout_s)
 
-    def close(self) -> None:
-        """Complete what can be vouched for; hooks do nothing from now on. Raises what no step() has raised."""
+    def retire(self) -> None:
+        """Complete what can be vouched for; hooks do nothing from now on. The device goes on."""
         if self.lifecycle.deaf:
             return
         try:
@@ -292,6 +295,19 @@ class Executor:
             self._to(Phase.CLOSED, "is closed; attach again")
             self.pipeline.drop_all()
             self._device.collect()
+
+    def succeed(self, before: Executor) -> None:
+        """Go on where another one, which has retired, left off: it was told of all that was done until now."""
+        self.completed, self._restored = before.completed, before._restored
+        self.pipeline.succeed(before.pipeline)
+
+    def close(self) -> None:
+        """Retire, and close the device. Raises what no step() has raised."""
+        if self.lifecycle.deaf:
+            return
+        try:
+            self.retire()
+        finally:
             self._device.close()
         if self._problems:
             raise self._problems.pop(0)

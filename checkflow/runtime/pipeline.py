@@ -204,9 +204,18 @@ class Pipeline:
         self.last_staged = self._tried_to_open = -1
         self._statics.clear()
 
+    def succeed(self, before: Pipeline) -> None:
+        """Count on from what another one did."""
+        self.started, self.staged, self.skipped = before.started, before.staged, before.skipped
+        self.discarded, self.static_bytes, self.last_staged = before.discarded, before.static_bytes, before.last_staged
+        self.problems += before.problems
+
     def drop_all(self) -> None:
         """Hold on to no slot and no tensor."""
         self.drop_open()
+        if self._spare is not None:
+            self._sink.abandon(self._spare)
+            self._spare = None
         self.discarded += len(self._closed)
         self._closed.clear()
         self._slots = SlotMap(self._timetable, self._binding)

@@ -31,10 +31,11 @@ class Stats:
     snapshot_bytes: int
     static_bytes: int  # of offloaded_bytes: state that the iteration does not write
     link_busy_ns: int
-    predicted_iteration_ns: int
+    predicted_iteration_ns: int  # 0 while no schedule is known
     iteration_ns: int  # mean, from step() to step()
     predicted_bytes_per_s: int
     silent_anchors: tuple[str, ...]  # the schedule uses them; did not fire when last a checkpoint was filled or due
+    learned_in: int  # iteration from whose checkpoint on a schedule is followed that was learned; 0: none is
     unwatched: tuple[str, ...]  # state that no hook guards, or not where planned: waited for when an iteration ends
 
     @property
@@ -53,9 +54,10 @@ class Stats:
             f"{self.iterations} iterations, {self.staged} checkpoints staged",
             *([f"{self.skipped} skipped"] if self.skipped else []),
             *([f"{self.discarded} discarded"] if self.discarded else []),
-            f"{format_bytes(self.offloaded_bytes)} at {format_rate(self.bytes_per_s)} "
-            f"(predicted {format_rate(self.predicted_bytes_per_s)})",
-            f"iteration {format_ns(self.iteration_ns)} (predicted {format_ns(self.predicted_iteration_ns)})",
+            f"{format_bytes(self.offloaded_bytes)} at {format_rate(self.bytes_per_s)}"
+            + (f" (predicted {format_rate(self.predicted_bytes_per_s)})" if self.predicted_iteration_ns else ""),
+            f"iteration {format_ns(self.iteration_ns)}"
+            + (f" (predicted {format_ns(self.predicted_iteration_ns)})" if self.predicted_iteration_ns else ""),
             f"stall {format_ns(self.stall_per_iteration_ns)} per iteration" + (f" ({causes})" if causes else ""),
             *([f"{len(self.silent_anchors)} anchors did not fire"] if self.silent_anchors else []),
         ]
@@ -81,7 +83,7 @@ class Meter:
         self._last_stall_ns, self._stall_ns = total - self._stall_ns, total
         self._longest_stall_ns = max(self._longest_stall_ns, self._last_stall_ns)
 
-    def stats(self, executor: Executor, schedule: Schedule) -> Stats:
+    def stats(self, executor: Executor, schedule: Schedule, learned_in: int = 0) -> Stats:
         counters, pipeline = self._counters, executor.pipeline
         anchors = [f"{anchor.kind} {anchor.subject}".rstrip() for anchor in schedule.anchors]
         return Stats(
@@ -104,5 +106,6 @@ class Meter:
             iteration_ns=(self._last_ns - self._first_ns) // max(1, self._iterations - 1),
             predicted_bytes_per_s=schedule.bandwidth_bytes_per_s,
             silent_anchors=tuple(anchors[number - 1] for number in sorted(executor.firings.silent)),
+            learned_in=learned_in,
             unwatched=(*(storage.name for storage in executor.bound.unwatched), *executor.bound.loose),
         )

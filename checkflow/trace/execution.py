@@ -143,7 +143,7 @@ def check_device(device: object) -> None:
 def user_line() -> str:
     """ "file.py:12" of the innermost frame that is neither torch's, checkflow's nor of an installed library."""
     found: FrameType | None = sys._getframe()
-    while found is not None and _is_library(found.f_code.co_filename):
+    while found is not None and is_library(found.f_code.co_filename):
         found = found.f_back
     return f"{found.f_code.co_filename}:{found.f_lineno}" if found is not None else "an unknown place"
 
@@ -156,7 +156,7 @@ def reader() -> str:
 
 def raised_at(trace: TracebackType | None) -> str:
     """The innermost user line of a traceback."""
-    lines = [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(trace) if not _is_library(f.filename)]
+    lines = [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(trace) if not is_library(f.filename)]
     return lines[-1] if lines else "an unknown place"
 
 
@@ -168,12 +168,13 @@ def failed_at(trace: TracebackType | None) -> str:
 def _told(frames: Sequence[traceback.FrameSummary]) -> str:
     library = ""
     for frame in reversed(frames):
-        if not _is_library(frame.filename):
+        if not is_library(frame.filename):
             return f"{library}{'called ' if library else ''}at {frame.filename}:{frame.lineno}"
         if not library and any(part in frame.filename for part in _INSTALLED):
             library = f"in {frame.name} at {frame.filename}:{frame.lineno}, "
     return library.removesuffix(", ") or "at an unknown place"
 
 
-def _is_library(filename: str) -> bool:
+def is_library(filename: str) -> bool:
+    """Whether a file is torch's, checkflow's trace's, or of Python or a package that was installed."""
     return filename.startswith(("<", *_LIBRARIES)) or any(part in filename for part in _INSTALLED)

@@ -13,7 +13,7 @@ from checkflow.graph import Anchor, AnchorKind, Role
 from checkflow.state.holders import models_of, optimizers_of, uncompiled
 from checkflow.state.live import parameters_of
 from checkflow.state.names import subject_of
-from checkflow.trace.storages import Ledger
+from checkflow.trace.storages import Ledger, has_storage
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
 
@@ -82,7 +82,7 @@ def hooked(training: Training, firings: Firings, ledger: Ledger) -> Iterator[Non
 
 def mark_gradient(parameter: torch.Tensor, ledger: Ledger) -> None:
     """The storage of a parameter's gradient, if it has one, is a gradient."""
-    if parameter.grad is not None:
+    if parameter.grad is not None and has_storage(parameter.grad):
         storage = ledger.see(parameter.grad)
         storage.role = storage.role or Role.GRADIENT
         storage.scalar = False

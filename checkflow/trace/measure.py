@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from checkflow.errors import TraceError
 from checkflow.torch_internals import OpOverload, TorchDispatchMode, can_decompose
-from checkflow.trace.recorder import QUIET
+from checkflow.trace.recorder import QUIET, Calls
+from checkflow.trace.stopwatch import Span, Stopwatch
 
 MEASURED_ITERATIONS = 7
 _ATTEMPTS = 3 * MEASURED_ITERATIONS
-
-Calls = Sequence[tuple[OpOverload, bool]]
 
 
 def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, model: str) -> list[int]:
@@ -27,11 +25,11 @@ def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, mo
     expected = [func for func, _ in calls]
     samples: list[list[int]] = []
     for _ in range(_ATTEMPTS):
-        stopwatch = _Stopwatch(on_cuda)
-        with stopwatch:
+        timed = _Timed(on_cuda)
+        with timed:
             iteration()
-        if stopwatch.funcs == expected:
-            samples.append(stopwatch.times_ns())
+        if timed.funcs == expected:
+            samples.append(timed.times_ns())
         if len(samples) == MEASURED_ITERATIONS:
             break
     else:
@@ -46,13 +44,12 @@ def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, mo
     ]
 
 
-class _Stopwatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Timed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, on_cuda: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.funcs: list[OpOverload] = []
-        self._on_cuda = on_cuda
-        self._spans_ns: list[int] = []
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._stopwatch = Stopwatch(on_cuda=on_cuda)
+        self._spans: list[Span] = []
 
     def __torch_dispatch__(
         self,
@@ -67,24 +64,10 @@ class _Stopwatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         self.funcs.append(func)
-        if self._on_cuda:
-            begin, end = _event(), _event()
-            begin.record()
-            result = func(*args, **(kwargs or {}))
-            end.record()
-            self._events.append((begin, end))
-        else:
-            start = time.perf_counter_ns()
-            result = func(*args, **(kwargs or {}))
-            self._spans_ns.append(time.perf_counter_ns() - start)
+        self._stopwatch.start()
+        result = func(*args, **(kwargs or {}))
+        self._spans.append(self._stopwatch.stop())
         return result
 
     def times_ns(self) -> list[int]:
-        if not self._on_cuda:
-            return self._spans_ns
-        torch.cuda.synchronize()
-        return [round(begin.elapsed_time(end) * 1e6) for begin, end in self._events]
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        return [span() for span in self._spans]

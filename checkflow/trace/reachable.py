@@ -14,9 +14,11 @@ from collections.abc import Iterator
 import torch
 
 from checkflow.state.live import parameters_of
+from checkflow.trace.execution import is_library
 from checkflow.trace.state import state_of
 from checkflow.training import Training
 
+_MOST = 200_000  # objects, of a loop that runs: it waits for this
 _MANY = 4096  # longer containers are data sets of Python objects, not inputs
 _LEAVES = (str, bytes, int, float, complex, type, types.ModuleType, torch.dtype, torch.device, torch.Size)
 
@@ -42,15 +44,40 @@ def reachable(training: Training) -> dict[str, Reached]:
     return reach(roots, getattr(inspect.unwrap(training.iteration), "__globals__", None))
 
 
-def reach(roots: list[tuple[str, object]], module: object) -> dict[str, Reached]:
-    """The same from these roots, the last one first. `module`: the globals that functions may be followed to."""
+def reachable_from(training: Training, frame: types.FrameType | None) -> dict[str, Reached]:
+    """What a loop that runs can reach, and who called it: variables of frames, but libraries', and globals they name.
+
+    Objects of checkflow's are left out: what they hold is no training's.
+    """
+    roots: list[tuple[str, object]] = [("optimizer", training.optimizers), ("model", training.models)]
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            names = frame.f_globals if frame.f_locals is frame.f_globals else _named_globals(frame)
+            roots += [("iteration", names), ("iteration", dict(frame.f_locals))]
+        frame = frame.f_back
+    return reach(roots, None, of_ours=False, most=_MOST)
+
+
+def _named_globals(frame: types.FrameType) -> dict[str, object]:
+    return {name: frame.f_globals[name] for name in _names(frame.f_code) if name in frame.f_globals}
+
+
+def reach(
+    roots: list[tuple[str, object]], module: object, *, of_ours: bool = True, most: int | None = None
+) -> dict[str, Reached]:
+    """The same from these roots, the last one first. `module`: the globals that functions may be followed to.
+
+    Without `of_ours` objects of checkflow's are left out; `most`: how many are looked at.
+    """
     found: dict[str, Reached] = {}
     seen: set[int] = set()
     keep: list[object] = []  # ids stay unique while what they name is alive
     todo = list(roots)
-    while todo:
+    while todo and (most is None or len(keep) < most):
         path, value = todo.pop()
         if value is None or isinstance(value, _LEAVES) or id(value) in seen:
+            continue
+        if not of_ours and type(value).__module__.partition(".")[0] == "checkflow":
             continue
         seen.add(id(value))
         keep.append(value)

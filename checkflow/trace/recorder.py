@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,13 +16,16 @@ from checkflow.torch_internals import (
     storage_id,
 )
 from checkflow.trace.costs import dtype_of, flops_of, traffic_of
-from checkflow.trace.execution import execute, user_line
+from checkflow.trace.execution import Executed, execute, user_line
 from checkflow.trace.fx_program import FxProgram
+from checkflow.trace.stopwatch import Span, Stopwatch
 from checkflow.trace.storages import Ledger, Storage, has_storage, is_new, is_scalar, without_storage
 from checkflow.trace.unlisted import Watch
 from checkflow.trace.values import Values
 from checkflow.trace.workspaces import Workspaces
 from checkflow.trace.writes import named_arguments, tensors_in, traits, written
+
+Calls = Sequence[tuple[OpOverload, bool]]  # operators in order, and whether each is a step
 
 QUIET = ("prim", "profiler")  # queries and marks, not operators
 # They return no tensor and still do work: the host waits for a value.
@@ -45,19 +48,50 @@ class RecordedOperator:
 class Recording:
     """What one iteration did, as it happens."""
 
-    program: FxProgram
+    program: FxProgram | None
     operators: list[RecordedOperator] = field(default_factory=list)
     calls: list[tuple[OpOverload, bool]] = field(default_factory=list)  # all, and whether each is a step
+    spans: list[Span] = field(default_factory=list)  # of the operators, where there is a stopwatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An operator and its arguments, as they were before it ran."""
+
+    func: OpOverload
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    given: list[tuple[str, list[torch.Tensor]]]  # tensors of each argument
+    changed: frozenset[str]  # arguments
+    tensors: list[torch.Tensor]
+    targets: list[torch.Tensor]  # that it changes
+    storages: list[Storage]
+    node: torch.fx.Node | None
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Above fake tensors, if there are any. Set `recording` to record, `watch` to watch; the ledger is always kept."""
 
-    def __init__(self, ledger: Ledger, fake: FakeTensorMode | None, values: Values) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        fake: FakeTensorMode | None,
+        values: Values,
+        stopwatch: Stopwatch | None = None,
+        ignores: Callable[[], bool] = lambda: False,
+        fails: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """`stopwatch` times operators; what runs while `ignores` says so is none of the iteration's.
+
+        `fails` is told what goes wrong here, in place of the code that called the operator.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.fake = fake
         self.values = values
+        self._stopwatch = stopwatch
+        self._ignores = ignores
+        self._fails = fails
         self.workspaces = Workspaces(ledger)
         self.recording: Recording | None = None
         self.watch: Watch | None = None
@@ -70,28 +104,52 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
-        if func.namespace in QUIET:
+        if func.namespace in QUIET or self._ignores():
             return func(*args, **kwargs)
         if torch.is_inference_mode_enabled() and can_decompose(func):  # autograd does this elsewhere
             with self:
                 return func.decompose(*args, **kwargs)
         if schema_of(func).name == "aten::lift_fresh" and is_new(args[0], self.ledger):
             return self._lift(func, args[0])
+        try:
+            call = self._called(func, args, kwargs)
+        except Exception as error:  # noqa: BLE001 (passed on, unless training must not notice)
+            self._failed(error)
+            return func(*args, **kwargs)
+        if self._stopwatch is not None:
+            self._stopwatch.start()
+        executed = execute(
+            func, args, kwargs, call.tensors, call.targets, self.ledger, self.fake, self.values, self.workspaces
+        )
+        span = None if self._stopwatch is None else self._stopwatch.stop()
+        try:
+            self._returned(call, executed, span)
+        except Exception as error:  # noqa: BLE001 (likewise)
+            self._failed(error)
+        return executed.result
+
+    def _failed(self, error: Exception) -> None:
+        if self._fails is None:
+            raise error
+        self._fails(error)
+
+    def _called(self, func: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> _Call:
         given = [(name, self._stored(value, "takes")) for name, value in named_arguments(func, args, kwargs)]
         changed = written(func, args, kwargs)
         tensors = [tensor for _, group in given for tensor in group]
         targets = [tensor for name, group in given if name in changed for tensor in group]
         storages = [self.ledger.see(tensor) for tensor in tensors]
-        recording = self.recording
         # A storage from outside (a loader's worker sends such) is no value of a program: what it holds is a constant.
         given_storage = any(isinstance(value, torch.UntypedStorage) for value in args)
-        node = recording.program.call(func, args, kwargs) if recording is not None and not given_storage else None
+        program = None if self.recording is None or given_storage else self.recording.program
+        node = None if program is None else program.call(func, args, kwargs)
+        return _Call(func, args, kwargs, given, changed, tensors, targets, storages, node)
 
-        executed = execute(func, args, kwargs, tensors, targets, self.ledger, self.fake, self.values, self.workspaces)
-
+    def _returned(self, call: _Call, executed: Executed, span: Span | None) -> None:
+        func, given, targets, recording = call.func, call.given, call.targets, self.recording
         result = executed.result
         fresh = self._fresh(result)
-        on_host = all(self.ledger.is_host(storage) for storage in storages)
+        on_host = all(self.ledger.is_host(storage) for storage in call.storages)
         on_host = on_host and all(is_scalar(t) or (self.ledger.on_cuda and t.device.type == "cpu") for t in fresh)
         if torch.Tag.nondeterministic_seeded in func.tags and not self.ledger.on_cuda:
             on_host = False
@@ -101,34 +159,44 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in fresh:
             self.ledger.add(tensor, scalar=on_host, born=self.ledger.step if recording is not None and works else 0)
         if self.watch is not None:
-            self.watch.saw(func, given, changed, fresh)
+            self.watch.saw(func, given, call.changed, fresh)
         if executed.known is not None and fresh:
             self.values.bind(result, executed.known[0])
         if not on_host:
             for tensor in targets:
                 self.ledger.see(tensor).scalar = False
         if recording is not None:
-            if node is not None:
-                recording.program.results(node, result)
-                recording.program.generated(kwargs.get("generator"))
+            if recording.program is not None and call.node is not None:
+                recording.program.results(call.node, result)
+                recording.program.generated(call.kwargs.get("generator"))
             recording.calls.append((func, works))
             if works:
-                unread = traits(func).unread
-                reads = [s for name, group in given if name not in unread for s in map(self.ledger.see, group)]
-                writes = [self.ledger.see(t) for t in (*targets, *fresh)]
-                for storage in (*reads, *writes):
-                    storage.last_use = self.ledger.step
-                recording.operators.append(
-                    RecordedOperator(
-                        name=str(func),
-                        reads=tuple(dict.fromkeys(reads)),
-                        writes=tuple(dict.fromkeys(writes)),
-                        flops=flops_of(func, args, kwargs, result),
-                        traffic_bytes=traffic_of(func, args, kwargs, changed, fresh),
-                        dtype=dtype_of(func, args, kwargs, result),
-                    )
-                )
-        return result
+                self._record(recording, call, result, fresh, span)
+
+    def _record(
+        self, recording: Recording, call: _Call, result: object, fresh: list[torch.Tensor], span: Span | None
+    ) -> None:
+        """It does work: it is a step of the iteration."""
+        func = call.func
+        unread = traits(func).unread
+        reads = [s for name, group in call.given if name not in unread for s in map(self.ledger.see, group)]
+        writes = [self.ledger.see(t) for t in (*call.targets, *fresh)]
+        for storage in (*reads, *writes):
+            storage.last_use = self.ledger.step
+        if recording.program is None:
+            _name(writes, func, self.ledger.step)
+        if span is not None:
+            recording.spans.append(span)
+        recording.operators.append(
+            RecordedOperator(
+                name=str(func),
+                reads=tuple(dict.fromkeys(reads)),
+                writes=tuple(dict.fromkeys(writes)),
+                flops=flops_of(func, call.args, call.kwargs, result),
+                traffic_bytes=traffic_of(func, call.args, call.kwargs, call.changed, fresh),
+                dtype=dtype_of(func, call.args, call.kwargs, result),
+            )
+        )
 
     def _lift(self, func: OpOverload, constant: torch.Tensor) -> object:
         """What torch.tensor(...) made reaches the program. No operator of the iteration: a constant, born before it."""
@@ -140,7 +208,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if executed.known is not None:
             self.values.bind(lifted, executed.known[0])
         if self.recording is not None:
-            self.recording.program.lift(constant, lifted)
+            if self.recording.program is not None:
+                self.recording.program.lift(constant, lifted)
             self.recording.calls.append((func, False))
         return lifted
 
@@ -168,3 +237,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(tensor.numel() for tensor in targets) or any(t.untyped_storage().nbytes() for t in fresh):
             return True
         return schema_of(func).name in _READ_BY_HOST
+
+
+def _name(storages: Sequence[Storage], func: OpOverload, step: int) -> None:
+    """What no program names has the name of who wrote it first."""
+    for number, storage in enumerate(storages):
+        storage.name = storage.name or f"%{schema_of(func).name.removeprefix('aten::')}_{step}_{number}"

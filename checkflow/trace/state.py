@@ -34,12 +34,13 @@ def state_of(training: Training, model: str) -> tuple[State, ...]:
     Of the objects that were listed only dicts are known here: what state_dict() gives may be copies.
     """
     try:
-        return tuple(_found(training))
+        return tuple(live_states(training))
     except InputError as error:
         raise TraceError(f"{model}: {error}") from None
 
 
-def _found(training: Training) -> Iterator[State]:
+def live_states(training: Training) -> Iterator[State]:
+    """The same. Raises InputError."""
     lives = live_state(training)
     refused.device_of(live.tensor for live in lives)
     for live in lives:

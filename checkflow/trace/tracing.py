@@ -5,29 +5,29 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from checkflow.collector import paused_collector
 from checkflow.errors import CheckflowError, InputError, ModelFileError, TraceError
-from checkflow.graph import AnchorKind, Graph
+from checkflow.graph import Graph
 from checkflow.state.live import parameters_of
 from checkflow.state.refused import check_training
 from checkflow.torch_internals import FakeTensorMode
-from checkflow.trace.assemble import Replaced, assemble, notes_of
 from checkflow.trace.assumptions import ON_CPU, assume_cuda_defaults, noting_disabled, unlike_cuda
 from checkflow.trace.execution import DataDependent, failed_at, raised_at
 from checkflow.trace.fakes import fake_tensors
 from checkflow.trace.fx_program import FxProgram
-from checkflow.trace.hooks import Firings, hooked, mark_gradient
 from checkflow.trace.measure import measured
 from checkflow.trace.memory import check_memory, expected_bytes, room_bytes, too_large
-from checkflow.trace.reachable import sources_of
-from checkflow.trace.recorder import Recorder, Recording
-from checkflow.trace.state import State, state_of
-from checkflow.trace.storages import Ledger, OutOfRoom, Storage
-from checkflow.trace.unlisted import Watch, unlisted
+from checkflow.trace.reachable import reachable, sources_of
+from checkflow.trace.record import IterationRecord
+from checkflow.trace.recorder import Recorder
+from checkflow.trace.state import state_of
+from checkflow.trace.storages import Ledger, OutOfRoom
+from checkflow.trace.unlisted import Watch
 from checkflow.trace.values import Values
 from checkflow.training import Training
 from checkflow.units import format_bytes
@@ -170,7 +170,7 @@ class _Attempt:
                 said += (ON_CPU, *unlike_cuda(training))
                 said += assume_cuda_defaults(training) if self.cuda_defaults else ()
             self.progress("iteration 1 of 2")
-            recorder.watch = Watch(training, ledger)
+            recorder.watch = Watch(ledger, reachable(training))
             try:
                 with _users_code("iteration"):
                     training.iteration()
@@ -179,121 +179,27 @@ class _Attempt:
                     self.needed_bytes = expected_bytes(training, ledger)
                 raise
             self.progress("iteration 2 of 2, recording")
-            graph, recording, program = _record(
-                training, recorder, self.model, self.arguments, said, keep_program=self.program
-            )
+            graph, record = self._record(training, recorder, said)
+            program = record.finished_program() if self.program else None
         if self.measure:
             self.progress("measuring operators")
             with _users_code("iteration"):
-                times_ns = measured(training.iteration, recording.calls, on_cuda=ledger.on_cuda, model=self.model)
+                times_ns = measured(training.iteration, record.calls, on_cuda=ledger.on_cuda, model=self.model)
             graph = graph.retimed("measured", times_ns)
         return Traced(graph, program, real=fake is None, notes=tuple(said))
+
+    def _record(self, training: Training, recorder: Recorder, said: list[str]) -> tuple[Graph, IterationRecord]:
+        """Run one iteration under an active recorder. `said` gets notes."""
+        gc.collect()
+        program = FxProgram(recorder.ledger, sources_of(training, self.model), kept=self.program)
+        record = IterationRecord(training, recorder, self.model, partial(reachable, training), program)
+        with paused_collector(), record.open(), _users_code("iteration"):
+            training.iteration()
+        graph = record.graph(self.arguments)
+        said += record.notes
+        return graph, record
 
 
 def _random_state_kept() -> AbstractContextManager[None]:
     """The default generators' state is put back at the end: the CPU's, and the current CUDA device's."""
     return torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else [])
-
-
-def _record(
-    training: Training,
-    recorder: Recorder,
-    model: str,
-    arguments: tuple[tuple[str, str], ...],
-    said: list[str],
-    *,
-    keep_program: bool,
-) -> tuple[Graph, Recording, torch.fx.GraphModule | None]:
-    """Run one iteration under an active recorder: its graph, what was recorded, and its program. `said` gets notes."""
-    ledger = recorder.ledger
-    gc.collect()
-    ledger.start()
-    assert recorder.watch is not None
-    first, second = recorder.watch, Watch(training, ledger)
-    states = _bound_states(training, ledger, model)
-    for _, parameter in parameters_of(training):
-        mark_gradient(parameter, ledger)
-    recording = Recording(FxProgram(ledger, sources_of(training, model), kept=keep_program))
-    firings = Firings(ledger)
-    try:
-        with (
-            paused_collector(),  # cycles die when the collector happens to run: keep that out of the lifetimes
-            hooked(training, firings, ledger),
-            recording.program.recording_random_state(),
-            _users_code("iteration"),
-        ):
-            recorder.recording, recorder.watch = recording, second
-            training.iteration()
-    finally:
-        recorder.recording = recorder.watch = None
-    firings.fire(AnchorKind.ITERATION_END, "")
-    for _, parameter in parameters_of(training):
-        mark_gradient(parameter, ledger)
-    states, after = _kept(states, state_of(training, model))
-    replaced = _replaced(states, after, ledger, model)
-    said += notes_of(replaced)
-    graph = assemble(
-        model=model,
-        arguments=arguments,
-        states=states,
-        replaced=replaced,
-        operators=recording.operators,
-        anchors=firings.kept(),
-        ledger=ledger,
-    )
-    graph = replace(graph, unlisted=unlisted(training, first, second, {ledger.see(s.tensor) for s in after}, ledger))
-    left: dict[str, torch.Tensor] = {name: p.grad for name, p in parameters_of(training) if p.grad is not None}
-    return graph, recording, recording.program.finish(left) if keep_program else None
-
-
-def _bound_states(training: Training, ledger: Ledger, model: str) -> list[tuple[State, Storage]]:
-    """Every state name with its storage, which is marked as such."""
-    bound: list[tuple[State, Storage]] = []
-    for state in state_of(training, model):
-        storage = ledger.see(state.tensor)
-        if storage.role is None or not storage.role.is_state:
-            storage.role, storage.scalar = state.role, state.host
-        bound.append((state, storage))
-    return bound
-
-
-def _kept(
-    before: list[tuple[State, Storage]], after: tuple[State, ...]
-) -> tuple[list[tuple[State, Storage]], tuple[State, ...]]:
-    """All but what a dict that was listed did not have before, or now has in another shape: the record takes that."""
-    kinds = [{s.name: (s.tensor.shape, s.tensor.dtype) for s in states} for states in ([s for s, _ in before], after)]
-
-    def stays(state: State) -> bool:
-        return not state.may_change or kinds[0].get(state.name) == kinds[1].get(state.name)
-
-    for state, storage in before:
-        if not stays(state):
-            storage.role = None
-    return [found for found in before if stays(found[0])], tuple(filter(stays, after))
-
-
-def _replaced(
-    before: list[tuple[State, Storage]], after: tuple[State, ...], ledger: Ledger, model: str
-) -> tuple[Replaced, ...]:
-    """State that the iteration replaced instead of updating it in place.
-
-    Raises TraceError where it makes or drops state, or changes its size: no checkpoint has room for that.
-    """
-    known = {state.name: (state, storage) for state, storage in before}
-    now = {state.name: (state, ledger.see(state.tensor)) for state in after}
-    found: list[Replaced] = []
-    for name in dict.fromkeys((*known, *now)):
-        if name not in known or name not in now:
-            raise TraceError(
-                f"{model}: the iteration {'drops' if name in known else 'creates'} {name}; keep "
-                "state from one iteration to the next, and create it in the first"
-            )
-        (old, storage), (new, other) = known[name], now[name]
-        if (old.tensor.shape, old.tensor.dtype) != (new.tensor.shape, new.tensor.dtype):
-            raise TraceError(
-                f"{model}: the iteration makes {name} a tensor of shape {tuple(new.tensor.shape)}, {new.tensor.dtype}; "
-                f"it was {tuple(old.tensor.shape)}, {old.tensor.dtype}; keep shape and dtype"
-            )
-        if storage is not other and not (ledger.is_host(storage) and ledger.is_host(other)):
-            found.append(Replaced(name, storage, other))
-    return tuple(found)

@@ -14,7 +14,7 @@ import torch
 from checkflow.graph import Role
 from checkflow.torch_internals import MODULE_DICTS, SCALER_TENSORS, OpOverload, schema_of, storage_id
 from checkflow.trace.execution import user_line
-from checkflow.trace.reachable import reach, reachable
+from checkflow.trace.reachable import Reached, reach
 from checkflow.trace.storages import Ledger, Storage, has_storage
 from checkflow.trace.writes import traits
 from checkflow.training import Training
@@ -27,9 +27,9 @@ _DEVICES_OWN = frozenset(("aten::_cudnn_rnn", "aten::_cudnn_init_dropout_state")
 class Watch:
     """The accesses of one iteration, as they happen. A storage's first one tells whether what it held counts."""
 
-    def __init__(self, training: Training, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, reached: Mapping[str, Reached]) -> None:
         self.before = frozenset(ledger.alive.values())
-        self.paths = _paths(training)
+        self.paths = _paths(reached)
         self.wrote: dict[Storage, str] = {}  # with the user's line
         self.needed: dict[Storage, bool] = {}  # whether the first access read, or wrote a part
         self._ledger = ledger
@@ -65,10 +65,18 @@ class Watch:
 
 
 def unlisted(
-    training: Training, first: Watch, second: Watch, state: set[Storage], ledger: Ledger
+    training: Training,
+    first: Watch,
+    second: Watch,
+    state: set[Storage],
+    ledger: Ledger,
+    reached: Mapping[str, Reached],
 ) -> tuple[Unlisted, ...]:
-    """What the second of two iterations took over from the first and hands on. `state`: as it is at its end."""
-    paths = _paths(training)
+    """What the second of two iterations took over from the first and hands on.
+
+    `state` and `reached` are as they are at its end: its state, and what code can reach then, by name.
+    """
+    paths = _paths(reached)
     by_path = {path: identity for identity, path in paths.items()}
     listed = {storage_id(tensor.untyped_storage()) for tensor in _tensors_of_objects(training)}
     found: dict[Storage, Unlisted] = {}
@@ -103,10 +111,10 @@ def _is_listed(storage: Storage) -> bool:
     return storage.role is not None and (storage.role.is_state or storage.role is Role.GRADIENT)
 
 
-def _paths(training: Training) -> dict[int, str]:
+def _paths(reached: Mapping[str, Reached]) -> dict[int, str]:
     """Identity of a storage -> the first way that leads to it."""
     found: dict[int, str] = {}
-    for path, value in reachable(training).items():
+    for path, value in reached.items():
         if isinstance(value, torch.Tensor) and value.layout == torch.strided and has_storage(value):
             found.setdefault(storage_id(value.untyped_storage()), path)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -19,6 +20,7 @@ from programs import HANGS_S, Program
 
 from checkflow import hardware
 from checkflow.compiler import Compiled, Options, compile_graph
+from checkflow.learning.kept import FOLDER
 from checkflow.plan import Formulation
 from checkflow.schedule import write_schedule
 from checkflow.trace import trace_training
@@ -96,12 +98,21 @@ def _schedule(device: str, path: Path) -> str:
 )
 def test_killed_again_and_again_it_resumes_bit_identically(device: str, tmp_path: Path) -> None:
     """With any number of slots at most one completed iteration is lost, and every state is the uninterrupted run's."""
-    schedule = _schedule(device, tmp_path / "schedule.json")
+    _killed(device, _schedule(device, tmp_path / "schedule.json"), tmp_path)
+
+
+def test_killed_while_its_schedule_is_learned_it_resumes_bit_identically(tmp_path: Path) -> None:
+    """The same promise in each phase of learning: what was learned is taken away before each life."""
+    _killed("cpu", "learned", tmp_path)
+
+
+def _killed(device: str, schedule: str, tmp_path: Path) -> None:
     reference = _live(["reference", device, str(ITERATIONS)], None, tmp_path).said
     arguments = ["attached", device, str(ITERATIONS), schedule, str(tmp_path / "store")]
     chance, completed, startup_s = random.Random(SEED), 0, 3.0
     print(f"seed {SEED}")  # noqa: T201
     for number in range(KILLS):
+        shutil.rmtree(tmp_path / "store" / FOLDER, ignore_errors=True)
         early = number % 4 == 3  # while it starts, waits for the saver or restores
         began_s = chance.random() * startup_s if early else HANGS_S
         kill = Kill(began_s, chance.randint(1, SAID), chance.random() / 50)

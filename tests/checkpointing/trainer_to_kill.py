@@ -3,6 +3,8 @@
     python trainer_to_kill.py reference DEVICE ITERATIONS
     python trainer_to_kill.py attached DEVICE ITERATIONS SCHEDULE STORE SLOTS
 
+Where SCHEDULE is "learned" there is none.
+
 Prints "at I DIGEST" for each state that a checkpoint may hold: of iteration I when it is completed, and once when
 restored. The digest covers weights, buffers, optimizer state, the scheduler, and what the random generators give next.
 """
@@ -84,8 +86,8 @@ def main(mode: str, device: str, iterations: int, schedule: str = "", store: str
             say(i + 1)
         return
     with checkflow.attach(
-        model, optimizer, schedule=schedule, store=store, scheduler=scheduler, loader=loader, when_full="wait",
-        slots=int(slots), notify=lambda _: None,
+        model, optimizer, store=store, schedule=None if schedule == "learned" else schedule, scheduler=scheduler,
+        loader=loader, when_full="wait", slots=int(slots), notify=lambda _: None,
     ) as ckpt:  # fmt: skip
         first = ckpt.restore()
         say(first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -44,16 +45,8 @@ def test_how_tos_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_quickstart_survives_a_kill(tmp_path: Path) -> None:
-    """README's script as a new user runs it: compile, train, kill -9, train on."""
-    text = (ROOT / "README.md").read_text()
+    """README's script as a new user runs it: train, kill -9, train on."""
     (tmp_path / "train.py").write_text(programs(ROOT / "README.md"))
-    commands = [line for line in text.splitlines() if line.startswith("    checkflow compile train.py")]
-    assert len(commands) == 1
-    compiled = subprocess.run(
-        [sys.executable, "-c", "from checkflow.cli import main; main()", *commands[0].split()[1:]], cwd=tmp_path,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert compiled.returncode == 0, compiled.stderr
     train = [sys.executable, "-u", "train.py"]
     with subprocess.Popen(train, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -74,6 +67,22 @@ def test_the_tutorial_is_the_quickstart_s_script() -> None:
     """One script, of which the tutorial explains each part."""
     one, other = (programs(page).split("\n") for page in (ROOT / "docs" / "tutorial.md", ROOT / "README.md"))
     assert list(filter(None, one)) == list(filter(None, other))
+
+
+def test_the_tutorial_compiles_that_script_ahead(tmp_path: Path) -> None:
+    """With the function that it adds, by the command that it gives; training then follows that schedule."""
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    added = re.search(r"^(    def training\(.*?)\n\n(?!    )", page, re.MULTILINE | re.DOTALL)
+    command = re.search(r"^    checkflow (compile train.py .*)$", page, re.MULTILINE)
+    assert added is not None and command is not None
+    script, start = programs(ROOT / "README.md"), 'if __name__ == "__main__":'
+    script = script.replace(start, textwrap.dedent(added[1]) + "\n\n\n" + start)
+    script = script.replace("attach(model, optimizer,", 'attach(model, optimizer, schedule="schedule.json",')
+    (tmp_path / "train.py").write_text(script)
+    for arguments in (["-c", "from checkflow.cli import main; main()", *command[1].split()], ["train.py"]):
+        ran = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+    assert "learns its schedule" not in ran.stderr
 
 
 def _plain(text: str) -> str:

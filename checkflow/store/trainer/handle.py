@@ -49,7 +49,7 @@ class StoreHandle:
     """See the module. Made by `open`; a context manager that closes."""
 
     def __init__(
-        self, shared: SharedMemory, layout: Layout, lock: StoreLock, *, pace: Pace, when_full: WhenFull,
+        self, shared: SharedMemory, layout: Layout, lock: StoreLock, tally: Tally, *, pace: Pace, when_full: WhenFull,
         on_error: OnError, notify: Callable[[str], None], hang_s: float, retry_s: float,
     ) -> None:  # fmt: skip
         self.shared = shared
@@ -60,7 +60,7 @@ class StoreHandle:
         self._when_full = when_full
         self._on_error = on_error
         self._notify = notify
-        self._tally = Tally()
+        self._tally = tally
         self._saver = Supervisor(shared, self._slots, lock, self._tally, hang_s=hang_s, retry_s=retry_s)
         self._closed = False
         self._let_go = weakref.finalize(
@@ -76,6 +76,7 @@ class StoreHandle:
         layout: Layout,
         *,
         lock: StoreLock | None = None,
+        after: StoreHandle | None = None,
         slots: int = 3,
         when_full: WhenFull = "skip",
         record_room_bytes: int = RECORD_ROOM_BYTES,
@@ -88,6 +89,9 @@ class StoreHandle:
         versions: Mapping[str, str] | None = None,
     ) -> StoreHandle:
         """Take the store (or take over `lock`), allocate the slots, start the saver.
+
+        `after`: a handle on the same store, whose slots no longer do. What they hold is durable before they are given
+        up, and nobody else gets the store in between.
 
         What cannot be made durable is tried again for `retry_s`, and as long by a saver whose trainer died; only then
         is it an error. `notify` is told what a person should know: a wait for the previous saver, its last errors, that
@@ -105,14 +109,15 @@ class StoreHandle:
         ).dump()
         with contextlib.ExitStack() as undo:
             with held_back(signal.SIGINT):
-                lock = lock or StoreLock.acquire(path, notify)
+                tally = Tally() if after is None else after._tally
+                lock = after._hand_over() if after is not None else lock or StoreLock.acquire(path, notify)
                 undo.callback(lock.close)
                 for line in take_log(path, lock.directory_fd):
                     notify(f"{path}: the previous run's saver could not tell: {line}")
                 shared = SharedMemory.create(layout, slots=slots, record_room_bytes=record_room_bytes, config=config)
                 undo.callback(shared.close)
                 handle = cls(
-                    shared, layout, lock, pace=Pace(persist_every), when_full=when_full, on_error=on_error,
+                    shared, layout, lock, tally, pace=Pace(persist_every), when_full=when_full, on_error=on_error,
                     notify=notify, hang_s=hang_s, retry_s=retry_s,
                 )  # fmt: skip
                 undo.callback(handle._let_go)
@@ -227,6 +232,20 @@ class StoreHandle:
                 _open_handles.discard(self)
                 self._let_go()
         self._deliver()
+
+    def _hand_over(self) -> StoreLock:
+        """Close, but keep the store's lock. Raises StoreError, and stays open, where what is staged is not durable."""
+        deadline = time.monotonic() + CLOSE_S
+        durable = self._drain(deadline)
+        self._deliver()
+        if not durable and self._slots.newest_sequence is not None:
+            raise StoreError(f"{self.path}: its slots cannot be given up, for what they hold is not durable")
+        self._saver.end(deadline)
+        self._closed = True
+        _open_handles.discard(self)
+        self._let_go.detach()
+        self.shared.close()
+        return self._lock
 
     def _drain(self, deadline: float) -> bool:
         deaths = self._saver.deaths

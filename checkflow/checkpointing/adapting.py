@@ -1,0 +1,104 @@
+"""An engine whose schedule is learned: it changes over to what the learner hands out, and to what the state has become.
+
+Asked at the beginning of `step()`, when nothing of the iteration that ended was copied yet, so that nothing is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType
+
+from checkflow.checkpointing.engine import Engine
+from checkflow.checkpointing.fitting import Fitting, fit
+from checkflow.errors import InputError
+from checkflow.learning.learner import Learner, Running
+from checkflow.learning.provisional import provisional
+from checkflow.runtime.binding import sizes_of
+from checkflow.schedule import Schedule
+from checkflow.state.host.objects import HostObjects
+from checkflow.training import Training
+from checkflow.units import format_bytes
+
+
+class Adapting:
+    """Joins both."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        learner: Learner,
+        training: Training,
+        objects: HostObjects,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._engine = engine
+        self._learner = learner
+        self._training = training
+        self._objects = objects
+        self._tell = tell
+        self._sizes = sizes_of(training)
+        self.learned_in = 0  # iteration from which on a learned schedule is followed; 0: none is
+
+    @property
+    def stage(self) -> str:
+        """What the learner is doing."""
+        return self._learner.stage.value
+
+    def ended(self, frame: FrameType) -> None:
+        """An iteration has ended. Raises InputError where its state cannot be checkpointed, StoreError for its room."""
+        if self.follow_state():
+            return
+        schedule = self._learner.ended(frame, self._running())
+        if schedule is None:
+            return
+        try:
+            fitting = fit(schedule, self._training, self._objects)
+        except InputError as error:  # the state changed since
+            self._learner.anew(str(error))
+            return
+        self._engine.change_over(fitting)
+        self.learned_in = self._engine.executor.completed + 1
+        self._tell(f"learned its schedule by iteration {self.learned_in}: {_in_words(schedule, self._engine.interval)}")
+
+    def begins(self, frame: FrameType) -> None:
+        """The next iteration begins."""
+        self._learner.begins(frame, self._running())
+
+    def follow_state(self) -> bool:
+        """Whether the state has other tensors than the slots have room for, and others were taken."""
+        sizes = sizes_of(self._training)
+        if sizes == self._sizes:
+            return False
+        self._sizes = sizes
+        fitting = self._provisional()
+        if fitting.layout.files == self._engine.handle.layout.files:
+            return False
+        self._learner.anew("its state has other tensors")
+        self._engine.change_over(fitting)
+        self.learned_in = 0
+        return True
+
+    def close(self) -> None:
+        """Learn nothing any more."""
+        self._learner.close()
+
+    def _provisional(self) -> Fitting:
+        return fit(provisional(self._training), self._training, self._objects)
+
+    def _running(self) -> Running:
+        counters, executor = self._engine.counters, self._engine.executor
+        busy_ns = counters.link_busy_ns
+        return Running(
+            counters.offloaded_bytes * 10**9 // busy_ns if busy_ns else 0,
+            opaque=executor.bound.opaque,
+            silent=bool(executor.firings.silent),
+        )
+
+
+def _in_words(schedule: Schedule, interval: int) -> str:
+    """ "a checkpoint every iteration adds 12.0 MiB to a peak of 1.20 GiB"."""
+    often = "every iteration" if interval == 1 else f"every {interval} iterations"
+    claims = schedule.certificate
+    more_bytes = claims.peak_bytes - claims.training_peak_bytes
+    adds = f"adds {format_bytes(more_bytes)} to" if more_bytes else "adds nothing to"
+    return f"a checkpoint {often} {adds} a peak of {format_bytes(claims.training_peak_bytes)}"

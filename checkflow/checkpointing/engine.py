@@ -1,0 +1,164 @@
+"""What runs of an attached training: slots, the device that fills them, the executor of a schedule, and its hooks.
+
+A training may change over to another schedule between two iterations. What was in flight is staged first; where the
+state has other sizes than the slots, all that is staged is durable before they are given up for others.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from checkflow.checkpointing.files import without_bytes
+from checkflow.checkpointing.fitting import Fitting
+from checkflow.checkpointing.sink import StoreSink
+from checkflow.errors import CheckflowError, InputError
+from checkflow.interrupts import held_back
+from checkflow.runtime.counters import Counters
+from checkflow.runtime.cuda import CudaDevice
+from checkflow.runtime.device import Device
+from checkflow.runtime.executor import Executor
+from checkflow.runtime.hook import Removable, register
+from checkflow.runtime.host import HostDevice
+from checkflow.runtime.lifecycle import Inside
+from checkflow.runtime.pipeline import Record
+from checkflow.state.host.objects import HostObjects
+from checkflow.state.restore import check_restorable
+from checkflow.store.trainer.handle import StoreHandle
+from checkflow.training import Training
+
+
+class OpenStore(Protocol):
+    """Slots for a fitting, in the store that was asked for."""
+
+    def __call__(self, fitting: Fitting, *, after: StoreHandle | None = None) -> StoreHandle: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user chose, for whatever schedule."""
+
+    interval: int | None  # None: the schedule's
+    wait_when_full: bool
+    audit: bool
+    learns: bool  # what schedule is followed changes
+
+
+class Engine:
+    """See the module. `open_store` opens other slots, should the state get another size."""
+
+    def __init__(
+        self,
+        training: Training,
+        objects: HostObjects,
+        fitting: Fitting,
+        handle: StoreHandle,
+        open_store: OpenStore,
+        settings: Settings,
+        store: Path,
+        inside: Inside,
+        notify: Callable[[str], None],
+    ) -> None:
+        self.inside = inside
+        self.counters = Counters()
+        self.handle = handle
+        self.fitting = fitting
+        self._training = training
+        self._objects = objects
+        self._open_store = open_store
+        self._settings = settings
+        self._store = store
+        self._notify = notify
+        self._restorable: object = None  # the structure of host state that was found to match the files
+        self._hooks: list[Removable] = []
+        self._device = self._device_of(handle)
+        self.executor = self._executor_of(fitting)
+
+    @property
+    def interval(self) -> int:
+        """Iterations from one checkpoint to the next."""
+        return self._settings.interval or self.fitting.schedule.interval
+
+    def start(self) -> None:
+        """Hooks work from now on."""
+        self._hooks = register(self.executor, self._training)
+
+    def change_over(self, fitting: Fitting) -> None:
+        """Follow another schedule, which fits the training as it is now, from the iteration that just ended on.
+
+        Raises StoreError where there is no memory for slots of another size; what was staged is durable then.
+        """
+        with self.inside, held_back(signal.SIGINT):
+            self._take_hooks_off()
+            before = self.executor
+            before.retire()
+            if fitting.layout.files != self.handle.layout.files:
+                self._device.close()
+                self.handle = self._open_store(fitting, after=self.handle)
+                self._device = self._device_of(self.handle)
+            self.fitting, self._restorable = fitting, None
+            self.executor = self._executor_of(fitting)
+            self.executor.succeed(before)
+            self.start()
+
+    def close(self) -> None:
+        """Let the training go, and the slots; the store is still to be closed. Raises what no step() has raised."""
+        self._take_hooks_off()
+        try:
+            self.executor.close()
+        finally:
+            self._device.close()
+
+    def _take_hooks_off(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _device_of(self, handle: StoreHandle) -> Device:
+        device: Device
+        if self.fitting.binding.device.type == "cuda":
+            handle.take_memory()  # to be pinned
+            device = CudaDevice(self.counters, self.fitting.binding.device)
+        else:
+            device = HostDevice(self.counters)
+        try:
+            device.register(handle.address, handle.shared.size_bytes)
+        except BaseException:
+            device.close()
+            raise
+        return device
+
+    def _executor_of(self, fitting: Fitting) -> Executor:
+        return Executor(
+            fitting.schedule,
+            self._training,
+            fitting.binding,
+            self._device,
+            StoreSink(self.handle, self.inside),
+            self._capture,
+            self.counters,
+            interval=self.interval,
+            wait_when_full=self._settings.wait_when_full,
+            audit=self._settings.audit,
+            learns=self._settings.learns,
+            late=fitting.host.tensors,
+            tell=self._notify,
+            inside=self.inside,
+        )
+
+    def _capture(self, iteration: int) -> Record:
+        captured = self.fitting.host.capture(iteration)
+        if self.fitting.host.structure == self._restorable:
+            return captured.record
+        self._restorable = self.fitting.host.structure
+        return lambda: self._checked(captured.record())
+
+    def _checked(self, record: bytes) -> bytes:
+        """The first record of its kind. Raises InputError where no restore would take it."""
+        try:
+            check_restorable(without_bytes(self.handle.layout), record, self._training, self._objects)
+        except CheckflowError as error:
+            raise InputError(f"{self._store}: no restore would take this training's checkpoints: {error}") from None
+        return record

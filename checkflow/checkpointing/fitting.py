@@ -1,0 +1,48 @@
+"""A schedule as it fits the live training: what is bound, which files it goes to, and what reads the host's state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from checkflow.checkpointing.files import layout_of
+from checkflow.runtime.binding import Binding, add_rooms
+from checkflow.runtime.matching import bind
+from checkflow.schedule import Schedule
+from checkflow.state.host.capture import HostState, check_capturable
+from checkflow.state.host.objects import HostObjects
+from checkflow.state.host.tensors import in_files
+from checkflow.store.format.layout import Layout
+from checkflow.training import Training
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """One schedule and one training, at one moment."""
+
+    schedule: Schedule
+    binding: Binding
+    layout: Layout
+    host: HostState
+
+
+def fit(schedule: Schedule, training: Training, objects: HostObjects) -> Fitting:
+    """Raises InputError for what the schedule and the training differ in, and for what cannot be saved."""
+    binding = bind(schedule, training)
+    add_rooms(binding, in_files(objects.objects))
+    targets = binding.targets.values()
+    host = HostState(
+        training,
+        objects,
+        stored={target.name for target in targets}.__contains__,
+        fingerprints={"schedule": schedule.digest, "state": schedule.state_fingerprint},
+        rooms={
+            target.name: (getattr(torch, target.dtype), target.shape)
+            for target in targets
+            if target.name.holder in objects.objects
+        },
+    )
+    layout = layout_of(binding)
+    check_capturable(host)
+    return Fitting(schedule, binding, layout, host)

@@ -1,0 +1,266 @@
+"""From a training that runs to its schedule: when to record an iteration, what to plan, and when to learn anew.
+
+    settling ──► watching ──► recording ──► planning ──► knowing
+       ▲            ▲             │             │            │ most iterations are of another kind
+       │            └─────────────┴─ no use ────┴────────────┘
+       └── the state has other tensors than before
+
+Two iterations without new state settle it: optimizers make theirs in the first. What is recorded is one iteration; its
+kind has to be the most common one, unless all differ. Where nothing comes of it, what is in force stays in force.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+
+from checkflow.errors import TraceError
+from checkflow.graph import Graph
+from checkflow.learning.kept import kept_schedule, place_of
+from checkflow.learning.kinds import Kinds
+from checkflow.learning.messages import Planned, Request
+from checkflow.learning.planner import Planner
+from checkflow.schedule import Schedule
+from checkflow.state.holders import uncompiled
+from checkflow.trace.live import LiveIteration
+from checkflow.trace.reachable import Reached, reachable_from
+from checkflow.training import Training
+from checkflow.unlisted import Unlisted
+
+_KIND = "iteration"  # of a schedule's arguments
+_SEEN = 8  # iterations whose kinds are known when one is chosen to be planned for
+_RECORDED = 4  # at most, before a plan for one that is not common is better than none
+_WINDOW = 20  # iterations after which it is looked whether the plan is still of most of them; then twice as many
+_OTHER_CODE = "other code runs"  # the calls are the same, but what is planned at an anchor waits for one that is gone
+
+
+class Stage(StrEnum):
+    SETTLING = "settling"  # the state may not be complete
+    WATCHING = "watching"  # it is; the next iteration is recorded
+    RECORDING = "recording"
+    PLANNING = "planning"  # in the other process
+    KNOWING = "knowing"  # a plan is in force, or there is none to be had
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True)
+class Running:
+    """What the runtime knows of the iterations so far."""
+
+    link_bytes_per_s: int  # achieved; 0 where nothing was copied yet
+    opaque: bool  # code runs that no operator of can be seen: compiled, or captured as a CUDA graph
+    silent: bool  # anchors of the schedule did not fire
+
+
+class Learner:
+    """Asked between iterations, in the training's thread.
+
+    Args:
+        training: live.
+        store: where checkpoints are, and what was learned is kept.
+        interval: as the user asked; None: as often as the link allows.
+        ignores: says that what runs now is checkflow's own.
+        tell: told of what is so, in a line.
+        notify: told of what a person should see to.
+        found: told what the iteration hands on to the next and nothing lists.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        store: Path,
+        interval: int | None,
+        ignores: Callable[[], bool],
+        tell: Callable[[str], None],
+        notify: Callable[[str], None],
+        found: Callable[[tuple[Unlisted, ...]], None],
+    ) -> None:
+        self._training = training
+        self._interval = interval
+        self._ignores = ignores
+        self._tell = tell
+        self._notify = notify
+        self._found = found
+        self._place = place_of(store, training, interval)
+        self.kept = kept_schedule(self._place, notify)
+        self._stage = Stage.SETTLING if self.kept is None else Stage.KNOWING
+        self._kinds = Kinds(training)
+        self._recent: deque[str] = deque(maxlen=_SEEN)
+        self._known = _kind_of(self.kept)
+        self._since: list[str] = []  # kinds, since they were last looked at
+        self._window = _WINDOW
+        self._said_they_differ = False
+        self._took_ns: deque[int] = deque(maxlen=_SEEN)  # iterations
+        self._began_ns = 0
+        self._recorded = 0
+        self._earlier: Mapping[str, Reached] = {}
+        self._live: LiveIteration | None = None
+        self._planner: Planner | None = None
+        self._planned_kind = ""
+        if self.kept is None:
+            self._planner_runs()  # what it imports is there by the time that it is asked
+
+    @property
+    def stage(self) -> Stage:
+        """What it is doing."""
+        return self._stage
+
+    def anew(self, why: str) -> None:
+        """What was learned is of no use."""
+        self._stop_recording()
+        if self._stage is Stage.PLANNING:
+            self._end_planner()
+        if self._stage is Stage.KNOWING and self._known:
+            self._tell(f"learns its schedule anew: {why}")
+        self._stage, self._recorded, self._known = Stage.SETTLING, 0, ""
+        self._kinds.ended()  # it is of what was
+        self._recent.clear()
+        self._since.clear()
+
+    def ended(self, frame: FrameType, running: Running) -> Schedule | None:
+        """An iteration ended, and nothing of it was checkpointed yet. A schedule to be followed from it on, or None."""
+        now = time.perf_counter_ns()
+        kind = self._kinds.ended()
+        self._recent.append(kind)
+        if self._stage is not Stage.RECORDING and self._began_ns:
+            self._took_ns.append(now - self._began_ns)
+        if self._stage is Stage.RECORDING:
+            self._recorded_one(frame, kind, running)
+            return None
+        self._stop_recording()
+        if self._stage is Stage.PLANNING:
+            return self._answer()
+        if self._stage is Stage.KNOWING:
+            self._check(kind, running)
+        return None
+
+    def begins(self, frame: FrameType, running: Running) -> None:
+        """The checkpoint of the iteration that ended is under way; the next one begins when this returns."""
+        if self._stage is Stage.SETTLING:
+            if self._opaque(running):
+                self._give_up("code runs that was compiled, or captured as a CUDA graph, whose operators nobody sees")
+            elif self._planner_runs():
+                self._earlier = reachable_from(self._training, frame)
+                self._stage = Stage.WATCHING
+        elif self._stage is Stage.WATCHING and self._live is None:
+            try:
+                self._live = LiveIteration(
+                    self._training, Path(frame.f_code.co_filename).name, self._earlier, frame, self._ignores
+                )
+                self._stage = Stage.RECORDING
+            except Exception as error:  # noqa: BLE001 (training goes on without a plan)
+                self._give_up(_said(error))
+        self._began_ns = time.perf_counter_ns()
+
+    def close(self) -> None:
+        """Learn nothing any more."""
+        self._stop_recording()
+        self._stage = Stage.CLOSED
+        self._kinds.remove()
+        self._end_planner()
+
+    def _recorded_one(self, frame: FrameType, kind: str, running: Running) -> None:
+        assert self._live is not None
+        self._recorded += 1
+        try:
+            graph = self._live.end(frame, ((_KIND, kind),))
+        except TraceError as error:
+            graph = None
+            if self._recorded >= _RECORDED:
+                self._give_up(_said(error))
+                return
+        except Exception as error:  # noqa: BLE001 (training goes on without a plan)
+            self._give_up(_said(error))
+            return
+        self._stage = Stage.SETTLING
+        self._stop_recording()
+        if graph is None or self._opaque(running) or self._planner is None:
+            return
+        common, _ = Counter(self._recent).most_common(1)[0]
+        if kind == common or self._recorded >= _RECORDED:
+            self._found(graph.unlisted)
+            self._planned_kind = kind
+            self._planner.ask(
+                Request(self._timed(graph), running.link_bytes_per_s or 10**9, self._interval, self._place)
+            )
+            self._stage = Stage.PLANNING
+
+    def _timed(self, graph: Graph) -> Graph:
+        """No longer than iterations take that nobody records."""
+        if not self._took_ns:
+            return graph
+        usual_ns = round(statistics.median(self._took_ns))
+        if graph.iteration_time_ns <= usual_ns:
+            return graph
+        return graph.retimed("measured", [op.time_ns * usual_ns // graph.iteration_time_ns for op in graph.ops])
+
+    def _answer(self) -> Schedule | None:
+        assert self._planner is not None
+        answer = self._planner.answer()
+        if answer is None:
+            return None
+        if not isinstance(answer, Planned):
+            self._give_up(answer.why)
+            return None
+        self._stage, self._known, self._recorded = Stage.KNOWING, self._planned_kind, 0
+        return answer.schedule
+
+    def _check(self, kind: str, running: Running) -> None:
+        """A plan is in force: is training, most of the time, still what it was made of?"""
+        if not self._known:
+            return
+        self._since.append(kind if kind != self._known or not running.silent else _OTHER_CODE)
+        if len(self._since) < self._window:
+            return
+        common, count = Counter(self._since).most_common(1)[0]
+        self._since.clear()
+        if 2 * count >= self._window:
+            if common == self._known:
+                return
+            self._window *= 2  # training that goes to and fro is not learned again and again
+            self.anew(common if common is _OTHER_CODE else f"iterations are {common}, not {self._known}")
+        elif not self._said_they_differ:
+            self._said_they_differ = True
+            self._notify(
+                f"iterations differ, and none is common: planned for {self._known}; others may have to wait for copies"
+            )
+
+    def _opaque(self, running: Running) -> bool:
+        return running.opaque or any(uncompiled(model) is not model for model in self._training.models)
+
+    def _planner_runs(self) -> bool:
+        if self._planner is None:
+            try:
+                self._planner = Planner()
+            except OSError as error:
+                self._give_up(f"the planner's process cannot be started ({error.strerror})")
+        return self._planner is not None
+
+    def _give_up(self, why: str) -> None:
+        self._stop_recording()
+        self._stage, self._known = Stage.KNOWING, ""
+        self._notify(f"no schedule was learned, so that each checkpoint is read when its iteration ends: {why}")
+
+    def _stop_recording(self) -> None:
+        """Also of what could not be stopped before."""
+        if self._live is not None and self._live.abandon():
+            self._live = None
+
+    def _end_planner(self) -> None:
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
+
+
+def _kind_of(schedule: Schedule | None) -> str:
+    return "" if schedule is None else dict(schedule.arguments).get(_KIND, "")
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, TraceError) else f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,37 @@
+"""What the trainer asks the planner's process, and what that answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkflow.graph import Graph
+from checkflow.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Request:
+    """Plan this."""
+
+    graph: Graph  # with times
+    bandwidth_bytes_per_s: int  # of the link
+    interval: int | None  # iterations from one checkpoint to the next; None: the fewest that the link allows
+    keep_as: Path | None  # where the next start finds graph and schedule, less the endings of their names
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A schedule that was verified."""
+
+    schedule: Schedule
+    plan_s: float
+
+
+@dataclass(frozen=True)
+class Unplanned:
+    """Why there is none, in a line."""
+
+    why: str
+
+
+Answer = Planned | Unplanned

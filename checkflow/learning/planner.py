@@ -1,0 +1,74 @@
+"""The trainer's end of the planner's process: it has no CUDA context, and does not touch this interpreter's lock."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
+
+from checkflow.learning.messages import Answer, Request, Unplanned
+
+
+class Planner:
+    """Ask, go on, and look for the answer now and then. One question at a time."""
+
+    def __init__(self) -> None:
+        """Start the process. Raises OSError where none can be started."""
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # modules are found where the trainer finds them
+            "CUDA_VISIBLE_DEVICES": "",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "checkflow.learning"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=environment,
+        )
+        self._thread: threading.Thread | None = None
+        self._answer: Answer | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, request: Request) -> None:
+        """Returns at once: a thread hands the question over, and waits."""
+        assert self._thread is None, "one question at a time"
+        self._answer = None
+        self._thread = threading.Thread(target=self._converse, args=(request,), name="checkflow-plan", daemon=True)
+        self._thread.start()
+
+    def answer(self) -> Answer | None:
+        """The answer, once; None while there is none."""
+        if self._thread is None or self._answer is None:
+            return None
+        self._thread.join()
+        self._thread = None
+        return self._answer
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()
+        self._process.wait()
+        if self._thread is not None:
+            self._thread.join()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _converse(self, request: Request) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            pickle.dump(request, self._process.stdin)
+            self._process.stdin.flush()
+            self._answer = pickle.load(self._process.stdout)
+        except Exception as error:  # noqa: BLE001 (told: training goes on without a plan)
+            self._answer = Unplanned(f"the planner's process ended ({type(error).__name__})")

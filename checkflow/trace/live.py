@@ -1,0 +1,95 @@
+"""An iteration of a training that runs, recorded as it happens: on its own tensors, with the times that it took.
+
+Operators run as they would have: the recorder looks on. Begun and ended between iterations, in the training's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import FrameType
+
+import torch
+
+from checkflow.collector import paused_collector
+from checkflow.graph import Graph
+from checkflow.state.live import parameters_of
+from checkflow.torch_internals import innermost_mode
+from checkflow.trace.reachable import Reached, reachable_from
+from checkflow.trace.record import IterationRecord
+from checkflow.trace.recorder import Recorder
+from checkflow.trace.stopwatch import Stopwatch
+from checkflow.trace.storages import Ledger, has_storage
+from checkflow.trace.unlisted import Watch
+from checkflow.trace.values import Values
+from checkflow.training import Training
+
+
+class LiveIteration:
+    """From its making to `end` or `abandon` an iteration is recorded.
+
+    Args:
+        training: as it is when the iteration begins.
+        model: who the graph is of.
+        earlier: what `reachable_from` found when the iteration before began.
+        frame: who runs the loop.
+        ignores: says that what runs now is none of the training's.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        model: str,
+        earlier: Mapping[str, Reached],
+        frame: FrameType,
+        ignores: Callable[[], bool],
+    ) -> None:
+        ledger = Ledger()
+        ledger.on_cuda = any(parameter.device.type == "cuda" for _, parameter in parameters_of(training))
+        self._over = self._left = False  # nothing is recorded any more; nor does the recorder see operators
+        self._failure: Exception | None = None
+        self._training = training
+        self._recorder = Recorder(
+            ledger,
+            None,
+            Values(ledger, everything=False),
+            Stopwatch(on_cuda=ledger.on_cuda),
+            lambda: self._over or ignores(),
+            self._fails,
+        )
+        self._recorder.watch = Watch(ledger, earlier)
+        reached = reachable_from(training, frame)
+        for found in reached.values():
+            if isinstance(found, torch.Tensor) and has_storage(found):
+                ledger.see(found)  # so that it is known when it dies
+        self._reached = reached
+        self._record = IterationRecord(training, self._recorder, model, lambda: self._reached, None)
+        self._entered = ExitStack()
+        self._entered.enter_context(paused_collector())
+        self._entered.enter_context(self._record.open())
+        self._recorder.__enter__()  # type: ignore[no-untyped-call]
+
+    def _fails(self, error: Exception) -> None:
+        """Training does not notice; `end` raises it."""
+        self._failure, self._over = error, True
+
+    def end(self, frame: FrameType, arguments: tuple[tuple[str, str], ...]) -> Graph | None:
+        """The iteration has ended: its graph. None where code is still within a dispatch mode that it entered since.
+
+        Raises TraceError where no checkpoint has room for what it made of its state, or it cannot be recorded.
+        """
+        if not self.abandon():
+            return None
+        if self._failure is not None:
+            raise self._failure
+        self._reached = reachable_from(self._training, frame)
+        return self._record.graph(arguments)
+
+    def abandon(self) -> bool:
+        """Look on no longer. False where that has to be tried again, when the loop has left a mode that it is in."""
+        self._over = True
+        self._entered.close()
+        if not self._left and innermost_mode() is self._recorder:
+            self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._left = True
+        return self._left

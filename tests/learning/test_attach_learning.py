@@ -1,0 +1,379 @@
+"""attach without a schedule: what is checkpointed until there is one, when it is followed, what makes it learn anew."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import checkflow
+from checkflow.checkpointing.checkpointer import Checkpointer
+from checkflow.errors import AuditError
+from checkflow.graphfile import read_graph
+from checkflow.learning.kept import FOLDER
+from checkflow.learning.planner import Planner
+from checkflow.schedule import read_schedule
+from checkflow.store.format.reader import list_checkpoints
+from checkflow.store.trainer.persist_every import PersistEvery
+from checkflow.verify import verify
+
+LONG_S = 60.0
+
+
+def net(width: int = 16) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 3))
+
+
+class Loop:
+    """A training as a script has it; `ckpt.step()` is called from `train`, whose variables are what it can reach."""
+
+    def __init__(self, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None) -> None:
+        self.model = net()
+        make = make or (lambda parameters: torch.optim.AdamW(parameters, lr=0.01))
+        self.optimizer = make(list(self.model.parameters()))
+        self.rows = 8
+
+    def iterate(self, number: int) -> None:
+        generator = torch.Generator().manual_seed(number)
+        x = torch.randn(self.rows, 6, generator=generator)
+        y = torch.randint(3, (self.rows,), generator=generator)
+        torch.autograd.backward(F.cross_entropy(self.model(x), y))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def state(self) -> list[torch.Tensor]:
+        slots = [value for state in self.optimizer.state.values() for _, value in sorted(state.items())]
+        return [tensor.clone() for tensor in (*self.model.state_dict().values(), *slots)]
+
+
+def attached(loop: Loop, store: Path, told: list[str] | None = None, **options: Any) -> Checkpointer:
+    told = [] if told is None else told
+    given: dict[str, Any] = {"when_full": "wait", "persist_every": PersistEvery(iterations=1), "tell": told.append}
+    given |= {"notify": told.append} | options
+    return checkflow.attach(loop.model, loop.optimizer, store=store, **given)
+
+
+def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return len(left) == len(right) and all(map(torch.equal, left, right))
+
+
+def until_learned(ckpt: Checkpointer, iterate: Callable[[int], None], first: int = 0) -> int:
+    """Iterations completed when a learned schedule is followed."""
+    done, deadline = first, time.monotonic() + LONG_S
+    while not ckpt.stats().learned_in:
+        assert time.monotonic() < deadline, "no schedule was learned"
+        iterate(done)
+        ckpt.step()
+        done += 1
+        time.sleep(0.01)
+    return done
+
+
+def test_each_iteration_has_a_checkpoint_and_a_plan_is_followed_soon(tmp_path: Path) -> None:
+    """Also the first one, before which the optimizer has no state."""
+    loop, told = Loop(), list[str]()
+    with attached(loop, tmp_path / "store", told) as ckpt:
+        assert ckpt.restore() == 0
+        states = {}
+        for number in range(3):
+            loop.iterate(number)
+            ckpt.step()
+            ckpt.save()
+            states[number + 1] = loop.state()
+        done = until_learned(ckpt, loop.iterate, 3)
+        loop.iterate(done)
+        ckpt.step()
+        stats = ckpt.stats()
+    assert stats.staged + 1 >= stats.iterations - 1
+    assert stats.skipped == 0
+    assert any("learned its schedule" in line for line in told), told
+    for iteration, state in states.items():
+        other = Loop()
+        with attached(other, tmp_path / "store") as ckpt:
+            assert ckpt.restore(iteration) == iteration
+            assert same(other.state(), state)
+
+
+def test_it_changes_nothing_and_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path: Path) -> None:
+    """Interrupted before a plan is there, and after."""
+    torch.manual_seed(7)
+    plain = Loop()
+    torch.manual_seed(7)
+    for number in range(80):
+        plain.iterate(number)
+    whole = Loop()
+    torch.manual_seed(7)
+    learned = 0
+    for stop in (2, 5, 60, 80):
+        loop = Loop()
+        with attached(loop, tmp_path / "store") as ckpt:
+            first = ckpt.restore()
+            if first == 0:
+                torch.manual_seed(7)
+            for number in range(first, stop):
+                loop.iterate(number)
+                ckpt.step()
+                time.sleep(0.02 if number < 50 else 0)
+            learned = learned or ckpt.stats().learned_in
+        whole = loop
+    assert learned
+    assert same(plain.state(), whole.state())
+
+
+def test_what_was_learned_is_kept_and_used_at_once(tmp_path: Path) -> None:
+    """The kept schedule verifies against the kept graph; another training in the same store does not take it."""
+    loop = Loop()
+    with attached(loop, tmp_path / "store") as ckpt:
+        done = until_learned(ckpt, loop.iterate)
+        deadline = time.monotonic() + LONG_S
+        while not list((tmp_path / "store" / FOLDER).glob("*.schedule.json")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    (kept,) = (tmp_path / "store" / FOLDER).glob("*.schedule.json")
+    graph = kept.with_name(kept.name.replace("schedule", "graph"))
+    verify(read_schedule(kept), read_graph(graph))
+    again, told = Loop(), list[str]()
+    with attached(again, tmp_path / "store", told) as ckpt:
+        assert ckpt.restore() == done
+        again.iterate(done)
+        ckpt.step()
+        assert ckpt.schedule == read_schedule(kept)
+    assert not any("learns its schedule" in line for line in told), told
+    other, told = Loop(lambda parameters: torch.optim.SGD(parameters, lr=0.1)), []
+    with attached(other, tmp_path / "other", told):
+        assert any("learns its schedule" in line for line in told)
+
+
+def test_a_kept_schedule_that_is_damaged_is_learned_anew(tmp_path: Path) -> None:
+    loop = Loop()
+    with attached(loop, tmp_path / "store") as ckpt:
+        place = ckpt._adapting._learner._place  # type: ignore[union-attr]
+    place.parent.mkdir(exist_ok=True)
+    place.with_suffix(".schedule.json").write_text("{")
+    told: list[str] = []
+    with attached(loop, tmp_path / "store", told) as ckpt:
+        assert any("learning anew" in line and "is not JSON" in line for line in told), told
+        until_learned(ckpt, loop.iterate)
+
+
+def test_state_that_appears_later_gets_its_room(tmp_path: Path) -> None:
+    """A layer is added to the optimizer: the slots are others, nothing is lost, and it is learned anew."""
+    loop, told = Loop(), list[str]()
+    late = nn.Linear(16, 3)
+    loop.model.append(nn.Identity())
+    with attached(loop, tmp_path / "store", told) as ckpt:
+        done = until_learned(ckpt, loop.iterate)
+        loop.optimizer.add_param_group({"params": list(late.parameters()), "lr": 0.5})
+        with pytest.raises(checkflow.InputError, match="belongs to no model"):
+            ckpt.step()
+    del late
+    frozen = Loop(lambda parameters: torch.optim.AdamW(parameters[:2], lr=0.01))
+    with attached(frozen, tmp_path / "frozen", told) as ckpt:
+        done = until_learned(ckpt, frozen.iterate)
+        frozen.optimizer.add_param_group({"params": list(frozen.model.parameters())[2:]})
+        for number in range(done, done + 3):
+            frozen.iterate(number)
+            ckpt.step()
+        assert ckpt.stats().learned_in == 0
+        assert any("learns its schedule anew: its state has other tensors" in line for line in told), told
+        until_learned(ckpt, frozen.iterate, done + 3)
+        ckpt.save()
+        state, done = frozen.state(), ckpt._executor.completed
+    other = Loop(lambda parameters: torch.optim.AdamW(parameters[:2], lr=0.01))
+    other.optimizer.add_param_group({"params": list(other.model.parameters())[2:]})
+    with attached(other, tmp_path / "frozen") as ckpt:
+        assert ckpt.restore() == done
+        assert same(other.state(), state)
+
+
+def test_another_batch_size_is_learned(tmp_path: Path) -> None:
+    """A final batch that is smaller is not."""
+    loop, told = Loop(), list[str]()
+    with attached(loop, tmp_path / "store", told) as ckpt:
+        done = until_learned(ckpt, loop.iterate)
+        for number in range(done, done + 40):
+            loop.rows = 4 if number % 10 == 9 else 8
+            loop.iterate(number)
+            ckpt.step()
+        assert not any("anew" in line for line in told)
+        loop.rows = 4
+        before = ckpt.schedule
+        deadline = time.monotonic() + LONG_S
+        number = done + 40
+        while ckpt.schedule is before and time.monotonic() < deadline:
+            loop.iterate(number)
+            ckpt.step()
+            number += 1
+            time.sleep(0.01)
+    assert any("anew: iterations are model(4x6), optimizer, not model(8x6), optimizer" in line for line in told), told
+    assert dict(ckpt.schedule.arguments) == {"iteration": "model(4x6), optimizer"}
+
+
+def test_iterations_that_all_differ_have_a_plan_and_are_told_of(tmp_path: Path) -> None:
+    """None is common: one of them is planned for, once, and training is told."""
+    loop, told = Loop(), list[str]()
+    with attached(loop, tmp_path / "store", told) as ckpt:
+
+        def iterate(number: int) -> None:
+            loop.rows = 3 + number % 17
+            loop.iterate(number)
+
+        done = until_learned(ckpt, iterate)
+        for number in range(done, done + 60):
+            iterate(number)
+            ckpt.step()
+    assert sum("iterations differ, and none is common" in line for line in told) == 1, told
+    assert ckpt.stats().discarded == 0
+
+
+def test_what_is_carried_and_not_listed_is_told_once_by_name_and_line(tmp_path: Path) -> None:
+    """A moving average and a hidden state, in the loop's own variables."""
+    loop, told = Loop(), list[str]()
+    average = [parameter.detach().clone() for parameter in loop.model.parameters()]
+    hidden = torch.zeros(8)
+    with attached(loop, tmp_path / "store", told) as ckpt:
+        for number in range(6):
+            loop.iterate(number)
+            hidden = hidden * 0.5 + number
+            with torch.no_grad():
+                for mean, parameter in zip(average, loop.model.parameters(), strict=True):
+                    mean.lerp_(parameter, 0.1)
+            ckpt.step()
+            time.sleep(0.02)
+    lines = [line for line in told if "in no checkpoint" in line]
+    here = Path(__file__).name
+    assert len(lines) == 2, lines
+    assert any(line.startswith("average.") and here in line for line in lines), lines
+    assert any(line.startswith("hidden ") and here in line for line in lines), lines
+
+
+def test_with_audit_it_is_an_error(tmp_path: Path) -> None:
+    loop = Loop()
+    hidden = torch.zeros(8)
+    with pytest.raises(AuditError, match="hidden"), attached(loop, tmp_path / "store", audit=True) as ckpt:
+        for number in range(6):
+            loop.iterate(number)
+            hidden = hidden * 0.5 + number
+            ckpt.step()
+    assert hidden.sum() > 0
+
+
+def test_what_is_listed_is_not_told_of(tmp_path: Path) -> None:
+    loop, told = Loop(), list[str]()
+    held = {"hidden": torch.zeros(8)}
+    with attached(loop, tmp_path / "store", told, extra={"held": held}) as ckpt:
+        for number in range(8):
+            loop.iterate(number)
+            held["hidden"] = held["hidden"] * 0.5 + number
+            ckpt.step()
+        until_learned(ckpt, loop.iterate, 8)
+    assert not any("in no checkpoint" in line for line in told), told
+
+
+def test_a_planner_that_dies_costs_the_plan_alone(tmp_path: Path) -> None:
+    loop, told = Loop(), list[str]()
+    with attached(loop, tmp_path / "store", told) as ckpt:
+        loop.iterate(0)
+        ckpt.step()
+        os.kill(ckpt._adapting._learner._planner.pid, signal.SIGKILL)  # type: ignore[union-attr]
+        for number in range(1, 12):
+            loop.iterate(number)
+            ckpt.step()
+            time.sleep(0.01)
+        assert ckpt.stats().learned_in == 0
+    assert any("no schedule was learned" in line and "process ended" in line for line in told), told
+    other = Loop()
+    with attached(other, tmp_path / "store") as ckpt:
+        assert ckpt.restore() == 12
+
+
+def test_an_iteration_that_cannot_be_recorded_runs_as_it_would_have(tmp_path: Path) -> None:
+    """Sparse gradients have no storage: what the recorder has to say of them reaches the user, not the training."""
+    torch.manual_seed(0)
+    model, told = nn.Embedding(20, 4, sparse=True), list[str]()
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    with checkflow.attach(model, optimizer, store=tmp_path / "store", notify=told.append) as ckpt:
+        for _ in range(12):
+            torch.autograd.backward(model(torch.tensor([1, 2])).sum())
+            optimizer.step()  # type: ignore[no-untyped-call]
+            optimizer.zero_grad()
+            ckpt.step()
+        assert ckpt.stats().learned_in == 0
+        assert ckpt.learning == "knowing"
+    assert any("no schedule was learned" in line and "sparse" in line for line in told), told
+    assert list_checkpoints(tmp_path / "store")[0].iteration == 12
+
+
+def test_compiled_code_is_left_alone(tmp_path: Path) -> None:
+    """To look at its operators would run others; each checkpoint is right without."""
+    loop, told = Loop(), list[str]()
+    loop.model.compile(backend="eager")
+    with attached(loop, tmp_path / "store", told) as ckpt:
+        for number in range(8):
+            loop.iterate(number)
+            ckpt.step()
+        assert ckpt.stats().learned_in == 0
+    assert any("compiled" in line for line in told), told
+    other = Loop()
+    with attached(other, tmp_path / "store") as ckpt:
+        assert ckpt.restore() == 8
+    assert same(other.state(), loop.state())
+
+
+def test_restoring_in_the_middle_of_learning(tmp_path: Path) -> None:
+    """While an iteration is recorded, too: what was recorded is of no use then."""
+    loop = Loop()
+    with attached(loop, tmp_path / "store") as ckpt:
+        for number in range(2):
+            loop.iterate(number)
+            ckpt.step()
+        ckpt.save()
+        state = loop.state()
+        loop.iterate(2)
+        assert ckpt.restore() == 2
+        assert same(loop.state(), state)
+        done = until_learned(ckpt, loop.iterate, 2)
+        ckpt.save()
+        assert ckpt.restore() == done
+
+
+def test_an_interval_is_kept_to(tmp_path: Path) -> None:
+    loop = Loop()
+    with attached(loop, tmp_path / "store", interval=3) as ckpt:
+        done = until_learned(ckpt, loop.iterate)
+        for number in range(done, done + 9):
+            loop.iterate(number)
+            ckpt.step()
+        assert ckpt.schedule.interval == 3
+    stored = {found.iteration for found in list_checkpoints(tmp_path / "store")}
+    assert stored
+    assert all(iteration % 3 == 0 or iteration == done + 9 for iteration in stored)
+
+
+def test_the_planner_has_no_torch_and_the_trainer_no_solver() -> None:
+    planner = "import sys, checkflow.learning.__main__; print([m for m in ('torch', 'scipy') if m in sys.modules])"
+    trainer = (
+        "import sys, checkflow; checkflow.attach; "
+        "print([m for m in ('scipy', 'highspy', 'gurobipy', 'pulp', 'networkx') if m in sys.modules])"
+    )
+    for code in (planner, trainer):
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_planner_ends_with_its_trainer() -> None:
+    planner = Planner()
+    assert planner._process.stdin is not None
+    planner._process.stdin.close()
+    with contextlib.closing(planner):
+        assert planner._process.wait(LONG_S) == 0
