@@ -150,9 +150,9 @@ class Learner:
                 self._stage = Stage.WATCHING
         elif self._stage is Stage.WATCHING and self._live is None:
             try:
-                self._live = LiveIteration(
-                    self._training, Path(frame.f_code.co_filename).name, self._earlier, frame, self._ignores
-                )
+                reached = reachable_from(self._training, frame)
+                name = Path(frame.f_code.co_filename).name
+                self._live = LiveIteration(self._training, name, self._earlier, reached, self._ignores)
                 self._stage = Stage.RECORDING
             except Exception as error:  # noqa: BLE001 (training goes on without a plan)
                 self._give_up(_said(error))
@@ -169,7 +169,7 @@ class Learner:
         assert self._live is not None
         self._recorded += 1
         try:
-            graph = self._live.end(frame, ((_KIND, kind),))
+            graph = self._live.end(reachable_from(self._training, frame), ((_KIND, kind),))
         except TraceError as error:
             graph = None
             if self._recorded >= _RECORDED:
