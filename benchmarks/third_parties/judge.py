@@ -27,6 +27,7 @@ from .results import Row
 
 MODEL = Path(__file__).with_name("model.py")
 ITERATIONS = 12
+PLANNED = 4  # iterations after which a life waits for the plan that it learns
 LIFE_S = 120.0  # of a training of twelve small iterations
 
 
@@ -50,14 +51,17 @@ class NoCaseError(Exception):
     """It does not train without checkflow either."""
 
 
-def judge(module: str, case: Case, folder: Path, limits: Limits, seed: int, *, kill: bool) -> Row:
-    """Everything below `folder`, which is removed."""
+def judge(
+    module: str, case: Case, folder: Path, limits: Limits, seed: int, *, kill: bool, learned: bool = False
+) -> Row:
+    """Everything below `folder`, which is removed. `learned`: it is attached without a schedule."""
     row = Row(module, case.name, "worked")
     try:
         whole = _plain(case, folder / "whole")
-        compiled = _compile(module, case, folder / "compiled", limits)
-        row = replace(row, compile_s=compiled.seconds)
-        row = _planned(row, compiled, folder / "schedule.json", limits)
+        if not learned:
+            compiled = _compile(module, case, folder / "compiled", limits)
+            row = replace(row, compile_s=compiled.seconds)
+            row = _planned(row, compiled, folder / "schedule.json", limits)
         if kill:
             row = _resumed(row, case, folder, whole, random.Random(f"{seed} {module} {case.name}"))
     except RefusedError as reason:
@@ -154,6 +158,8 @@ def _resumed(row: Row, case: Case, folder: Path, whole: list[str], chance: rando
         raise WrongError(f"resuming ended with {code}: {_last_line(again)}")
     second = _compared(again, whole)
     row = replace(row, killed=True, completed=first[-1], lost=max(0, first[-1] - second[0]))
+    learned = [line.split()[1] for line in again.said() if line.startswith("learned ")]
+    row = replace(row, learned_in=int(learned[0]) if learned else 0)
     if second[-1] != ITERATIONS:
         raise WrongError(f"the resumed training ended at {second[-1]}")
     if row.lost >= 2 * row.interval:  # a checkpoint may be on its way until the next one begins
@@ -164,18 +170,21 @@ def _resumed(row: Row, case: Case, folder: Path, whole: list[str], chance: rando
 def _train(case: Case, folder: Path, before: Callable[[int], None]) -> int:
     """Says "at I DIGEST" of what is restored and of each iteration."""
     _quiet()
-    training = case.build()
+    training, schedule = case.build(), folder / "schedule.json"
     with checkflow.attach(
-        training.model, training.optimizer, schedule=folder / "schedule.json", store=folder / "store", when_full="wait",
-        slots=2, notify=lambda _: None,
+        training.model, training.optimizer, schedule=schedule if schedule.exists() else None, store=folder / "store",
+        when_full="wait", slots=2, notify=lambda _: None,
     ) as ckpt:  # fmt: skip
         first = ckpt.restore()
         print(f"at {first} {digest(training)}", flush=True)
         for iteration in range(first, ITERATIONS):
+            while iteration - first >= PLANNED and ckpt.learning == "planning":
+                time.sleep(0.01)  # these iterations are too short for a plan to come in time by itself
             before(iteration)
             training.iteration()
             ckpt.step()
             print(f"at {iteration + 1} {digest(training)}", flush=True)
+        print(f"learned {ckpt.stats().learned_in}", flush=True)
     return 0
 
 
