@@ -66,6 +66,7 @@ def compile(
     chunk: int | str | None = None,
     interval: int | Literal["auto"] = "auto",
     slack: float = 0.0,
+    policy: str = "checkflow",
     formulation: str = "direct",
     transfers: str | None = None,
     solver: str = "auto",
@@ -94,6 +95,8 @@ def compile(
         chunk: largest chunk, "16MiB" or bytes; as large as the plan allows unless given.
         interval: iterations between checkpoints; "auto": the fewest that the link allows.
         slack: drift of times and bandwidth to tolerate; 0.1 is 10%.
+        policy: "checkflow"; or another tool's rule, "checkfreq", "checkfreq_cpu" or "synchronous", which leaves nothing
+            to choose. With those "auto" is the interval at which training stands still least.
         formulation: "direct", "compact" or "paper".
         transfers: "streaming" or "packed"; streaming for direct, else packed, unless given.
         solver: "auto", "gurobi", "highs" or "cbc".
@@ -125,6 +128,7 @@ def compile(
             memory_limit_bytes=None if memory_limit is None else parse_bytes(str(memory_limit), "memory_limit"),
             relax_memory=relax_memory,
             slack_ppm=fraction_ppm(slack, "slack"),
+            policy=policy,
             formulation=kind,
             transfers=transfers_for(kind, asked),
             solver=solver,
