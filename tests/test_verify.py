@@ -224,6 +224,14 @@ PAUSED_BROKEN: dict[str, tuple[Change, str]] = {
     "claimed without one": (lambda _: claim(pause_ns=55)(TIGHT), "certificate.pause_ns: 55 is claimed, 0 is found"),
     "earlier": (header(pause=(0, 3)), "certificate.pause_ns: 55 is claimed, 75 is found"),
     "after a deadline": (header(pause=(1, 3)), "actions row 0 .*released at position 2 with 70 bytes still to move"),
+    "after a live tensor's deadline": (
+        lambda s: row("actions", 0, release=(1, 3))(header(pause=(1, 3))(s)),
+        "actions row 1 .*170 bytes still to move at its deadline, position 2",
+    ),
+    "a live tensor due before it": (
+        row("actions", 0, snapshot=None, release=None),
+        "actions row 0 .*150 bytes still to move at its deadline, position 0",
+    ),
     "before the iteration's end": (header(pause=(0, 2)), "pause: .*before the iteration's end"),
     "before the last offload": (row("actions", 2, offload=(1, 3)), "pause: .* or the last offload"),
     "after the next checkpoint's first offload": (header(pause=(2, 1)), "pause: .*next checkpoint's first offload"),
