@@ -91,7 +91,7 @@ def compile_graph(
         SolverError: the solver that was asked for cannot run.
         VerificationError: the result is not what it claims, a bug in checkflow.
     """
-    _check_policy(options)
+    check_policy(options.policy, options.formulation, options.transfers, options.solver)
     problem = _problem(graph, options, options.bandwidth_bytes_per_s)
     if problem.iteration_time_ns <= 0:
         raise InputError(f"{graph.model}: its operators take no time at this slack; trace it with --device")
@@ -121,14 +121,14 @@ def compile_graph(
     return Compiled(graph, problem, plan, schedule, plan_s, why_not_each)
 
 
-def _check_policy(options: Options) -> None:
+def check_policy(policy: str, formulation: Formulation, transfers: Transfers | None, solver: str) -> None:
     """Raises InputError for a policy that there is not, or that would not do what else is asked for."""
-    policies.load(options.policy)
-    streams = transfers_for(options.formulation, options.transfers) is Transfers.STREAMING
-    if options.policy != CHECKFLOW and not (streams and options.solver == "auto"):
+    policies.load(policy)
+    streams = transfers_for(formulation, transfers) is Transfers.STREAMING
+    if policy != CHECKFLOW and not (streams and solver == "auto"):
         raise InputError(
-            f"policy {options.policy}: its rule leaves nothing to choose; leave out --formulation, --transfers and "
-            "--solver, or use --policy checkflow"
+            f"--policy {policy}: its rule leaves nothing to choose; leave out --formulation, --transfers and --solver, "
+            "or use --policy checkflow"
         )
 
 

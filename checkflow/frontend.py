@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from checkflow.compiler import Compiled, Options, Refused, compile_graph, explain
+from checkflow.compiler import Compiled, Options, Refused, check_policy, compile_graph, explain
 from checkflow.errors import InfeasibleError, InputError
 from checkflow.plan import Formulation, Transfers
 from checkflow.plan.packed.program import solvers
@@ -115,6 +115,7 @@ def compile(
         raise InputError(f"solver: {solver!r} is not known; use auto, {', '.join(solvers())}")
     if not time_limit_s > 0:
         raise InputError(f"time_limit_s: {time_limit_s} is not positive; use a number of seconds")
+    check_policy(policy, kind, asked, solver)
     outcome = compile_model(
         model,
         {} if arguments is None else arguments,

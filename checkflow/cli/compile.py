@@ -23,7 +23,7 @@ from checkflow.cli._options import (
     settings_of,
     trace_options,
 )
-from checkflow.compiler import Options, Refused
+from checkflow.compiler import Options, Refused, check_policy
 from checkflow.errors import EXIT_DONE, EXIT_NO
 from checkflow.frontend import compile_model, refusal
 from checkflow.plan import Formulation, Transfers
@@ -87,6 +87,7 @@ def command(
     network, or a graph that `checkflow trace` wrote.
     """
     kind = transfers_for(Formulation(formulation), Transfers(transfers) if transfers else None)
+    check_policy(policy, Formulation(formulation), kind, solver)
     output = output or default_output(model, "schedule")
     for path, suffixes in ((output, ()), (report, figure.SUFFIXES), (trace_out, (".json",))):
         if path is not None:
