@@ -26,14 +26,6 @@ class Ruled:
     pause: Pause | None  # None: nothing of the checkpoint could still be under way
     peak_bytes: int
 
-    @property
-    def pause_ns(self) -> int:
-        return self.pause.time_ns if self.pause else 0
-
-    @property
-    def snapshot_bytes(self) -> int:
-        return sum(act.chunk.size_bytes for act in self.acts if act.created is not None)
-
 
 @dataclass(frozen=True, slots=True)
 class Link:
