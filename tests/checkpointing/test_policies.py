@@ -13,6 +13,7 @@ import torch
 import checkflow
 from checkflow import hardware, policies
 from checkflow.compiler import Compiled, Options, compile_graph
+from checkflow.errors import InputError
 from checkflow.runtime.counters import Cause
 from checkflow.runtime.device import Batch, Snapshot
 from checkflow.runtime.host import HostDevice
@@ -119,3 +120,27 @@ def test_a_policy_runs_as_it_is_certified(policy: str, interval: int, held: list
         found = state_of(again)
     assert found.keys() == expected[last].keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected[last].items())
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+def test_another_interval_is_refused_where_the_pause_is_between_checkpoints(interval: int, tmp_path: Path) -> None:
+    """Training would stand still elsewhere than before the next checkpoint."""
+    made, store = training(), tmp_path / "store"
+    schedule = schedule_of("checkfreq", interval)
+    with pytest.raises(InputError, match=f"interval: 3 is not the {interval} .* --interval 3") as error:
+        checkflow.attach(made.model, made.optimizer, schedule=schedule, store=store, interval=3)
+    assert "\n" not in str(error.value) and not store.exists()
+
+
+def test_another_interval_is_taken_where_the_pause_stays_where_it_is(tmp_path: Path) -> None:
+    """At the end of each iteration that is saved, whichever that is."""
+    made = training()
+    schedule = schedule_of("synchronous", 1)
+    with checkflow.attach(
+        made.model, made.optimizer, schedule=schedule, store=tmp_path / "s", interval=3, tell=lambda _: None
+    ) as ckpt:
+        ckpt.restore()
+        for _ in range(7):
+            made.iteration()
+            ckpt.step()
+        assert ckpt.stats().started == 2
