@@ -20,6 +20,7 @@ class Executed(NamedTuple):
 
     holds: list[Hold]  # the snapshots' memory
     pause_ns: int  # of training, for each checkpoint
+    paused_bytes: int  # of memory meanwhile; 0 where there is no pause
 
 
 def executed(schedule: Schedule, parts: Sequence[Part], terms: Terms) -> Executed:
@@ -68,7 +69,29 @@ def executed(schedule: Schedule, parts: Sequence[Part], terms: Terms) -> Execute
                 late = late_bytes(end, terms.clock(freed))
                 fail(f"{where}: released at position {freed} with {late} bytes still to move")
             holds.append(Hold(created + 1, freed, action.bytes))
-    return Executed(holds, -(-paused // terms.bandwidth_bytes_per_s))
+    paused_bytes = 0
+    if pause is not None and paused_at is not None:
+        beside = terms.resident_bytes[(paused_at - 1) % terms.steps], terms.resident_bytes[paused_at % terms.steps]
+        paused_bytes = min(beside) + _held_at(pause, actions, schedule.interval)
+    return Executed(holds, -(-paused // terms.bandwidth_bytes_per_s), paused_bytes)
+
+
+def _held_at(pause: Place, actions: Sequence[ActionRow], interval: int) -> int:
+    """Bytes of the snapshots of any checkpoint that are there at a checkpoint's pause.
+
+    At one place the older checkpoint comes first, and of one its snapshots, its pause and then its releases.
+    """
+    held = 0
+    for action in actions:
+        if action.snapshot is not None and action.release is not None:
+            turns = action.release[0] // interval + pause[0] // interval + 1
+            for age in range(-turns, turns + 1):  # of a checkpoint that is so many older than the one that pauses
+                made = action.snapshot[0] - age * interval, action.snapshot[1]
+                freed = action.release[0] - age * interval, action.release[1]
+                is_made = made < pause or (made == pause and age >= 0)
+                is_freed = freed < pause or (freed == pause and age > 0)
+                held += action.bytes if is_made and not is_freed else 0
+    return held
 
 
 def _check_pause(pause: Place, schedule: Schedule) -> None:

@@ -37,11 +37,11 @@ def verify(schedule: Schedule, graph: Graph) -> Verified:
     terms = terms_of_schedule(schedule, graph)
     _check_header(schedule, graph, {saved.tensor for saved in terms.state})
     _check_formulation(schedule)
-    holds, pause_ns = executed(schedule, _parts(terms, schedule.actions), terms)
+    holds, pause_ns, paused_bytes = executed(schedule, _parts(terms, schedule.actions), terms)
     pauses = schedule.pause is not None  # who may stand still needs no byte (docs/model.md)
     verified = Verified(
         training_peak_bytes=terms.training_peak_bytes,
-        peak_bytes=peak_of(terms, holds),
+        peak_bytes=max(peak_of(terms, holds), paused_bytes),
         lower_bound_bytes=terms.training_peak_bytes if pauses else fluid_bound(terms),
         ideal_peak_bytes=terms.training_peak_bytes if pauses else ideal_bound(terms),
         snapshot_bytes=sum(hold.size_bytes for hold in holds),

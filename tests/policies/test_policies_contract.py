@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from drawn import NS, covers, problems
 from hypothesis import event, given, reject
 from hypothesis import strategies as st
-from player import Request, clock, peak_bytes, play, standing_still
+from player import Request, clock, peak_bytes, play, standing_still, window
 
 from checkflow import policies
-from checkflow.errors import InputError
+from checkflow.errors import InputError, VerificationError
 from checkflow.graph import Graph, Role
 from checkflow.plan import Chunk, Infeasible, Problem, Reason, StateTensor
 from checkflow.policies import checkfreq, checkfreq_cpu, synchronous
 from checkflow.policies.rule import Link, Ruled
 from checkflow.runtime.counters import Cause
-from checkflow.schedule import Place, Schedule, read_schedule, schedule_document, write_schedule
+from checkflow.schedule import Place, Schedule, read_schedule, schedule_document, sealed, write_schedule
 from checkflow.simulation.simulate import simulate
 from checkflow.verify import verify
 
@@ -109,27 +110,89 @@ def test_a_link_played_event_by_event_agrees(name: str, case: tuple[Graph, Probl
     """Every byte moves once, while its tensor or snapshot holds its value; the pause is as long as it has to be."""
     _, problem = case
     schedule = answered(name, case)
+    claims = schedule.certificate
+    assert needed(schedule, problem) == (claims.peak_bytes, claims.snapshot_bytes, claims.pause_ns)
+
+
+@pytest.mark.parametrize("name", RULES)
+@given(case=cases(), data=st.data())
+def test_a_changed_schedule_is_accepted_only_if_it_is_sound(
+    name: str, case: tuple[Graph, Problem], data: st.DataObject
+) -> None:
+    """Verifier and player agree on pauses and actions at other places, and on what is read live and not copied."""
+    graph, problem = case
+    schedule = answered(name, case)
+    place = st.tuples(st.integers(0, problem.interval + 1), st.integers(1, len(graph.anchors)))
+    kind = data.draw(st.sampled_from(("pause", "offload", "release", "held", "live")))
+    rows, number = list(schedule.actions), data.draw(st.integers(0, len(schedule.actions) - 1))
+    if kind == "live":
+        rows[number] = rows[number].model_copy(update={"snapshot": None, "release": None})
+    elif kind == "held":
+        rows[number] = rows[number].model_copy(update={"snapshot": rows[number].offload, "release": data.draw(place)})
+    elif kind != "pause":
+        rows[number] = rows[number].model_copy(update={kind: data.draw(place)})
+    pause = data.draw(place) if kind == "pause" or data.draw(st.booleans()) else schedule.pause
+    changed = schedule.model_copy(update={"actions": tuple(rows), "pause": pause})
+    found = needed(changed, problem)
+    event(f"{name}, {kind}: {'sound' if found else 'broken'}")
+    if found is not None:
+        training = problem.training_peak_bytes
+        update = dict(zip(("peak_bytes", "snapshot_bytes", "pause_ns"), found, strict=True))
+        update["gap"] = (found[0] - training) / training  # type: ignore[assignment]
+        changed = changed.model_copy(update={"certificate": schedule.certificate.model_copy(update=update)})
+    try:
+        verify(sealed(changed), graph)
+    except VerificationError as error:
+        assert found is None, error
+    else:
+        assert found is not None
+
+
+def needed(schedule: Schedule, problem: Problem) -> tuple[int, int, int] | None:
+    """(peak, snapshot bytes, pause in ns) of what is played event by event; None where something is late or early."""
+    pause, rows = schedule.pause, schedule.actions
     index = {state.tensor: number for number, state in enumerate(problem.state)}
-    assert covers(problem, [Chunk(index[row.tensor], row.offset, row.bytes) for row in schedule.actions])
-    claims, pause = schedule.certificate, schedule.pause
-    runs = problem if pause is None else standing_still(problem, schedule.position(pause), claims.pause_ns)
+    if not covers(problem, [Chunk(index[row.tensor], row.offset, row.bytes) for row in rows]):
+        return None
+    following = (rows[0].offload[0] + problem.interval, rows[0].offload[1])
+    if any(row.offload > after.offload for row, after in pairwise(rows)) or rows[-1].offload > following:
+        return None
+    runs, pause_ns = problem, 0
+    if pause is not None:
+        if not max(rows[-1].offload, (0, len(schedule.anchors))) <= pause <= following:
+            return None
+        pause_ns = pause_played(schedule, pause, problem)
+        runs = standing_still(problem, schedule.position(pause), pause_ns)
     requests = [
         Request(played(schedule, row.offload), row.bytes, index[row.tensor] if row.snapshot is None else None)
-        for row in schedule.actions
+        for row in rows
     ]
     times, late = play(runs, requests)
-    assert not late
+    if late:
+        return None
     holds = []
-    for row, (_, end) in zip(schedule.actions, times, strict=True):
-        if row.snapshot is not None and row.release is not None:
-            released = played(schedule, row.release, after_pause=True)
-            assert end <= clock(runs, released)
-            holds.append((played(schedule, row.snapshot) + 1, released, row.bytes))
-    assert peak_bytes(runs, holds) == claims.peak_bytes
-    if pause is not None:
-        over = clock(runs, played(schedule, pause, after_pause=True))
-        assert times[-1][1] <= over
-        assert not claims.pause_ns or times[-1][1] > over - problem.bandwidth_bytes_per_s  # not a ns longer
+    for row, (_, end) in zip(rows, times, strict=True):
+        opens, closes = window(problem, problem.state[index[row.tensor]])
+        if row.snapshot is None or row.release is None:
+            closing = sum(anchor.position <= closes for anchor in schedule.anchors)  # the last that is not after it
+            at = (1, closing) if closing else (0, len(schedule.anchors))
+            if row.release is not None or end > clock(runs, played(schedule, at, after_pause=True)):
+                return None
+            continue
+        created, released = schedule.position(row.snapshot), played(schedule, row.release, after_pause=True)
+        if not opens <= created <= closes or row.offload < row.snapshot or end > clock(runs, released):
+            return None
+        holds.append((played(schedule, row.snapshot) + 1, released, row.bytes))
+    return peak_bytes(runs, holds), sum(size for _, _, size in holds), pause_ns
+
+
+def pause_played(schedule: Schedule, pause: Place, problem: Problem) -> int:
+    """Whole ns from arriving at the pause until the last byte has left, on a link that is idle before the first."""
+    free = clock(problem, schedule.position(schedule.actions[0].offload))
+    for row in schedule.actions:
+        free = max(free, clock(problem, schedule.position(row.offload))) + row.bytes * NS
+    left = free - clock(problem, schedule.position(pause))
+    return max(0, -(-left // problem.bandwidth_bytes_per_s))
 
 
 def played(schedule: Schedule, place: Place, *, after_pause: bool = False) -> int:
@@ -138,8 +201,11 @@ def played(schedule: Schedule, place: Place, *, after_pause: bool = False) -> in
     if pause is None:
         return position
     at, period = schedule.position(pause), schedule.interval * schedule.steps
-    passed = (position - at) // period + 1
-    passed -= (position == at) and not (after_pause and place >= pause)
+    turn, beside = divmod(position - at, period)
+    passed = turn + 1
+    if not beside:  # at one place an older checkpoint comes first, and what is issued before the pause
+        other = (pause[0] + turn * schedule.interval, pause[1])
+        passed -= not (place > other or (place == other and (turn < 0 or (turn == 0 and after_pause))))
     return position + passed - (-at // period + 1)  # of these, as many are at position 0 or before
 
 
