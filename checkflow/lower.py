@@ -6,7 +6,7 @@ order and its snapshots, each created at the last anchor that is not after its s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checkflow.graph import Graph
@@ -98,7 +98,7 @@ def schedule_of(
     """
     problem = grid.problem
     training_bytes = problem.training_peak_bytes
-    peak_bytes = max(grid.memory_bytes(_holds(acts)))
+    peak_bytes = max(grid.memory_bytes(snapshots_of(acts)))
     bound_bytes = training_bytes if pause else _bound_bytes(grid)
 
     def anchor(ordinal: int) -> AnchorPlace:
@@ -131,7 +131,7 @@ def schedule_of(
                 lower_bound_bytes=bound_bytes,
                 ideal_peak_bytes=training_bytes if pause else _bound_bytes(Grid.everywhere(problem)),
                 gap=(peak_bytes - bound_bytes) / bound_bytes if peak_bytes > bound_bytes else 0.0,
-                snapshot_bytes=sum(size_bytes for _, _, size_bytes in _holds(acts)),
+                snapshot_bytes=sum(size_bytes for _, _, size_bytes in snapshots_of(acts)),
                 solver=solver.name,
                 solver_why=solver.why,
                 pause_ns=pause.time_ns if pause else 0,
@@ -165,15 +165,6 @@ def schedule_of(
 def _act(grid: Grid, part: Placed) -> Act:
     """Issued at the last anchor before it has the link."""
     return Act(part.chunk, part.created, grid.by_clock(part.begin_ticks), part.released)
-
-
-def _holds(acts: Iterable[Act]) -> Iterator[tuple[int, int, int]]:
-    """(ordinal created, ordinal released, bytes) of each snapshot."""
-    return (
-        (act.created, act.released, act.chunk.size_bytes)
-        for act in acts
-        if act.created is not None and act.released is not None
-    )
 
 
 def executed_peak_bytes(plan: Plan, problem: Problem, graph: Graph) -> int:

@@ -334,7 +334,6 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("streaming", gives(field("issued", by(1)))),
         Mutant("streaming", gives(field("released", lambda ordinal: ordinal and ordinal - 1))),
     ],
-    "lower:_holds": in_all(gives(lambda found: list(found)[:-1]), "streaming", "checkfreq"),
     "policies.rule:scheduled": in_all(gives(certified("pause_ns", by(1))), *_RULES),
     "policies.rule:whole_state": [
         *in_all(gives(all_but_last), *_RULES),
@@ -417,7 +416,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("streaming", gives(field("placed", lambda placed: placed[::-1]))),
         Mutant("streaming", gives(field("peak_bytes", by(KIB)))),
     ],
-    "plan.streaming.place:snapshots_of": [Mutant("streaming", gives(lambda found: list(found)[:-1]))],
+    "plan.streaming.place:snapshots_of": in_all(gives(lambda found: list(found)[:-1]), "streaming", "checkfreq"),
     "plan.streaming.place:_requests": [
         Mutant("streaming", gives(all_but_last)),
         Mutant("streaming", gives(lambda requests: [*requests, requests[0]])),
@@ -571,6 +570,9 @@ UNTOUCHED: dict[str, str] = {
     "plan.answer:Plan.gap": "for a report; a schedule's is counted from its own peak and bound",
     "plan.answer:Plan.snapshot_bytes": "for reports; a schedule's are counted from its actions",
     "policies.checkflow:schedule": "the planner's chain without its options, which compile goes through itself",
+    "plan.streaming.place:Held.chunk": _A_WORD,
+    "plan.streaming.place:Held.created": _A_WORD,
+    "plan.streaming.place:Held.released": _A_WORD,
     "policies:names": _A_WORD,
     "policies:load": _A_WORD,
     "policies:Policy.schedule": _A_WORD,
