@@ -78,6 +78,17 @@ def _checked(name: str, member: object) -> Stateful:
     )
 
 
+def state_of(member: Stateful) -> dict[str, object]:
+    """What it gives as its state, less what no record holds and it has anyway.
+
+    Before torch 2.10 an SWALR lists the function that its constructor chose.
+    """
+    state = member.state_dict()
+    if isinstance(member, torch.optim.swa_utils.SWALR):
+        return {key: value for key, value in state.items() if key != "anneal_func"}
+    return state
+
+
 def read_without_waiting(member: Stateful) -> Callable[[], dict[str, object]] | None:
     """For a GradScaler on CUDA: its state as the work queued so far leaves it, to be called later; None for the rest.
 
