@@ -139,7 +139,7 @@ def _run(cell: str, interpreter: str, venv: Path, log: int, day: str) -> Row:
     failed = counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0)
     why = ""
     if ran.returncode:
-        names = [line.split(" ")[1] for line in ran.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        names = re.findall(r"^(?:FAILED|ERROR) (tests/\S+)", ran.stdout, re.MULTILINE)
         why = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or _last(ran)
     took_s = round(time.monotonic() - began)
     return Row(cell, python, torch, day, counts.get("passed", 0), failed, counts.get("skipped", 0), took_s, why)

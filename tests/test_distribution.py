@@ -88,7 +88,7 @@ def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
 
 def test_what_the_package_imports_is_what_it_requires() -> None:
     """Neither a dependency that happens to be here, nor one that nothing needs; what plots need is imported late."""
-    always, late = set(), set()
+    always, late = set[str](), set[str]()
     for path in (ROOT / "checkflow").rglob("*.py"):
         tree = ast.parse(path.read_text())
         top = {id(node) for node in tree.body}
