@@ -164,8 +164,9 @@ def iterations(here: Here) -> Iterator[Row]:
         stats, plain = found.stats, [time_s for turn in found.turns.plain_s for time_s in turn]
         causes = ", ".join(f"{cause} {ns / 1e6:.1f} ms" for cause, ns in stats.stall_ns_by_cause.items() if ns)
         yield Row(name, "iteration without checkpoints", statistics.median(plain) * 1e3, "ms")
-        alike = f"two trainings without checkpoints: {found.alike - 1:+.4f}"
-        yield Row(name, "added by a checkpoint each", found.turns.ratio() - 1, "of it", most=OVERHEAD, note=alike)
+        ratio, alike = found.turns.ratio(), found.alike
+        note = f"{ratio:.4f}, over {alike:.4f} of the same two trainings without checkpoints"
+        yield Row(name, "added by a checkpoint each", ratio / alike - 1, "of it", most=OVERHEAD, note=note)
         yield Row(name, "stall per iteration", stats.stall_per_iteration_ns / 1e6, "ms", note=causes)
         yield Row(name, "host time in hooks per iteration", found.hook_ns / 1e6, "ms")
         if stats.bytes_per_s:

@@ -216,6 +216,7 @@ SCHEDULERS: dict[str, Scheduler] = {
     "chained": lambda o: lrs.ChainedScheduler([lrs.ConstantLR(o), lrs.ExponentialLR(o, 0.9)]),
     "swa": lambda o: torch.optim.swa_utils.SWALR(o, 0.5, anneal_epochs=4),
     "swa of torch 2.9": lambda o: EarlierSWALR(o, 0.5, anneal_epochs=4),
+    "swa of torch 2.9, later": lambda o: lrs.SequentialLR(o, [lrs.LinearLR(o), EarlierSWALR(o, 0.5)], [2]),
     "two": lambda o: [lrs.StepLR(o, 2), lrs.LinearLR(o)],
 }
 
