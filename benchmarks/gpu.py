@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +95,8 @@ class Here:
 
 def tests(here: Here) -> Iterator[Row]:
     """The tests of the suite that need CUDA; on a host they are collected and skipped."""
-    where = ["tests/runtime/test_cuda.py"] if here.tiny else ["-n", "4", "tests"]
+    workers = ["-n", "4"] if find_spec("xdist") else []
+    where = ["tests/runtime/test_cuda.py"] if here.tiny else [*workers, "tests"]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "cuda", "-rf", "--color=no", *where]
     ran = until(command, TESTS_S)
     last = (ran.stdout.strip() or ran.stderr.strip() or "pytest said nothing").splitlines()[-1]
