@@ -117,8 +117,8 @@ def _run(cell: str, interpreter: str, venv: Path, log: int, day: str) -> Row:
     ):
         if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log).returncode:
             said = venv.with_suffix(".log").read_text().strip().splitlines()
-            errors = [line for line in said if line.startswith("ERROR")] or said or ["the command said nothing"]
-            return Row(cell, python, torch, day, 0, 0, 0, 0, f"not set up: {errors[-1].removeprefix('ERROR: ')}")
+            errors = [line for line in said if line.startswith("ERROR")] or said[-1:] or ["the command said nothing"]
+            return Row(cell, python, torch, day, 0, 0, 0, 0, f"not set up: {errors[0].removeprefix('ERROR: '):.160}")
     asked = "import platform, torch; print(platform.python_version(), torch.__version__)"
     found = subprocess.run([bin_python, "-c", asked], cwd=ROOT, capture_output=True, text=True)
     if found.returncode:
