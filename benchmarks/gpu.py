@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import inspect
 import json
 import os
 import re
@@ -179,15 +178,6 @@ def iterations(here: Here) -> Iterator[Row]:
 
 def learned(here: Here) -> Iterator[Row]:
     """A schedule that attach learned from the running training against one compiled before."""
-    import checkflow
-
-    if inspect.signature(checkflow.attach).parameters["schedule"].default is inspect.Parameter.empty:
-        yield Row("gpt2", "learned over compiled", None, note="attach learns no schedule in this version")
-        return
-    yield from _learned(here)
-
-
-def _learned(here: Here) -> Iterator[Row]:
     import overhead
     import torch
 
@@ -207,7 +197,7 @@ def _learned(here: Here) -> Iterator[Row]:
         attached(trainings[0], schedule=compiled.schedule) as (by_compiled, _),
         attached(trainings[1]) as (by_learned, ckpt),
     ):
-        while not getattr(ckpt.stats(), "learned_in", 0):
+        while not ckpt.stats().learned_in:
             if time.monotonic() > began + LEARN_S:
                 yield Row("gpt2", "learned over compiled", None, note=f"nothing learned in {took} iterations")
                 return

@@ -176,10 +176,8 @@ def test_a_moving_average_is_named_tensor_by_tensor(real: bool) -> None:
 def test_what_takes_the_place_of_what_was_freed_did_not_exist_before() -> None:
     """A storage that the iteration allocates may get the identity of one that it freed."""
     kept = torch.zeros(1)
-    model = nn.Linear(1, 1)
-    training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda: kept.sum())
     ledger = Ledger()
-    watch = Watch(training, ledger)
+    watch = Watch(ledger, {"kept": kept})
     storage = ledger.see(kept)
     assert watch.existed(storage)
     watch.saw(torch.ops.aten.ones.default, (), frozenset(), [kept])  # as if another lay there now
