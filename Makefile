@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
-.PHONY: demo test suite lint types docs nightly gpu artifacts notebooks clean
+.PHONY: demo test suite lint types docs dist nightly matrix gpu artifacts notebooks clean
 
 demo: $(INSTALLED)
 	$(BIN)/checkflow demo
@@ -31,14 +31,23 @@ types: $(READY)
 docs: $(READY)
 	$(BIN)/mkdocs build --strict
 
+# Wheel and sdist, into dist, as they are published; TAG, where there is one, has to name their version.
+dist: $(READY)
+	test -z '$(TAG)' || grep -q "^version = \"$(patsubst v%,%,$(TAG))\"$$" pyproject.toml
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	$(BIN)/python -m pytest -n 0 tests/test_distribution.py
+
 nightly: $(READY)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# What only a machine with a CUDA device can show: its tests, then iterations with a checkpoint each against none.
+# A sample of the suite under other Pythons and torches: make matrix CELLS="3.11/2.9 3.12/2.13", or all of them.
+matrix:
+	$(PYTHON) tests/matrix.py $(CELLS)
+
+# What only a machine with a CUDA device can show, in nine minutes: a JSON and a table in benchmarks/reports.
 gpu: $(READY)
-	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "make gpu needs a CUDA device"'
-	$(BIN)/python -m pytest -n 0 -k cuda -rs
-	$(BIN)/python benchmarks/overhead.py --models small,gpt2
+	$(BIN)/python benchmarks/gpu.py
 
 # The traced graphs and compiled schedules that the repository carries.
 artifacts: $(READY)

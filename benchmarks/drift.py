@@ -19,7 +19,7 @@ from rich.table import Table
 
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.plan import PPM, Formulation, Transfers, problem_of
-from checkflow.policies.checkfreq import unlimited
+from checkflow.policies.checkfreq import at_best
 from checkflow.simulation.drift import tolerated, tolerated_drift_ppm, under_random_drift, under_uniform_drift
 
 DRIFT = 0.1
@@ -81,7 +81,7 @@ def _compiled(cell: Cell, slack_ppm: int) -> Compiled:
 
 def _checkfreq(cell: Cell, interval: int, slack_ppm: int) -> int:
     problem = problem_of(cell.graph, bandwidth_bytes_per_s=BANDWIDTH, interval=interval, slack_ppm=slack_ppm)
-    return unlimited(problem).peak_bytes
+    return at_best(problem).peak_bytes
 
 
 def _paper(made: Compiled, limit_s: float, training: int) -> str:

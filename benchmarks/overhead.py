@@ -114,10 +114,11 @@ def main() -> None:
     if DEVICE == "cpu" and not chosen.keep_allocator and "MALLOC_MMAP_MAX_" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEEP_MEMORY)
     profile = hardware.measure_profile("here", DEVICE)
+    link_bytes_per_s = hardware.link_bytes_per_s(profile)
     times = "none ms", "attached ms", "alike", "ratio", "p99 ratio"
     table = Table("model", "state MB", *times, "predicted", "hooks", "stall", box=None)
     for name in chosen.models.split(","):
-        figures = measure(factory_of(name), profile, chosen.pairs, chosen.iterations, chosen.persist_every)
+        figures = measure(factory_of(name), link_bytes_per_s, chosen.pairs, chosen.iterations, chosen.persist_every)
         plain, attached = (statistics.median(_flat(side)) for side in (figures.turns.plain_s, figures.turns.attached_s))
         table.add_row(
             name,
@@ -151,7 +152,7 @@ def _p99(values: list[float]) -> float:
 
 def measure(
     factory: Callable[[], checkflow.Training],
-    profile: hardware.Profile,
+    link_bytes_per_s: int,
     pairs: int,
     iterations: int,
     persist_every: int,
@@ -163,13 +164,13 @@ def measure(
         plain.iteration()
         held = torch.cuda.memory_allocated() if DEVICE == "cuda" else 0
         training = factory()
-    compiled = compile_graph(traced.graph, Options(hardware.link_bytes_per_s(profile), interval=1))
+    compiled = compile_graph(traced.graph, Options(link_bytes_per_s, interval=1))
     assert isinstance(compiled, Compiled), "the link is too slow for a checkpoint at every iteration"
     training.iteration()
     alike, turns = Turns([], []), Turns([], [])
     for _ in range(pairs):
-        alike.plain_s.append(_turn(plain.iteration, iterations))
-        alike.attached_s.append(_turn(training.iteration, iterations))
+        alike.plain_s.append(turn(plain.iteration, iterations))
+        alike.attached_s.append(turn(training.iteration, iterations))
     peak = 0
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -183,13 +184,13 @@ def measure(
         ) as ckpt,
     ):
         attached = partial(_attached_iteration, training, ckpt)
-        _turn(attached, 3)  # each slot's memory is touched for the first time
+        turn(attached, 3)  # each slot's memory is touched for the first time
         before = ckpt.stats()
         for _ in range(pairs):
-            turns.plain_s.append(_turn(plain.iteration, iterations))
+            turns.plain_s.append(turn(plain.iteration, iterations))
             if DEVICE == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            turns.attached_s.append(_turn(attached, iterations))
+            turns.attached_s.append(turn(attached, iterations))
             if DEVICE == "cuda":
                 peak = max(peak, torch.cuda.max_memory_allocated() - held)
         stats = ckpt.stats()
@@ -211,7 +212,7 @@ def _attached_iteration(training: checkflow.Training, ckpt: Checkpointer) -> Non
     ckpt.step()
 
 
-def _turn(iteration: Callable[[], object], count: int) -> list[float]:
+def turn(iteration: Callable[[], object], count: int) -> list[float]:
     times_s = []
     for _ in range(count + 1):
         began = time.perf_counter()

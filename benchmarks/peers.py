@@ -58,7 +58,10 @@ THOROUGH = {
         measured={1: (4, 6), 10: (10, 3)}, baseline=3, warm=30, reported=(1, 10, 100), durable_only=True, repeats=7
     ),
 }
-QUICK = {"tiny": Sizes(measured={1: (5, 2), 10: (10, 1)}, baseline=5, warm=11, reported=(1, 10, 100), repeats=1)}
+QUICK = {
+    "tiny": Sizes(measured={1: (5, 2), 10: (10, 1)}, baseline=5, warm=11, reported=(1, 10, 100), repeats=1),
+    "conv-cuda": Sizes(measured={1: (20, 6), 10: (20, 4)}, baseline=20, warm=60, reported=(1, 10, 100), repeats=1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,12 @@ def chosen() -> Chosen:
     sizes = QUICK if given.quick else DEFAULT | THOROUGH if given.thorough else DEFAULT
     quick = given.quick
     names = _listed(parser, given.contenders, contenders.NAMES, contenders.NAMES)
-    workloads = _listed(parser, given.workloads, tuple(sizes), tuple(QUICK) if quick else CPU + CUDA)
+    workloads = _listed(parser, given.workloads, tuple(sizes), ("tiny",) if quick else CPU + CUDA)
     parts = _listed(parser, given.parts, PARTS, QUICK_PARTS if quick else PARTS)
     tiers = _listed(parser, given.tiers, tuple(Tier), (Tier.DISK,) if quick else tuple(Tier))
     return Chosen(
-        names, workloads, parts, tuple(Tier(tier) for tier in tiers), sizes,
+        names, workloads, parts, tuple(Tier(tier) for tier in tiers),
+        {name: QUICK[name] for name in workloads} if quick else sizes,
         min(given.kills, 3) if quick else given.kills, given.directory, given.output, given.figure,
         given.markdown, tuple(given.report), _command(given),
     )  # fmt: skip

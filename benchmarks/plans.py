@@ -18,7 +18,7 @@ from rich.table import Table
 
 from checkflow.compiler import Compiled, Options, Refused, compile_graph
 from checkflow.plan import Formulation, Transfers
-from checkflow.policies.checkfreq import unlimited
+from checkflow.policies.checkfreq import at_best
 
 COLUMNS = (
     "cell", "iter ms", "state MiB", "link use", "interval 1", "k", "trace s", "plan s", "gap",
@@ -42,7 +42,7 @@ def main() -> None:
         assert isinstance(result, Compiled)
         certificate, problem = result.schedule.certificate, result.problem
         training = certificate.training_peak_bytes
-        checkfreq = unlimited(problem).peak_bytes
+        checkfreq = at_best(problem).peak_bytes
         paper = None if chosen.no_paper else _paper(result, chosen.limit)
         plan_s.append(first.plan_s)
         trace_s.append(cell.trace_s)

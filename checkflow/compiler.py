@@ -1,4 +1,4 @@
-"""Graph -> proven schedule: plan, lower, verify."""
+"""Graph -> proven schedule: plan and lower, or follow a policy's rule, and verify."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from checkflow import policies
 from checkflow.errors import InputError, VerificationError
 from checkflow.graph import Graph
 from checkflow.lower import executed_peak_bytes, lower
@@ -23,10 +24,12 @@ from checkflow.plan import (
     problem_of,
 )
 from checkflow.plan.solve import construct, solve, transfers_for
+from checkflow.policies.rule import Link
 from checkflow.schedule import Schedule
 from checkflow.units import format_bytes
 from checkflow.verify import verify, verify_plan
 
+CHECKFLOW = "checkflow"  # the policy that plans
 RELAXATION_STEP_PERCENT = 5
 _ROUND_FIGURES = 20  # tried before an odd one is named
 _UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
@@ -44,6 +47,7 @@ class Options:
     slack_ppm: int = 0
     formulation: Formulation = Formulation.DIRECT
     transfers: Transfers | None = None  # None: those of the formulation
+    policy: str = CHECKFLOW  # another one has nothing to choose: neither formulation, transfers nor solver
     solver: str = "auto"
     time_limit_s: float = 300.0
 
@@ -54,10 +58,16 @@ class Compiled:
 
     graph: Graph
     problem: Problem
-    plan: Plan
+    planned: Plan | None  # None: a policy's rule was followed, and nothing had to be found
     schedule: Schedule
     plan_s: float
     why_not_each: str = ""  # for a person: what kept it from checkpointing every iteration, where the interval was open
+
+    @property
+    def plan(self) -> Plan:
+        """Of policy checkflow, the only one that has any."""
+        assert self.planned is not None, f"{self.schedule.policy} follows a rule"
+        return self.planned
 
 
 @dataclass(frozen=True)
@@ -74,17 +84,20 @@ class Refused:
 def compile_graph(
     graph: Graph, options: Options, progress: Callable[[str], None] = lambda _: None
 ) -> Compiled | Refused:
-    """Plan a traced iteration for its anchors, and verify the result independently.
+    """Plan a traced iteration for its anchors, or follow another policy's rule, and verify the result independently.
 
     Raises:
-        InputError: a graph without times, or an option that makes no sense.
+        InputError: a graph without times, or an option that makes no sense, alone or with the policy.
         SolverError: the solver that was asked for cannot run.
         VerificationError: the result is not what it claims, a bug in checkflow.
     """
+    check_policy(options.policy, options.formulation, options.transfers, options.solver)
     problem = _problem(graph, options, options.bandwidth_bytes_per_s)
     if problem.iteration_time_ns <= 0:
         raise InputError(f"{graph.model}: its operators take no time at this slack; trace it with --device")
     started, why_not_each = time.perf_counter(), ""
+    if options.policy != CHECKFLOW and options.interval is None:
+        problem = _least_paused(problem, graph, options)
     while True:
         answer = _planned(problem, graph, options, progress)
         if not isinstance(answer, Infeasible):
@@ -99,11 +112,39 @@ def compile_graph(
     plan, schedule = answer
     plan_s = time.perf_counter() - started
     progress("verifying")
-    verify_plan(plan, problem)
+    if plan is not None:
+        verify_plan(plan, problem)
     verify(schedule, graph)
-    _as_planned(schedule, plan)
+    if plan is not None:
+        _as_planned(schedule, plan)
     _as_asked(schedule, options)
     return Compiled(graph, problem, plan, schedule, plan_s, why_not_each)
+
+
+def check_policy(policy: str, formulation: Formulation, transfers: Transfers | None, solver: str) -> None:
+    """Raises InputError for a policy that there is not, or that would not do what else is asked for."""
+    policies.load(policy)
+    streams = transfers_for(formulation, transfers) is Transfers.STREAMING
+    if policy != CHECKFLOW and not (streams and solver == "auto"):
+        raise InputError(
+            f"--policy {policy}: its rule leaves nothing to choose; leave out --formulation, --transfers and --solver, "
+            "or use --policy checkflow"
+        )
+
+
+def _least_paused(problem: Problem, graph: Graph, options: Options) -> Problem:
+    """At interval 1, or at the fewest iterations in which the link carries the state where a rule pauses less then."""
+    apart = replace(problem, interval=max(1, -(-problem.state_bytes * TICKS_PER_BYTE // problem.clock(problem.steps))))
+    each, then = (_ruled(one, graph, options) for one in (problem, apart))
+    if isinstance(each, Infeasible) or isinstance(then, Infeasible):
+        return problem
+    return apart if then.certificate.pause_ns < each.certificate.pause_ns else problem
+
+
+def _ruled(problem: Problem, graph: Graph, options: Options) -> Schedule | Infeasible:
+    """What another policy than checkflow does."""
+    link = Link(options.bandwidth_bytes_per_s, options.slack_ppm)
+    return policies.load(options.policy).schedule(problem, graph, link)
 
 
 def _as_planned(schedule: Schedule, plan: Plan) -> None:
@@ -118,6 +159,7 @@ def _as_asked(schedule: Schedule, options: Options) -> None:
     """Raises VerificationError for a schedule, however sound, of another problem than the one that was asked about."""
     limit = schedule.memory_limit_bytes if options.relax_memory else options.memory_limit_bytes
     for field, asked, found in (
+        ("policy", options.policy, schedule.policy),
         ("bandwidth_bytes_per_s", options.bandwidth_bytes_per_s, schedule.bandwidth_bytes_per_s),
         ("slack_ppm", options.slack_ppm, schedule.slack_ppm),
         ("interval", options.interval or schedule.interval, schedule.interval),
@@ -132,8 +174,12 @@ def _as_asked(schedule: Schedule, options: Options) -> None:
 
 def _planned(
     problem: Problem, graph: Graph, options: Options, progress: Callable[[str], None]
-) -> tuple[Plan, Schedule] | Infeasible:
-    """A plan and its schedule, both within the memory limit."""
+) -> tuple[Plan | None, Schedule] | Infeasible:
+    """A plan and its schedule, both within the memory limit; a rule's schedule alone."""
+    if options.policy != CHECKFLOW:
+        progress(f"following {options.policy} at interval {problem.interval}")
+        ruled = _ruled(problem, graph, options)
+        return ruled if isinstance(ruled, Infeasible) else (None, ruled)
     progress(f"planning at interval {problem.interval}")
     plan = solve(
         problem,
@@ -198,10 +244,14 @@ def explain(refused: Refused) -> str:
     return f"infeasible ({refused.answer.reason}): {refused.answer.detail}{would_do}"
 
 
-def _constructed(refused: Refused, problem: Problem) -> Plan | None:
-    """A plan of the formulation that was asked for, as executed within the problem's limit."""
+def _constructed(refused: Refused, problem: Problem) -> int | None:
+    """What a plan of what was asked for needs, as executed within the problem's limit; None where there is none."""
     options = refused.options
-    return construct(problem, options.formulation, options.transfers, needs=partial(_executed_bytes, refused.graph))
+    if options.policy != CHECKFLOW:
+        ruled = _ruled(problem, refused.graph, options)
+        return None if isinstance(ruled, Infeasible) else ruled.certificate.peak_bytes
+    plan = construct(problem, options.formulation, options.transfers, needs=partial(_executed_bytes, refused.graph))
+    return None if plan is None else max(plan.peak_bytes, executed_peak_bytes(plan, problem, refused.graph))
 
 
 def _bandwidth(refused: Refused) -> str | None:
@@ -233,10 +283,9 @@ def _memory(refused: Refused) -> str | None:
     if refused.answer.reason is not Reason.MEMORY:
         return None
     problem = replace(refused.problem, memory_limit_bytes=None)
-    plan = _constructed(refused, problem)
-    if plan is None:
+    needed = _constructed(refused, problem)
+    if needed is None:
         return None
-    needed = max(plan.peak_bytes, executed_peak_bytes(plan, problem, refused.graph))
     unit, name = next((unit, name) for unit, name in _UNITS if needed >= 100 * unit or unit == 1)
     return f"--memory-limit {-(-needed // unit)}{name} or --relax-memory"
 
@@ -244,6 +293,8 @@ def _memory(refused: Refused) -> str | None:
 def _formulation(refused: Refused) -> str | None:
     """The formulation that plans everything another one plans, and more."""
     options = refused.options
+    if options.policy != CHECKFLOW:
+        return None
     if transfers_for(options.formulation, options.transfers) is Transfers.STREAMING:
         return None
     if construct(refused.problem) is None:

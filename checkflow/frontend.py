@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from checkflow.compiler import Compiled, Options, Refused, compile_graph, explain
+from checkflow.compiler import Compiled, Options, Refused, check_policy, compile_graph, explain
 from checkflow.errors import InfeasibleError, InputError
 from checkflow.plan import Formulation, Transfers
 from checkflow.plan.packed.program import solvers
@@ -66,6 +66,7 @@ def compile(
     chunk: int | str | None = None,
     interval: int | Literal["auto"] = "auto",
     slack: float = 0.0,
+    policy: str = "checkflow",
     formulation: str = "direct",
     transfers: str | None = None,
     solver: str = "auto",
@@ -94,6 +95,8 @@ def compile(
         chunk: largest chunk, "16MiB" or bytes; as large as the plan allows unless given.
         interval: iterations between checkpoints; "auto": the fewest that the link allows.
         slack: drift of times and bandwidth to tolerate; 0.1 is 10%.
+        policy: "checkflow"; or another tool's rule, "checkfreq", "checkfreq_cpu" or "synchronous", which leaves nothing
+            to choose. With those "auto" is the interval at which training stands still least.
         formulation: "direct", "compact" or "paper".
         transfers: "streaming" or "packed"; streaming for direct, else packed, unless given.
         solver: "auto", "gurobi", "highs" or "cbc".
@@ -112,6 +115,7 @@ def compile(
         raise InputError(f"solver: {solver!r} is not known; use auto, {', '.join(solvers())}")
     if not time_limit_s > 0:
         raise InputError(f"time_limit_s: {time_limit_s} is not positive; use a number of seconds")
+    check_policy(policy, kind, asked, solver)
     outcome = compile_model(
         model,
         {} if arguments is None else arguments,
@@ -125,6 +129,7 @@ def compile(
             memory_limit_bytes=None if memory_limit is None else parse_bytes(str(memory_limit), "memory_limit"),
             relax_memory=relax_memory,
             slack_ppm=fraction_ppm(slack, "slack"),
+            policy=policy,
             formulation=kind,
             transfers=transfers_for(kind, asked),
             solver=solver,

@@ -1,4 +1,4 @@
-"""Plan -> Schedule: actions at anchors, where eager PyTorch runs a hook, and what they are proven to need.
+"""Plan or rule -> Schedule: actions at anchors, where eager PyTorch runs a hook, and what they are proven to need.
 
 A streaming plan was made on the anchors: its transfers are the actions. A packed plan of the paper's model keeps its
 order and its snapshots, each created at the last anchor that is not after its step; a packed direct one is placed anew.
@@ -6,9 +6,21 @@ order and its snapshots, each created at the last anchor that is not after its s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from checkflow.graph import Graph
 from checkflow.graphfile import graph_fingerprint, state_fingerprint
-from checkflow.plan import TICKS_PER_BYTE, Formulation, Plan, Problem, Transfers, on_anchors
+from checkflow.plan import (
+    TICKS_PER_BYTE,
+    Chunk,
+    Formulation,
+    Plan,
+    Problem,
+    SolverRun,
+    Transfers,
+    on_anchors,
+)
 from checkflow.plan.streaming.place import Placed, place, snapshots_of
 from checkflow.plan.timeline.fluid import earliest_deadline_first, lower_bound_bytes
 from checkflow.plan.timeline.grid import Grid
@@ -26,6 +38,24 @@ from checkflow.schedule import (
 from checkflow.schedule import Place as AnchorPlace
 
 
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What is done with a chunk, at ordinals of a grid. Without a snapshot the live tensor is read."""
+
+    chunk: Chunk
+    created: int | None
+    issued: int
+    released: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Where training stands still until a checkpoint has arrived, and for how long."""
+
+    ordinal: int
+    time_ns: int
+
+
 def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: int, slack_ppm: int = 0) -> Schedule:
     """The schedule that executes a plan.
 
@@ -37,8 +67,39 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
         slack_ppm: what problem_of took off, in millionths.
     """
     grid = anchor_grid(problem, graph)
-    placed = _executed(plan, grid)
-    peak_bytes, bound_bytes = max(grid.memory_bytes(snapshots_of(placed))), _bound_bytes(grid)
+    return schedule_of(
+        [_act(grid, part) for part in _executed(plan, grid)],
+        grid,
+        graph,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        slack_ppm=slack_ppm,
+        formulation=plan.formulation,
+        transfers=plan.transfers_kind,
+        solver=plan.solver,
+    )
+
+
+def schedule_of(
+    acts: Sequence[Act],
+    grid: Grid,
+    graph: Graph,
+    *,
+    bandwidth_bytes_per_s: int,
+    slack_ppm: int = 0,
+    formulation: Formulation = Formulation.DIRECT,
+    transfers: Transfers = Transfers.STREAMING,
+    solver: SolverRun,
+    policy: str = "checkflow",
+    pause: Pause | None = None,
+) -> Schedule:
+    """The schedule of what is done on a grid of the graph's anchors, in link order.
+
+    Standing still while all leaves directly needs no byte, so what may pause has no bound but training's own peak.
+    """
+    problem = grid.problem
+    training_bytes = problem.training_peak_bytes
+    peak_bytes = max(grid.memory_bytes(snapshots_of(acts)))
+    bound_bytes = training_bytes if pause else _bound_bytes(grid)
 
     def anchor(ordinal: int) -> AnchorPlace:
         iteration, within = divmod(ordinal - 1, grid.cells_per_iteration)
@@ -52,8 +113,8 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
             arguments=graph.arguments,
             device=graph.device,
             traced_on=graph.traced_on,
-            formulation=plan.formulation.value,
-            transfers=plan.transfers_kind.value,
+            formulation=formulation.value,
+            transfers=transfers.value,
             interval=problem.interval,
             bandwidth_bytes_per_s=bandwidth_bytes_per_s,
             slack_ppm=slack_ppm,
@@ -65,14 +126,15 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
             state_bytes=problem.state_bytes,
             static_state_bytes=sum(t.size_bytes for t in graph.tensors if t.role.is_state) - problem.state_bytes,
             certificate=Certificate(
-                training_peak_bytes=problem.training_peak_bytes,
+                training_peak_bytes=training_bytes,
                 peak_bytes=peak_bytes,
                 lower_bound_bytes=bound_bytes,
-                ideal_peak_bytes=_bound_bytes(Grid.everywhere(problem)),
+                ideal_peak_bytes=training_bytes if pause else _bound_bytes(Grid.everywhere(problem)),
                 gap=(peak_bytes - bound_bytes) / bound_bytes if peak_bytes > bound_bytes else 0.0,
-                snapshot_bytes=sum(size_bytes for _, _, size_bytes in snapshots_of(placed)),
-                solver=plan.solver.name,
-                solver_why=plan.solver.why,
+                snapshot_bytes=sum(size_bytes for _, _, size_bytes in snapshots_of(acts)),
+                solver=solver.name,
+                solver_why=solver.why,
+                pause_ns=pause.time_ns if pause else 0,
             ),
             state=_state_rows(graph),
             anchors=tuple(
@@ -85,17 +147,24 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
             ),
             actions=tuple(
                 ActionRow(
-                    tensor=problem.state[p.chunk.state].tensor,
-                    offset=p.chunk.offset_bytes,
-                    bytes=p.chunk.size_bytes,
-                    snapshot=None if p.created is None else anchor(p.created),
-                    offload=anchor(grid.by_clock(p.begin_ticks)),
-                    release=None if p.released is None else anchor(p.released),
+                    tensor=problem.state[act.chunk.state].tensor,
+                    offset=act.chunk.offset_bytes,
+                    bytes=act.chunk.size_bytes,
+                    snapshot=None if act.created is None else anchor(act.created),
+                    offload=anchor(act.issued),
+                    release=None if act.released is None else anchor(act.released),
                 )
-                for p in placed
+                for act in acts
             ),
+            policy=policy,
+            pause=anchor(pause.ordinal) if pause else None,
         )
     )
+
+
+def _act(grid: Grid, part: Placed) -> Act:
+    """Issued at the last anchor before it has the link."""
+    return Act(part.chunk, part.created, grid.by_clock(part.begin_ticks), part.released)
 
 
 def executed_peak_bytes(plan: Plan, problem: Problem, graph: Graph) -> int:

@@ -91,10 +91,11 @@ class Certificate(_Model):
     snapshot_bytes: Count
     solver: str
     solver_why: str
+    pause_ns: Count = 0  # training stands still for so long for each checkpoint, with slack taken off
 
 
 class Schedule(_Model):
-    """The actions that carry out a proven plan. `sealed` gives it its digest."""
+    """The actions that carry out a proven plan, or a policy's rule. `sealed` gives it its digest."""
 
     format: Literal["checkflow-schedule"] = FORMAT
     version: Literal[2] = VERSION
@@ -122,6 +123,8 @@ class Schedule(_Model):
     anchors: tuple[AnchorRow, ...]
     actions: tuple[ActionRow, ...]  # in the order in which offloads are issued
     unlisted: tuple[UnlistedRow, ...] = ()
+    policy: Annotated[str, StringConstraints(pattern="^[a-z][a-z0-9_]*$")] = "checkflow"
+    pause: Place | None = None  # where training stands still until all of the checkpoint has arrived
 
     def position(self, place: Place) -> int:
         """The unrolled position of a place in `actions`."""
@@ -130,12 +133,19 @@ class Schedule(_Model):
 
 
 _READER = TypeAdapter(Schedule)
+_DEFAULTS = Schedule.model_fields
 
 
 def schedule_document(schedule: Schedule) -> dict[str, object]:
-    """The schedule as the JSON object that is written. Rows leave out what they do not have (snapshot, release)."""
+    """The schedule as the JSON object that is written. Rows leave out what they do not have (snapshot, release).
+
+    So does the whole, of what came with the policies: what has no pause has the digest that it had before them.
+    """
     tables = {"state", "anchors", "actions", "unlisted"}
-    document: dict[str, object] = schedule.model_dump(mode="json", exclude=tables)
+    left_out = {name for name in ("policy", "pause") if getattr(schedule, name) == _DEFAULTS[name].default}
+    document: dict[str, object] = schedule.model_dump(mode="json", exclude=tables | left_out | {"certificate"})
+    quiet = {"pause_ns"} if not schedule.certificate.pause_ns else set[str]()
+    document["certificate"] = schedule.certificate.model_dump(mode="json", exclude=quiet)
     for name, rows in (
         ("state", schedule.state),
         ("anchors", schedule.anchors),
@@ -241,6 +251,8 @@ def _dangling(schedule: Schedule) -> Iterator[str]:
         for place in (action.snapshot, action.offload, action.release):
             if place is not None and place[1] > len(positions):
                 yield f"field actions.{number}: anchor {place[1]} is not one of the {len(positions)}"
+    if schedule.pause is not None and schedule.pause[1] > len(positions):
+        yield f"field pause: anchor {schedule.pause[1]} is not one of the {len(positions)}"
 
 
 def json_schema() -> dict[str, object]:

@@ -20,10 +20,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
-from nbformat import NotebookNode
+try:
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+    from nbformat import NotebookNode
+except ImportError as error:
+    sys.stderr.write(f"notebooks: needs {error.name}; pip install 'checkflow[notebooks]'\n")
+    sys.exit(2)
 
 HERE = Path(__file__).parent
 DETERMINISTIC = "deterministic"  # the tag

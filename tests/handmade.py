@@ -134,3 +134,23 @@ TIGHT = sealed(
         }
     )
 )
+
+# 4 GB/s, every iteration: 300 bytes take 75 ns, of which training stands still for 55 at position 2. b, which is due at
+# 0, is copied, and its copy is held at steps 1-2: 564 + 150. Who may stand still needs no byte, so the bound is 664.
+PAUSED = sealed(
+    EASY.model_copy(
+        update={
+            "bandwidth_bytes_per_s": 4_000_000_000,
+            "certificate": EASY.certificate.model_copy(
+                update={"peak_bytes": 714, "gap": 50 / 664, "snapshot_bytes": 150, "pause_ns": 55}
+            ),
+            "actions": (
+                ActionRow(tensor=B, offset=0, bytes=150, snapshot=(0, 3), offload=(0, 3), release=(1, 2)),  # 0..150
+                ActionRow(tensor=A, offset=0, bytes=100, offload=(0, 3)),  # 150..250
+                ActionRow(tensor=C, offset=0, bytes=50, offload=(0, 3)),  # 250..300
+            ),
+            "policy": "checkfreq",
+            "pause": (1, 2),
+        }
+    )
+)

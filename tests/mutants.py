@@ -94,7 +94,14 @@ SETTINGS = {
     "compact": Setting(LATE, _options(3_000_000_000, 2, *_COMPACT, chunk_bytes=2 * KIB)),
     "compact, solved": Setting(LATE, _options(4 * 10**9, 2, *_COMPACT, chunk_bytes=10 * KIB, solver="highs"), True),
     "paper": Setting(LATE, _options(4 * 10**9, 2, *_PAPER, chunk_bytes=40 * KIB, solver="highs")),
+    "checkfreq": Setting(LATE, _options(2_600_000_000, 1, *_DIRECT, policy="checkfreq")),
+    "checkfreq, over the limit": Setting(
+        LATE, _options(2_600_000_000, 1, *_DIRECT, policy="checkfreq", memory_limit_bytes=790 * KIB)
+    ),
+    "checkfreq_cpu": Setting(LATE, _options(2_600_000_000, 1, *_DIRECT, policy="checkfreq_cpu")),
+    "synchronous": Setting(LATE, _options(2_600_000_000, 1, *_DIRECT, policy="synchronous")),
 }
+_RULES = ("checkfreq", "checkfreq_cpu", "synchronous")
 
 
 @dataclass(frozen=True)
@@ -318,6 +325,36 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("compact", gives(each(released=by(-1)))),
         Mutant("compact", gives(all_but_last)),
     ],
+    "lower:schedule_of": [
+        Mutant("streaming", gives(certified("peak_bytes", by(-KIB)))),
+        *in_all(gives(certified("pause_ns", by(-1))), *_RULES),
+        *in_all(gives(certified("lower_bound_bytes", by(KIB))), *_RULES),
+    ],
+    "lower:_act": [
+        Mutant("streaming", gives(field("issued", by(1)))),
+        Mutant("streaming", gives(field("released", lambda ordinal: ordinal and ordinal - 1))),
+    ],
+    "policies.rule:scheduled": in_all(gives(certified("pause_ns", by(1))), *_RULES),
+    "policies.rule:whole_state": [
+        *in_all(gives(all_but_last), *_RULES),
+        *in_all(gives(each(issued=by(-1))), "checkfreq_cpu", "synchronous"),
+        Mutant("checkfreq", gives(each(created=by(-1)))),
+        Mutant("checkfreq", gives(each(released=by(-1)))),
+    ],
+    "policies.rule:until_arrived": [
+        *in_all(gives(field("time_ns", by(-1))), *_RULES),
+        *in_all(gives(field("ordinal", by(1))), *_RULES),
+    ],
+    "policies.rule:within_limit": [Mutant("checkfreq, over the limit", lambda _: lambda ruled, *_rest: ruled)],
+    "policies.checkfreq:rule": [Mutant("checkfreq", gives(field("acts", all_but_last)))],
+    "policies.checkfreq:schedule": [Mutant("checkfreq", gives(action(0, release=(0, 4))))],
+    "policies.checkfreq:_ruled": [Mutant("checkfreq", gives(field("acts", each(released=by(-1)))))],
+    "policies.checkfreq_cpu:rule": [Mutant("checkfreq_cpu", gives(field("acts", all_but_last)))],
+    "policies.checkfreq_cpu:schedule": [Mutant("checkfreq_cpu", gives(action(0, offload=(0, 3))))],
+    "policies.checkfreq_cpu:_guard": [Mutant("checkfreq_cpu", gives(by(1)))],
+    "policies.synchronous:rule": [Mutant("synchronous", gives(field("acts", all_but_last)))],
+    "policies.synchronous:schedule": [Mutant("synchronous", gives(action(0, offload=(0, 3))))],
+    "compiler:_ruled": in_all(gives(certified("pause_ns", by(1))), *_RULES),
     "lower:_state_rows": [Mutant("streaming", gives(all_but_last))],
     "compiler:_planned": [
         Mutant("limit", takes(0, field("memory_limit_bytes", times(2)))),
@@ -379,7 +416,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("streaming", gives(field("placed", lambda placed: placed[::-1]))),
         Mutant("streaming", gives(field("peak_bytes", by(KIB)))),
     ],
-    "plan.streaming.place:snapshots_of": [Mutant("streaming", gives(lambda found: list(found)[:-1]))],
+    "plan.streaming.place:snapshots_of": in_all(gives(lambda found: list(found)[:-1]), "streaming", "checkfreq"),
     "plan.streaming.place:_requests": [
         Mutant("streaming", gives(all_but_last)),
         Mutant("streaming", gives(lambda requests: [*requests, requests[0]])),
@@ -532,6 +569,19 @@ UNTOUCHED: dict[str, str] = {
     "compiler:compile_graph": "runs the chain, with verify at its end: every mutant goes through it",
     "plan.answer:Plan.gap": "for a report; a schedule's is counted from its own peak and bound",
     "plan.answer:Plan.snapshot_bytes": "for reports; a schedule's are counted from its actions",
+    "policies.checkflow:schedule": "the planner's chain without its options, which compile goes through itself",
+    "plan.streaming.place:Held.chunk": _A_WORD,
+    "plan.streaming.place:Held.created": _A_WORD,
+    "plan.streaming.place:Held.released": _A_WORD,
+    "policies:names": _A_WORD,
+    "policies:load": _A_WORD,
+    "policies:Policy.schedule": _A_WORD,
+    "policies.rule:by_first_write": "an order: what is issued in any is judged",
+    "policies.checkfreq:at_best": "for reports: nothing follows it",
+    "policies.checkfreq:_bandwidth_for": _ADVICE,
+    "compiler:Compiled.plan": "for reports",
+    "compiler:check_policy": "refuses what does not go together",
+    "compiler:_least_paused": "chooses an interval, whose schedule is judged",
     "compiler:_as_planned": "refuses a streaming plan that is not what runs",
     "compiler:_as_asked": "checks what verify cannot know: what was asked for",
     "compiler:_without_slack": _ADVICE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from checkflow.plan import Plan, Problem, StateTensor
 
@@ -100,6 +100,28 @@ def play(problem: Problem, requests: Sequence[Request]) -> tuple[list[tuple[int,
     first = c * len(requests)
     shift = c * period
     return [(begins[first + n] - shift, ends[first + n] - shift) for n in range(len(requests))], sorted(set(late))
+
+
+def standing_still(problem: Problem, position: int, time_ns: int) -> Problem:
+    """One checkpoint's k iterations as one, in which training stands still at an unrolled position: one step more.
+
+    Windows stay what they are: a tensor's first write is that of the first iteration, its last that of the last one.
+    Nothing is allocated meanwhile: what is resident then is so at the steps before and after it.
+    """
+    times, resident = problem.time_ns * problem.interval, problem.resident_bytes * problem.interval
+    at = position % len(times) or len(times)  # what is at position 0 is at the end of the iterations before, too
+
+    def moved(tensor: StateTensor) -> StateTensor:
+        first, last = tensor.first_write, tensor.last_write + len(times) - len(problem.time_ns)
+        return replace(tensor, first_write=first + (first > at), last_write=last + (last > at))
+
+    return replace(
+        problem,
+        time_ns=(*times[:at], time_ns, *times[at:]),
+        resident_bytes=(*resident[:at], min(resident[at - 1], resident[at % len(times)]), *resident[at:]),
+        state=tuple(moved(tensor) for tensor in problem.state),
+        interval=1,
+    )
 
 
 def peak_bytes(problem: Problem, holds: Sequence[tuple[int, int, int]]) -> int:

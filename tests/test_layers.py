@@ -44,8 +44,8 @@ ALLOWED: dict[str, set[str]] = {
     "verify": {"errors", "graph", "graphfile", "schedule"},
     "lower": {"errors", "graph", "graphfile", "plan", "schedule"},
     "models": {"errors", "training"},
-    "policies": {"errors", "units", "graph", "plan"},
-    "compiler": {"errors", "units", "graph", "plan", "schedule", "lower", "verify"},
+    "policies": {"errors", "units", "graph", "plan", "schedule", "lower"},
+    "compiler": {"errors", "units", "graph", "plan", "policies", "schedule", "lower", "verify"},
     "report": {
         "errors", "text", "units", "graph", "plan", "policies", "schedule", "jsonfile", "compiler", "simulation",
     },
@@ -73,8 +73,8 @@ ALLOWED: dict[str, set[str]] = {
         "policies", "sources", "models",
     },
     "cli": {
-        "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "schedule",
-        "verify", "compiler", "frontend", "timedgraph", "report", "sources", "training", "store", "sweep",
+        "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "policies", "trace",
+        "schedule", "verify", "compiler", "frontend", "timedgraph", "report", "sources", "training", "store", "sweep",
         "text", "dtypes", "interrupts",
     },
 }  # fmt: skip

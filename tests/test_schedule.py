@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from handmade import EASY, GRAPH, TIGHT
+from handmade import EASY, GRAPH, PAUSED, TIGHT
 from mutants import SETTINGS
 from pydantic import BaseModel, ValidationError
 
@@ -266,3 +266,41 @@ def test_a_wrong_file_of_version_1_is_refused_in_one_line(
     with pytest.raises(FormatError, match=message) as raised:
         read_schedule(tmp_path / "old.json")
     assert "\n" not in str(raised.value)
+
+
+def test_what_does_not_pause_has_the_digest_that_it_had_before_pauses() -> None:
+    """Who holds such a file, or a checkpoint of it, holds it still."""
+    assert EASY.digest == "sha256:3a83b2cf95fba8b3ba4a0615acd1f5fab96f3fbcac40fb9d46f022c53cd8872c"
+    assert TIGHT.digest == "sha256:beca3f517bdc0881a217cb25bca6dec0e79574e8a073f0e75c218aa6264ca3bc"
+    document = schedule_document(EASY)
+    assert not {"policy", "pause"} & document.keys()
+    assert "pause_ns" not in EASY.certificate.model_dump(exclude_defaults=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pause": [1, 4]}, "field pause: anchor 4 is not one of the 3"),
+        ({"pause": [1, 0]}, "pause.1"),
+        ({"pause": [1]}, "pause"),
+        ({"policy": "Check Freq"}, "policy"),
+    ],
+)
+def test_a_pause_that_makes_no_sense_is_refused_in_one_line(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    """The field is named."""
+    document = schedule_document(PAUSED) | change
+    document["digest"] = digest_of({name: value for name, value in document.items() if name != "digest"})
+    (tmp_path / "s.json").write_text(json.dumps(document))
+    with pytest.raises(FormatError, match=message) as error:
+        read_schedule(tmp_path / "s.json")
+    assert "\n" not in str(error.value)
+
+
+def test_a_paused_schedule_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """With the pause under its digest."""
+    write_schedule(tmp_path / "s.json", PAUSED)
+    assert read_schedule(tmp_path / "s.json") == PAUSED
+    assert sealed(PAUSED.model_copy(update={"pause": (1, 1)})).digest != PAUSED.digest
+    assert sealed(PAUSED.model_copy(update={"policy": "synchronous"})).digest != PAUSED.digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from handmade import ANCHORS, EASY, FROZEN, GRAPH, STATE, TIGHT, X
+from handmade import ANCHORS, EASY, FROZEN, GRAPH, PAUSED, STATE, TIGHT, X
 from pydantic import BaseModel
 
 from checkflow.errors import VerificationError
@@ -66,12 +66,17 @@ def swap(table: str, number: int) -> Change:
 
 def test_easy_schedule_needs_no_snapshot() -> None:
     """At 10 GB/s the peak is training's own."""
-    assert verify(EASY, GRAPH) == Verified(664, 664, 664, 664, 0)
+    assert verify(EASY, GRAPH) == Verified(664, 664, 664, 664, 0, 0)
 
 
 def test_tight_schedule_needs_what_paper_says() -> None:
     """At 4 GB/s and interval 2 it meets the bound of its anchors, 804; with more of them 714 would do."""
-    assert verify(TIGHT, GRAPH) == Verified(664, 804, 804, 714, 210)
+    assert verify(TIGHT, GRAPH) == Verified(664, 804, 804, 714, 210, 0)
+
+
+def test_paused_schedule_needs_what_paper_says() -> None:
+    """At 4 GB/s training stands still for 55 ns at position 2, and b's copy is held until then."""
+    assert verify(PAUSED, GRAPH) == Verified(664, 714, 664, 664, 150, 55)
 
 
 STILL_VALID: dict[str, Change] = {
@@ -190,6 +195,58 @@ def test_broken_promise_is_refused(change: Change, message: str) -> None:
     """Each rule, header field and claim, broken by a little under a digest that is right, is named in one line."""
     with pytest.raises(VerificationError, match=message) as raised:
         verify(sealed(change(TIGHT)), GRAPH)
+    assert "\n" not in str(raised.value)
+
+
+PAUSED_STILL_VALID: dict[str, Change] = {
+    "another policy's": header(policy="synchronous"),
+    "every second iteration": header(interval=2),
+    "at the iteration's end": lambda s: claim(pause_ns=75)(header(pause=(0, 3))(s)),
+    "where the next checkpoint begins": lambda s: claim(pause_ns=35, snapshot_bytes=300, peak_bytes=964, gap=300 / 664)(
+        header(
+            pause=(1, 3),
+            actions=tuple(one.model_copy(update={"snapshot": (0, 3), "release": (1, 3)}) for one in s.actions),
+        )(s)
+    ),
+}
+
+
+@pytest.mark.parametrize("change", PAUSED_STILL_VALID.values(), ids=PAUSED_STILL_VALID)
+def test_another_sound_pause_passes(change: Change) -> None:
+    """What only moves the pause is judged by how long it takes there."""
+    verify(sealed(change(PAUSED)), GRAPH)
+
+
+PAUSED_BROKEN: dict[str, tuple[Change, str]] = {
+    "no pause": (header(pause=None), "actions: 300 bytes do not fit the 160 that the link carries"),
+    "a ns short": (claim(pause_ns=54), "certificate.pause_ns: 54 is claimed, 55 is found"),
+    "a ns long": (claim(pause_ns=56), "certificate.pause_ns: 56 is claimed, 55 is found"),
+    "claimed without one": (lambda _: claim(pause_ns=55)(TIGHT), "certificate.pause_ns: 55 is claimed, 0 is found"),
+    "earlier": (header(pause=(0, 3)), "certificate.pause_ns: 55 is claimed, 75 is found"),
+    "after a deadline": (header(pause=(1, 3)), "actions row 0 .*released at position 2 with 70 bytes still to move"),
+    "after a live tensor's deadline": (
+        lambda s: row("actions", 0, release=(1, 3))(header(pause=(1, 3))(s)),
+        "actions row 1 .*170 bytes still to move at its deadline, position 2",
+    ),
+    "a live tensor due before it": (
+        row("actions", 0, snapshot=None, release=None),
+        "actions row 0 .*150 bytes still to move at its deadline, position 0",
+    ),
+    "before the iteration's end": (header(pause=(0, 2)), "pause: .*before the iteration's end"),
+    "before the last offload": (row("actions", 2, offload=(1, 3)), "pause: .* or the last offload"),
+    "after the next checkpoint's first offload": (header(pause=(2, 1)), "pause: .*next checkpoint's first offload"),
+    "at an anchor that is not there": (header(pause=(1, 4)), "pause: at anchor 4, but the last is 3"),
+    "released before it": (row("actions", 0, release=(1, 1)), "released at position 0 with 150 bytes still to move"),
+    "a bound of what does not pause": (claim(lower_bound_bytes=714, gap=0.0), "lower_bound_bytes: 714 is claimed, 664"),
+    "nothing to wait for": (header(actions=()), "actions: model/a has 100 bytes, of which the rows cover 0"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), PAUSED_BROKEN.values(), ids=PAUSED_BROKEN)
+def test_broken_promise_of_a_pause_is_refused(change: Change, message: str) -> None:
+    """Where it stands, what it waits for and how long that takes."""
+    with pytest.raises(VerificationError, match=message) as raised:
+        verify(sealed(change(PAUSED)), GRAPH)
     assert "\n" not in str(raised.value)
 
 

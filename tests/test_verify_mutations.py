@@ -24,7 +24,7 @@ from checkflow.plan.packed import packing
 from checkflow.verify import verify
 
 PACKAGE = Path(checkflow.__file__).parent
-CHAIN = ("graph", "plan", "lower", "compiler")  # from a graph to its schedule
+CHAIN = ("graph", "plan", "policies", "lower", "compiler")  # from a graph to its schedule
 
 
 def compiled(setting: str) -> Compiled | Refused:

@@ -97,6 +97,9 @@ WORKLOADS = {
     ),
     "gpt2": Workload("GPT-2 small, AdamW, dropout; 32 tokens", partial(gpt2, 1, 32)),
     "tiny-llama": Workload("two narrow Llama layers in bfloat16 (tests)", partial(llama, 1, 16, small=True), threads=1),
+    "conv-cuda": Workload(
+        "convolutions with BatchNorm, dropout, AdamW; 64 images", partial(convolutions, batch=64), "cuda"
+    ),
     "gpt2-cuda": Workload("GPT-2 small, AdamW, dropout; 8 x 1024 tokens", partial(gpt2, 8, 1024), "cuda"),
     "llama-1b-cuda": Workload(
         "Llama-3.2-1B in bfloat16, AdamW in float32; 2048 tokens", partial(llama, 1, 2048), "cuda"

@@ -100,7 +100,7 @@ def attach(
             that a loop keeps there what it replaces; or any object with state_dict and load_state_dict. Of any size.
         metadata: the user's own JSON; read anew for each checkpoint. `Checkpointer.metadata` is what was restored.
         interval: iterations from one checkpoint to the next; the schedule's unless given, or the fewest that the link
-            allows where it is learned.
+            allows where it is learned. A schedule that pauses where the next checkpoint begins is for its own alone.
         slots: checkpoints that host memory holds: 3 to fill, keep and persist at once, or 2. With 1 each is on disk,
             whatever `persist_every` says, before the next is begun: least memory, and least lost with the machine.
         when_full: where no slot is free, "skip" this checkpoint or "wait" until one is.
@@ -143,6 +143,11 @@ def attach(
         schedule = read_schedule(Path(schedule))
     if interval is not None and interval < 1:
         raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
+    if schedule is not None and interval not in (None, schedule.interval) and _pauses_between(schedule):
+        raise InputError(
+            f"interval: {interval} is not the {schedule.interval} that the schedule was compiled for, after which it "
+            f"pauses until a checkpoint has arrived; compile it with --interval {interval}"
+        )
     if when_full not in ("skip", "wait"):
         raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
 
@@ -212,6 +217,14 @@ def attach(
         tell(f"{store}: {_plan(engine.interval, size_bytes, slots, persist_every)}")
         undo.pop_all()
     return checkpointer
+
+
+def _pauses_between(schedule: Schedule) -> bool:
+    """Whether training stands still where the next checkpoint begins, which another interval moves."""
+    if schedule.pause is None or not schedule.actions:
+        return False
+    iteration, anchor = schedule.actions[0].offload
+    return schedule.pause == (iteration + schedule.interval, anchor)
 
 
 def _close(handle: StoreHandle) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from checkflow import policies
 from checkflow.cli import _console
 from checkflow.cli._options import (
     Rate,
@@ -22,7 +23,7 @@ from checkflow.cli._options import (
     settings_of,
     trace_options,
 )
-from checkflow.compiler import Options, Refused
+from checkflow.compiler import Options, Refused, check_policy
 from checkflow.errors import EXIT_DONE, EXIT_NO
 from checkflow.frontend import compile_model, refusal
 from checkflow.plan import Formulation, Transfers
@@ -46,6 +47,8 @@ from checkflow.units import fraction_ppm
 @click.option("--interval", default="auto", show_default=True, metavar="N|auto",
               help="Iterations between checkpoints; auto: the fewest that the link allows.")  # fmt: skip
 @click.option("--slack", type=float, default=0.0, show_default=True, help="Drift of times and bandwidth to tolerate.")
+@click.option("--policy", type=click.Choice(policies.names()), default="checkflow", show_default=True,
+              help="Who decides; another one than checkflow follows its rule.")  # fmt: skip
 @click.option("--formulation", type=click.Choice([f.value for f in Formulation]), default="direct", show_default=True)
 @click.option(
     "--transfers", type=click.Choice([t.value for t in Transfers]), help="[default: streaming for direct, else packed]"
@@ -69,6 +72,7 @@ def command(
     chunk: int | None,
     interval: str,
     slack: float,
+    policy: str,
     formulation: str,
     transfers: str | None,
     solver: str,
@@ -83,6 +87,7 @@ def command(
     network, or a graph that `checkflow trace` wrote.
     """
     kind = transfers_for(Formulation(formulation), Transfers(transfers) if transfers else None)
+    check_policy(policy, Formulation(formulation), kind, solver)
     output = output or default_output(model, "schedule")
     for path, suffixes in ((output, ()), (report, figure.SUFFIXES), (trace_out, (".json",))):
         if path is not None:
@@ -94,6 +99,7 @@ def command(
         memory_limit_bytes=memory_limit,
         relax_memory=relax_memory,
         slack_ppm=fraction_ppm(slack, "--slack"),
+        policy=policy,
         formulation=Formulation(formulation),
         transfers=kind,
         solver=solver,

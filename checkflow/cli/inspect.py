@@ -18,7 +18,7 @@ from checkflow.report import dagfile
 from checkflow.report.certificate import certified
 from checkflow.report.operators import critical_path
 from checkflow.schedule import FORMAT as SCHEDULE_FORMAT
-from checkflow.schedule import ActionRow, Schedule, read_schedule
+from checkflow.schedule import Place, Schedule, read_schedule
 from checkflow.units import format_bytes, format_ns, format_rate
 
 LONGEST = 5  # operators of the critical path that are shown
@@ -77,7 +77,7 @@ def _show_schedule(schedule: Schedule, limit: int | None) -> None:
         f"{schedule.interval} iteration(s) over {format_rate(schedule.bandwidth_bytes_per_s)}, {schedule.formulation}/"
         f"{schedule.transfers}\npeak {format_bytes(certificate.peak_bytes)}, "
         f"{format_bytes(certificate.training_peak_bytes)} training alone; "
-        f"{certified(certificate)}\n",
+        f"{certified(certificate)}\n{_pause(schedule)}",
         soft_wrap=True,
         markup=False,
     )
@@ -87,14 +87,21 @@ def _show_schedule(schedule: Schedule, limit: int | None) -> None:
         table.add_row(
             f"{names[row.tensor]}[{row.offset}:{row.offset + row.bytes}]",
             format_bytes(row.bytes),
-            *(_where(schedule, row, part) for part in ("snapshot", "offload", "release")),
+            *(_where(schedule, place) for place in (row.snapshot, row.offload, row.release)),
         )
     _console.out.print(table, markup=False)
     _more(len(schedule.actions), limit, "actions")
 
 
-def _where(schedule: Schedule, row: ActionRow, part: str) -> str:
-    place = {"snapshot": row.snapshot, "offload": row.offload, "release": row.release}[part]
+def _pause(schedule: Schedule) -> str:
+    """Where and how long training stands still, on a line of its own."""
+    if schedule.pause is None:
+        return ""
+    where, how_long = _where(schedule, schedule.pause), format_ns(schedule.certificate.pause_ns)
+    return f"{schedule.policy}: training stands still for {how_long} at {where}\n"
+
+
+def _where(schedule: Schedule, place: Place | None) -> str:
     if place is None:
         return ""
     iteration, number = place

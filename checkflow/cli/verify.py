@@ -13,7 +13,7 @@ from checkflow.cli._options import json_option
 from checkflow.errors import EXIT_DONE
 from checkflow.graphfile import read_graph
 from checkflow.schedule import read_schedule
-from checkflow.units import format_bytes
+from checkflow.units import format_bytes, format_ns
 from checkflow.verify import verify
 
 
@@ -30,7 +30,8 @@ def command(schedule: Path, graph: Path, as_json: bool) -> int:
     _console.out.print(
         f"{schedule}: verified; peak {format_bytes(verified.peak_bytes)}, training alone "
         f"{format_bytes(verified.training_peak_bytes)}; no schedule with these anchors needs less than "
-        f"{format_bytes(verified.lower_bound_bytes)}",
+        f"{format_bytes(verified.lower_bound_bytes)}"
+        + (f"; training stands still for {format_ns(verified.pause_ns)}" if verified.pause_ns else ""),
         soft_wrap=True,
         markup=False,
     )

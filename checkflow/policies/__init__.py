@@ -1,6 +1,6 @@
 """What checkflow and other tools do with the same problem. A policy is one file here, found by its name.
 
-What they share is in planned.py.
+Each answers with a schedule that the runtime executes, or says why there is none. What rules share is in rule.py.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ from pkgutil import iter_modules
 from typing import Protocol, cast
 
 from checkflow.errors import InputError
+from checkflow.graph import Graph
 from checkflow.plan import Infeasible, Problem
-from checkflow.policies.planned import Planned
+from checkflow.policies.rule import Link
+from checkflow.schedule import Schedule
 
 
 class Policy(Protocol):
     """What each of the files offers."""
 
-    def plan(self, problem: Problem) -> Planned | Infeasible:
-        """What the policy does with a problem, or why it can do nothing."""
+    def schedule(self, problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
+        """What the policy does with a graph's problem, at the graph's anchors, or why it can do nothing."""
 
 
 def names() -> tuple[str, ...]:
     """The policies there are, in alphabetical order."""
-    return tuple(sorted(module.name for module in iter_modules(__path__) if module.name != "planned"))
+    return tuple(sorted(module.name for module in iter_modules(__path__) if module.name != "rule"))
 
 
 def load(name: str) -> Policy:

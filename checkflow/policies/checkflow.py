@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from checkflow.plan import Formulation, Infeasible, Problem, Transfers
-from checkflow.plan.solve import solve
-from checkflow.policies.planned import Planned
+from checkflow.graph import Graph
+from checkflow.lower import lower
+from checkflow.plan import Infeasible, Problem, on_anchors
+from checkflow.plan.streaming.planner import plan_streaming
+from checkflow.policies.rule import Link
+from checkflow.schedule import Schedule
 
 
-def plan(problem: Problem) -> Planned | Infeasible:
+def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
     """The plan of least peak, or why there is none: the link is too slow, or the memory limit too low."""
-    answer = solve(problem, Formulation.DIRECT, Transfers.STREAMING)
-    if isinstance(answer, Infeasible):
-        return answer
-    return Planned(problem, answer, answer.peak_bytes, pause_ns=0)
+    problem = on_anchors(problem, graph)
+    plan = plan_streaming(problem)
+    if isinstance(plan, Infeasible):
+        return plan
+    return lower(plan, problem, graph, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, slack_ppm=link.slack_ppm)

@@ -17,44 +17,50 @@ from bisect import bisect_right
 from dataclasses import replace
 from itertools import accumulate
 
-from checkflow.plan import TICKS_PER_BYTE, Infeasible, Problem
-from checkflow.plan.timeline.fluid import earliest_deadline_first, lower_bound_bytes
+from checkflow.graph import Graph
+from checkflow.plan import TICKS_PER_BYTE, Infeasible, Problem, on_anchors
 from checkflow.plan.timeline.grid import Grid
-from checkflow.policies.planned import Planned, back_to_back, by_rule, duration_ns, paused, within_limit
+from checkflow.policies.rule import Link, Ruled, scheduled, until_arrived, whole_state, within_limit
+from checkflow.schedule import Schedule
 
 
-def plan(problem: Problem) -> Planned | Infeasible:
+def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
+    """The rule on the graph's anchors."""
+    problem = on_anchors(problem, graph)
+    return scheduled("checkfreq", rule(problem), problem, graph, link)
+
+
+def rule(problem: Problem) -> Ruled | Infeasible:
     """A copy of the state at the iteration's end, and a pause there for what the link cannot carry in k iterations.
 
     Infeasible where that needs more than the memory limit (CheckFreq then goes on as checkfreq_cpu does).
     """
-    return within_limit(_planned(problem), problem, _bandwidth_for(problem))
+    return within_limit(_ruled(problem), problem, _bandwidth_for(problem))
 
 
-def unlimited(problem: Problem) -> Planned:
-    """The same without a memory limit, for what CheckFreq would need."""
-    return _planned(replace(problem, memory_limit_bytes=None))
+def at_best(problem: Problem) -> Ruled:
+    """What CheckFreq would need where its copy could be freed between any two operators, whatever the limit."""
+    return _ruled(replace(problem, anchors=None, memory_limit_bytes=None))
 
 
-def _planned(problem: Problem) -> Planned:
-    work = problem.state_bytes * TICKS_PER_BYTE
-    pause_ns = duration_ns(work - problem.clock(problem.interval * problem.steps), problem)
-    runs = paused(problem, pause_ns, problem.interval * problem.steps)
-    grid = Grid.everywhere(runs)
-    transfers = back_to_back(runs, begin=0, snapshot=0)
-    held = [(0, grid.at_or_after(transfer.finish), transfer.chunk.size_bytes) for transfer in transfers]
-    gone = max((released for _, released, _ in held), default=0)
-    needed = max(grid.memory_bytes([(0, gone, problem.state_bytes)]))
-    bound = lower_bound_bytes(grid, earliest_deadline_first(grid))
-    return Planned(runs, by_rule(transfers, max(grid.memory_bytes(held)), bound), needed, pause_ns)
+def _ruled(problem: Problem) -> Ruled:
+    grid = Grid.of(problem)
+    if not problem.state:
+        return Ruled((), None, problem.training_peak_bytes)
+    gone = min(grid.from_clock(problem.state_bytes * TICKS_PER_BYTE), grid.period_cells)
+    return Ruled(
+        acts=whole_state(problem, created=0, released=gone),
+        pause=until_arrived(grid, grid.period_cells),
+        peak_bytes=max(grid.memory_bytes([(0, gone, problem.state_bytes)])),
+    )
 
 
 def _bandwidth_for(problem: Problem) -> int | None:
-    """The least bandwidth at which the copy is gone before the first step that has no room for it; None: none helps."""
-    limit = problem.memory_limit_bytes
+    """The least bandwidth at which the copy is gone before the first cell that has no room for it; None: none helps."""
+    limit, grid = problem.memory_limit_bytes, Grid.of(problem)
     if limit is None or problem.training_peak_bytes > limit:
         return None
-    fullest = list(accumulate(problem.resident_bytes, max))
-    roomy = bisect_right(fullest, limit - problem.state_bytes)  # that many first steps have room
-    time_ns = sum(problem.time_ns[:roomy])
+    fullest = list(accumulate(grid.resident_bytes, max))
+    roomy = bisect_right(fullest, limit - problem.state_bytes)  # that many first cells have room
+    time_ns = sum(problem.time_ns[: grid.position(roomy)])
     return -(-problem.state_bytes * TICKS_PER_BYTE // time_ns) if time_ns else None

@@ -16,39 +16,45 @@ Assumed in its favour:
 
 from __future__ import annotations
 
-from checkflow.graph import Role
-from checkflow.plan import TICKS_PER_BYTE, Infeasible, Problem
-from checkflow.policies.planned import (
-    Planned,
+from checkflow.graph import Graph, Role
+from checkflow.plan import TICKS_PER_BYTE, Infeasible, Problem, on_anchors
+from checkflow.plan.timeline.grid import Grid
+from checkflow.policies.rule import (
+    Link,
+    Ruled,
     by_first_write,
-    direct,
-    duration_ns,
-    paused,
-    read_after_iteration,
+    scheduled,
+    until_arrived,
+    whole_state,
     within_limit,
 )
+from checkflow.schedule import Schedule
 
 
-def plan(problem: Problem) -> Planned | Infeasible:
+def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
+    """The rule on the graph's anchors."""
+    problem = on_anchors(problem, graph)
+    return scheduled("checkfreq_cpu", rule(problem), problem, graph, link)
+
+
+def rule(problem: Problem) -> Ruled | Infeasible:
     """A pause, at the guard, for what has not left by then; no byte of memory.
 
     Infeasible where the memory limit is below what training alone needs.
     """
-    guard = _guard(problem)
-    left = 0 if guard is None else problem.state_bytes * TICKS_PER_BYTE - problem.clock(guard)
-    pause_ns = duration_ns(left, problem)
-    runs = paused(read_after_iteration(problem), pause_ns, guard or 0)
-    sent = direct(runs, begin=0)
-    return within_limit(Planned(runs, sent, sent.peak_bytes, pause_ns), problem, None)
+    grid = Grid.of(problem)
+    guard = _guard(grid)
+    pause = None if guard is None else until_arrived(grid, guard)
+    return within_limit(Ruled(whole_state(problem), pause, problem.training_peak_bytes), problem, None)
 
 
-def _guard(problem: Problem) -> int | None:
-    """The position at which training waits until all has left; None if all is gone before any write that needs it."""
+def _guard(grid: Grid) -> int | None:
+    """The ordinal at which training waits until all has left; None if all is gone before any write that needs it."""
     sent = 0
-    for index in by_first_write(problem):
-        tensor = problem.state[index]
+    for index in by_first_write(grid.problem):
+        tensor = grid.problem.state[index]
         sent += tensor.size_bytes * TICKS_PER_BYTE
-        before = tensor.first_write - 1
-        if tensor.role is not Role.BUFFER or sent > problem.clock(before):
+        before = grid.at_or_before(tensor.first_write - 1)
+        if tensor.role is not Role.BUFFER or sent > grid.clock(before):
             return before
     return None

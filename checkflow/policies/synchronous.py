@@ -7,16 +7,23 @@ that the iteration never writes is not in a Problem, and so not copied again wit
 
 from __future__ import annotations
 
-from checkflow.plan import TICKS_PER_BYTE, Infeasible, Problem
-from checkflow.policies.planned import Planned, direct, duration_ns, paused, read_after_iteration, within_limit
+from checkflow.graph import Graph
+from checkflow.plan import Infeasible, Problem, on_anchors
+from checkflow.plan.timeline.grid import Grid
+from checkflow.policies.rule import Link, Ruled, scheduled, until_arrived, whole_state, within_limit
+from checkflow.schedule import Schedule
 
 
-def plan(problem: Problem) -> Planned | Infeasible:
-    """A pause of S/B at the end of the last of k iterations, and no byte of memory.
+def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
+    """The rule on the graph's anchors."""
+    problem = on_anchors(problem, graph)
+    return scheduled("synchronous", rule(problem), problem, graph, link)
+
+
+def rule(problem: Problem) -> Ruled | Infeasible:
+    """A pause of S/B at the end of each k-th iteration, and no byte of memory.
 
     Infeasible where the memory limit is below what training alone needs.
     """
-    pause_ns = duration_ns(problem.state_bytes * TICKS_PER_BYTE, problem)
-    runs = paused(read_after_iteration(problem), pause_ns, problem.interval * problem.steps)
-    sent = direct(runs, begin=-1)  # the pause is the iteration's last step
-    return within_limit(Planned(runs, sent, sent.peak_bytes, pause_ns), problem, None)
+    pause = until_arrived(Grid.of(problem), 0) if problem.state else None
+    return within_limit(Ruled(whole_state(problem), pause, problem.training_peak_bytes), problem, None)

@@ -26,10 +26,14 @@ def _events(compiled: Compiled) -> list[dict[str, object]]:
     ]
     ops = compiled.graph.ops
     edges = timeline.edges_ns
-    for step, (begin, end) in enumerate(pairwise(edges)):
-        op = ops[step % len(ops)]
-        events.append(_complete(op.name, COMPUTE, begin, end, {"step": step + 1}))
-        events.append(_memory(timeline, step, begin))
+    step = 0
+    for index, (begin, end) in enumerate(pairwise(edges)):
+        if index == timeline.pause:
+            events.append(_complete("pause", COMPUTE, begin, end, {}))
+        else:
+            step += 1
+            events.append(_complete(ops[(step - 1) % len(ops)].name, COMPUTE, begin, end, {"step": step}))
+        events.append(_memory(timeline, index, begin))
     for span in timeline.spans:
         events += _transfer(span, len(events))
     return events

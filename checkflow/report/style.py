@@ -31,7 +31,7 @@ def styled() -> Iterator[None]:
         from matplotlib import rc_context
         from matplotlib.rcsetup import cycler
     except ImportError:
-        raise InputError("--report: needs matplotlib; install checkflow[plot]") from None
+        raise InputError("--report: needs matplotlib; pip install 'checkflow[plot]'") from None
     style = rc_context(
         {
             "axes.axisbelow": True,

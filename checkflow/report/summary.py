@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from checkflow.compiler import Compiled, Options, Refused, explain
 from checkflow.graph import Graph
-from checkflow.plan import Problem
+from checkflow.plan import Problem, ProvenBy
 from checkflow.plan.solve import transfers_for
 from checkflow.policies import checkfreq
 from checkflow.report.operators import critical_path
@@ -15,7 +15,7 @@ Figures = dict[str, str | int | float | bool | None]
 
 def of_compiled(compiled: Compiled, trace_s: float, path: str) -> Figures:
     """The figures of a plan. Bytes, bytes a second, nanoseconds and seconds, as the names say; gap is a fraction."""
-    certificate = compiled.schedule.certificate
+    certificate, plan = compiled.schedule.certificate, compiled.planned
     return _common(compiled.graph, compiled.problem, compiled.schedule.bandwidth_bytes_per_s, feasible=True) | {
         "chunks": len(compiled.schedule.actions),
         "peak_bytes": certificate.peak_bytes,
@@ -23,16 +23,18 @@ def of_compiled(compiled: Compiled, trace_s: float, path: str) -> Figures:
         "ideal_peak_bytes": certificate.ideal_peak_bytes,
         "snapshot_bytes": certificate.snapshot_bytes,
         "gap": certificate.gap,
-        "planned_peak_bytes": compiled.plan.peak_bytes,
-        "planned_bound_bytes": compiled.plan.lower_bound_bytes,
-        "proven_by": compiled.plan.proven_by.value,
+        "planned_peak_bytes": plan.peak_bytes if plan else certificate.peak_bytes,
+        "planned_bound_bytes": plan.lower_bound_bytes if plan else certificate.lower_bound_bytes,
+        "proven_by": plan.proven_by.value if plan else ProvenBy.BOUND.value,
+        "policy": compiled.schedule.policy,
+        "pause_ns": certificate.pause_ns,
         "memory_limit_bytes": compiled.problem.memory_limit_bytes,
-        "checkfreq_peak_bytes": checkfreq.unlimited(compiled.problem).peak_bytes,
+        "checkfreq_peak_bytes": checkfreq.at_best(compiled.problem).peak_bytes,
         "formulation": compiled.schedule.formulation,
         "transfers": compiled.schedule.transfers,
         "solver": certificate.solver,
         "solver_why": certificate.solver_why,
-        "solver_s": compiled.plan.solver.wall_s,
+        "solver_s": plan.solver.wall_s if plan else 0.0,
         "slack": compiled.schedule.slack_ppm / 1e6,
         "tolerated_drift": tolerated_drift_ppm(compiled.schedule, compiled.graph) / 1e6,
         "why_not_each": compiled.why_not_each or None,

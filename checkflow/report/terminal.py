@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from checkflow.compiler import Compiled
+from checkflow.compiler import CHECKFLOW, Compiled
 from checkflow.plan import Plan, ProvenBy, Transfers
 from checkflow.policies import checkfreq
 from checkflow.report.certificate import certified
@@ -40,12 +40,15 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
         ("link", f"{format_rate(schedule.bandwidth_bytes_per_s)}, {problem.state_bytes / capacity:.0%} used"),
         ("training peak", format_bytes(certificate.training_peak_bytes)),
         ("peak", _against(certificate.peak_bytes, certificate.training_peak_bytes)),
-        ("CheckFreq's peak", _against(checkfreq.unlimited(problem).peak_bytes, certificate.training_peak_bytes)),
+        ("CheckFreq's peak", _against(checkfreq.at_best(problem).peak_bytes, certificate.training_peak_bytes)),
         ("snapshots", f"{format_bytes(certificate.snapshot_bytes)}; the rest leaves directly"),
         ("certificate", certified(certificate)),
         ("solver", f"{certificate.solver}: {certificate.solver_why}"),
     ]
-    if compiled.plan.transfers_kind is Transfers.PACKED:
+    if schedule.policy != CHECKFLOW:
+        rows.insert(-1, ("policy", schedule.policy))
+        rows.insert(-1, ("pause", f"{format_ns(certificate.pause_ns)} for each checkpoint"))
+    if compiled.planned is not None and compiled.plan.transfers_kind is Transfers.PACKED:
         rows.insert(-1, (f"{compiled.plan.formulation} plan", _model(compiled.plan)))
     if compiled.why_not_each:
         rows.insert(4, ("interval", f"{problem.interval}: every iteration is too often; {compiled.why_not_each}"))
@@ -54,7 +57,8 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
     if schedule.slack_ppm:
         rows.append(("slack", f"planned with times and bandwidth {schedule.slack_ppm / 1e4:g}% short"))
     drift = tolerated_drift_ppm(schedule, compiled.graph)
-    rows.append(("drift", f"the link may be {drift / 1e4:.1f}% slower, or operators faster, before anything waits"))
+    waits = "training waits longer" if certificate.pause_ns else "anything waits"
+    rows.append(("drift", f"the link may be {drift / 1e4:.1f}% slower, or operators faster, before {waits}"))
     return rows
 
 

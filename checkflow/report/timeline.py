@@ -27,7 +27,8 @@ class Span:
 class Timeline:
     """Times from position 0. A checkpoint's transfers may begin before it, and end after the period (they repeat)."""
 
-    edges_ns: tuple[int, ...]  # of the period's steps, one more than there are steps
+    edges_ns: tuple[int, ...]  # of the period's steps, one more than there are steps; a pause is one of them
+    pause: int | None  # index of that step
     training_bytes: tuple[int, ...]  # in each step
     memory_bytes: tuple[int, ...]  # in each step, with the snapshots
     spans: tuple[Span, ...]
@@ -44,18 +45,27 @@ def timeline_of(compiled: Compiled) -> Timeline:
     """The timeline of a schedule, at the derated times it was planned with."""
     problem, schedule, graph = compiled.problem, compiled.schedule, compiled.graph
     steps = problem.steps * problem.interval
-    edges = (0, *accumulate(problem.time_ns * problem.interval))
+    times = list(problem.time_ns * problem.interval)
+    pause = None if schedule.pause is None else schedule.position(schedule.pause) % steps or steps
+    if pause is not None:
+        times.insert(pause, schedule.certificate.pause_ns)
+    elapsed = (0, *accumulate(times))
+    edges = elapsed if pause is None else (*elapsed[:pause], *elapsed[pause + 1 :])
     extra = [0] * steps
     for row in schedule.actions:
         if row.snapshot is not None and row.release is not None:
             for step in range(schedule.position(row.snapshot), schedule.position(row.release)):
                 extra[step % steps] += row.bytes
-    training = problem.resident_bytes * problem.interval
+    training = list(problem.resident_bytes * problem.interval)
+    if pause is not None:  # nothing is allocated then
+        for held in (training, extra):
+            held.insert(pause, min(held[pause - 1], held[pause % steps]))
     return Timeline(
-        edges_ns=edges,
-        training_bytes=training,
+        edges_ns=elapsed,
+        pause=pause,
+        training_bytes=tuple(training),
         memory_bytes=tuple(a + b for a, b in zip(training, extra, strict=True)),
-        spans=_spans(compiled),
+        spans=_spans(compiled, edges),
         phases=_phases(graph, edges),
         anchors_ns=tuple(
             edges[iteration * graph.steps + anchor.position]
@@ -66,7 +76,8 @@ def timeline_of(compiled: Compiled) -> Timeline:
     )
 
 
-def _spans(compiled: Compiled) -> tuple[Span, ...]:
+def _spans(compiled: Compiled, edges: tuple[int, ...]) -> tuple[Span, ...]:
+    """`edges`: when training leaves each position of a period, after a pause there."""
     problem, schedule = compiled.problem, compiled.schedule
     bandwidth = problem.bandwidth_bytes_per_s
     names = {row.id: row.views[0].name for row in schedule.state}
@@ -74,8 +85,12 @@ def _spans(compiled: Compiled) -> tuple[Span, ...]:
     def held(row: ActionRow) -> tuple[float, float] | None:
         if row.snapshot is None or row.release is None:
             return None
-        created, released = (problem.clock(schedule.position(place)) for place in (row.snapshot, row.release))
-        return created / bandwidth, released / bandwidth
+        created, released = (at_ns(schedule.position(place)) for place in (row.snapshot, row.release))
+        return created, released
+
+    def at_ns(position: int) -> int:
+        period, within = divmod(position, len(edges) - 1)
+        return period * edges[-1] + edges[within]
 
     return tuple(
         Span(

@@ -15,6 +15,7 @@ class Cause(StrEnum):
     LOAD = "load_state_dict guard"
     UNWATCHED = "state that no hook guards"
     RELEASE = "release of a snapshot"
+    PAUSE = "pause of the policy"
     SLOT = "no free slot"
     DRAIN = "drain"
 

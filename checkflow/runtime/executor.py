@@ -272,6 +272,7 @@ class Executor:
         with self._entered():
             if not self.pipeline.has(self.completed):
                 self.pipeline.drop_open()
+                self.pipeline.drain()  # no plan has this one: what those before it hold would be held beside it
                 self._begin(wait=True)
             self.pipeline.drain()
         staged = self.pipeline.last_staged == self.completed

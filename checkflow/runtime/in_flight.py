@@ -10,6 +10,7 @@ import torch
 
 from checkflow.errors import DeviceError
 from checkflow.runtime.binding import Binding, BoundStorage
+from checkflow.runtime.counters import Cause
 from checkflow.runtime.device import Batch, Copy, Device, Event, Snapshot
 from checkflow.runtime.sink import NamedSlot
 from checkflow.runtime.timetable import ActionKind, Timetable
@@ -154,6 +155,7 @@ class InFlight:
         self._progress = [Progress.PENDING] * len(timetable.moves)
         self._pending = len(timetable.moves)
         self._cursor = 0
+        self._paused = timetable.pause is None
         self._again: list[int] = []  # moves behind the cursor whose early copies went stale
         self._snapshots: dict[int, Snapshot] = {}
         self._events: dict[int, Event] = {}  # of moves that left from a snapshot
@@ -165,18 +167,26 @@ class InFlight:
         return not self._pending and not self._again and not self.open
 
     def advance(self, time: int) -> None:
-        """Do what is due up to a time."""
+        """Do what is due up to a time. At a pause all of the checkpoint is issued, and what it held goes after it."""
         events, start = self._timetable.events, self._cursor
         while self._cursor < len(events) and events[self._cursor][0] <= time:
             self._cursor += 1
-        if self._cursor == start:
+        pause, pauses = self._timetable.pause, False
+        if not self._paused and pause is not None:
+            pauses = self._paused = pause <= time
+        if self._cursor == start and not pauses:
             return
         due = events[start : self._cursor]
+        releases = [index for _, kind, index in due if kind is ActionKind.RELEASE]
         self._do(
             snapshots=[index for _, kind, index in due if kind is ActionKind.SNAPSHOT],
             offloads=[index for _, kind, index in due if kind is ActionKind.OFFLOAD],
-            releases=[index for _, kind, index in due if kind is ActionKind.RELEASE],
+            releases=() if pauses else releases,
         )
+        if pauses:
+            if self.last is not None and not self._device.done(self.last):
+                self._device.wait(self.last, Cause.PAUSE)
+            self._do(snapshots=(), offloads=(), releases=releases)
 
     def close(self, slots: SlotMap, record: Callable[[], bytes], *, keep_early: bool = False) -> None:
         """The iteration has ended: what was copied before and written since is copied again, unless `keep_early`."""

@@ -35,11 +35,12 @@ class Timetable:
     events: tuple[tuple[int, ActionKind, int], ...]  # (time, kind, index of its move), ascending
     moves_of: dict[int, tuple[int, ...]]  # storage -> its moves
     anchors: dict[tuple[str, str], dict[int, int]]  # (kind, subject) -> occurrence -> number of the anchor, from 1
-    used: frozenset[int]  # anchors that some event needs
+    used: frozenset[int]  # anchors that some event or the pause needs
     hooked: frozenset[tuple[str, str]]  # (kind, subject) of these, and of a few more that look what has been copied
     anchor_count: int
     acts_in_updates: bool  # something is planned between an update's functions
     few_bytes: int = 0  # to copy them costs less than to do it apart
+    pause: int | None = None  # when training stands still until all of a checkpoint has arrived
 
     def time(self, iteration: int, anchor: int) -> int:
         return iteration * (self.anchor_count + 1) + anchor
@@ -91,7 +92,8 @@ def timetable_of(schedule: Schedule, few_bytes: int = 0) -> Timetable:
     anchors: dict[tuple[str, str], dict[int, int]] = {}
     for number, anchor in enumerate(schedule.anchors, start=1):
         anchors.setdefault((anchor.kind, anchor.subject), {})[anchor.occurrence] = number
-    used = frozenset(at % (count + 1) for at, _, _ in events)
+    pause = None if schedule.pause is None else time(schedule.pause)
+    used = frozenset(at % (count + 1) for at in (*(at for at, _, _ in events), *(() if pause is None else (pause,))))
     hooked = used | {int(count * part) for part in LOOKS}
     return Timetable(
         moves=tuple(
@@ -112,4 +114,5 @@ def timetable_of(schedule: Schedule, few_bytes: int = 0) -> Timetable:
         anchor_count=count,
         acts_in_updates=any(schedule.anchors[number - 1].kind == "update" for number in used if number),
         few_bytes=few_bytes,
+        pause=pause,
     )

@@ -51,20 +51,22 @@ class Drifted:
 
 
 def tolerated_drift_ppm(schedule: Schedule, graph: Graph) -> int:
-    """How much slower the link (or faster every operator) may be before a guard or a release waits, in millionths.
+    """How much slower the link (or faster every operator) may be before training waits longer than certified, in ppm.
 
     Found by bisection: a slower link only ever ends each transfer later. Where both drift at once, each by d, the link
     is in effect 1 - (1 - d)² slower: slack 0.1 tolerates 0.19 of this.
     """
     route, _, times_ns = _nominal(schedule, graph)
     state_ticks = sum(row.bytes for row in schedule.actions) * TICKS_PER_BYTE
-    iteration_ns = sum(times_ns) * schedule.interval
+    period_ns = sum(times_ns) * schedule.interval + schedule.certificate.pause_ns
 
     def unstalled(drift_ppm: int) -> bool:
         bandwidth = schedule.bandwidth_bytes_per_s * (PPM - drift_ppm) // PPM
-        if bandwidth < 1 or state_ticks > iteration_ns * bandwidth:
+        if bandwidth < 1 or state_ticks > period_ns * bandwidth:
             return False
-        return not any(i.stall_ticks for i in follow(route, [times_ns] * route.settled, bandwidth).iterations)
+        allowed_ticks = schedule.certificate.pause_ns * bandwidth
+        played = follow(route, [times_ns] * route.settled, bandwidth)
+        return all(iteration.stalled_ticks <= allowed_ticks for iteration in played.iterations)
 
     low, high = 0, PPM
     while high - low > 1:

@@ -29,7 +29,8 @@ class Turn:
     age: int
     releases: tuple[int, ...]  # actions offloaded before
     offloads: tuple[Offload, ...]
-    late_releases: tuple[int, ...]  # of actions that this very anchor offloads
+    pauses: bool  # until all of the checkpoint has arrived
+    late_releases: tuple[int, ...]  # of actions that this very anchor offloads, or for which it pauses
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class Route:
 class _Acts:
     releases: list[int] = field(default_factory=list)
     offloads: list[int] = field(default_factory=list)
+    pauses: bool = False
 
 
 def route_of(schedule: Schedule, problem: Problem) -> Route:
@@ -82,9 +84,16 @@ def route_of(schedule: Schedule, problem: Problem) -> Route:
         )
     guards, guard_of = _guards(schedule, problem)
     acts: dict[tuple[int, int], _Acts] = {}  # (anchor, age)
-    for time, kind, action in timetable_of(schedule).events:
-        age, anchor = divmod(time, len(schedule.anchors) + 1)
-        here = acts.setdefault((anchor, age), _Acts())
+    timetable = timetable_of(schedule)
+
+    def acts_at(time: int) -> _Acts:
+        age, anchor = divmod(time, timetable.anchor_count + 1)
+        return acts.setdefault((anchor, age), _Acts())
+
+    if timetable.pause is not None:
+        acts_at(timetable.pause).pauses = True
+    for time, kind, action in timetable.events:
+        here = acts_at(time)
         if kind is ActionKind.OFFLOAD:
             here.offloads.append(action)
         elif kind is ActionKind.RELEASE:
@@ -122,7 +131,7 @@ def _guards(schedule: Schedule, problem: Problem) -> tuple[list[tuple[int, Cause
 
 
 def _turn(schedule: Schedule, age: int, acts: _Acts, guard_of: dict[int, int]) -> Turn:
-    rows, new = schedule.actions, set(acts.offloads)
+    rows, new = schedule.actions, set(acts.releases) if acts.pauses else set(acts.offloads)
     return Turn(
         age=age,
         releases=tuple(action for action in acts.releases if action not in new),
@@ -132,5 +141,6 @@ def _turn(schedule: Schedule, age: int, acts: _Acts, guard_of: dict[int, int]) -
             )
             for action in acts.offloads
         ),
+        pauses=acts.pauses,
         late_releases=tuple(action for action in acts.releases if action in new),
     )

@@ -1,8 +1,8 @@
 """A discrete-event simulation of link, compute stream and guards: what waits when timings are not those of the plan.
 
 It does what checkflow/runtime does (docs/runtime.md). The compute stream passes anchors in order; each issues its
-offloads, which the link carries one after the other; a guard waits for what still reads the tensors it guards, and a
-release for its own transfer. Time is exact: ticks of 1e-9 byte, as in Problem.clock.
+offloads, which the link carries one after the other; a guard waits for what still reads the tensors it guards, a
+release for its own transfer, a pause for all that was issued. Time is exact: ticks of 1e-9 byte, as in Problem.clock.
 
 Not simulated: a slot to fill is always free; copies of state that the iteration does not write, once for each slot;
 the time of the snapshots' own copies on the compute stream, which the plan takes for nothing.
@@ -164,6 +164,8 @@ class _Player:
             else:
                 self._reading[offload.guard] = self._free
             self._note(checkpoint, (offload.action, begin, self._free))
+        if turn.pauses:
+            self._wait(self._free, Cause.PAUSE)
         for action in turn.late_releases:
             self._wait(self._ends.pop((checkpoint, action)), Cause.RELEASE)
 

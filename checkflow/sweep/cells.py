@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from checkflow.plan import Formulation, Reason
 
 BATCH_SIZE = "batch_size"  # the factory argument that --find batch_size searches
-CHECKFLOW = "checkflow"  # the policy whose plans are compiled; the other policies have no schedules
+CHECKFLOW = "checkflow"  # the policy that plans, and so the only one with formulations
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -73,9 +73,9 @@ class Row(Strict):
     iteration_time_ns: int | None = None
     state_bytes: int | None = None  # that each checkpoint carries
     training_peak_bytes: int | None = None
-    peak_bytes: int | None = None  # of policy checkflow as proven of its schedule, of others as planned
+    peak_bytes: int | None = None  # as proven of its schedule
     packed_peak_bytes: int | None = None  # of a packed plan itself, before it goes to anchors
-    lower_bound_bytes: int | None = None  # policy checkflow only
+    lower_bound_bytes: int | None = None  # of a packed plan its own, else of what runs
     checkfreq_peak_bytes: int | None = None  # of CheckFreq at the same interval
     snapshot_bytes: int | None = None  # copied within the device, as executed
     copy_ns: int | None = None  # what these copies take

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
-
-from checkflow import hardware, policies
+from checkflow import hardware
 from checkflow.compiler import Compiled, Options, Refused, compile_graph, explain
 from checkflow.errors import CheckflowError
 from checkflow.graph import Graph
-from checkflow.plan import Formulation, Infeasible, Problem, Transfers, problem_of
+from checkflow.plan import Formulation, Infeasible, Problem, Transfers
+from checkflow.policies import checkfreq
 from checkflow.sources import brief
-from checkflow.sweep.cells import CHECKFLOW, Cell, Outcome, Row
-
-CHECKFREQ = "checkfreq"
+from checkflow.sweep.cells import Cell, Outcome, Row
 
 
 def evaluate(cell: Cell, graph: Graph, profile: hardware.Profile | None) -> Row:
@@ -40,7 +36,7 @@ def evaluate(cell: Cell, graph: Graph, profile: hardware.Profile | None) -> Row:
         training_peak_bytes=graph.training_peak_bytes,
         state_bytes=sum(graph.tensors[index].size_bytes for index in graph.written_state),
     )
-    return _compiled(row, graph, profile) if cell.policy == CHECKFLOW else _by_policy(row, graph, profile)
+    return _compiled(row, graph, profile)
 
 
 def failure(cell: Cell, message: str) -> Row:
@@ -54,16 +50,17 @@ def complaint(error: BaseException) -> str:
 
 
 def _compiled(row: Row, graph: Graph, profile: hardware.Profile | None) -> Row:
-    """Policy checkflow: a schedule that is verified, and the peak of its execution."""
-    cell = row.cell
-    assert cell.formulation is not None and row.bandwidth_bytes_per_s is not None
-    direct = cell.formulation is Formulation.DIRECT
+    """A schedule that is verified, and the peak of its execution."""
+    cell, formulation = row.cell, row.cell.formulation or Formulation.DIRECT
+    assert row.bandwidth_bytes_per_s is not None
+    direct = formulation is Formulation.DIRECT
     options = Options(
         bandwidth_bytes_per_s=row.bandwidth_bytes_per_s,
         interval=cell.interval,
         chunk_bytes=cell.chunk_bytes,
         slack_ppm=cell.slack_ppm,
-        formulation=cell.formulation,
+        policy=cell.policy,
+        formulation=formulation,
         transfers=Transfers.STREAMING if direct else Transfers.PACKED,
     )
     result = compile_graph(graph, options)
@@ -76,43 +73,14 @@ def _compiled(row: Row, graph: Graph, profile: hardware.Profile | None) -> Row:
             update={
                 "peak_bytes": certificate.peak_bytes,
                 "packed_peak_bytes": None if direct else result.plan.peak_bytes,
-                "lower_bound_bytes": result.plan.lower_bound_bytes,
+                "lower_bound_bytes": certificate.lower_bound_bytes if direct else result.plan.lower_bound_bytes,
                 "plan_s": result.plan_s,
             }
         ),
         result.problem,
         profile,
-        pause_ns=0,
+        pause_ns=certificate.pause_ns,
         snapshot_bytes=certificate.snapshot_bytes,
-    )
-
-
-def _by_policy(row: Row, graph: Graph, profile: hardware.Profile | None) -> Row:
-    """Another policy's plan, which nothing executes."""
-    cell, policy = row.cell, policies.load(row.cell.policy)
-    assert row.bandwidth_bytes_per_s is not None
-    problem = problem_of(
-        graph,
-        bandwidth_bytes_per_s=row.bandwidth_bytes_per_s,
-        interval=cell.interval or 1,
-        chunk_bytes=cell.chunk_bytes,
-        slack_ppm=cell.slack_ppm,
-    )
-    began = time.perf_counter()
-    answer = policy.plan(problem)
-    while isinstance(answer, Infeasible):
-        longer = answer.smallest_interval
-        if cell.interval is not None or longer is None or longer <= problem.interval:
-            message = f"infeasible ({answer.reason}): {answer.detail}"
-            return _infeasible(row, problem.interval, answer, message, time.perf_counter() - began)
-        problem = replace(problem, interval=longer)
-        answer = policy.plan(problem)
-    return _feasible(
-        row.model_copy(update={"peak_bytes": answer.peak_bytes, "plan_s": time.perf_counter() - began}),
-        problem,
-        profile,
-        pause_ns=answer.pause_ns,
-        snapshot_bytes=answer.plan.snapshot_bytes,
     )
 
 
@@ -136,8 +104,7 @@ def _feasible(
     assert row.iteration_time_ns and row.state_bytes is not None
     period_ns = problem.interval * row.iteration_time_ns
     copy_ns = None if profile is None else hardware.copy_ns(snapshot_bytes, profile)
-    checkfreq = policies.load(CHECKFREQ).plan(problem)
-    checkfreq_bytes = None if isinstance(checkfreq, Infeasible) else checkfreq.peak_bytes
+    checkfreq_bytes = checkfreq.at_best(problem).peak_bytes
     largest = row.largest_bytes
     assert largest is not None
     return row.model_copy(
@@ -149,7 +116,7 @@ def _feasible(
             "copy_ns": copy_ns,
             "overhead": None if copy_ns is None else (pause_ns + copy_ns) / period_ns,
             "checkfreq_peak_bytes": checkfreq_bytes,
-            "saving": None if checkfreq_bytes is None else 1 - largest / checkfreq_bytes,
+            "saving": 1 - largest / checkfreq_bytes,
             "disk_bytes_per_s": -(-row.state_bytes * 10**9 // period_ns),
         }
     )

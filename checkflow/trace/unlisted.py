@@ -31,12 +31,13 @@ class Watch:
         self.before = frozenset(ledger.alive.values())
         self.paths = _paths(reached)
         self.wrote: dict[Storage, str] = {}  # with the user's line
+        self.made: set[Storage] = set()  # which may have the identity of one that was freed
         self.needed: dict[Storage, bool] = {}  # whether the first access read, or wrote a part
         self._ledger = ledger
 
     def existed(self, storage: Storage) -> bool:
         """Whether it did when the iteration began."""
-        return storage in self.before or storage.identity in self.paths
+        return storage in self.before or (storage.identity in self.paths and storage not in self.made)
 
     def saw(
         self,
@@ -61,7 +62,9 @@ class Watch:
                     self.wrote[storage] = user_line()
         if fresh:
             line = user_line()
-            self.wrote.update((self._ledger.see(tensor), line) for tensor in fresh)
+            storages = [self._ledger.see(tensor) for tensor in fresh]
+            self.made.update(storages)
+            self.wrote.update(dict.fromkeys(storages, line))
 
 
 def unlisted(

@@ -30,6 +30,12 @@ def fifo(terms: Terms, table: str, ready: Sequence[int], sizes: Sequence[int]) -
     return _served(opens, sizes, end)
 
 
+def from_idle(terms: Terms, ready: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """The same where a pause before the first leaves nothing of the checkpoint before; any work fits."""
+    opens = [terms.clock(position) for position in ready]
+    return _served(opens, sizes, min(opens, default=0))
+
+
 def _served(opens: Sequence[int], sizes: Sequence[int], end: int) -> list[tuple[int, int]]:
     times = []
     for opened, size_bytes in zip(opens, sizes, strict=True):

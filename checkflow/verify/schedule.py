@@ -9,7 +9,7 @@ from checkflow.graph import Graph
 from checkflow.graphfile import graph_fingerprint, state_fingerprint
 from checkflow.schedule import ActionRow, AnchorRow, Schedule, StateRow, ViewRow, schedule_digest
 from checkflow.verify.bound import fluid_bound, ideal_bound
-from checkflow.verify.executed import executed_holds
+from checkflow.verify.executed import executed
 from checkflow.verify.failure import fail
 from checkflow.verify.memory import peak_of
 from checkflow.verify.rows import Part
@@ -25,6 +25,7 @@ class Verified:
     lower_bound_bytes: int  # with these anchors
     ideal_peak_bytes: int  # the bound with an anchor between any two operators
     snapshot_bytes: int
+    pause_ns: int  # for each checkpoint
 
 
 def verify(schedule: Schedule, graph: Graph) -> Verified:
@@ -36,13 +37,15 @@ def verify(schedule: Schedule, graph: Graph) -> Verified:
     terms = terms_of_schedule(schedule, graph)
     _check_header(schedule, graph, {saved.tensor for saved in terms.state})
     _check_formulation(schedule)
-    holds = executed_holds(schedule, _parts(terms, schedule.actions), terms)
+    holds, pause_ns, paused_bytes = executed(schedule, _parts(terms, schedule.actions), terms)
+    pauses = schedule.pause is not None  # who may stand still needs no byte (docs/model.md)
     verified = Verified(
         training_peak_bytes=terms.training_peak_bytes,
-        peak_bytes=peak_of(terms, holds),
-        lower_bound_bytes=fluid_bound(terms),
-        ideal_peak_bytes=ideal_bound(terms),
+        peak_bytes=max(peak_of(terms, holds), paused_bytes),
+        lower_bound_bytes=terms.training_peak_bytes if pauses else fluid_bound(terms),
+        ideal_peak_bytes=terms.training_peak_bytes if pauses else ideal_bound(terms),
         snapshot_bytes=sum(hold.size_bytes for hold in holds),
+        pause_ns=pause_ns,
     )
     claims, above = schedule.certificate, verified.peak_bytes - verified.lower_bound_bytes
     for field, claimed, found in (
@@ -52,6 +55,7 @@ def verify(schedule: Schedule, graph: Graph) -> Verified:
         ("ideal_peak_bytes", claims.ideal_peak_bytes, verified.ideal_peak_bytes),
         ("gap", claims.gap, above / verified.lower_bound_bytes if above else 0.0),
         ("snapshot_bytes", claims.snapshot_bytes, verified.snapshot_bytes),
+        ("pause_ns", claims.pause_ns, verified.pause_ns),
     ):
         if claimed is not None and claimed != found:  # version 1 did not say
             fail(f"certificate.{field}: {claimed} is claimed, {found} is found")

@@ -18,7 +18,7 @@ import torch
 import trainer_to_kill
 from programs import HANGS_S, Program
 
-from checkflow import hardware
+from checkflow import hardware, policies
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.learning.kept import FOLDER
 from checkflow.plan import Formulation
@@ -29,7 +29,7 @@ TRAINER = Path(__file__).with_name("trainer_to_kill.py")
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 KILLS = 200 if NIGHTLY else 8
 SAID, PIPE_BYTES = 60, 4096  # a life says so many iterations at most before it is killed, and then what its pipe holds
-ITERATIONS = 250 * KILLS  # more than are said in all of them, so that each is killed
+EACH = 250  # iterations for each kill
 SEED = random.randrange(10**6) if NIGHTLY else 0
 OPTIONS = {
     "cpu": Options(3_000_000_000),  # just enough
@@ -81,13 +81,15 @@ def _live(arguments: list[str], kill: Kill | None, folder: Path) -> Life:
     return life
 
 
-def _schedule(device: str, path: Path) -> str:
-    """Compiled for the trainer, with a plan that has to snapshot some of it."""
+def _schedule(device: str, path: Path, policy: str = "checkflow") -> str:
+    """Compiled for the trainer, with a plan that has to snapshot some of it, or for a link that makes a rule pause."""
     traced = trace_training(partial(trainer_to_kill.training, device), model="killed", cuda_defaults=False)
     graph = hardware.retime(traced.graph, hardware.load_profile("rtx3090"))
-    compiled = compile_graph(graph, OPTIONS[device])
+    options = OPTIONS[device] if policy == "checkflow" else Options(10**9, policy=policy)
+    compiled = compile_graph(graph, options)
     assert isinstance(compiled, Compiled)
-    assert compiled.schedule.certificate.snapshot_bytes > 0
+    certificate = compiled.schedule.certificate
+    assert certificate.snapshot_bytes if policy == "checkflow" else certificate.pause_ns
     write_schedule(path, compiled.schedule)
     return str(path)
 
@@ -106,12 +108,19 @@ def test_killed_while_its_schedule_is_learned_it_resumes_bit_identically(tmp_pat
     _killed("cpu", "learned", tmp_path)
 
 
-def _killed(device: str, schedule: str, tmp_path: Path) -> None:
-    reference = _live(["reference", device, str(ITERATIONS)], None, tmp_path).said
-    arguments = ["attached", device, str(ITERATIONS), schedule, str(tmp_path / "store")]
+@pytest.mark.parametrize("policy", [name for name in policies.names() if name != "checkflow"])
+def test_killed_under_any_policy_it_resumes_bit_identically(policy: str, tmp_path: Path) -> None:
+    """Where training stands still decides what a kill costs, never what is restored."""
+    _killed("cpu", _schedule("cpu", tmp_path / "schedule.json", policy), tmp_path, max(3, KILLS // 10))
+
+
+def _killed(device: str, schedule: str, tmp_path: Path, kills: int = KILLS) -> None:
+    iterations = EACH * kills  # more than are said in all lives, so that each is killed
+    reference = _live(["reference", device, str(iterations)], None, tmp_path).said
+    arguments = ["attached", device, str(iterations), schedule, str(tmp_path / "store")]
     chance, completed, startup_s = random.Random(SEED), 0, 3.0
     print(f"seed {SEED}")  # noqa: T201
-    for number in range(KILLS):
+    for number in range(kills):
         shutil.rmtree(tmp_path / "store" / FOLDER, ignore_errors=True)
         early = number % 4 == 3  # while it starts, waits for the saver or restores
         began_s = chance.random() * startup_s if early else HANGS_S
@@ -123,7 +132,7 @@ def _killed(device: str, schedule: str, tmp_path: Path) -> None:
             completed, startup_s = life.last, life.startup_s
     final = _live([*arguments, "3"], None, tmp_path)
     _check(final, completed, reference)
-    assert final.last == ITERATIONS
+    assert final.last == iterations
 
 
 def _check(life: Life, completed: int, reference: dict[int, str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from checkflow import policies
 from checkflow.cli import run
 from checkflow.errors import EXIT_DONE, EXIT_NO
 from checkflow.hardware import measure
@@ -50,6 +51,41 @@ def test_compile_prints_its_figures_and_writes_a_schedule_that_verifies(capfd: p
     assert (figures["gap"], figures["proven_by"], figures["state_bytes"]) == (0.0, "bound", 61_100_840 * 4)
     verified = _json(capfd, "verify", "s.json", "graph.json")
     assert verified["peak_bytes"] == figures["peak_bytes"]
+
+
+@pytest.mark.parametrize("policy", policies.names())
+def test_every_policy_is_compiled_verified_shown_and_drawn(policy: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its schedule says whose it is and where training stands still; reports have the pause as time of its own."""
+    assert run(["trace", "alexnet", "--batch-size", "32", "--set", "small=true", "-o", "graph.json"]) == EXIT_DONE
+    slow = ("--bandwidth", "300MB/s" if policy != "checkflow" else "63GB/s", "--interval", "1")
+    arguments = ("compile", "graph.json", "--policy", policy, *slow, "-o", "s.json")
+    figures = _json(capfd, *arguments, "--trace-out", "t.json", "--report", "r.html")
+    schedule = read_schedule(Path("s.json"))
+    assert figures["policy"] == schedule.policy == policy
+    pause_ns = schedule.certificate.pause_ns
+    assert figures["pause_ns"] == pause_ns and (pause_ns > 0) == (policy != "checkflow")
+    assert _json(capfd, "verify", "s.json", "graph.json")["pause_ns"] == pause_ns
+    events = json.loads(Path("t.json").read_text())["traceEvents"]
+    paused = [event["dur"] for event in events if event["name"] == "pause"]
+    assert paused == ([pause_ns / 1e3] if pause_ns else [])
+    assert max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") == pytest.approx(
+        (schedule.iteration_time_ns + pause_ns) / 1e3, rel=1e-3
+    ) or policy in ("checkflow", "checkfreq")  # whose bytes may move on into the next period
+    assert run([*arguments]) == run(["inspect", "s.json"]) == run(["verify", "s.json", "graph.json"]) == EXIT_DONE
+    assert capfd.readouterr().out.count("stands still") == (2 if pause_ns else 0)
+
+
+@pytest.mark.parametrize(("policy", "interval"), [("checkfreq", 8), ("checkfreq_cpu", 1), ("synchronous", 1)])
+def test_auto_is_the_interval_at_which_a_rule_pauses_least(
+    policy: str, interval: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A copy in GPU memory may leave during many iterations; what is read live has to leave in the next one."""
+    arguments = ("compile", "alexnet", "--batch-size", "32", "--set", "small=true", "--bandwidth", "300MB/s")
+    figures = _json(capfd, *arguments, "--policy", policy)
+    state, time_ns = figures["state_bytes"], figures["iteration_time_ns"]
+    assert isinstance(state, int) and isinstance(time_ns, int)
+    assert figures["interval"] == (-(-state * 10**9 // (300_000_000 * time_ns)) if interval > 1 else 1)
+    assert (figures["pause_ns"] == 0) == (policy == "checkfreq")
 
 
 def test_infeasible_says_why_and_what_would_do(capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ OPTIONS = {
     "compile": TRACED
     | {
         "--bandwidth", "--memory-limit", "--relax-memory", "--chunk", "--interval", "--slack", "--formulation",
-        "--transfers", "--solver", "--time-limit", "--report", "--trace-out",
+        "--transfers", "--solver", "--time-limit", "--report", "--trace-out", "--policy",
     },
     "trace": TRACED,
     "verify": {"schedule", "graph", "--json"},

@@ -11,6 +11,7 @@ import pytest
 from evaluation.ablation import links, parts, prices, slack
 from evaluation.ablation.freelink import free_link
 from evaluation.ablation.study import NOT_CYCLIC, PARTS, Study, ablate, cells_of, study
+from evaluation.ablation.windows import read_after_iteration
 from handmade import GRAPH
 from matplotlib.patches import Rectangle
 
@@ -22,7 +23,6 @@ from checkflow.lower import anchor_grid
 from checkflow.plan import Plan, Reason, problem_of
 from checkflow.plan.solve import solve
 from checkflow.plan.streaming.place import place
-from checkflow.policies.planned import read_after_iteration
 
 ROOT = Path(__file__).parent.parent.parent
 BANDWIDTH = 63 * 10**9

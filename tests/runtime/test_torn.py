@@ -23,6 +23,19 @@ def test_every_staged_byte_is_of_its_iterations_end(factory: Factory, lag: int, 
     assert made.sink.order == list(range(1, 9))
 
 
+@pytest.mark.parametrize("factory", trainings.ALL, ids=lambda factory: factory.__name__)
+@pytest.mark.parametrize("lag", [0, 10**9])
+def test_a_pause_anywhere_tears_nothing(factory: Factory, lag: int) -> None:
+    """Whatever it finds issued or not, and whether its anchor fires or does not."""
+    schedule = random_schedule(factory, 3)
+    for pause in ((0, 1), (0, len(schedule.anchors)), (1, 1), (1, len(schedule.anchors) // 2), (2, 1)):
+        made = rig(factory, schedule.model_copy(update={"pause": pause}), lag=lag)
+        made.run(6)
+        made.close()
+        assert made.torn() == []
+        assert made.sink.order == list(range(1, 7))
+
+
 @pytest.mark.parametrize("factory", [trainings.adamw_foreach, trainings.momentum_foreach, trainings.adamw_fused])
 @pytest.mark.parametrize("lag", [0, 3, 10**9])
 def test_functions_that_count_no_writes_tear_nothing(

@@ -47,13 +47,15 @@ def stepped(
                 if anchor.position == position:
                     for checkpoint in checkpoints:
                         place = iteration - checkpoint, number
-                        for row in schedule.actions:
-                            if row.release == place:
-                                world.wait([(checkpoint, row)], Cause.RELEASE)
+                        released = [(checkpoint, row) for row in schedule.actions if row.release == place]
+                        if schedule.pause != place:
+                            world.wait(released, Cause.RELEASE)
                         for row in schedule.actions:
                             if row.offload == place:
                                 world.queue += [(checkpoint, row)] * row.bytes
                                 world.left_ns += [ns_per_byte[iteration - 1]] * row.bytes
+                        if schedule.pause == place:
+                            world.wait([item for item in world.queue if item[0] == checkpoint], Cause.PAUSE)
             if position == graph.steps:
                 break
             for cause in (Cause.OPTIMIZER, Cause.FORWARD):

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from stepping import stepped
 from virtual import TICKS_PER_BYTE, VirtualRun, attached, graph_of, training_of
 
+from checkflow import policies
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.errors import InputError
 from checkflow.graph import Graph, Role
-from checkflow.lower import lower
-from checkflow.plan import Infeasible, Problem, on_anchors, problem_of
-from checkflow.plan.solve import solve
-from checkflow.runtime.counters import Counters
+from checkflow.plan import Problem, problem_of
+from checkflow.policies.rule import Link
+from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch
 from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
@@ -38,11 +38,11 @@ def traced(network: str, optimizer: str) -> Graph:
     return graph_of(network, optimizer)
 
 
-def compiled(graph: Graph, room: float, interval: int, slack_ppm: int = 0) -> Compiled:
+def compiled(graph: Graph, room: float, interval: int, policy: str = "checkflow") -> Compiled:
     """For a link that carries `room` times the bytes it has to."""
     size = sum(graph.tensors[i].size_bytes for i in graph.written_state)
     bandwidth = int(room * size * 10**9 / (graph.iteration_time_ns * interval)) + 1
-    result = compile_graph(graph, Options(bandwidth, interval=interval, slack_ppm=slack_ppm))
+    result = compile_graph(graph, Options(bandwidth, interval=interval, policy=policy))
     assert isinstance(result, Compiled)
     return result
 
@@ -81,6 +81,29 @@ def test_simulated_and_counted_stalls_are_equal_to_the_tick(
         stalled.append(sum(iteration.stalled_ticks for iteration in counted))
     assert stalled[0] == 0
     assert stalled[2] > 0
+
+
+@pytest.mark.parametrize("policy", [name for name in policies.names() if name != "checkflow"])
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("room", [0.4, 1.3])
+def test_pauses_are_simulated_and_counted_to_the_tick(policy: str, interval: int, room: float) -> None:
+    """Without drift training waits at the pause alone, as long as certified; with any drift both count the same."""
+    network, optimizer = NETWORKS[1]
+    graph = traced(network, optimizer)
+    made = compiled(graph, room, interval, policy)
+    bandwidth, claims = made.problem.bandwidth_bytes_per_s, made.schedule.certificate
+    for drift in (0.0, 0.05, 0.5):
+        times, per_byte = perturbed(graph, drift, seed=interval)
+        run = VirtualRun(made.schedule, graph, training_of(network, optimizer), bandwidth)
+        counted = [run.iterate(time, one) for time, one in zip(times, per_byte, strict=True)]
+        run.close()
+        assert list(simulate(made.schedule, made.problem, times, per_byte).iterations) == counted
+        assert run.peak_bytes <= claims.peak_bytes
+        if not drift:
+            stalls = [iteration.stall_ticks for iteration in counted if iteration.stall_ticks]
+            assert all(set(one) == {Cause.PAUSE} for one in stalls)
+            assert {-(-one[Cause.PAUSE] // bandwidth) for one in stalls} == ({claims.pause_ns} - {0})
+            assert (run.peak_bytes == claims.peak_bytes) or not claims.snapshot_bytes
 
 
 class ThrottledDevice(HostDevice):
@@ -138,8 +161,14 @@ def test_simulated_and_counted_stalls_agree_on_the_host(slower: float, stalls: b
     assert least < counted < most
 
 
+PLANNED = st.just("checkflow")
+ANY_POLICY = st.sampled_from(policies.names())
+
+
 @st.composite
-def drifted(draw: st.DrawFn) -> tuple[Graph, Problem, Schedule, list[list[int]], list[int]]:
+def drifted(
+    draw: st.DrawFn, policy: st.SearchStrategy[str] = PLANNED
+) -> tuple[Graph, Problem, Schedule, list[list[int]], list[int]]:
     """A verified schedule for a link of a byte a ns, and other times for some iterations."""
     graph = draw(graphs(earliest=1))
     buffers = draw(st.sets(st.sampled_from(graph.written_state)))
@@ -150,9 +179,8 @@ def drifted(draw: st.DrawFn) -> tuple[Graph, Problem, Schedule, list[list[int]],
     size = sum(graph.tensors[i].size_bytes for i in graph.written_state)
     interval = -(-size // graph.iteration_time_ns) + draw(st.integers(0, 1))
     problem = problem_of(graph, bandwidth_bytes_per_s=10**9, interval=interval, granule_bytes=draw(st.integers(1, 3)))
-    plan = solve(on_anchors(problem, graph))
-    assert not isinstance(plan, Infeasible)
-    schedule = lower(plan, problem, graph, bandwidth_bytes_per_s=10**9)
+    schedule = policies.load(draw(policy)).schedule(problem, graph, Link(10**9))
+    assert isinstance(schedule, Schedule)
     verify(schedule, graph)
     count = draw(st.integers(1, 3 * interval + 2))
     times = draw(
@@ -166,7 +194,7 @@ def drifted(draw: st.DrawFn) -> tuple[Graph, Problem, Schedule, list[list[int]],
     return graph, problem, schedule, times, [TICKS_PER_BYTE * ns for ns in per_byte]
 
 
-@given(drifted())
+@given(drifted(ANY_POLICY))
 def test_events_are_those_of_a_link_that_moves_byte_by_byte(
     case: tuple[Graph, Problem, Schedule, list[list[int]], list[int]],
 ) -> None:

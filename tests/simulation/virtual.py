@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 
@@ -208,6 +208,9 @@ def attached(
         interval=schedule.interval,
         wait_when_full=True,
     )
+    executor.timetable = replace(
+        executor.timetable, hooked=frozenset(executor.timetable.anchors)
+    )  # time passes at each
     executor.follow(schedule, arrive)
     return Attached(training, executor, counters, register(executor, training))
 

@@ -191,6 +191,16 @@ def sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
+class EarlierSWALR(torch.optim.swa_utils.SWALR):
+    """As before torch 2.10: its state has the function that its constructor chose."""
+
+    def state_dict(self) -> dict[str, object]:
+        return {key: value for key, value in vars(self).items() if key not in ("optimizer", "_anneal_strategy")}
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        vars(self).update(state_dict)
+
+
 SCHEDULERS: dict[str, Scheduler] = {
     "step": lambda o: lrs.StepLR(o, 2, 0.5),
     "multistep": lambda o: lrs.MultiStepLR(o, [2, 4, 4]),
@@ -205,6 +215,8 @@ SCHEDULERS: dict[str, Scheduler] = {
     "sequential": lambda o: lrs.SequentialLR(o, [lrs.LinearLR(o), lrs.ExponentialLR(o, 0.9)], [3]),
     "chained": lambda o: lrs.ChainedScheduler([lrs.ConstantLR(o), lrs.ExponentialLR(o, 0.9)]),
     "swa": lambda o: torch.optim.swa_utils.SWALR(o, 0.5, anneal_epochs=4),
+    "swa of torch 2.9": lambda o: EarlierSWALR(o, 0.5, anneal_epochs=4),
+    "swa of torch 2.9, later": lambda o: lrs.SequentialLR(o, [lrs.LinearLR(o), EarlierSWALR(o, 0.5)], [2]),
     "two": lambda o: [lrs.StepLR(o, 2), lrs.LinearLR(o)],
 }
 

@@ -15,7 +15,9 @@ from checkflow.compiler import Compiled, Options, Refused, compile_graph, explai
 from checkflow.errors import InputError
 from checkflow.graphfile import write_graph
 from checkflow.plan import Formulation, Transfers, problem_of
-from checkflow.policies.planned import Planned
+from checkflow.policies import checkfreq
+from checkflow.policies.rule import Link
+from checkflow.schedule import Schedule
 from checkflow.sweep import records
 from checkflow.sweep.cells import Cell, Grid, Outcome, Row
 from checkflow.sweep.check import check
@@ -61,9 +63,9 @@ def test_a_row_is_what_compile_says(small: Traced) -> None:
     assert executed > 0 and row.copy_ns == pytest.approx(2e9 * executed / (936e9 * 0.8), abs=1)
     assert row.copy_ns and row.overhead == row.copy_ns / period_ns
     assert row.disk_bytes_per_s == pytest.approx(row.state_bytes * 1e9 / period_ns, abs=1)
-    checkfreq = policies.load("checkfreq").plan(compiled.problem)
-    assert isinstance(checkfreq, Planned) and row.checkfreq_peak_bytes == checkfreq.peak_bytes
-    assert row.saving == 1 - certificate.peak_bytes / checkfreq.peak_bytes
+    checkfreq_bytes = checkfreq.at_best(compiled.problem).peak_bytes
+    assert row.checkfreq_peak_bytes == checkfreq_bytes
+    assert row.saving == 1 - certificate.peak_bytes / checkfreq_bytes
 
 
 @pytest.mark.parametrize(
@@ -96,23 +98,26 @@ def test_every_axis_reaches_the_planner(options: dict[str, object], small: Trace
 
 @pytest.mark.parametrize("name", [name for name in policies.names() if name != "checkflow"])
 def test_a_row_is_what_a_policy_says(name: str, small: Traced) -> None:
-    """Peak and pause are the policy's; a link so slow that training pauses costs what the pause takes."""
+    """Peak and pause are those of its schedule; a link so slow that training pauses costs what the pause takes."""
     cell = SMALL.model_copy(update={"policy": name, "formulation": None, "bandwidth_bytes_per_s": 10**7})
     (row,) = rows_of(small, cell)
     graph = hardware.retime(small.graph, hardware.load_profile("rtx3090"))
-    planned = policies.load(name).plan(problem_of(graph, bandwidth_bytes_per_s=10**7))
-    assert isinstance(planned, Planned) and planned.pause_ns > 0
-    assert (row.peak_bytes, row.pause_ns) == (planned.peak_bytes, planned.pause_ns)
-    assert row.copy_ns is not None and row.packed_peak_bytes is None
-    assert row.overhead == (planned.pause_ns + row.copy_ns) / graph.iteration_time_ns
+    schedule = policies.load(name).schedule(problem_of(graph, bandwidth_bytes_per_s=10**7), graph, Link(10**7))
+    assert isinstance(schedule, Schedule)
+    certificate = schedule.certificate
+    assert certificate.pause_ns > 0 and row.pause_ns == certificate.pause_ns
+    assert row.peak_bytes == certificate.peak_bytes and row.packed_peak_bytes is None
+    assert row.snapshot_bytes == certificate.snapshot_bytes and row.copy_ns is not None
+    assert row.overhead == (certificate.pause_ns + row.copy_ns) / graph.iteration_time_ns
 
 
 def test_policy_checkflow_is_the_direct_formulation(small: Traced) -> None:
     """What the policy plans is what the row says was planned."""
     (row,) = rows_of(small, SMALL)
     graph = hardware.retime(small.graph, hardware.load_profile("rtx3090"))
-    planned = policies.load("checkflow").plan(problem_of(graph, bandwidth_bytes_per_s=BANDWIDTH))
-    assert isinstance(planned, Planned) and row.peak_bytes == planned.peak_bytes
+    problem = problem_of(graph, bandwidth_bytes_per_s=BANDWIDTH)
+    schedule = policies.load("checkflow").schedule(problem, graph, Link(BANDWIDTH))
+    assert isinstance(schedule, Schedule) and row.peak_bytes == schedule.certificate.peak_bytes
 
 
 def test_an_infeasible_row_says_what_would_do_and_it_does(small: Traced) -> None:

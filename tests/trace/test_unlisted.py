@@ -16,6 +16,8 @@ from trainings import FEATURES, batch, loop, mlp
 
 from checkflow import Training
 from checkflow.trace import trace_training
+from checkflow.trace.storages import Ledger
+from checkflow.trace.unlisted import Watch
 from checkflow.unlisted import Unlisted
 
 CARRIED = {"running_loss": {"loss.total"}}  # of tests/trace/trainings.py
@@ -169,3 +171,14 @@ def test_a_moving_average_is_named_tensor_by_tensor(real: bool) -> None:
     expected = {f"ema.module.{name}" for name, _ in model.named_parameters()} | {"ema.n_averaged"}
     assert {one.name for one in found} == expected
     assert {one.where for one in found} == {line_of(averaged, "update_parameters")}
+
+
+def test_what_takes_the_place_of_what_was_freed_did_not_exist_before() -> None:
+    """A storage that the iteration allocates may get the identity of one that it freed."""
+    kept = torch.zeros(1)
+    ledger = Ledger()
+    watch = Watch(ledger, {"kept": kept})
+    storage = ledger.see(kept)
+    assert watch.existed(storage)
+    watch.saw(torch.ops.aten.ones.default, (), frozenset(), [kept])  # as if another lay there now
+    assert not watch.existed(storage)

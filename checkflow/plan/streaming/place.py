@@ -12,11 +12,23 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 from checkflow.plan import TICKS_PER_BYTE, Chunk
 from checkflow.plan.timeline.fluid import Piece, earliest_deadline_first, lower_bound_bytes
 from checkflow.plan.timeline.grid import Grid
 from checkflow.plan.timeline.queue import Request, in_order, queue
+
+
+class Held(Protocol):
+    """A chunk, and the ordinals at which its snapshot is created and released (None: direct)."""
+
+    @property
+    def chunk(self) -> Chunk: ...
+    @property
+    def created(self) -> int | None: ...
+    @property
+    def released(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +72,7 @@ def place(grid: Grid) -> Placement:
     return Placement(tuple(placed), max(memory, default=0), bound)
 
 
-def snapshots_of(placed: Iterable[Placed]) -> Iterator[tuple[int, int, int]]:
+def snapshots_of(placed: Iterable[Held]) -> Iterator[tuple[int, int, int]]:
     """(ordinal created, ordinal released, bytes) of each snapshot."""
     return (
         (part.created, part.released, part.chunk.size_bytes)

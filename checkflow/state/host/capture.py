@@ -23,7 +23,7 @@ import torch
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.encode import encode
 from checkflow.state.host.json_values import Json, dump
-from checkflow.state.host.objects import HostObjects, read_without_waiting
+from checkflow.state.host.objects import HostObjects, read_without_waiting, state_of
 from checkflow.state.host.optimizers import IsStored, OptimizerReader
 from checkflow.state.host.record import FORMAT, VERSION
 from checkflow.state.host.rng import RngReader
@@ -119,7 +119,7 @@ class HostState:
             head: dict[str, Json] = {"name": name, "type": type(member).__name__}
             later = read_without_waiting(member)
             if later is None:
-                found = split(name, member.state_dict(), self._rooms)
+                found = split(name, state_of(member), self._rooms)
                 self._tensors |= found.tensors
                 head |= {"file": file_of(name)} if found.tensors else {}
                 head |= {"on_device": list(found.on_device)} if found.on_device else {}

@@ -78,6 +78,23 @@ def _checked(name: str, member: object) -> Stateful:
     )
 
 
+def state_of(member: Stateful) -> dict[str, object]:
+    """What it gives as its state, less what no record holds and it has anyway.
+
+    Before torch 2.10 an SWALR lists the function that its constructor chose, also within a SequentialLR.
+    """
+    state = member.state_dict()
+    if isinstance(member, torch.optim.lr_scheduler.LRScheduler):
+        return {key: _without_annealing(value) for key, value in state.items() if key != "anneal_func"}
+    return state
+
+
+def _without_annealing(value: object) -> object:
+    if type(value) is dict:  # a Counter stays one
+        return {key: _without_annealing(each) for key, each in value.items() if key != "anneal_func"}
+    return list(map(_without_annealing, value)) if type(value) is list else value
+
+
 def read_without_waiting(member: Stateful) -> Callable[[], dict[str, object]] | None:
     """For a GradScaler on CUDA: its state as the work queued so far leaves it, to be called later; None for the rest.
 

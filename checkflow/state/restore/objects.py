@@ -10,6 +10,7 @@ from checkflow.errors import FormatError, InputError
 from checkflow.extra import Stateful, with_leaves
 from checkflow.state.host.decode import decode
 from checkflow.state.host.json_values import Stored
+from checkflow.state.host.objects import state_of
 from checkflow.state.host.record import ObjectRecord
 from checkflow.state.restore.files import FileTensor, TensorFile
 
@@ -60,7 +61,7 @@ def match_object(member: Stateful, record: ObjectRecord, file: TensorFile, devic
     if not isinstance(state, dict):
         raise FormatError(f"{record.name}: its state is no object; take another checkpoint")
     if isinstance(member, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)):
-        for key in sorted(state.keys() ^ member.state_dict().keys()):
+        for key in sorted(state.keys() ^ state_of(member).keys()):
             where = "in the checkpoint, but not here" if key in state else "here, but not in the checkpoint"
             raise InputError(f"{record.name}.{key}: is {where}; attach what was saved")
 

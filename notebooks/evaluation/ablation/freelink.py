@@ -11,7 +11,7 @@ from checkflow.lower import anchor_grid
 from checkflow.plan import TICKS_PER_BYTE, Formulation, Problem, problem_of
 from checkflow.plan.packed.bounds import least_peak_bytes, link_fits
 from checkflow.plan.timeline.fluid import earliest_deadline_first, lower_bound_bytes
-from checkflow.policies.planned import read_after_iteration
+from evaluation.ablation.windows import read_after_iteration
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from checkflow.graph import Graph
 from checkflow.lower import lower
 from checkflow.plan import TICKS_PER_BYTE, Formulation, Infeasible, Plan, Problem, Transfers, on_anchors, problem_of
 from checkflow.plan.solve import solve
-from checkflow.policies.planned import read_after_iteration
 from checkflow.sweep.traces import Settings, trace
 from checkflow.verify import verify, verify_plan
 from evaluation.ablation.freelink import FreeLink, free_link
+from evaluation.ablation.windows import read_after_iteration
 
 
 @dataclass(frozen=True, slots=True)

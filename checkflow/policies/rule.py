@@ -1,0 +1,89 @@
+"""What the rules of other tools have in common: nothing to choose, one pause for each checkpoint, and a schedule of it.
+
+A rule is followed on whatever positions the problem has: on a graph's anchors it is what runs, and between any two
+operators it is what its tool would need at best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from checkflow.graph import Graph
+from checkflow.lower import Act, Pause, schedule_of
+from checkflow.plan import TICKS_PER_BYTE, Chunk, Infeasible, Problem, Reason, SolverRun
+from checkflow.plan.timeline.grid import Grid
+from checkflow.schedule import Schedule
+from checkflow.units import size_and_excess
+
+NOTHING_TO_CHOOSE = SolverRun("none", "the policy's rule leaves nothing to choose")
+
+
+@dataclass(frozen=True, slots=True)
+class Ruled:
+    """What a rule makes of a problem."""
+
+    acts: tuple[Act, ...]  # in link order
+    pause: Pause | None  # None: nothing of the checkpoint could still be under way
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a problem's bandwidth was before slack was taken off, which a schedule says."""
+
+    bandwidth_bytes_per_s: int
+    slack_ppm: int = 0
+
+
+def scheduled(
+    policy: str, ruled: Ruled | Infeasible, problem: Problem, graph: Graph, link: Link
+) -> Schedule | Infeasible:
+    """The schedule of what a rule makes of a problem on the graph's anchors."""
+    if isinstance(ruled, Infeasible):
+        return ruled
+    return schedule_of(
+        ruled.acts,
+        Grid.of(problem),
+        graph,
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+        slack_ppm=link.slack_ppm,
+        solver=NOTHING_TO_CHOOSE,
+        policy=policy,
+        pause=ruled.pause,
+    )
+
+
+def whole_state(problem: Problem, *, created: int | None = None, released: int | None = None) -> tuple[Act, ...]:
+    """The whole state issued at the iteration's end, what is overwritten first first: directly, or from one copy."""
+    size_limit = problem.chunk_bytes and problem.chunk_bytes - problem.chunk_bytes % problem.granule_bytes
+    return tuple(
+        Act(Chunk(index, offset, min(size_limit or size_bytes, size_bytes - offset)), created, 0, released)
+        for index, size_bytes in ((index, problem.state[index].size_bytes) for index in by_first_write(problem))
+        for offset in range(0, size_bytes, size_limit or size_bytes)
+    )
+
+
+def by_first_write(problem: Problem) -> list[int]:
+    """Indices into Problem.state: what is overwritten first, first."""
+    return sorted(range(len(problem.state)), key=lambda index: problem.state[index].first_write)
+
+
+def until_arrived(grid: Grid, ordinal: int) -> Pause:
+    """The pause at an ordinal, for what has not left by then of the state that was issued at the iteration's end."""
+    problem = grid.problem
+    left_ticks = problem.state_bytes * TICKS_PER_BYTE - grid.clock(ordinal)
+    return Pause(ordinal, max(0, -(-left_ticks // problem.bandwidth_bytes_per_s)))
+
+
+def within_limit(ruled: Ruled, problem: Problem, needed_bandwidth_bytes_per_s: int | None) -> Ruled | Infeasible:
+    """The answer, unless it needs more than the problem's memory limit; no interval helps against that."""
+    limit = problem.memory_limit_bytes
+    if limit is None or ruled.peak_bytes <= limit:
+        return ruled
+    return Infeasible(
+        reason=Reason.MEMORY,
+        detail=f"this policy needs {size_and_excess(ruled.peak_bytes, limit)}",
+        needed_bandwidth_bytes_per_s=needed_bandwidth_bytes_per_s,
+        smallest_interval=None,
+        snapshot_bytes_at_that_interval=None,
+    )

@@ -1,0 +1,146 @@
+"""Every policy's schedule on the host: what it costs is what it certifies, and what it saved comes back."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import checkflow
+from checkflow import hardware, policies
+from checkflow.compiler import Compiled, Options, compile_graph
+from checkflow.errors import InputError
+from checkflow.runtime.counters import Cause
+from checkflow.runtime.device import Batch, Snapshot
+from checkflow.runtime.host import HostDevice
+from checkflow.schedule import Schedule
+from checkflow.trace import trace_training
+
+ITERATIONS = 5
+COPY_S = 0.06  # each call takes at least so long, which is longer than two iterations
+
+
+def training() -> checkflow.Training:
+    """2 MiB of weights and as much momentum; no buffers."""
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def iterate() -> None:
+        torch.autograd.backward(model(torch.ones(4, 512)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return checkflow.Training(model, optimizer, iterate)
+
+
+def schedule_of(policy: str, interval: int) -> Schedule:
+    """For a link that carries half of the state in so many iterations."""
+    traced = trace_training(training, model="small", cuda_defaults=False)
+    graph = hardware.retime(traced.graph, hardware.load_profile("rtx3090"))
+    state = sum(graph.tensors[index].size_bytes for index in graph.written_state)
+    share = 2 if policy == "checkflow" else 0.5
+    bandwidth = int(share * state * 10**9 / (graph.iteration_time_ns * interval))
+    compiled = compile_graph(graph, Options(bandwidth, interval=interval, policy=policy))
+    assert isinstance(compiled, Compiled)
+    return compiled.schedule
+
+
+def attached(made: checkflow.Training, schedule: Schedule, store: Path) -> checkflow.Checkpointer:
+    return checkflow.attach(
+        made.model, made.optimizer, schedule=schedule, store=store, when_full="wait", tell=lambda _: None
+    )
+
+
+def state_of(made: checkflow.Training) -> dict[str, torch.Tensor]:
+    (model,), (optimizer,) = made.models, made.optimizers
+    momenta = {str(n): one["momentum_buffer"] for n, one in enumerate(optimizer.state.values())}
+    return {name: tensor.detach().clone() for name, tensor in {**model.state_dict(), **momenta}.items()}
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of snapshots that there are, after each change; copies are slow."""
+    counts = [0]
+    take: Callable[[HostDevice, Sequence[torch.Tensor]], list[Snapshot]] = HostDevice.snapshot
+    copy: Callable[[HostDevice, Batch], None] = HostDevice._copy
+
+    def snapshot(device: HostDevice, sources: Sequence[torch.Tensor]) -> list[Snapshot]:
+        made = take(device, sources)
+        for one in made:
+            counts.append(counts[-1] + one.data.numel())
+            weakref.finalize(one.data, lambda size: counts.append(counts[-1] - size), one.data.numel())
+        return made
+
+    def slow(device: HostDevice, batch: Batch) -> None:
+        time.sleep(COPY_S)
+        copy(device, batch)
+
+    monkeypatch.setattr(HostDevice, "snapshot", snapshot)
+    monkeypatch.setattr(HostDevice, "_copy", slow)
+    return counts
+
+
+@pytest.mark.parametrize(("policy", "interval"), [*((name, 1) for name in policies.names()), ("checkfreq", 2)])
+def test_a_policy_runs_as_it_is_certified(policy: str, interval: int, held: list[int], tmp_path: Path) -> None:
+    """It pauses for each checkpoint, holds the snapshots that it said, and what it saved is bit-identical."""
+    schedule, made = schedule_of(policy, interval), training()
+    certificate = schedule.certificate
+    assert (certificate.pause_ns > 0) == (policy != "checkflow")
+    with attached(made, schedule, tmp_path / "store") as ckpt:
+        assert ckpt.restore() == 0
+        expected = {}
+        for iteration in range(1, ITERATIONS + 1):
+            made.iteration()
+            expected[iteration] = state_of(made)
+            ckpt.step()
+        stats = ckpt.stats()
+    checkpoints = ITERATIONS // interval
+    assert stats.started == checkpoints and not stats.skipped and not stats.discarded
+    pauses = stats.waits_by_cause.get(Cause.PAUSE, 0)
+    ended = {"synchronous": 0, "checkfreq": interval, "checkfreq_cpu": 1}  # iterations to the pause from its own
+    if policy == "checkflow":
+        assert not pauses
+    else:
+        due = [c for c in range(interval, ITERATIONS + 1, interval) if c + ended[policy] <= ITERATIONS]
+        assert pauses == len(due)
+        assert stats.stall_ns_by_cause[Cause.PAUSE] >= len(due) * COPY_S * 0.2e9  # the rest ran beside training
+        assert not set(stats.stall_ns_by_cause) & {Cause.OPTIMIZER, Cause.FORWARD, Cause.RELEASE}
+    assert stats.snapshot_bytes == checkpoints * certificate.snapshot_bytes
+    if policy == "checkfreq":
+        assert max(held) == certificate.snapshot_bytes == schedule.state_bytes
+    again = training()
+    with attached(again, schedule, tmp_path / "store") as ckpt:
+        last = ckpt.restore()
+        assert last == ITERATIONS  # closing saved it, where no checkpoint was due
+        found = state_of(again)
+    assert found.keys() == expected[last].keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected[last].items())
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+def test_another_interval_is_refused_where_the_pause_is_between_checkpoints(interval: int, tmp_path: Path) -> None:
+    """Training would stand still elsewhere than before the next checkpoint."""
+    made, store = training(), tmp_path / "store"
+    schedule = schedule_of("checkfreq", interval)
+    with pytest.raises(InputError, match=f"interval: 3 is not the {interval} .* --interval 3") as error:
+        checkflow.attach(made.model, made.optimizer, schedule=schedule, store=store, interval=3)
+    assert "\n" not in str(error.value) and not store.exists()
+
+
+def test_another_interval_is_taken_where_the_pause_stays_where_it_is(tmp_path: Path) -> None:
+    """At the end of each iteration that is saved, whichever that is."""
+    made = training()
+    schedule = schedule_of("synchronous", 1)
+    with checkflow.attach(
+        made.model, made.optimizer, schedule=schedule, store=tmp_path / "s", interval=3, tell=lambda _: None
+    ) as ckpt:
+        ckpt.restore()
+        for _ in range(7):
+            made.iteration()
+            ckpt.step()
+        assert ckpt.stats().started == 2

@@ -1,0 +1,195 @@
+"""What users install: the wheel and the sdist of this tree, in an environment of their own, away from it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Sequence
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NOT_SHIPPED = ("tests", "benchmarks", "notebooks", "graphs", "schedules", "docs")
+PLANNERS = {"gurobipy", "pulp", "highspy", "scipy", "networkx", "matplotlib"}
+
+
+def done(command: Sequence[str | Path], cwd: Path, **environment: str) -> str:
+    """What it printed; without a PYTHONPATH that would lead back to the tree, unless one is given."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run(command, cwd=cwd, env=inherited | environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def build(kind: str, tree: Path, into: Path) -> Path:
+    pythonpath = os.environ.get("PYTHONPATH", "")
+    done([sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", into], tree, PYTHONPATH=pythonpath)
+    (built,) = into.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment's Python: the wheel is installed there, what it depends on is this environment's, not copied."""
+    venv = tmp_path_factory.mktemp("installed") / "venv"
+    done([sys.executable, "-m", "venv", "--without-pip", venv], ROOT)
+    python = venv / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install", "--quiet"]
+    done([*pip, "--no-index", "--no-deps", wheel], ROOT)
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(done([python, "-c", asked], venv).strip())
+    ours = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    site.joinpath("shared.pth").write_text("".join(f"{path}\n" for path in sorted(ours)))
+    return python
+
+
+def test_it_is_imported_and_demonstrated_away_from_the_tree(installed: Path, tmp_path: Path) -> None:
+    """The demo compiles, trains, kills, resumes and compares, all with what is in the wheel."""
+    asked = "import checkflow; print(checkflow.__file__, checkflow.__version__)"
+    where, version = done([installed, "-c", asked], tmp_path).split()
+    assert Path(where).is_relative_to(installed.parent.parent) and version == PROJECT["version"]
+    told = done([installed.with_name("checkflow"), "demo", "--iterations", "4"], tmp_path)
+    assert "bit-identical" in told
+
+
+def test_the_wheel_has_the_package_alone(wheel: Path) -> None:
+    """Every file of it that is under version control, and nothing of the tree around it."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    tracked = done(["git", "ls-files", "checkflow"], ROOT).split() if (ROOT / ".git").exists() else []
+    assert names >= set(tracked) and all(name.startswith("checkflow/") for name in names)
+
+
+def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    """To the byte; and the sdist has what its own tests need."""
+    sdist = build("sdist", ROOT, tmp_path / "sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    tree = tmp_path / sdist.name.removesuffix(".tar.gz")
+    assert all((tree / name).is_dir() for name in NOT_SHIPPED)
+    again = build("wheel", tree, tmp_path / "wheel")
+    assert again.name == wheel.name and again.read_bytes() == wheel.read_bytes()
+
+
+def test_what_the_package_imports_is_what_it_requires() -> None:
+    """Neither a dependency that happens to be here, nor one that nothing needs; what plots need is imported late."""
+    always, late = set[str](), set[str]()
+    for path in (ROOT / "checkflow").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        top = {id(node) for node in tree.body}
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            (always if id(node) in top else late).update(name.split(".")[0] for name in names)
+    known = set(sys.stdlib_module_names) | {"checkflow", ""}
+    assert distributions(always - known) <= required(PROJECT["dependencies"])
+    plot = required(PROJECT["optional-dependencies"]["plot"])
+    assert distributions((always | late) - known) == required(PROJECT["dependencies"]) | plot
+    assert plot == distributions({"matplotlib"})
+
+
+def distributions(modules: set[str]) -> set[str]:
+    found = packages_distributions()
+    return {normal(found[module][0]) for module in modules}
+
+
+def required(listed: Sequence[str]) -> set[str]:
+    return {normal(re.split(r"[\[<>=~!; ]", line, maxsplit=1)[0]) for line in listed}
+
+
+def normal(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+TRAINING = """
+import sys, torch, checkflow
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+with checkflow.attach(model, optimizer, schedule=sys.argv[1], store="store") as ckpt:
+    for _ in range(ckpt.restore(), 3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ckpt.step()
+print("checkflow.checkpointing.attach" in sys.modules, *sorted({name.split(".")[0] for name in sys.modules}))
+"""
+FACTORY = """
+import torch, checkflow
+def training():
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    def iterate():
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return checkflow.Training(model, optimizer, iterate)
+"""
+
+
+def test_a_training_imports_no_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attached, trained and closed: solvers, their matrices, graph tools and plots stay on the disk."""
+    from checkflow.cli import run
+
+    (tmp_path / "train.py").write_text(TRAINING)
+    (tmp_path / "factory.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    assert run(["compile", "factory.py", "--bandwidth", "5GB/s", "--interval", "auto", "-o", "schedule.json"]) == 0
+    script = [sys.executable, "-c", TRAINING, "schedule.json"]
+    ran = subprocess.run(script, cwd=tmp_path, check=True, capture_output=True, text=True)
+    attached, *loaded = ran.stdout.split()
+    assert attached == "True" and not PLANNERS & set(loaded)
+
+
+EXECUTE = str(ROOT / "notebooks" / "execute.py")
+HIDING = """
+import sys
+hidden = sys.argv.pop(1).split(",")
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+WITHOUT = {
+    "matplotlib": ("plot", "from checkflow.cli import main; main()", ["compile", "alexnet", "--report", "r.png"]),
+    "nbclient": ("notebooks", f"import runpy; runpy.run_path({EXECUTE!r}, None, '__main__')", ["nothing.ipynb"]),
+}
+
+
+def hiding(modules: str, script: str, arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script where modules, and what is in them, cannot be imported."""
+    command = [sys.executable, "-c", HIDING + script, modules, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("module", WITHOUT)
+def test_what_is_not_installed_is_named_with_its_extra(module: str, tmp_path: Path) -> None:
+    """Before any work, in one line with what to type."""
+    extra, script, arguments = WITHOUT[module]
+    ran = hiding(module, script, arguments, tmp_path)
+    assert ran.returncode == 2 and not list(tmp_path.iterdir())
+    assert len(ran.stderr.strip().splitlines()) == 1
+    assert module in ran.stderr and f"pip install 'checkflow[{extra}]'" in ran.stderr
+    assert extra in PROJECT["optional-dependencies"]
+
+
+def test_a_store_is_listed_without_planners(tmp_path: Path) -> None:
+    """A machine that only restores needs none of them."""
+    script = "from checkflow.cli import main; main()"
+    ran = hiding(",".join(sorted(PLANNERS)), script, ["list", str(tmp_path)], tmp_path)
+    assert ran.returncode == 0, ran.stderr
