@@ -1,4 +1,4 @@
-"""Workers of the comparison are forked from a process that has imported torch: a new interpreter takes three seconds."""
+"""Workers of the comparison are forked from a process that has imported torch, which takes three seconds."""
 
 from __future__ import annotations
 
