@@ -28,6 +28,7 @@ from rich.table import Table
 import checkflow
 from checkflow import hardware
 from checkflow.compiler import Compiled, Options, compile_graph
+from checkflow.hardware.measure import measure_profile
 from checkflow.schedule import Schedule
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.trace import trace_training
@@ -74,7 +75,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if overhead.DEVICE == "cpu" and "MALLOC_MMAP_MAX_" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | overhead.KEEP_MEMORY)
-    profile = hardware.measure_profile("here", overhead.DEVICE)
+    profile = measure_profile("here", overhead.DEVICE)
     found = [measure(name, profile, chosen.rounds, chosen.iterations) for name in chosen.models.split(",")]
     for figures in found:
         show(figures, Console(width=120))

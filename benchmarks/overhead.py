@@ -37,6 +37,7 @@ import checkflow
 from checkflow import hardware, models
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.compiler import Compiled, Options, compile_graph
+from checkflow.hardware.measure import measure_profile
 from checkflow.runtime.stats import Stats
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.trace import trace_training
@@ -113,7 +114,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if DEVICE == "cpu" and not chosen.keep_allocator and "MALLOC_MMAP_MAX_" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEEP_MEMORY)
-    profile = hardware.measure_profile("here", DEVICE)
+    profile = measure_profile("here", DEVICE)
     link_bytes_per_s = hardware.link_bytes_per_s(profile)
     times = "none ms", "attached ms", "alike", "ratio", "p99 ratio"
     table = Table("model", "state MB", *times, "predicted", "hooks", "stall", box=None)

@@ -10,13 +10,15 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 import yaml
 
 from checkflow import models
 from checkflow.errors import InputError, ModelFileError
-from checkflow.training import Training
+
+if TYPE_CHECKING:
+    from checkflow.training import Training  # imports torch, as models do; a sweep of graphs has no need of it
 
 DEFAULT_FACTORY = "training"
 _TYPES = (str, int, float, bool)
@@ -59,6 +61,8 @@ def of(factory: Callable[..., Training], settings: Mapping[str, object]) -> Sour
     source = _bound(name, factory, settings)
 
     def anew() -> Training:
+        import torch
+
         kinds = (torch.nn.Module, torch.optim.Optimizer)
         before = [found for found in gc.get_objects() if issubclass(type(found), kinds)]
         made = source.factory()
@@ -79,6 +83,8 @@ def _bound(name: str, make: Callable[..., object], settings: Mapping[str, object
     arguments = _bind(name, make, settings)
 
     def factory() -> Training:
+        from checkflow.training import Training
+
         made = make(**arguments)
         if not isinstance(made, Training):
             raise ModelFileError(

@@ -11,6 +11,7 @@ from checkflow import hardware, sources, trace
 from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
+from checkflow.hardware.measure import measure_profile
 from checkflow.state.refused import check_training
 from checkflow.training import Training
 from checkflow.unlisted import lines_of
@@ -73,7 +74,7 @@ def traced(
     graph = result.graph
     if profile is None:
         progress("measuring the link")
-        profile = hardware.measure_profile("measured", graph.traced_on, progress=progress)
+        profile = measure_profile("measured", graph.traced_on, progress=progress)
     else:
         graph = hardware.retime(graph, profile)
     return TimedGraph(graph, profile, (*result.notes, *_unlisted(graph)), time.perf_counter() - started)
@@ -90,7 +91,7 @@ def _as_recorded(
     graph = trace.recorded(check_training(training, "training"), "training")
     if device is None or device == MEASURE:
         progress("measuring the link")
-        profile = hardware.measure_profile("measured", graph.traced_on, progress=progress)
+        profile = measure_profile("measured", graph.traced_on, progress=progress)
     else:
         profile = hardware.load_profile(device)
         graph = hardware.retime(graph, profile)

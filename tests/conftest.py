@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -48,6 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((rank for rank, long in enumerate(LONGEST) if name.startswith(long)), len(LONGEST))
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: a collection, of which tracing asks for one each time, need not look at all of torch."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

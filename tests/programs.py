@@ -14,17 +14,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 HANGS_S = 300.0  # what has not ended by then never will
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "checkflow.checkpointing.attach"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "checkflow.checkpointing.attach"])
 
 
 class Program:
     """One that runs; what it writes to standard error goes to a file."""
 
     def __init__(self, text: str, *arguments: str, stderr: Path) -> None:
-        ours, theirs = _CONTEXT.Pipe(duplex=False)
+        ours, theirs = CONTEXT.Pipe(duplex=False)
         self._stderr = stderr
-        self._process = _CONTEXT.Process(target=_run, args=(text, arguments, dict(os.environ), theirs, stderr))
+        self._process = CONTEXT.Process(target=_run, args=(text, arguments, dict(os.environ), theirs, stderr))
         self._process.start()
         theirs.close()
         self.stdout = os.fdopen(os.dup(ours.fileno()))

@@ -62,13 +62,14 @@ class Checkflow(Contender):
 
         from checkflow import hardware  # the compiler is none of a training's imports
         from checkflow.compiler import Compiled, Options, compile_graph
+        from checkflow.hardware.measure import measure_profile
         from checkflow.schedule import write_schedule
         from checkflow.trace import trace_training
 
         device = WORKLOADS[workload].device
         with torch.device(device):
             graph = trace_training(WORKLOADS[workload].build, model=workload, measure=True).graph
-        bandwidth = hardware.link_bytes_per_s(hardware.measure_profile("here", device))
+        bandwidth = hardware.link_bytes_per_s(measure_profile("here", device))
         compiled = compile_graph(graph, Options(bandwidth))
         if not isinstance(compiled, Compiled):  # slower than the iteration: planned for the smallest that does fit
             compiled = compile_graph(graph, Options(bandwidth, interval=None))

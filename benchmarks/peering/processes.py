@@ -14,8 +14,9 @@ import sys
 import time
 from collections.abc import Iterator
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from .orders import Answer, Detach, Failed, Order
 
@@ -33,21 +34,36 @@ class NoAnswerError(ToolError):
     """Nor did it die."""
 
 
+class Started(Protocol):
+    """What is asked of a process; as subprocess has it."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+def start(workload: str, contender: str, driver: Connection, log: Path) -> Started:
+    """A worker in an interpreter of its own, which answers at `driver`."""
+    path = os.pathsep.join(filter(None, (str(BENCHMARKS), os.environ.get("PYTHONPATH"))))
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "peering.worker", workload, contender, str(driver.fileno())],
+            env=os.environ | KEEP_MEMORY | {"PYTHONPATH": path},
+            pass_fds=[driver.fileno()],
+            stdin=subprocess.DEVNULL,
+            stderr=output,
+        )
+
+
 class Process:
     """A worker."""
 
     def __init__(self, workload: str, contender: str, log: Path) -> None:
         ours, theirs = Pipe()
-        path = os.pathsep.join(filter(None, (str(BENCHMARKS), os.environ.get("PYTHONPATH"))))
         self.started = time.monotonic()
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "peering.worker", workload, contender, str(theirs.fileno())],
-                env=os.environ | KEEP_MEMORY | {"PYTHONPATH": path},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stderr=output,
-            )
+        self._process = start(workload, contender, theirs, log)
         theirs.close()
         self._pipe = ours
         self._log = log

@@ -10,6 +10,7 @@ import torch
 from checkflow import hardware
 from checkflow.cli import _console
 from checkflow.errors import EXIT_DONE, InputError
+from checkflow.hardware.measure import measure_profile
 from checkflow.units import format_rate
 
 
@@ -24,7 +25,7 @@ def command(output: Path, name: str, device: str) -> int:
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: this machine has no CUDA device; use --device cpu")
     with _console.progress() as progress:
-        profile = hardware.measure_profile(name, device, progress=progress)
+        profile = measure_profile(name, device, progress=progress)
         hardware.write_profile(output, profile)
     _console.out.print(
         f"{output}: link {format_rate(profile.link_bandwidth_bytes_per_s)}, memory "

@@ -1,6 +1,5 @@
-"""Devices: their profiles, the times these model, and measuring the one at hand."""
+"""Devices: their profiles and the times these model. measure.py measures the one at hand; it alone needs torch."""
 
-from checkflow.hardware.measure import measure_profile
 from checkflow.hardware.profile import NAMES, Profile, load_profile, write_profile
 from checkflow.hardware.roofline import copy_ns, link_bytes_per_s, operator_time_ns, retime
 
@@ -10,7 +9,6 @@ __all__ = [
     "copy_ns",
     "link_bytes_per_s",
     "load_profile",
-    "measure_profile",
     "operator_time_ns",
     "retime",
     "write_profile",

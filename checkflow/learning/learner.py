@@ -45,6 +45,7 @@ class Stage(StrEnum):
     WATCHING = "watching"  # it is; the next iteration is recorded
     RECORDING = "recording"
     PLANNING = "planning"  # in the other process
+    PLANNED = "planned"  # it has answered, which the next iteration's end will see
     KNOWING = "knowing"  # a plan is in force, or there is none to be had
     CLOSED = "closed"
 
@@ -109,6 +110,8 @@ class Learner:
     @property
     def stage(self) -> Stage:
         """What it is doing."""
+        if self._stage is Stage.PLANNING and self._planner is not None and self._planner.has_answered:
+            return Stage.PLANNED
         return self._stage
 
     def anew(self, why: str) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import TYPE_CHECKING
 
 from checkflow.errors import InputError
-from checkflow.training import Training
+
+if TYPE_CHECKING:
+    from checkflow.training import Training
 
 NAMES = tuple(sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_")))
 

@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 
 from checkflow import hardware
@@ -67,7 +66,7 @@ def _holds(
     model = file_of(cell_of(question).model)
     return (
         entry.checkflow == checkflow_version()
-        and entry.torch == torch.__version__
+        and entry.torch == torch_version()
         and entry.profile == profile_digest(profile)
         and (model is None or str(model) in dict(entry.files))
         and all(digest_now(Path(path)) == then for path, then in entry.files)
@@ -102,7 +101,7 @@ class Journal:
             return
         entry = Entry(
             checkflow=checkflow_version(),
-            torch=torch.__version__,
+            torch=torch_version(),
             profile=profile_digest(profile),
             files=files,
             answer=answer,
@@ -112,6 +111,12 @@ class Journal:
             self._stream.flush()
         except OSError as error:
             raise InputError(f"{self._path}: cannot be written ({error.strerror}); free space and go on") from None
+
+
+@cache
+def torch_version() -> str:
+    """As installed: nothing else here needs torch itself."""
+    return version("torch")
 
 
 @cache

@@ -13,7 +13,6 @@ from pathlib import Path
 from checkflow import models, sources
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
-from checkflow.trace import trace_training
 
 Settings = tuple[tuple[str, str], ...]
 Files = tuple[tuple[str, str], ...]  # absolute path and SHA-256, sorted
@@ -55,6 +54,8 @@ def trace(model: str, settings: Settings) -> Traced:
     own = {} if path is None else {str(path): digest(path)}
     if is_graph(model):
         return Traced(read_graph(Path(model)), tuple(own.items()))
+    from checkflow.trace import trace_training  # imports torch, which graphs do without
+
     with users_modules() as imported:
         source = sources.load(model, dict(settings))
         result = trace_training(source.factory, model=source.name, arguments=source.arguments)
@@ -68,6 +69,8 @@ def users_modules() -> Iterator[list[Path]]:
 
     The next model may have another module of the same name in its own folder.
     """
+    import torch  # noqa: F401 (is nobody's own, wherever it is installed)
+
     known, path, files = set(sys.modules), list(sys.path), list[Path]()
     try:
         yield files

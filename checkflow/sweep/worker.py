@@ -5,6 +5,7 @@ It leads a process group of its own, so that a solver's process that it started 
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import shutil
@@ -13,8 +14,6 @@ import sys
 import threading
 from multiprocessing.connection import Connection
 
-import torch
-
 from checkflow.sweep.jobs import replies
 
 
@@ -22,12 +21,15 @@ def main(fd: int, folder: str) -> None:
     """Serve until killed, or until the other end of the socket is closed; `folder` is the sweep's own."""
     end = threading.Thread(target=_end_with_sender, args=(fd, folder), daemon=True)
     end.start()
-    torch.set_num_threads(1)  # there is a worker for each core
-    connection = Connection(fd)
+    connection, frozen = Connection(fd), False
     try:
         while True:
             for reply in replies(connection.recv()):
                 connection.send(reply)
+            if not frozen:
+                gc.collect()
+                gc.freeze()  # each trace collects once, and need not look at all of torch again
+                frozen = True
     except (EOFError, OSError):
         end.join()
 

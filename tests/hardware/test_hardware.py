@@ -239,7 +239,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_measuring_this_cpu_gives_a_profile(tmp_path: Path) -> None:
     """It is valid, says that nothing is lost to efficiency, tells its progress, and can be written and read."""
     told: list[str] = []
-    profile = hardware.measure_profile("here", "cpu", progress=told.append)
+    profile = measure.measure_profile("here", "cpu", progress=told.append)
     assert len(told) == 7 and "measuring the link" in told
     assert profile.efficiency == Efficiency(compute=1.0, memory=1.0, link=1.0)
     assert profile.name == "here" and torch.__version__ in profile.source
@@ -260,7 +260,7 @@ def test_rates_follow_from_the_median_time(monkeypatch: pytest.MonkeyPatch) -> N
         return 0.5
 
     monkeypatch.setattr(measure, "_median_s", median)
-    profile = hardware.measure_profile("here", "cpu")
+    profile = measure.measure_profile("here", "cpu")
     assert profile.peak_flops_per_s.float32 == profile.peak_flops_per_s.float16 == 2 * 2 * 256**3
     assert profile.memory_bandwidth_bytes_per_s == 2 * 2 * (1 << 20)
     assert profile.link_bandwidth_bytes_per_s == 2 * (1 << 20)
@@ -285,26 +285,26 @@ def test_the_median_time_is_one_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unnamed_profile_is_an_input_error() -> None:
     """The name goes into graphs and schedules."""
     with pytest.raises(InputError, match="name: is empty"):
-        hardware.measure_profile("", "cpu")
+        measure.measure_profile("", "cpu")
 
 
 def test_an_unknown_kind_of_device_is_an_input_error() -> None:
     """The choices are named."""
     with pytest.raises(InputError, match="'tpu' cannot be measured; choose cpu or cuda"):
-        hardware.measure_profile("here", "tpu")
+        measure.measure_profile("here", "tpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_measuring_cuda_without_one_is_an_input_error() -> None:
     """It says that there is none."""
     with pytest.raises(InputError, match="no CUDA device"):
-        hardware.measure_profile("here", "cuda")
+        measure.measure_profile("here", "cuda")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_measuring_cuda_gives_a_profile() -> None:
     """The link is slower than the device's memory, and arithmetic in half precision faster than in double."""
-    profile = hardware.measure_profile("here", "cuda")
+    profile = measure.measure_profile("here", "cuda")
     assert profile.link_bandwidth_bytes_per_s < profile.memory_bandwidth_bytes_per_s
     assert profile.peak_flops_per_s.float16 > profile.peak_flops_per_s.float64
     assert profile.memory_bytes == torch.cuda.get_device_properties(0).total_memory

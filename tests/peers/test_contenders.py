@@ -15,6 +15,7 @@ import benchmarks_path  # noqa: F401 (makes the next ones importable)
 import contenders
 import pytest
 from contenders import Job, Tier
+from forked_workers import forked  # noqa: F401 (a fixture for each test here)
 from peering.drive import Driver
 from peering.orders import Attach, Detach, Done, Prepare, Restore, Restored, Saved, SaveOne, Train, Turn
 from peering.processes import Process, tree, worker

@@ -9,6 +9,7 @@ import benchmarks_path  # noqa: F401 (makes the next ones importable)
 import peers
 import pytest
 from contenders import Job, Tier
+from forked_workers import forked  # noqa: F401 (a fixture for each test here)
 from matplotlib import pyplot as plt
 from peering import faults, kills
 from peering.figure import draw, page

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import benchmarks_path  # noqa: F401 (makes the next ones importable)
 import pytest
+from forked_workers import forked  # noqa: F401 (a fixture for each test here)
 from peering import restores
 from peering.drive import Driver, Sizes
 from peering.processes import ToolError

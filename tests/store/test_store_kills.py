@@ -25,6 +25,7 @@ from checkflow.store.trainer.persist_every import PersistEvery
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 CALLS = ("mkdir", "openat", "fallocate", "pwrite64", "fsync", "rename", "unlink", "rmdir", "sendto")
+TRIES = 5  # start-up opens another number of files now and then, and files that are opened are counted
 MEMFD = "memfd:checkflow-slots"
 log = logging.getLogger(__name__)
 
@@ -98,30 +99,35 @@ def test_the_saver_is_killed_at_each_writing_system_call(tmp_path: Path, monkeyp
     assert {name for name, _ in calls} == set(CALLS)
     chosen = calls if NIGHTLY else random.Random(0).sample(calls, 10)
     restored: Counter[int] = Counter()
-    killed = 0
     for name, number in chosen:
-        store = prepared(tmp_path / f"{name}-{number}")
-        options = f"-o {os.devnull} -e trace={name} -e inject={name}:signal=SIGKILL:when={number}"
-        with monkeypatch.context() as patched:
-            patched.setattr(sys, "executable", traced_python(tmp_path, "killing", options))
-            handle = open_handle(store)
-            stage(handle, DIRECT, 2)
-            handle.persist_now()
-            saver = handle.saver_pid
-            assert saver is not None
-            until(lambda: not runs(saver) or idle(handle), "it is killed")  # noqa: B023
-            killed += not runs(saver)
-        durable = handle.shared.durable_sequence == 1
-        iteration = newest_whole(store, DIRECT)
-        assert iteration == 2 or (iteration == 1 and not durable), (name, number)
+        iteration = next(filter(None, (killed_at(tmp_path, monkeypatch, name, number) for _ in range(TRIES))), None)
+        assert iteration is not None, f"{name} {number} was not reached in {TRIES} lives"
         restored[iteration] += 1
-        assert handle.drain(60)
-        handle.close()
-        assert newest_whole(store, DIRECT) == 2
-        assert not [path.name for path in store.iterdir() if path.name.startswith((".incomplete", ".pruned"))]
-        shutil.rmtree(store)
-    assert killed >= len(chosen) - 2  # start-up may make another number of calls now and then
-    log.info("killed at %d of %d writing calls; restored then: %s", killed, len(calls), dict(restored))
+    log.info("killed at %d of %d writing calls; restored then: %s", len(chosen), len(calls), dict(restored))
+
+
+def killed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> int | None:
+    """The iteration that is restored after a kill at a system call; None where the saver did not come to it."""
+    store = prepared(tmp_path / f"{name}-{number}")
+    options = f"-o {os.devnull} -e trace={name} -e inject={name}:signal=SIGKILL:when={number}"
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", traced_python(tmp_path, "killing", options))
+        handle = open_handle(store)
+        stage(handle, DIRECT, 2)
+        handle.persist_now()
+        saver = handle.saver_pid
+        assert saver is not None
+        until(lambda: not runs(saver) or idle(handle), "it is killed")
+        killed = not runs(saver)
+    durable = handle.shared.durable_sequence == 1
+    iteration = newest_whole(store, DIRECT)
+    assert iteration == 2 or (iteration == 1 and not durable), (name, number)
+    assert handle.drain(60)
+    handle.close()
+    assert newest_whole(store, DIRECT) == 2
+    assert not [path.name for path in store.iterdir() if path.name.startswith((".incomplete", ".pruned"))]
+    shutil.rmtree(store)
+    return iteration if killed else None
 
 
 def idle(handle: StoreHandle) -> bool:

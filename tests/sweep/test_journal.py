@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 from modelfiles import LINEAR
 
 from checkflow.errors import InputError
@@ -72,7 +71,7 @@ def _version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "1.0.0")
+    monkeypatch.setattr(module, "torch_version", lambda: "1.0.0")
 
 
 def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
