@@ -32,7 +32,7 @@ class Row:
     killed: bool = False
     completed: int = 0  # iterations at the kill
     lost: int = 0
-    learned_in: int = 0  # iteration from which on the resumed life followed a schedule that it had learned
+    learned_in: int = 0  # iteration from which on one of the lives followed a schedule that it had learned
 
 
 @dataclass(frozen=True, slots=True)
