@@ -3,6 +3,7 @@
     pip install -e '.[third-party]'
     python benchmarks/third_party.py --json third_party.json
     python benchmarks/third_party.py --modules hf_transformers,optimizers --cases gpt2,lion
+    python benchmarks/third_party.py --learned
 
 Each compilation is a process with a limit of time and memory, so that one that ends badly ends alone. "Refused" is one
 line that says why; a traceback, a hang, or a resume that differs in one byte is wrong, and the exit code then 1.
@@ -40,6 +41,7 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--modules", help=f"of {','.join(cases.modules())}")
     parser.add_argument("--cases", help="names; all of the modules' unless given")
     parser.add_argument("--no-kills", action="store_true", help="compile only")
+    parser.add_argument("--learned", action="store_true", help="attach without a schedule: nothing is compiled")
     parser.add_argument("--seed", type=int, default=0, help="of the moments at which trainings are killed")
     parser.add_argument("--seconds", type=float, default=300.0, help="that one compilation may take")
     parser.add_argument("--memory-gib", type=float, default=12.0, help="of addresses that one compilation may take")
@@ -77,7 +79,8 @@ def _module(module: str, given: argparse.Namespace, folder: Path, tell: Callable
     limits = Limits(given.seconds, int(given.memory_gib * 2**30))
     for each in found:
         if given.cases is None or each.name in given.cases.split(","):
-            tell(judge(module, each, folder / module / each.name, limits, given.seed, kill=not given.no_kills))
+            place, kill = folder / module / each.name, not given.no_kills
+            tell(judge(module, each, place, limits, given.seed, kill=kill, learned=given.learned))
 
 
 def versions() -> dict[str, str]:

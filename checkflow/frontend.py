@@ -80,14 +80,14 @@ def compile(
         with checkflow.attach(model, optimizer, schedule=schedule, store="checkpoints") as ckpt:
 
     Nothing of the process's own changes: the iteration runs on fake tensors where that is possible, and the random
-    generators are left as they were.
+    generators are left as they were. A Training that is there is run, three iterations of it.
 
     Args:
-        model: a function that builds a checkflow.Training; "model.py", "model.py:factory" or the name of a bundled
-            network; or a traced graph, read or as a path that ends in .json.
+        model: a function that builds a checkflow.Training, or a Training; "model.py", "model.py:factory" or the name of
+            a bundled network; or a traced graph, read or as a path that ends in .json.
         arguments: of the function, by name: text, numbers, True, False or None.
         device: profile whose times the operators get, by name or as a YAML file, or "measure": time them on this
-            machine. rtx3090 unless given, or the times that a graph has.
+            machine. rtx3090 unless given; the times that a graph has, or that a Training that is there took.
         real: trace with real tensors. Where data decide what runs, this happens by itself.
         bandwidth: of the link to the host, "63GB/s" or bytes per second; the device's unless given.
         memory_limit: largest peak that is allowed, "40GiB" or bytes.

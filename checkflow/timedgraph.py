@@ -12,13 +12,14 @@ from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
 from checkflow.hardware.measure import measure_profile
+from checkflow.state.refused import check_training
 from checkflow.training import Training
 from checkflow.unlisted import lines_of
 
 MEASURE = "measure"
 DEFAULT_DEVICE = "rtx3090"
 
-Model = str | Path | Graph | Callable[..., Training]  # what MODEL may be
+Model = str | Path | Graph | Training | Callable[..., Training]  # what MODEL may be
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def traced(
                 f"{name}: is a traced graph; --set, --batch-size, --real and --device measure need a model"
             )
         return _as_read(model if isinstance(model, Graph) else read_graph(Path(model)), device, started)
+    if isinstance(model, Training):
+        return _as_recorded(model, settings, device, progress)
     profile = None if device == MEASURE else hardware.load_profile(device or DEFAULT_DEVICE)
     source = sources.load(model, settings) if isinstance(model, str) else sources.of(model, settings)
     result = trace.trace_training(
@@ -75,6 +78,24 @@ def traced(
     else:
         graph = hardware.retime(graph, profile)
     return TimedGraph(graph, profile, (*result.notes, *_unlisted(graph)), time.perf_counter() - started)
+
+
+def _as_recorded(
+    training: Training, settings: Mapping[str, object], device: str | None, progress: Callable[[str], None]
+) -> TimedGraph:
+    """A training that is there, on its own tensors, with the times that it took or those of the device asked for."""
+    if settings:
+        raise InputError("arguments: a Training takes none; give the function that makes it")
+    started = time.perf_counter()
+    progress("running three iterations, recording the last")
+    graph = trace.recorded(check_training(training, "training"), "training")
+    if device is None or device == MEASURE:
+        progress("measuring the link")
+        profile = measure_profile("measured", graph.traced_on, progress=progress)
+    else:
+        profile = hardware.load_profile(device)
+        graph = hardware.retime(graph, profile)
+    return TimedGraph(graph, profile, _unlisted(graph), time.perf_counter() - started)
 
 
 def _as_read(graph: Graph, device: str | None, started: float) -> TimedGraph:

@@ -140,7 +140,7 @@ def test_a_training_that_goes_on_is_not_touched(real: bool) -> None:
 
 
 BAD: dict[str, tuple[dict[str, object], str]] = {
-    "training": ({"model": training()}, "model: is a Training; give the function that makes"),
+    "training": ({"model": training(), "arguments": {"bias": False}}, "arguments: a Training takes none"),
     "nothing": ({"model": None}, "model: is a NoneType; give the function"),
     "no such file": ({"model": "absent.py"}, "absent.py: no such file"),
     "returns nothing": ({"model": lambda: None}, "its factory returned NoneType"),
@@ -171,3 +171,12 @@ def test_bad_input_is_one_line(given: dict[str, object], message: str) -> None:
     with pytest.raises(checkflow.InputError, match=message) as raised:
         checkflow.compile(**keywords)  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
+
+
+def test_a_training_that_is_there_is_run_and_planned() -> None:
+    """The plan is the factory's."""
+    live = training()
+    ran = checkflow.compile(live, device="rtx3090")
+    ahead = checkflow.compile(training, device="rtx3090")
+    assert ran.certificate == ahead.certificate
+    assert ran.actions == ahead.actions

@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
         "errors", "text", "units", "graph", "plan", "policies", "schedule", "jsonfile", "compiler", "simulation",
     },
     "sources": {"errors", "training", "models"},
-    "timedgraph": {"errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources"},
+    "timedgraph": {"state", "errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources"},
     "frontend": {"errors", "units", "graph", "plan", "schedule", "compiler", "timedgraph"},
     "store": {"errors", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile", "jsonfile"},
     "state": {

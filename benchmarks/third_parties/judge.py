@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from .results import Row
 
 MODEL = Path(__file__).with_name("model.py")
 ITERATIONS = 12
+PLANNED = 4  # iterations after which a life waits for the plan that it learns
 LIFE_S = 120.0  # of a training of twelve small iterations
 
 
@@ -50,14 +50,17 @@ class NoCaseError(Exception):
     """It does not train without checkflow either."""
 
 
-def judge(module: str, case: Case, folder: Path, limits: Limits, seed: int, *, kill: bool) -> Row:
-    """Everything below `folder`, which is removed."""
-    row = Row(module, case.name, "worked")
+def judge(
+    module: str, case: Case, folder: Path, limits: Limits, seed: int, *, kill: bool, learned: bool = False
+) -> Row:
+    """Everything below `folder`, which is removed. `learned`: it is attached without a schedule."""
+    row = Row(module, case.name, "worked", interval=1 if learned else 0)
     try:
         whole = _plain(case, folder / "whole")
-        compiled = _compile(module, case, folder / "compiled", limits)
-        row = replace(row, compile_s=compiled.seconds)
-        row = _planned(row, compiled, folder / "schedule.json", limits)
+        if not learned:
+            compiled = _compile(module, case, folder / "compiled", limits)
+            row = replace(row, compile_s=compiled.seconds)
+            row = _planned(row, compiled, folder / "schedule.json", limits)
         if kill:
             row = _resumed(row, case, folder, whole, random.Random(f"{seed} {module} {case.name}"))
     except RefusedError as reason:
@@ -137,7 +140,7 @@ def _judge_end(what: str, code: int, forked: Forked) -> None:
 def _resumed(row: Row, case: Case, folder: Path, whole: list[str], chance: random.Random) -> Row:
     """Killed by an alarm at a random moment of an iteration, resumed, trained to the end."""
     until, part = chance.randrange(4, ITERATIONS - 2), chance.random()
-    kill = Forked(lambda: _train(case, folder, _alarmed(until, part)), folder / "killed")
+    kill = Forked(lambda: _train(case, folder, _Alarm(until, part)), folder / "killed")
     code = kill.wait(LIFE_S)
     kill.end()
     if code is None:
@@ -145,7 +148,7 @@ def _resumed(row: Row, case: Case, folder: Path, whole: list[str], chance: rando
     if code != -signal.SIGALRM:
         _judge_end("the attached training", code or INTERNAL, kill)
     first = _compared(kill, whole)
-    again = Forked(lambda: _train(case, folder, lambda _: None), folder / "resumed")
+    again = Forked(lambda: _train(case, folder, _Alarm(-1, 0.0)), folder / "resumed")
     code = again.wait(LIFE_S)
     again.end()
     if code is None:
@@ -154,6 +157,8 @@ def _resumed(row: Row, case: Case, folder: Path, whole: list[str], chance: rando
         raise WrongError(f"resuming ended with {code}: {_last_line(again)}")
     second = _compared(again, whole)
     row = replace(row, killed=True, completed=first[-1], lost=max(0, first[-1] - second[0]))
+    learned = [line.split()[1] for life in (kill, again) for line in life.said() if line.startswith("learned ")]
+    row = replace(row, learned_in=int(learned[0]) if learned else 0)
     if second[-1] != ITERATIONS:
         raise WrongError(f"the resumed training ended at {second[-1]}")
     if row.lost >= 2 * row.interval:  # a checkpoint may be on its way until the next one begins
@@ -161,35 +166,44 @@ def _resumed(row: Row, case: Case, folder: Path, whole: list[str], chance: rando
     return row
 
 
-def _train(case: Case, folder: Path, before: Callable[[int], None]) -> int:
+def _train(case: Case, folder: Path, alarm: _Alarm) -> int:
     """Says "at I DIGEST" of what is restored and of each iteration."""
     _quiet()
-    training = case.build()
+    training, schedule = case.build(), folder / "schedule.json"
     with checkflow.attach(
-        training.model, training.optimizer, schedule=folder / "schedule.json", store=folder / "store", when_full="wait",
-        slots=2, notify=lambda _: None,
+        training.model, training.optimizer, schedule=schedule if schedule.exists() else None, store=folder / "store",
+        when_full="wait", slots=2, notify=lambda _: None,
     ) as ckpt:  # fmt: skip
-        first = ckpt.restore()
+        first, learned = ckpt.restore(), 0
         print(f"at {first} {digest(training)}", flush=True)
         for iteration in range(first, ITERATIONS):
-            before(iteration)
+            while iteration - first >= PLANNED and ckpt.learning == "planning":
+                time.sleep(0.01)  # these iterations are too short for a plan to come in time by itself
+            alarm.begins(iteration)
             training.iteration()
             ckpt.step()
+            alarm.ended()
+            if not learned and (learned := ckpt.stats().learned_in):
+                print(f"learned {learned}", flush=True)
             print(f"at {iteration + 1} {digest(training)}", flush=True)
     return 0
 
 
-def _alarmed(until: int, part: float) -> Callable[[int], None]:
-    """Dies in the iteration after `until`, this part of an iteration after its beginning; asks nothing of anybody."""
-    began = [0.0]
+class _Alarm:
+    """Kills in the iteration after `until`, at this part of the time that the one before took. It asks nobody."""
 
-    def before(iteration: int) -> None:
-        took, began[0] = time.monotonic() - began[0], time.monotonic()
-        if iteration == until:
+    def __init__(self, until: int, part: float) -> None:
+        self._until, self._part = until, part
+        self._began_s = self._took_s = 0.0
+
+    def begins(self, iteration: int) -> None:
+        self._began_s = time.monotonic()
+        if iteration == self._until:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, max(1e-5, part * took))
+            signal.setitimer(signal.ITIMER_REAL, max(1e-5, self._part * self._took_s))
 
-    return before
+    def ended(self) -> None:
+        self._took_s = time.monotonic() - self._began_s
 
 
 def _compared(forked: Forked, whole: list[str]) -> list[int]:

@@ -32,6 +32,7 @@ class Row:
     killed: bool = False
     completed: int = 0  # iterations at the kill
     lost: int = 0
+    learned_in: int = 0  # iteration from which on one of the lives followed a schedule that it had learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,12 @@ def write(path: Path, report: Report) -> None:
 def line(row: Row) -> str:
     """For progress."""
     resumed = f", killed after {row.completed}, {row.lost} lost" if row.killed else ""
+    resumed += f", learned in {row.learned_in}" if row.learned_in else ""
     return f"{row.module}/{row.case}: {row.verdict} ({row.compile_s:.1f} s{resumed}) {row.reason[:300]}".rstrip()
 
 
 def show(report: Report, console: Console) -> None:
-    table = Table("package", "compiled", "resumed", "refused", "wrong", "median compile s", "state MB, most")
+    table = Table("package", "compiled", "resumed", "learned", "refused", "wrong", "median compile s", "state MB, most")
     for module in dict.fromkeys(row.module for row in report.rows):
         table.add_row(module, *_cells([row for row in report.rows if row.module == module]))
     table.add_section()
@@ -86,6 +88,7 @@ def _cells(rows: Sequence[Row]) -> tuple[str, ...]:
     return (
         str(sum(row.state_bytes > 0 for row in rows)),
         str(sum(row.killed and row.verdict == "worked" for row in rows)),
+        str(sum(row.learned_in > 0 for row in rows)),
         str(count["refused"]),
         str(count["wrong"]),
         f"{times[len(times) // 2]:.1f}" if times else "",

@@ -167,7 +167,8 @@ class Checkpointer:
 
     @property
     def learning(self) -> str:
-        """What is being done for a schedule: "settling", "watching", "recording", "planning", or "knowing"."""
+        """What is being done for a schedule: "settling", "watching", "recording", "planning", "planned" (to be followed
+        from the next `step()` on) or "knowing"."""
         return "knowing" if self._adapting is None else self._adapting.stage
 
     def save(self, *, keep: bool = True) -> None:

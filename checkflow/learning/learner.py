@@ -45,6 +45,7 @@ class Stage(StrEnum):
     WATCHING = "watching"  # it is; the next iteration is recorded
     RECORDING = "recording"
     PLANNING = "planning"  # in the other process
+    PLANNED = "planned"  # it has answered, which the next iteration's end will see
     KNOWING = "knowing"  # a plan is in force, or there is none to be had
     CLOSED = "closed"
 
@@ -109,6 +110,8 @@ class Learner:
     @property
     def stage(self) -> Stage:
         """What it is doing."""
+        if self._stage is Stage.PLANNING and self._planner is not None and self._planner.has_answered:
+            return Stage.PLANNED
         return self._stage
 
     def anew(self, why: str) -> None:
@@ -150,9 +153,9 @@ class Learner:
                 self._stage = Stage.WATCHING
         elif self._stage is Stage.WATCHING and self._live is None:
             try:
-                self._live = LiveIteration(
-                    self._training, Path(frame.f_code.co_filename).name, self._earlier, frame, self._ignores
-                )
+                reached = reachable_from(self._training, frame)
+                name = Path(frame.f_code.co_filename).name
+                self._live = LiveIteration(self._training, name, self._earlier, reached, self._ignores)
                 self._stage = Stage.RECORDING
             except Exception as error:  # noqa: BLE001 (training goes on without a plan)
                 self._give_up(_said(error))
@@ -169,7 +172,7 @@ class Learner:
         assert self._live is not None
         self._recorded += 1
         try:
-            graph = self._live.end(frame, ((_KIND, kind),))
+            graph = self._live.end(reachable_from(self._training, frame), ((_KIND, kind),))
         except TraceError as error:
             graph = None
             if self._recorded >= _RECORDED:

@@ -44,6 +44,11 @@ class Planner:
         self._thread = threading.Thread(target=self._converse, args=(request,), name="checkflow-plan", daemon=True)
         self._thread.start()
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether there is an answer."""
+        return self._answer is not None
+
     def answer(self) -> Answer | None:
         """The answer, once; None while there is none."""
         if self._thread is None or self._answer is None:

@@ -1,6 +1,7 @@
 """A training iteration as a graph: operators, storages, lifetimes and anchors, and a program that replays it."""
 
+from checkflow.trace.live import recorded
 from checkflow.trace.replay import replay
 from checkflow.trace.tracing import Traced, trace_training
 
-__all__ = ["Traced", "replay", "trace_training"]
+__all__ = ["Traced", "recorded", "replay", "trace_training"]

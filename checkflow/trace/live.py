@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from types import FrameType
 
 import torch
 
@@ -15,7 +14,7 @@ from checkflow.collector import paused_collector
 from checkflow.graph import Graph
 from checkflow.state.live import parameters_of
 from checkflow.torch_internals import innermost_mode
-from checkflow.trace.reachable import Reached, reachable_from
+from checkflow.trace.reachable import Reached, reachable
 from checkflow.trace.record import IterationRecord
 from checkflow.trace.recorder import Recorder
 from checkflow.trace.stopwatch import Stopwatch
@@ -31,8 +30,8 @@ class LiveIteration:
     Args:
         training: as it is when the iteration begins.
         model: who the graph is of.
-        earlier: what `reachable_from` found when the iteration before began.
-        frame: who runs the loop.
+        earlier: what code could reach when the iteration before began, by name.
+        reached: what it can reach now.
         ignores: says that what runs now is none of the training's.
     """
 
@@ -41,8 +40,8 @@ class LiveIteration:
         training: Training,
         model: str,
         earlier: Mapping[str, Reached],
-        frame: FrameType,
-        ignores: Callable[[], bool],
+        reached: Mapping[str, Reached],
+        ignores: Callable[[], bool] = lambda: False,
     ) -> None:
         ledger = Ledger()
         ledger.on_cuda = any(parameter.device.type == "cuda" for _, parameter in parameters_of(training))
@@ -58,7 +57,6 @@ class LiveIteration:
             self._fails,
         )
         self._recorder.watch = Watch(ledger, earlier)
-        reached = reachable_from(training, frame)
         for found in reached.values():
             if isinstance(found, torch.Tensor) and has_storage(found):
                 ledger.see(found)  # so that it is known when it dies
@@ -73,16 +71,17 @@ class LiveIteration:
         """Training does not notice; `end` raises it."""
         self._failure, self._over = error, True
 
-    def end(self, frame: FrameType, arguments: tuple[tuple[str, str], ...]) -> Graph | None:
-        """The iteration has ended: its graph. None where code is still within a dispatch mode that it entered since.
+    def end(self, reached: Mapping[str, Reached], arguments: tuple[tuple[str, str], ...] = ()) -> Graph | None:
+        """The iteration has ended, and this can be reached: its graph.
 
+        None where code is still within a dispatch mode that it entered since.
         Raises TraceError where no checkpoint has room for what it made of its state, or it cannot be recorded.
         """
         if not self.abandon():
             return None
         if self._failure is not None:
             raise self._failure
-        self._reached = reachable_from(self._training, frame)
+        self._reached = reached
         return self._record.graph(arguments)
 
     def abandon(self) -> bool:
@@ -93,3 +92,19 @@ class LiveIteration:
             self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._left = True
         return self._left
+
+
+def recorded(training: Training, model: str) -> Graph:
+    """The third of three iterations that are run here. Raises TraceError as `LiveIteration.end` does."""
+    training.iteration()
+    earlier = reachable(training)
+    training.iteration()
+    live = LiveIteration(training, model, earlier, reachable(training))
+    try:
+        training.iteration()
+    except BaseException:
+        live.abandon()
+        raise
+    graph = live.end(reachable(training))
+    assert graph is not None, "the iteration left a dispatch mode entered"
+    return graph

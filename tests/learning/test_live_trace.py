@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 
@@ -11,11 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from checkflow import sources
-from checkflow.graph import Graph
 from checkflow.trace import trace_training
-from checkflow.trace.live import LiveIteration
-from checkflow.trace.reachable import reachable_from
-from checkflow.training import Training
+from checkflow.trace.live import LiveIteration, recorded
 
 SMALL = [
     ("gpt2", {"small": "true"}),
@@ -28,25 +24,12 @@ SMALL = [
 ]
 
 
-def recorded(training: Training, before: int = 3) -> Graph:
-    """The iteration after so many."""
-    for _ in range(before - 1):
-        training.iteration()
-    earlier = reachable_from(training, sys._getframe())
-    training.iteration()
-    live = LiveIteration(training, "live", earlier, sys._getframe(), lambda: False)
-    training.iteration()
-    graph = live.end(sys._getframe(), ())
-    assert graph is not None
-    return graph
-
-
 @pytest.mark.parametrize(("model", "settings"), SMALL, ids=lambda value: str(value))
 def test_it_is_what_a_trace_ahead_has(model: str, settings: dict[str, str]) -> None:
     """Operators, what they read and write, sizes and lifetimes, anchors: all of it, but for names and times."""
     source = sources.load(model, settings)
     ahead = trace_training(source.factory, model=source.name, cuda_defaults=False).graph
-    live = recorded(source.factory())
+    live = recorded(source.factory(), "live")
     assert [op.name for op in live.ops] == [op.name for op in ahead.ops]
     assert live.resident_bytes == ahead.resident_bytes
     assert live.anchors == ahead.anchors
@@ -66,7 +49,8 @@ def test_what_is_recorded_computes_what_it_would_have() -> None:
         plain.iteration()
     torch.manual_seed(1)
     watched = factory()
-    recorded(watched)
+    recorded(watched, "live")
+    watched.iteration()
     watched.iteration()
     for one, other in zip(plain.models[0].parameters(), watched.models[0].parameters(), strict=True):
         assert torch.equal(one, other)
@@ -83,11 +67,11 @@ def test_a_mode_that_was_entered_since_is_left_first() -> None:
     """It would be taken off in place of ours; so ours stays, and sees nothing, until it can be taken off."""
     training = sources.load("gpt2", {"small": "true"}).factory()
     training.iteration()
-    live = LiveIteration(training, "live", {}, sys._getframe(), lambda: False)
+    live = LiveIteration(training, "live", {}, {})
     training.iteration()
     users = Passing()  # type: ignore[no-untyped-call]
     with users:
-        assert live.end(sys._getframe(), ()) is None
+        assert live.end({}) is None
         training.iteration()
         assert torch.utils._python_dispatch._get_current_dispatch_mode() is users
     assert live.abandon()
@@ -100,13 +84,13 @@ def test_checkflows_own_operators_are_not_recorded() -> None:
     training = sources.load("gpt2", {"small": "true"}).factory()
     inside = [False]
     training.iteration()
-    live = LiveIteration(training, "live", {}, sys._getframe(), lambda: inside[0])
+    live = LiveIteration(training, "live", {}, {}, lambda: inside[0])
     training.iteration()
     inside[0] = True
     torch.ones(5).erfinv_()
     inside[0] = False
     torch.ones(5).digamma_()
-    graph = live.end(sys._getframe(), ())
+    graph = live.end({})
     assert graph is not None
     names = {op.name for op in graph.ops}
     assert "aten.digamma_.default" in names

@@ -20,3 +20,6 @@ def test_four_trainings_get_the_verdicts_that_they_earn(tmp_path: Path) -> None:
     assert "differs" in verdicts["forgetful"][1]
     assert verdicts["refused"][0] == "refused"
     assert verdicts["endless"][:2] == ["wrong", "compile has not ended after 5 s"]
+    assert verdicts["sound, learned"] == ["worked", "", True]
+    assert verdicts["forgetful, learned"][0] == "wrong"
+    assert "differs" in verdicts["forgetful, learned"][1]
