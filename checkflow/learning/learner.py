@@ -161,6 +161,12 @@ class Learner:
                 self._give_up(_said(error))
         self._began_ns = time.perf_counter_ns()
 
+    def interrupted(self) -> None:
+        """Something else than an iteration happened since the last one ended."""
+        self._stop_recording()
+        if self._stage in (Stage.WATCHING, Stage.RECORDING):
+            self._stage = Stage.SETTLING
+
     def close(self) -> None:
         """Learn nothing any more."""
         self._stop_recording()
