@@ -130,6 +130,14 @@ def without_modes() -> AbstractContextManager[object]:
     return _disable_current_modes()
 
 
+def fake_device(op: OpOverload, args: tuple[object, ...]) -> torch.device | None:
+    """The answer, where an operator asks a fake tensor for its device, as most in a trace do; None for another."""
+    if op is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+        device: torch.device = args[0].fake_device
+        return device
+    return None
+
+
 def innermost_mode() -> object:
     """The dispatch mode of this thread that sees an operator first; None where there is none."""
     return _get_current_dispatch_mode()

@@ -46,7 +46,7 @@ class Adapting:
 
     def ended(self, frame: FrameType) -> None:
         """An iteration has ended. Raises InputError where its state cannot be checkpointed, StoreError for its room."""
-        if self.follow_state():
+        if self._follow_state():
             return
         schedule = self._learner.ended(frame, self._running())
         if schedule is None:
@@ -64,7 +64,16 @@ class Adapting:
         """The next iteration begins."""
         self._learner.begins(frame, self._running())
 
-    def follow_state(self) -> bool:
+    def restored(self) -> None:
+        """The state is another iteration's; optimizers may have state that they had not."""
+        self._learner.interrupted()
+        self._follow_state()
+
+    def close(self) -> None:
+        """Learn nothing any more."""
+        self._learner.close()
+
+    def _follow_state(self) -> bool:
         """Whether the state has other tensors than the slots have room for, and others were taken."""
         sizes = sizes_of(self._training)
         if sizes == self._sizes:
@@ -77,10 +86,6 @@ class Adapting:
         self._engine.change_over(fitting)
         self.learned_in = 0
         return True
-
-    def close(self) -> None:
-        """Learn nothing any more."""
-        self._learner.close()
 
     def _provisional(self) -> Fitting:
         return fit(provisional(self._training), self._training, self._objects)

@@ -128,7 +128,7 @@ class Checkpointer:
                 self._notify(f"{self._store}: {name} is not in this checkpoint; it stays as it is")
             self._metadata = restored.metadata
             if self._adapting is not None:
-                self._adapting.follow_state()
+                self._adapting.restored()
             self._executor.resume(restored.iteration)
             self._tell(f"{self._store}: resumed iteration {restored.iteration} in {time.monotonic() - started:.1f} s")
             return restored.iteration

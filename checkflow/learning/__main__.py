@@ -57,6 +57,8 @@ def _keep(path: Path, graph: Graph, schedule: Schedule) -> None:
     """For the next start, which learns anew where this fails."""
     with contextlib.suppress(CheckflowError, OSError):
         path.parent.mkdir(exist_ok=True)
+        if path.parent.is_symlink():  # as of the store's own files, none is reached through a link
+            return
         write_graph(path.with_suffix(".graph.json"), graph)
         write_schedule(path.with_suffix(".schedule.json"), schedule)
 

@@ -48,13 +48,13 @@ def place_of(store: Path, training: Training, interval: int | None) -> Path:
         "device": _device(training),
         "versions": [torch.__version__, platform.python_version()],
     }
-    return store / FOLDER / digest_of(content).removeprefix("sha256:")[:16]
+    return store.absolute() / FOLDER / digest_of(content).removeprefix("sha256:")[:16]
 
 
 def kept_schedule(place: Path, notify: Callable[[str], None]) -> Schedule | None:
     """What an earlier run has learned; None where there is nothing, or what cannot be read, which `notify` is told."""
     path = place.with_suffix(".schedule.json")
-    if not path.is_file():
+    if place.parent.is_symlink() or path.is_symlink() or not path.is_file():
         return None
     try:
         return read_schedule(path)

@@ -19,6 +19,7 @@ from checkflow.wrapped import is_hookable
 
 _MOST_CALLS = 10_000  # of an iteration that are told apart
 _LONGEST = 300  # characters of a text
+_KEPT = 100  # texts
 
 Call = str | tuple[str, bool, tuple[torch.Size, ...]]  # an optimizer; a model, whether it trains, and on what shapes
 
@@ -40,7 +41,7 @@ class Kinds:
         """The kind of the iteration that ended, in words: "2 x model(8x3x32x32), optimizer"."""
         calls, self._calls = tuple(self._calls), []
         if calls not in self._texts:
-            if len(self._texts) > _MOST_CALLS:
+            if len(self._texts) > _KEPT:
                 self._texts.clear()
             self._texts[calls] = _text(calls)
         return self._texts[calls]

@@ -103,6 +103,7 @@ class Learner:
         self._earlier: Mapping[str, Reached] = {}
         self._live: LiveIteration | None = None
         self._planner: Planner | None = None
+        self._ending: Planner | None = None  # has answered, and keeps what it planned
         self._planned_kind = ""
         if self.kept is None:
             self._planner_runs()  # what it imports is there by the time that it is asked
@@ -161,6 +162,12 @@ class Learner:
                 self._give_up(_said(error))
         self._began_ns = time.perf_counter_ns()
 
+    def interrupted(self) -> None:
+        """Something else than an iteration happened since the last one ended."""
+        self._stop_recording()
+        if self._stage in (Stage.WATCHING, Stage.RECORDING):
+            self._stage = Stage.SETTLING
+
     def close(self) -> None:
         """Learn nothing any more."""
         self._stop_recording()
@@ -208,6 +215,8 @@ class Learner:
         answer = self._planner.answer()
         if answer is None:
             return None
+        self._planner.let_go()
+        self._planner, self._ending = None, self._planner
         if not isinstance(answer, Planned):
             self._give_up(answer.why)
             return None
@@ -239,6 +248,7 @@ class Learner:
 
     def _planner_runs(self) -> bool:
         if self._planner is None:
+            self._end_planner()  # the one before, which ended by itself long ago
             try:
                 self._planner = Planner()
             except OSError as error:
@@ -248,7 +258,9 @@ class Learner:
     def _give_up(self, why: str) -> None:
         self._stop_recording()
         self._stage, self._known = Stage.KNOWING, ""
-        self._notify(f"no schedule was learned, so that each checkpoint is read when its iteration ends: {why}")
+        self._notify(
+            f"no schedule was learned ({why}); each checkpoint is read when its iteration ends, or as planned before"
+        )
 
     def _stop_recording(self) -> None:
         """Also of what could not be stopped before."""
@@ -256,9 +268,10 @@ class Learner:
             self._live = None
 
     def _end_planner(self) -> None:
-        if self._planner is not None:
-            self._planner.close()
-            self._planner = None
+        for planner in (self._planner, self._ending):
+            if planner is not None:
+                planner.close()
+        self._planner = self._ending = None
 
 
 def _kind_of(schedule: Schedule | None) -> str:

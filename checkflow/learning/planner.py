@@ -11,6 +11,8 @@ import threading
 
 from checkflow.learning.messages import Answer, Request, Unplanned
 
+ENDS_S = 5.0  # what it has to write is little
+
 
 class Planner:
     """Ask, go on, and look for the answer now and then. One question at a time."""
@@ -57,8 +59,16 @@ class Planner:
         self._thread = None
         return self._answer
 
+    def let_go(self) -> None:
+        """No more questions: the process ends by itself, once it has kept what it planned."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process: soon where it was let go, and at once, whatever it is doing, where it was not."""
+        if self._process.stdin is not None and self._process.stdin.closed:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(ENDS_S)
         self._process.kill()
         self._process.wait()
         if self._thread is not None:

@@ -35,7 +35,7 @@ class Stats:
     iteration_ns: int  # mean, from step() to step()
     predicted_bytes_per_s: int
     silent_anchors: tuple[str, ...]  # the schedule uses them; did not fire when last a checkpoint was filled or due
-    learned_in: int  # iteration from whose checkpoint on a schedule is followed that was learned; 0: none is
+    learned_in: int  # iteration from whose checkpoint on a schedule is followed that this run has learned; 0: none is
     unwatched: tuple[str, ...]  # state that no hook guards, or not where planned: waited for when an iteration ends
 
     @property

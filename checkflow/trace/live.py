@@ -5,6 +5,8 @@ Operators run as they would have: the recorder looks on. Begun and ended between
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
@@ -66,6 +68,7 @@ class LiveIteration:
         self._entered.enter_context(paused_collector())
         self._entered.enter_context(self._record.open())
         self._recorder.__enter__()  # type: ignore[no-untyped-call]
+        _open.add(self)
 
     def _fails(self, error: Exception) -> None:
         """Training does not notice; `end` raises it."""
@@ -91,7 +94,21 @@ class LiveIteration:
         if not self._left and innermost_mode() is self._recorder:
             self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._left = True
+        if self._left:
+            _open.discard(self)
         return self._left
+
+
+_open: weakref.WeakSet[LiveIteration] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    """In a forked child, such as a loader's worker, whose operators are none of the iteration's."""
+    for live in tuple(_open):
+        live.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 def recorded(training: Training, model: str) -> Graph:

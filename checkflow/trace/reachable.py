@@ -77,7 +77,7 @@ def reach(
         path, value = todo.pop()
         if value is None or isinstance(value, _LEAVES) or id(value) in seen:
             continue
-        if not of_ours and type(value).__module__.partition(".")[0] == "checkflow":
+        if not of_ours and f"{type(value).__module__}.".startswith("checkflow."):
             continue
         seen.add(id(value))
         keep.append(value)

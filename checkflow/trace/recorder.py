@@ -12,6 +12,7 @@ from checkflow.torch_internals import (
     OpOverload,
     TorchDispatchMode,
     can_decompose,
+    fake_device,
     schema_of,
     storage_id,
 )
@@ -103,6 +104,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
+        if (device := fake_device(func, args)) is not None:
+            return device
         kwargs = kwargs or {}
         if func.namespace in QUIET or self._ignores():
             return func(*args, **kwargs)

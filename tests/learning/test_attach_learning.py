@@ -133,13 +133,10 @@ def test_it_changes_nothing_and_a_resumed_run_ends_as_one_that_was_not_interrupt
 
 
 def test_what_was_learned_is_kept_and_used_at_once(tmp_path: Path) -> None:
-    """The kept schedule verifies against the kept graph; another training in the same store does not take it."""
+    """Closing waits until it is. It verifies against the kept graph; another training does not take it."""
     loop = Loop()
     with attached(loop, tmp_path / "store") as ckpt:
         done = until_learned(ckpt, loop.iterate)
-        deadline = time.monotonic() + LONG_S
-        while not list((tmp_path / "store" / FOLDER).glob("*.schedule.json")) and time.monotonic() < deadline:
-            time.sleep(0.01)
     (kept,) = (tmp_path / "store" / FOLDER).glob("*.schedule.json")
     graph = kept.with_name(kept.name.replace("schedule", "graph"))
     verify(read_schedule(kept), read_graph(graph))
@@ -369,6 +366,16 @@ def test_the_planner_has_no_torch_and_the_trainer_no_solver() -> None:
     )
     for code in (planner, trainer):
         assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_planner_has_ended_when_training_goes_on(tmp_path: Path) -> None:
+    """An idle process would stay for the rest of the training."""
+    loop = Loop()
+    with attached(loop, tmp_path / "store") as ckpt:
+        until_learned(ckpt, loop.iterate)
+        planner = ckpt._adapting._learner._ending  # type: ignore[union-attr]
+        assert planner is not None
+        assert planner._process.wait(LONG_S) == 0
 
 
 def test_the_planner_ends_with_its_trainer() -> None:

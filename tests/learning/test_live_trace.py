@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 
@@ -95,3 +96,19 @@ def test_checkflows_own_operators_are_not_recorded() -> None:
     names = {op.name for op in graph.ops}
     assert "aten.digamma_.default" in names
     assert "aten.erfinv_.default" not in names
+
+
+def test_a_loaders_worker_is_not_recorded() -> None:
+    """It is forked within an iteration, and would have the recorder see each of its operators for an epoch."""
+    training = sources.load("gpt2", {"small": "true"}).factory()
+    training.iteration()
+    live = LiveIteration(training, "live", {}, {})
+    child = os.fork()
+    if not child:
+        os._exit(0 if torch.utils._python_dispatch._get_current_dispatch_mode() is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is not None
+    training.iteration()
+    graph = live.end({})
+    assert graph is not None
+    assert graph.steps > 100
