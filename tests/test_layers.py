@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": {"text"},
     "interrupts": set(),
     "events": {"units"},
+    "about": {"errors", "jsonfile", "strictjson"},
     "extra": {"errors", "torch_internals"},
     "training": {"extra", "wrapped"},
     "torch_internals": set(),
@@ -55,7 +56,8 @@ ALLOWED: dict[str, set[str]] = {
     "frontend": {"errors", "units", "graph", "plan", "schedule", "compiler", "timedgraph"},
     "store": {"errors", "events", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile", "jsonfile"},
     "state": {
-        "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra", "wrapped", "torch_internals",
+        "about", "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra", "wrapped",
+        "torch_internals",
     },
     "runtime": {
         "errors", "events", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals",
@@ -67,8 +69,8 @@ ALLOWED: dict[str, set[str]] = {
         "training", "unlisted", "wrapped", "compiler",
     },
     "checkpointing": {
-        "collector", "errors", "events", "interrupts", "text", "dtypes", "units", "unlisted", "training", "extra",
-        "state", "schedule", "runtime", "store", "torch_internals", "learning",
+        "about", "collector", "data", "errors", "events", "interrupts", "text", "dtypes", "units", "unlisted",
+        "training", "extra", "state", "schedule", "runtime", "store", "torch_internals", "learning",
     },
     "examples": {"__init__"},
     "sweep": {
@@ -76,7 +78,8 @@ ALLOWED: dict[str, set[str]] = {
         "policies", "sources", "models",
     },
     "cli": {
-        "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "policies", "trace",
+        "about", "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "policies",
+        "trace",
         "schedule", "verify", "compiler", "frontend", "timedgraph", "report", "sources", "training", "store", "sweep",
         "text", "dtypes", "interrupts",
     },

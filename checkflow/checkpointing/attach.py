@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from checkflow.about import Run
 from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.earlier import of_now
@@ -79,6 +80,8 @@ def attach(
     notify: Callable[[str], None] = _warn,
     tell: Callable[[str], None] = _to_stderr,
     on_event: Callable[[Event], object] | None = None,
+    config: object = None,
+    dataset: str | None = None,
 ) -> Checkpointer:
     """Checkpoint a training: by a schedule that it learns, or by one that was compiled.
 
@@ -123,6 +126,9 @@ def attach(
         tell: told, in one line, what is done and was restored; on stderr by default.
         on_event: called with each checkflow.Event, on this thread, before step(), restore(), save() and close() return.
             What it raises is raised there once, costs no checkpoint, and ends its calls.
+        config: what the run was configured with, any JSON value; each checkpoint has it, and its digest. A resume with
+            another one is told in the log.
+        dataset: identifier of the data, likewise.
 
     Raises:
         InputError: the training is not what the schedule was compiled for, or cannot be checkpointed; the first
@@ -171,6 +177,7 @@ def attach(
         generators=generators,
         metadata=metadata,
         extra=training.listed,
+        run=Run(config, dataset),
     )
 
     def open_store(fitting: Fitting, *, after: StoreHandle | None = None) -> StoreHandle:

@@ -11,17 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from checkflow.about import About, changes
 from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.narrator import Narrator
+from checkflow.checkpointing.resumed import doubts
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, StoreError
-from checkflow.events import Event, Resumed
+from checkflow.events import Doubted, Event, Resumed
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.lifecycle import Phase
 from checkflow.runtime.stats import Meter, Stats
 from checkflow.runtime.terminate import OnTerminate
 from checkflow.schedule import Schedule
+from checkflow.state.host.capture import versions
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.restore import restore
 from checkflow.store.format.manifest import parse_directory_name
@@ -32,6 +35,7 @@ from checkflow.training import Training
 
 DURABLE_DEADLINE_S = 600.0
 CLOSE_RETRY_S = 30.0  # how long the last checkpoint is tried again, where the store does not do that by itself
+GIT_S = 1.0  # that a restore waits for git, to compare
 _NAMED = 5  # checkpoints, in a message
 _LOG = logging.getLogger("checkflow")
 
@@ -131,6 +135,7 @@ class Checkpointer:
                     self._training,
                     self._objects,
                     self._executor.begin_restore,
+                    found.loaded.checkpoint.iteration,
                 )
             for name in restored.missing:
                 self._notify(f"{self._store}: {name} is not in this checkpoint; it stays as it is")
@@ -141,9 +146,21 @@ class Checkpointer:
             seconds = time.monotonic() - started
             self._tell(f"{self._store}: resumed iteration {restored.iteration} in {seconds:.1f} s")
             self._engine.events.append(
-                Resumed(restored.iteration, found.loaded.checkpoint.path.name, seconds, tuple(map(str, found.skipped)))
+                Resumed(
+                    restored.iteration,
+                    found.loaded.checkpoint.path.name,
+                    seconds,
+                    tuple(map(str, found.skipped)),
+                    changes(restored.about, self._about_now(), restored.versions, versions()),
+                )
             )
+            for line in doubts(restored.iteration, self._training, self._objects):
+                self._engine.events.append(Doubted(restored.iteration, line))
             return restored.iteration
+
+    def _about_now(self) -> About:
+        run = self._objects.run
+        return About() if run is None else run.about(wait_s=GIT_S)
 
     @property
     def metadata(self) -> Mapping[str, object]:
