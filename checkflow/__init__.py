@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         TraceError,
         VerificationError,
     )
+    from checkflow.events import Doubted, Durable, Event, Failed, Learned, Resumed, Skipped, Staged, Stalled, Verified
     from checkflow.extra import Stateful
     from checkflow.frontend import compile
     from checkflow.runtime.stats import Stats
@@ -40,15 +41,24 @@ __all__ = [
     "Checkpointer",
     "CorruptStoreError",
     "DeviceError",
+    "Doubted",
+    "Durable",
+    "Event",
+    "Failed",
     "FormatError",
     "InfeasibleError",
     "InputError",
+    "Learned",
     "ModelFileError",
     "PersistEvery",
     "ResumableLoader",
+    "Resumed",
     "Retention",
     "Schedule",
+    "Skipped",
     "SolverError",
+    "Staged",
+    "Stalled",
     "Stateful",
     "Stats",
     "Status",
@@ -57,11 +67,13 @@ __all__ = [
     "TraceError",
     "Training",
     "VerificationError",
+    "Verified",
     "__version__",
     "attach",
     "compile",
 ]
 
+_EVENTS = ("Doubted", "Durable", "Event", "Failed", "Learned", "Resumed", "Skipped", "Staged", "Stalled", "Verified")
 _HOME = {
     "Checkpointer": "checkflow.checkpointing.checkpointer",
     "PersistEvery": "checkflow.store.trainer.persist_every",
@@ -74,7 +86,9 @@ _HOME = {
     "Training": "checkflow.training",
     "attach": "checkflow.checkpointing.attach",
     "compile": "checkflow.frontend",
-} | {name: "checkflow.errors" for name in __all__ if name.endswith("Error")}  # as above; a test compares the two
+}
+_HOME |= {name: "checkflow.errors" for name in __all__ if name.endswith("Error")}  # as above; a test compares the two
+_HOME |= dict.fromkeys(_EVENTS, "checkflow.events")
 
 
 if not TYPE_CHECKING:  # to a type checker a name that is not above is a mistake

@@ -15,12 +15,14 @@ PACKAGE = Path(__file__).parent.parent / "checkflow"
 # What each part of the package may import from it. A package's own modules may import each other.
 ALLOWED: dict[str, set[str]] = {
     "__init__": {
-        "training", "checkpointing", "data", "errors", "extra", "frontend", "runtime", "schedule", "store",
+        "training", "checkpointing", "data", "errors", "events", "extra", "frontend", "runtime", "schedule", "store",
     },
     "collector": set(),
     "text": set(),
     "errors": {"text"},
     "interrupts": set(),
+    "events": {"units"},
+    "about": {"errors", "jsonfile", "strictjson"},
     "extra": {"errors", "torch_internals"},
     "training": {"extra", "wrapped"},
     "torch_internals": set(),
@@ -52,11 +54,14 @@ ALLOWED: dict[str, set[str]] = {
     "sources": {"errors", "training", "models"},
     "timedgraph": {"state", "errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources"},
     "frontend": {"errors", "units", "graph", "plan", "schedule", "compiler", "timedgraph"},
-    "store": {"errors", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile", "jsonfile"},
+    "store": {"errors", "events", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile", "jsonfile"},
     "state": {
-        "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra", "wrapped", "torch_internals",
+        "about", "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra", "wrapped",
+        "torch_internals",
     },
-    "runtime": {"errors", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals"},
+    "runtime": {
+        "errors", "events", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals",
+    },
     "simulation": {"errors", "graph", "plan", "schedule", "runtime"},
     "data": {"errors"},
     "learning": {
@@ -64,8 +69,8 @@ ALLOWED: dict[str, set[str]] = {
         "training", "unlisted", "wrapped", "compiler",
     },
     "checkpointing": {
-        "collector", "errors", "interrupts", "text", "dtypes", "units", "unlisted", "training", "extra", "state",
-        "schedule", "runtime", "store", "torch_internals", "learning",
+        "about", "collector", "data", "errors", "events", "interrupts", "text", "dtypes", "units", "unlisted",
+        "training", "extra", "state", "schedule", "runtime", "store", "torch_internals", "learning",
     },
     "examples": {"__init__"},
     "sweep": {
@@ -73,7 +78,8 @@ ALLOWED: dict[str, set[str]] = {
         "policies", "sources", "models",
     },
     "cli": {
-        "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "policies", "trace",
+        "about", "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "policies",
+        "trace",
         "schedule", "verify", "compiler", "frontend", "timedgraph", "report", "sources", "training", "store", "sweep",
         "text", "dtypes", "interrupts",
     },

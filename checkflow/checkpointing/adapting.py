@@ -11,13 +11,12 @@ from types import FrameType
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.fitting import Fitting, fit
 from checkflow.errors import InputError
+from checkflow.events import Learned
 from checkflow.learning.learner import Learner, Running
 from checkflow.learning.provisional import provisional
 from checkflow.runtime.binding import sizes_of
-from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
 from checkflow.training import Training
-from checkflow.units import format_bytes
 
 
 class Adapting:
@@ -58,7 +57,10 @@ class Adapting:
             return
         self._engine.change_over(fitting)
         self.learned_in = self._engine.executor.completed + 1
-        self._tell(f"learned its schedule by iteration {self.learned_in}: {_in_words(schedule, self._engine.interval)}")
+        claims = schedule.certificate
+        learned = Learned(self.learned_in, self._engine.interval, claims.peak_bytes, claims.training_peak_bytes)
+        self._engine.events.append(learned)
+        self._tell(str(learned))
 
     def begins(self, frame: FrameType) -> None:
         """The next iteration begins."""
@@ -98,12 +100,3 @@ class Adapting:
             opaque=executor.bound.opaque,
             silent=bool(executor.firings.silent),
         )
-
-
-def _in_words(schedule: Schedule, interval: int) -> str:
-    """ "a checkpoint every iteration adds 12.0 MiB to a peak of 1.20 GiB"."""
-    often = "every iteration" if interval == 1 else f"every {interval} iterations"
-    claims = schedule.certificate
-    more_bytes = claims.peak_bytes - claims.training_peak_bytes
-    adds = f"adds {format_bytes(more_bytes)} to" if more_bytes else "adds nothing to"
-    return f"a checkpoint {often} {adds} a peak of {format_bytes(claims.training_peak_bytes)}"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from checkflow.about import Run
 from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.earlier import of_now
@@ -19,6 +20,7 @@ from checkflow.checkpointing.fitting import Fitting, fit
 from checkflow.checkpointing.listing import carried, missing, unplanned
 from checkflow.collector import paused_collector
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
+from checkflow.events import Event
 from checkflow.extra import Stateful
 from checkflow.interrupts import held_back
 from checkflow.learning.learner import Learner
@@ -77,6 +79,9 @@ def attach(
     audit: bool = False,
     notify: Callable[[str], None] = _warn,
     tell: Callable[[str], None] = _to_stderr,
+    on_event: Callable[[Event], object] | None = None,
+    config: object = None,
+    dataset: str | None = None,
 ) -> Checkpointer:
     """Checkpoint a training: by a schedule that it learns, or by one that was compiled.
 
@@ -119,6 +124,11 @@ def attach(
             traced iteration carries and nothing lists is an error then.
         notify: told, in one line, what a person should see to; a warning by default.
         tell: told, in one line, what is done and was restored; on stderr by default.
+        on_event: called with each checkflow.Event, on this thread, before step(), restore(), save() and close() return.
+            What it raises is raised there once, costs no checkpoint, and ends its calls.
+        config: what the run was configured with, any JSON value; each checkpoint has it, and its digest. A resume with
+            another one is told in the log.
+        dataset: identifier of the data, likewise.
 
     Raises:
         InputError: the training is not what the schedule was compiled for, or cannot be checkpointed; the first
@@ -150,6 +160,8 @@ def attach(
         )
     if when_full not in ("skip", "wait"):
         raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
+    if on_event is not None and not callable(on_event):
+        raise InputError(f"on_event: a {type(on_event).__name__} cannot be called; give a function of one event")
 
     def lacks(found: Iterable[Unlisted]) -> None:
         lines = missing(found, training.listed, scaler=scaler is not None)
@@ -165,6 +177,7 @@ def attach(
         generators=generators,
         metadata=metadata,
         extra=training.listed,
+        run=Run(config, dataset),
     )
 
     def open_store(fitting: Fitting, *, after: StoreHandle | None = None) -> StoreHandle:
@@ -209,6 +222,7 @@ def attach(
                 sigterm_deadline_s=sigterm_deadline_s,
                 notify=warn,
                 tell=tell,
+                on_event=on_event,
             )
             undo.push(checkpointer.__exit__)
         if start_over:

@@ -11,15 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from checkflow.about import About, changes
 from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.engine import Engine
+from checkflow.checkpointing.narrator import Narrator
+from checkflow.checkpointing.resumed import doubts
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, StoreError
+from checkflow.events import Doubted, Event, Resumed
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.lifecycle import Phase
 from checkflow.runtime.stats import Meter, Stats
 from checkflow.runtime.terminate import OnTerminate
 from checkflow.schedule import Schedule
+from checkflow.state.host.capture import versions
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.restore import restore
 from checkflow.store.format.manifest import parse_directory_name
@@ -30,6 +35,7 @@ from checkflow.training import Training
 
 DURABLE_DEADLINE_S = 600.0
 CLOSE_RETRY_S = 30.0  # how long the last checkpoint is tried again, where the store does not do that by itself
+GIT_S = 1.0  # that a restore waits for git, to compare
 _NAMED = 5  # checkpoints, in a message
 _LOG = logging.getLogger("checkflow")
 
@@ -49,6 +55,7 @@ class Checkpointer:
         sigterm_deadline_s: float | None,
         notify: Callable[[str], None],
         tell: Callable[[str], None],
+        on_event: Callable[[Event], object] | None,
     ) -> None:
         self._engine = engine
         self._adapting = adapting
@@ -62,6 +69,7 @@ class Checkpointer:
         self._warned = False
         self._inside = engine.inside
         self._meter = Meter(engine.counters)
+        self._narrator = Narrator(store, engine.events, on_event, engine.counters)
         self._closed = False
         self._metadata: Mapping[str, object] = {}
         self._refuse_to_overrun()
@@ -100,6 +108,10 @@ class Checkpointer:
         """
         if self._forked("restore"):
             return self._executor.completed
+        with self._narrated("restore"):
+            return self._restore(iteration)
+
+    def _restore(self, iteration: int | None) -> int:
         with self._inside:
             started = time.monotonic()
             begun = self._executor.completed > 0 or self._handle.status().staged > 0
@@ -123,6 +135,7 @@ class Checkpointer:
                     self._training,
                     self._objects,
                     self._executor.begin_restore,
+                    found.loaded.checkpoint.iteration,
                 )
             for name in restored.missing:
                 self._notify(f"{self._store}: {name} is not in this checkpoint; it stays as it is")
@@ -130,8 +143,24 @@ class Checkpointer:
             if self._adapting is not None:
                 self._adapting.restored()
             self._executor.resume(restored.iteration)
-            self._tell(f"{self._store}: resumed iteration {restored.iteration} in {time.monotonic() - started:.1f} s")
+            seconds = time.monotonic() - started
+            self._tell(f"{self._store}: resumed iteration {restored.iteration} in {seconds:.1f} s")
+            self._engine.events.append(
+                Resumed(
+                    restored.iteration,
+                    found.loaded.checkpoint.path.name,
+                    seconds,
+                    tuple(map(str, found.skipped)),
+                    changes(restored.about, self._about_now(), restored.versions, versions()),
+                )
+            )
+            for line in doubts(restored.iteration, self._training, self._objects):
+                self._engine.events.append(Doubted(restored.iteration, line))
             return restored.iteration
+
+    def _about_now(self) -> About:
+        run = self._objects.run
+        return About() if run is None else run.about(wait_s=GIT_S)
 
     @property
     def metadata(self) -> Mapping[str, object]:
@@ -144,20 +173,22 @@ class Checkpointer:
         Raises InputError where the store holds checkpoints and nothing was restored.
         """
         adapting = None if self._executor.lifecycle.phase is Phase.FORKED else self._adapting
-        try:
-            if adapting is not None:
-                with self._inside:
-                    adapting.ended(sys._getframe(1))
-            self._executor.step()
-        except InputError:
-            if not self._forked("step"):
-                raise
-            return
-        finally:
-            if self._on_terminate is not None and self._on_terminate.pending:
-                self._on_terminate.reached_step()
-        self._meter.step()
-        if adapting is not None:
+        with self._narrated("step"):
+            try:
+                if adapting is not None:
+                    with self._inside:
+                        adapting.ended(sys._getframe(1))
+                self._executor.step()
+            except InputError:
+                if not self._forked("step"):
+                    raise
+                return
+            finally:
+                if self._on_terminate is not None and self._on_terminate.pending:
+                    self._on_terminate.reached_step()
+            self._meter.step()
+            self._narrator.ended(self._executor.completed)
+        if adapting is not None:  # what the callback did is no part of the iteration
             adapting.begins(sys._getframe(1))
 
     @property
@@ -179,7 +210,7 @@ class Checkpointer:
         Raises InputError where the next iteration has begun already and this one was not saved.
         """
         if not self._forked("save"):
-            with self._inside:
+            with self._narrated("save"), self._inside:
                 self._save(keep=keep)
 
     def _save(self, *, keep: bool) -> None:
@@ -210,13 +241,14 @@ class Checkpointer:
     def _close(self, *, complete: bool) -> None:
         if self._closed or self._executor.lifecycle.phase is Phase.FORKED:
             return
-        self._closed = True
-        try:
-            with self._inside:
-                self._end(complete=complete)
-        finally:
-            if self._on_terminate is not None:
-                self._on_terminate.remove()
+        with self._narrated("close"):
+            self._closed = True
+            try:
+                with self._inside:
+                    self._end(complete=complete)
+            finally:
+                if self._on_terminate is not None:
+                    self._on_terminate.remove()
         _LOG.info("%s: %s", self._store, self.stats())
 
     def _end(self, *, complete: bool) -> None:
@@ -267,6 +299,27 @@ class Checkpointer:
             yield
         except kind as problem:
             self._notify(f"{self._store}: {what}{problem}")
+
+    @contextmanager
+    def _narrated(self, call: str) -> Iterator[None]:
+        """What happened until the inside ended is told then; an error of the inside goes before one of the callback.
+
+        In a forked child nothing is. Raises InputError where the callback made this call: it is inside another one.
+        """
+        if self._executor.lifecycle.phase is Phase.FORKED:
+            yield
+            return
+        if self._narrator.telling:
+            raise InputError(f"{call}: on_event called it, inside another call; do that in the training loop")
+        try:
+            yield
+        except Exception as error:
+            self._narrator.failed(self._executor.completed, error)
+            with self._told(InputError):
+                self._narrator.tell()
+            raise
+        if self._engine.events:
+            self._narrator.tell()
 
     def _forked(self, call: str) -> bool:
         """Whether this is a child's copy, which is told once that its calls do nothing."""

@@ -64,6 +64,7 @@ class Engine:
     ) -> None:
         self.inside = inside
         self.counters = Counters()
+        self.events = handle.events  # of all handles and executors that follow each other
         self.handle = handle
         self.fitting = fitting
         self._training = training
@@ -146,6 +147,7 @@ class Engine:
             late=fitting.host.tensors,
             tell=self._notify,
             inside=self.inside,
+            note=self.events.append,
         )
 
     def _capture(self, iteration: int) -> Record:

@@ -9,10 +9,12 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from checkflow.about import About, about_in
 from checkflow.cli import _console
 from checkflow.cli._options import json_option
-from checkflow.errors import EXIT_DONE
-from checkflow.store.format.reader import Checkpoint, list_checkpoints
+from checkflow.errors import EXIT_DONE, CorruptStoreError
+from checkflow.store.format.manifest import RECORD
+from checkflow.store.format.reader import Checkpoint, list_checkpoints, nothing_is_scarce, read_file
 from checkflow.text import plain
 from checkflow.units import format_bytes
 
@@ -23,7 +25,7 @@ MOST_IN_CELL = 300  # characters
 @click.argument("store", type=click.Path(path_type=Path))
 @json_option
 def command(store: Path, as_json: bool) -> int:
-    """List the checkpoints of STORE, newest first. Manifests are read, data are not: `checkflow check` does that."""
+    """List the checkpoints of STORE, newest first. Manifests and records are read; `checkflow check` reads the rest."""
     found = list_checkpoints(store)
     if as_json:
         rows = [
@@ -33,6 +35,7 @@ def command(store: Path, as_json: bool) -> int:
                 "size_bytes": checkpoint.manifest.size_bytes,
                 "created": checkpoint.manifest.created,
                 "keep": checkpoint.kept,
+                **_told(checkpoint),
             }
             if isinstance(checkpoint, Checkpoint)
             else {"name": checkpoint.path.name, "iteration": checkpoint.iteration, "wrong": checkpoint.reason}
@@ -43,15 +46,41 @@ def command(store: Path, as_json: bool) -> int:
     if not found:
         _console.say(f"{store}: no checkpoint yet")
         return EXIT_DONE
-    table = Table("checkpoint", "iteration", "size", "created", "", box=None, pad_edge=False)
+    table = Table("checkpoint", "iteration", "size", "created", "of", "", box=None, pad_edge=False)
     for checkpoint in found:
         if isinstance(checkpoint, Checkpoint):
             manifest = checkpoint.manifest
             note = "retained for good" if checkpoint.kept else ""
-            cells = (format_bytes(manifest.size_bytes), manifest.created, note)
+            cells = (format_bytes(manifest.size_bytes), manifest.created, _words(_read(checkpoint)[0]), note)
         else:
-            cells = ("", "", checkpoint.reason)
+            cells = ("", "", "", checkpoint.reason)
         row = (checkpoint.path.name, str(checkpoint.iteration), *cells)
         table.add_row(*(Text(plain(cell, MOST_IN_CELL)) for cell in row))  # a string would be read as markup
     _console.out.print(table)
     return EXIT_DONE
+
+
+def _read(checkpoint: Checkpoint) -> tuple[About, dict[str, str]]:
+    """Nothing where the record does not verify: that is for `checkflow check` to say."""
+    try:
+        with nothing_is_scarce(checkpoint.path):
+            return about_in(bytes(read_file(checkpoint, RECORD)))
+    except (CorruptStoreError, ValueError):
+        return About(), {}
+
+
+def _told(checkpoint: Checkpoint) -> dict[str, object]:
+    about, versions = _read(checkpoint)
+    return {**about.model_dump(mode="json"), "versions": versions}
+
+
+def _words(about: About) -> str:
+    """ "epoch 3, git 0123456789ab, config 89abcdef, imagenet, on node7"."""
+    parts = [
+        f"epoch {about.epoch}" if about.epoch is not None else "",
+        f"git {about.git}" if about.git else "",
+        f"config {about.config_digest.removeprefix('sha256:')[:8]}" if about.config_digest else "",
+        about.dataset or "",
+        f"on {about.host}" if about.host else "",
+    ]
+    return ", ".join(filter(None, parts))

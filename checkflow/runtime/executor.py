@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from checkflow.errors import InputError
+from checkflow.events import Skipped
 from checkflow.runtime.audit import Audit
 from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.bound import Bound
@@ -51,6 +52,7 @@ class Executor:
         late: tensors, by target, that were found when `capture` was called; they are copied before step() returns.
         tell: told, in one line, what is slower than planned.
         inside: entered while this works.
+        note: takes note, in whatever thread, of a due iteration that has no checkpoint.
     """
 
     def __init__(
@@ -71,13 +73,15 @@ class Executor:
         late: Callable[[], Mapping[StateName, torch.Tensor]] = dict,
         tell: Callable[[str], None] = _LOG.warning,
         inside: Inside | None = None,
+        note: Callable[[Skipped], None] = lambda _: None,
     ) -> None:
         self.timetable = timetable_of(schedule, device.few_bytes)
         self.firings = Firings(self.timetable)
         self._planned = self.timetable.used != {self.timetable.anchor_count}  # something before an iteration's end
         self.pipeline = Pipeline(
-            self.timetable, binding, device, sink, counters, keep_early=GuardKind.REWRITE in disarmed, late=late
-        )
+            self.timetable, binding, device, sink, counters, keep_early=GuardKind.REWRITE in disarmed, late=late,
+            note=note,
+        )  # fmt: skip
         self._problems = self.pipeline.problems
         self.completed = 0  # iterations
         self.inside = inside or Inside()

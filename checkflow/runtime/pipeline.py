@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from checkflow.errors import CheckflowError
+from checkflow.events import Skipped
 from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device, Event
@@ -34,6 +35,7 @@ class Pipeline:
         *,
         keep_early: bool,
         late: Callable[[], Mapping[StateName, torch.Tensor]] = dict,
+        note: Callable[[Skipped], None] = lambda _: None,
     ) -> None:
         self.started = self.staged = self.skipped = self.discarded = 0
         self.static_bytes = 0
@@ -46,6 +48,7 @@ class Pipeline:
         self._counters = counters
         self._keep_early = keep_early  # for tests: it tears checkpoints
         self._late = late  # tensors of the checkpoint whose host state was just captured
+        self._note = note  # of checkpoints that there are not
         self._binding = binding
         self._slots = SlotMap(timetable, binding)
         self._closed: deque[InFlight] = deque()  # oldest first
@@ -93,6 +96,7 @@ class Pipeline:
             slot = self._free_slot() or self._demanded_slot(wait=wait)
             if slot is None:
                 self.skipped += 1
+                self._note(Skipped(iteration, "no slot was free"))
                 return False
             checkpoint = InFlight(iteration, slot, self._timetable, self._slots, self._device)
         try:
@@ -101,6 +105,7 @@ class Pipeline:
             self._keep(checkpoint.slot)
             raise
         if record is None:
+            self._note(Skipped(iteration, "the host's state could not be read"))
             self._keep(checkpoint.slot)
             return False
         checkpoint.close(self._slots, record, keep_early=self._keep_early)
@@ -152,7 +157,7 @@ class Pipeline:
                 self._sink.stage(checkpoint.slot, checkpoint.iteration, checkpoint.record())
             except Exception as error:  # noqa: BLE001 (the record is made by a user's objects)
                 self.problems.append(error)
-                self._discard(checkpoint)  # the slot is still ours
+                self._discard(checkpoint, str(error) or type(error).__name__)  # the slot is still ours
                 continue
             self.staged, self.last_staged = self.staged + 1, checkpoint.iteration
 
@@ -216,6 +221,8 @@ class Pipeline:
         if self._spare is not None:
             self._sink.abandon(self._spare)
             self._spare = None
+        for checkpoint in self._closed:
+            self._note(Skipped(checkpoint.iteration, "it was in flight when the training was let go"))
         self.discarded += len(self._closed)
         self._closed.clear()
         self._slots = SlotMap(self._timetable, self._binding)
@@ -274,8 +281,9 @@ class Pipeline:
             self._counters.stalled(Cause.SLOT, time.perf_counter_ns() - started)
         return slot
 
-    def _discard(self, checkpoint: InFlight) -> None:
+    def _discard(self, checkpoint: InFlight, reason: str = "its bytes cannot be vouched for") -> None:
         self.discarded += 1
+        self._note(Skipped(checkpoint.iteration, reason))
         self._keep(checkpoint.slot)
 
     def _keep(self, slot: NamedSlot) -> None:

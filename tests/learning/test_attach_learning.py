@@ -83,8 +83,8 @@ def until_learned(ckpt: Checkpointer, iterate: Callable[[int], None], first: int
 
 def test_each_iteration_has_a_checkpoint_and_a_plan_is_followed_soon(tmp_path: Path) -> None:
     """Also the first one, before which the optimizer has no state."""
-    loop, told = Loop(), list[str]()
-    with attached(loop, tmp_path / "store", told) as ckpt:
+    loop, told, events = Loop(), list[str](), list[checkflow.Event]()
+    with attached(loop, tmp_path / "store", told, on_event=events.append) as ckpt:
         assert ckpt.restore() == 0
         states = {}
         for number in range(3):
@@ -99,6 +99,11 @@ def test_each_iteration_has_a_checkpoint_and_a_plan_is_followed_soon(tmp_path: P
     assert stats.staged + 1 >= stats.iterations - 1
     assert stats.skipped == 0
     assert any("learned its schedule" in line for line in told), told
+    (learned,) = [event for event in events if isinstance(event, checkflow.Learned)]
+    certificate = ckpt.schedule.certificate
+    assert learned == checkflow.Learned(stats.learned_in, 1, certificate.peak_bytes, certificate.training_peak_bytes)
+    staged = [event.iteration for event in events if isinstance(event, checkflow.Staged)]
+    assert staged == list(range(1, stats.iterations + 1)), "a changeover loses none"
     for iteration, state in states.items():
         other = Loop()
         with attached(other, tmp_path / "store") as ckpt:

@@ -12,7 +12,6 @@ batch was consumed.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
+from checkflow import about
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.encode import encode
 from checkflow.state.host.json_values import Json, dump
@@ -81,10 +81,12 @@ class HostState:
         ]
         self._objects = objects
         self._rooms = rooms
+        self._about: tuple[object, str] = (None, "")  # what is known of the run, and its text
+        self._epoch: int | None = None
         self._tensors: dict[StateName, torch.Tensor] = {}
         self._rng = RngReader()
         self._extra = {holder: extra_state_of(model) for holder, model in self._models.items()}
-        head = {"format": FORMAT, "version": VERSION, "fingerprints": dict(fingerprints), "versions": _versions()}
+        head = {"format": FORMAT, "version": VERSION, "fingerprints": dict(fingerprints), "versions": versions()}
         self._head = dump(head)[:-1]  # type: ignore[arg-type]
 
     def capture(self, iteration: int) -> Captured:
@@ -95,7 +97,17 @@ class HostState:
         objects = tuple(self._object_parts())
         rng = self._rng.read(self._objects.generators)  # after the objects: a fresh loader may draw when it is asked
         metadata = dump(encode(dict(self._objects.metadata), "metadata"))
-        return Captured((f'{before},"objects":[', *objects, f'],"rng":{rng},"metadata":{metadata}}}'))
+        end = f'],"rng":{rng},"metadata":{metadata}{self._about_text()}}}'
+        return Captured((f'{before},"objects":[', *objects, end))
+
+    def _about_text(self) -> str:
+        run = self._objects.run
+        if run is None:
+            return ""
+        known = (run.git, self._epoch)
+        if known != self._about[0]:
+            self._about = (known, f',"about":{dump(run.about(self._epoch).model_dump(mode="json"))}')
+        return self._about[1]
 
     @property
     def structure(self) -> tuple[tuple[str, ...], ...]:
@@ -115,11 +127,14 @@ class HostState:
 
     def _object_parts(self) -> Iterator[str | Callable[[], str]]:
         between = ""
+        self._epoch = None
         for name, member in self._objects.objects.items():
             head: dict[str, Json] = {"name": name, "type": type(member).__name__}
             later = read_without_waiting(member)
             if later is None:
                 found = split(name, state_of(member), self._rooms)
+                if self._epoch is None and name.split(".")[0] == "loader":
+                    self._epoch = epoch_of(found.state)
                 self._tensors |= found.tensors
                 head |= {"file": file_of(name)} if found.tensors else {}
                 head |= {"on_device": list(found.on_device)} if found.on_device else {}
@@ -146,5 +161,13 @@ def check_capturable(state: HostState) -> None:
     state.capture(0).record()
 
 
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
+def epoch_of(state: object) -> int | None:
+    """As a loader's state_dict says it, where it does."""
+    epoch = state.get("epoch") if isinstance(state, dict) else None
+    return epoch if type(epoch) is int else None
+
+
+def versions() -> dict[str, str]:
+    """Of what a run is made of, by name."""
+    cuda = {"cuda": torch.version.cuda} if torch.version.cuda else {}
+    return about.versions() | {"torch": str(torch.__version__), "numpy": np.__version__} | cuda

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from checkflow.about import Run
 from checkflow.errors import InputError
 from checkflow.extra import Extra, Stateful
 from checkflow.torch_internals import scaler_tensors
@@ -14,7 +15,8 @@ from checkflow.torch_internals import scaler_tensors
 
 @dataclass(frozen=True, slots=True)
 class HostObjects:
-    """Named objects and generators whose state a checkpoint holds, and the user's own JSON, read at each checkpoint.
+    """Named objects and generators whose state a checkpoint holds, the user's own JSON, read at each checkpoint,
+    and what the run is of.
 
     `objects` are restored in their order; a loader's name begins with "loader".
     """
@@ -22,6 +24,7 @@ class HostObjects:
     objects: Mapping[str, Stateful] = field(default_factory=dict)
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
     metadata: Mapping[str, object] = field(default_factory=dict)
+    run: Run | None = None
 
     @classmethod
     def of(
@@ -33,6 +36,7 @@ class HostObjects:
         generators: Mapping[str, torch.Generator] | None = None,
         metadata: Mapping[str, object] | None = None,
         extra: Extra | None = None,
+        run: Run | None = None,
     ) -> HostObjects:
         """Each of the first three is one object, a sequence of them, or None; of `extra`, the objects are taken.
 
@@ -53,7 +57,7 @@ class HostObjects:
         for name, generator in own.items():
             if not isinstance(generator, torch.Generator):
                 raise InputError(f"{name}: is a {type(generator).__name__}; give a torch.Generator")
-        return cls(objects, own, metadata if metadata is not None else {})
+        return cls(objects, own, metadata if metadata is not None else {}, run)
 
 
 def _members(given: object) -> list[object]:

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from checkflow.about import About
 from checkflow.errors import FormatError
 from checkflow.state.host.decode import load
 from checkflow.state.host.json_values import Json
@@ -105,6 +106,7 @@ class Record(BaseModel):
     objects: tuple[ObjectRecord, ...]
     rng: RngRecord
     metadata: Json
+    about: About = About()
 
 
 _RECORD = TypeAdapter(Record)

@@ -7,11 +7,12 @@ first, loaders before the rest; the random generators come last, because making 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from checkflow.errors import FormatError, InputError
+from checkflow.about import About
+from checkflow.errors import CorruptStoreError, FormatError, InputError
 from checkflow.extra import key_of
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.decode import decode
@@ -40,6 +41,8 @@ class Restored:
     fingerprints: Mapping[str, str]
     metadata: Mapping[str, object]
     missing: tuple[str, ...] = ()
+    about: About = field(default_factory=About)
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def restore(
@@ -48,6 +51,7 @@ def restore(
     training: Training,
     objects: HostObjects,
     begin: Callable[[], None] = lambda: None,
+    iteration: int | None = None,
 ) -> Restored:
     """Set models, optimizers, objects and generators to what the verified bytes of a checkpoint say.
 
@@ -58,14 +62,22 @@ def restore(
             it exists, and is created where it does not.
         objects: what was attached beside them.
         begin: called when everything is checked, before anything is changed.
+        iteration: what the manifest says.
 
-    Raises InputError that names the first difference, FormatError for bytes that no checkpoint of this version has.
+    Raises InputError that names the first difference, FormatError for bytes that no checkpoint of this version has,
+    CorruptStoreError where the record is of another iteration.
     """
     parsed = parse_record(record)
+    if iteration is not None and parsed.iteration != iteration:
+        raise CorruptStoreError(
+            f"commit.json: is of iteration {parsed.iteration}, its checkpoint of {iteration}; take another checkpoint"
+        )
     matched = _match(parsed, _files(parsed, files), training, objects)
     begin()
     matched.apply()
-    return Restored(parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing)
+    return Restored(
+        parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing, parsed.about, parsed.versions
+    )
 
 
 def check_restorable(files: Mapping[str, TensorFile], record: bytes, training: Training, objects: HostObjects) -> None:

@@ -17,11 +17,13 @@ import signal
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
 from checkflow.errors import InputError, StoreError
+from checkflow.events import Event
 from checkflow.interrupts import held_back
 from checkflow.store.both.config import SaverConfig
 from checkflow.store.both.lock import StoreLock
@@ -209,6 +211,11 @@ class StoreHandle:
         return done
 
     @property
+    def events(self) -> deque[Event]:
+        """What happened since, oldest first; for whoever tells it to take from."""
+        return self._tally.events
+
+    @property
     def pending(self) -> bool:
         """Whether a staged checkpoint waits to be persisted, or is being."""
         return self._slots.pending
@@ -310,7 +317,8 @@ class StoreHandle:
         first: str | None = None
         while self._saver.news:
             news = self._saver.news.popleft()
-            self._tally.errors += news.is_error
+            if news.is_error:
+                self._tally.fail(news.line)
             if news.is_error and self._on_error == "raise" and first is None:
                 first = news.line
             else:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections import deque
+from dataclasses import dataclass, field, fields
+
+from checkflow.events import Durable, Event, Failed, Staged, Verified
+
+MOST_EVENTS = 10_000  # that wait to be told; the oldest are dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class Status:
 
 @dataclass(slots=True)
 class Tally:
-    """The one mutable count behind Status."""
+    """The one mutable count behind Status; what is counted one by one is an event, too."""
 
     staged_iteration: int | None = None
     durable_iteration: int | None = None
@@ -56,10 +61,12 @@ class Tally:
     restarts: int = 0
     errors: int = 0
     last_persist_s: float = 0.0
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
 
     def stage(self, iteration: int) -> None:
         self.staged += 1
         self.staged_iteration = iteration
+        self.events.append(Staged(iteration))
 
     def persist(self, iteration: int, size_bytes: int, write_ns: int) -> None:
         self.durable += 1
@@ -67,6 +74,7 @@ class Tally:
         self.written_bytes += size_bytes
         self.write_ns += write_ns
         self.last_persist_s = write_ns / 1e9
+        self.events.append(Durable(iteration, size_bytes, write_ns))
 
     def verify(self, iteration: int, verify_ns: int, pruned: int) -> None:
         self.verified += 1
@@ -74,6 +82,11 @@ class Tally:
         self.verify_ns += verify_ns
         self.pruned += pruned
         self.last_persist_s += verify_ns / 1e9
+        self.events.append(Verified(iteration, verify_ns))
+
+    def fail(self, line: str) -> None:
+        self.errors += 1
+        self.events.append(Failed(self.staged_iteration or 0, line))
 
     def status(self) -> Status:
         return Status(**{field.name: getattr(self, field.name) for field in fields(Status)})

@@ -1,0 +1,64 @@
+"""What is surprising in a training that was just restored, though every byte of it verified. A line for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from checkflow.data import ResumableLoader
+from checkflow.state.host.objects import HostObjects
+from checkflow.training import Training
+
+
+def doubts(iteration: int, training: Training, objects: HostObjects) -> tuple[str, ...]:
+    """Of optimizers' state, learning rates and loaders' positions. Each may be meant; none is refused."""
+    return (*_of_optimizers(training), *_of_schedulers(objects), *_of_loaders(iteration, objects))
+
+
+def _of_optimizers(training: Training) -> Iterator[str]:
+    for number, optimizer in enumerate(training.optimizers):
+        for place, group in enumerate(optimizer.param_groups):
+            states = [optimizer.state.get(parameter, {}) for parameter in group["params"]]
+            slots = {slot for state in states if "step" in state for slot in state}
+            lacking = [state for state in states if "step" in state and slots - state.keys()]
+            if lacking:
+                missing = ", ".join(sorted({slot for state in lacking for slot in slots - state.keys()}))
+                yield (
+                    f"optimizer {number}, group {place}: {len(lacking)} parameters have taken steps but have no "
+                    f"{missing}, as others have"
+                )
+
+
+def _of_schedulers(objects: HostObjects) -> Iterator[str]:
+    """Of several on one optimizer the last one to step has set the rates."""
+    left: dict[int, list[tuple[str, list[float], list[float]]]] = {}
+    for name, member in objects.objects.items():
+        optimizer, rates = getattr(member, "optimizer", None), getattr(member, "_last_lr", None)
+        if isinstance(optimizer, torch.optim.Optimizer) and isinstance(rates, list):
+            now = [float(group["lr"]) for group in optimizer.param_groups]
+            left.setdefault(id(optimizer), []).append((name, [float(rate) for rate in rates], now))
+    for found in left.values():
+        if all(rates != now for _, rates, now in found):
+            name, rates, now = found[-1]
+            yield f"{name}: left the learning rates {_listed(rates)}, the optimizer has {_listed(now)}"
+
+
+def _of_loaders(iteration: int, objects: HostObjects) -> Iterator[str]:
+    """An iteration takes at least an item."""
+    for name, member in objects.objects.items():
+        if not isinstance(member, ResumableLoader):  # to ask another one may draw random numbers
+            continue
+        state = member.state_dict()
+        epoch, items, size = (state.get(key) for key in ("epoch", "items", "size"))
+        if isinstance(epoch, int) and isinstance(items, int) and isinstance(size, int):
+            given = epoch * size + items
+            if given < iteration:
+                yield (
+                    f"{name}: stands at item {items} of epoch {epoch} after {iteration} iterations, which have taken "
+                    "more; batches are repeated if they came from it"
+                )
+
+
+def _listed(rates: list[float]) -> str:
+    return ", ".join(f"{rate:g}" for rate in rates[:4]) + (", ..." if len(rates) > 4 else "")

@@ -1,0 +1,85 @@
+"""After a resume what is surprising is told; what cannot be is refused; what is as it was is silent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_attach import compiled, small, train
+from test_narrator import attached
+
+import checkflow
+from checkflow.checkpointing.resumed import doubts
+from checkflow.errors import CorruptStoreError
+from checkflow.schedule import Schedule
+from checkflow.state.host.objects import HostObjects
+from checkflow.state.restore import restore
+from checkflow.store.format.reader import load_newest
+from checkflow.training import Training
+
+
+@pytest.fixture(scope="module")
+def schedule() -> Schedule:
+    return compiled(small)
+
+
+def loader() -> checkflow.ResumableLoader[Any]:
+    return checkflow.ResumableLoader(torch.utils.data.TensorDataset(torch.zeros(40)))
+
+
+def test_what_is_as_it_was_is_silent_and_what_is_not_is_told(schedule: Schedule, tmp_path: Path) -> None:
+    """A loader that was never asked, and a rate that somebody changed behind the scheduler."""
+    for asked, factor in ((True, 1.0), (False, 3.0)):
+        training, store = small(), tmp_path / str(asked)
+        scheduler, data = torch.optim.lr_scheduler.StepLR(training.optimizers[0], 1), loader()
+        with attached(training, schedule, store, scheduler=scheduler, loader=data) as ckpt:
+            batches = iter(data)
+            for _ in range(2):
+                if asked:
+                    next(batches)
+                training.iteration()
+                scheduler.step()
+                training.optimizers[0].param_groups[0]["lr"] *= factor
+                ckpt.step()
+        told: list[checkflow.Event] = []
+        training = small()
+        scheduler = torch.optim.lr_scheduler.StepLR(training.optimizers[0], 1)
+        options: dict[str, Any] = {"scheduler": scheduler, "loader": loader(), "on_event": told.append}
+        with attached(training, schedule, store, **options) as ckpt:
+            assert ckpt.restore() == 2
+        lines = [str(event) for event in told if isinstance(event, checkflow.Doubted)]
+        if asked:
+            assert not lines
+        else:
+            assert lines[0].startswith("scheduler: left the learning rates ")
+            assert lines[1].startswith("loader: stands at item 0 of epoch 0 after 2 iterations")
+
+
+def test_a_parameter_that_took_steps_has_what_others_have() -> None:
+    training = small()
+    training.iteration()
+    optimizer = training.optimizers[0]
+    assert not doubts(1, training, HostObjects())
+    del optimizer.state[optimizer.param_groups[0]["params"][0]]
+    assert not doubts(1, training, HostObjects())  # it may never have had a gradient
+    del optimizer.state[optimizer.param_groups[0]["params"][1]]["exp_avg"]
+    (line,) = doubts(1, training, HostObjects())
+    assert line.startswith("optimizer 0, group 0: 1 parameters have taken steps but have no exp_avg")
+
+
+def test_a_record_of_another_iteration_is_refused(schedule: Schedule, tmp_path: Path) -> None:
+    """Before anything is changed."""
+    with attached(small(), schedule, tmp_path / "store") as ckpt:
+        train(ckpt._training, ckpt, 2)
+    loaded = load_newest(tmp_path / "store").loaded
+    assert loaded is not None
+    document = json.loads(loaded.record)
+    document["iteration"] = 7
+    other: Training = small()
+    before = {name: tensor.clone() for name, tensor in other.models[0].state_dict().items()}
+    with pytest.raises(CorruptStoreError, match=r"^commit.json: is of iteration 7, its checkpoint of 2"):
+        restore(loaded.files, json.dumps(document).encode(), other, HostObjects(), iteration=2)
+    assert all(torch.equal(before[name], tensor) for name, tensor in other.models[0].state_dict().items())
