@@ -3,8 +3,8 @@
     trainer = resumable(Trainer)(model, args, train_dataset=data, callbacks=[CheckflowCallback("checkpoints")])
     trainer.train(resume_from_checkpoint=True)
 
-An iteration is a global step. It ends where the next begins: what Trainer logs, evaluates and saves after a step belongs
-to it, so a kill in an evaluation repeats the step and the evaluation.
+An iteration is a global step. It ends where the next begins: what Trainer logs, evaluates and saves after a step
+belongs to it, so a kill in an evaluation repeats the step and the evaluation.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.errors import InputError
 from checkflow.state.host.decode import decode
 from checkflow.state.host.record import parse_record
+from checkflow.store.both.lock import StoreLock
 from checkflow.store.format.manifest import RECORD
 from checkflow.store.format.reader import checkpoint_names, newest, read_file
 
@@ -81,6 +83,8 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
 
     def find(self, folder: Path) -> str | None:
         """The newest checkpoint that verifies, as a folder with what Trainer reads before it has an optimizer."""
+        if self.store.exists():  # a killed trainer's saver may still be writing what is the newest
+            StoreLock.acquire(self.store, self._options.get("notify", warnings.warn)).close()
         found = newest(self.store).checkpoint if self.store.exists() else None
         if found is None or self._options.get("start_over"):
             if self._only_export:
@@ -110,7 +114,12 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
         scaler = getattr(self._trainer.accelerator, "scaler", None)
         self._began_s, self._ended = time.monotonic(), False
         self._checkpointer = attach(
-            given["model"], given["optimizer"], store=self.store, scheduler=given["lr_scheduler"], scaler=scaler, **options
+            given["model"],
+            given["optimizer"],
+            store=self.store,
+            scheduler=given["lr_scheduler"],
+            scaler=scaler,
+            **options,
         )
         if self._folder is None:
             return

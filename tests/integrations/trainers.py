@@ -1,5 +1,6 @@
 """A training with Hugging Face's Trainer, in processes that are killed once so many steps are done, and resumed."""
 
+# ruff: noqa: ARG002 (callbacks are called with all of these)
 from __future__ import annotations
 
 import hashlib
@@ -92,8 +93,8 @@ def make(folder: Path, when: str = "never", step: int = 0, **options: Any) -> An
     folder.mkdir(parents=True, exist_ok=True)
     arguments: dict[str, Any] = {
         "output_dir": str(folder), "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": ACCUMULATED,
-        "num_train_epochs": EPOCHS, "logging_steps": 4, "eval_strategy": "steps", "eval_steps": 5, "save_strategy": "no",
-        "report_to": [], "use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-2, "lr_scheduler_type": "cosine",
+        "num_train_epochs": EPOCHS, "logging_steps": 4, "eval_strategy": "steps", "eval_steps": 5,
+        "save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-2, "lr_scheduler_type": "cosine",
         "include_num_input_tokens_seen": "all", "metric_for_best_model": "loss", "seed": 3,
     }  # fmt: skip
     plain = when == "plain"
@@ -145,7 +146,7 @@ def life(folder: Path, when: str, step: int, **options: Any) -> None:
             told = {"final": final(trainer), "loaded": trainer.train_dataset.loaded}
             (folder / "final.json").write_text(json.dumps(told, default=str))
             os._exit(0)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 (it ends the child)
             traceback.print_exc()
             os._exit(1)
     _, status = os.waitpid(child, 0)
@@ -153,7 +154,7 @@ def life(folder: Path, when: str, step: int, **options: Any) -> None:
 
 
 def main() -> None:
-    """`trainings.py DIR CASE...`, each "when:step" or "plain:0", which is trained without checkflow."""
+    """`trainers.py DIR CASE...`, each "when:step" or "plain:0", which is trained without checkflow."""
     torch.set_num_threads(1)
     root = Path(sys.argv[1])
     for case in sys.argv[2:]:
