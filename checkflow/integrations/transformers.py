@@ -14,6 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -35,6 +36,12 @@ except ImportError as error:
         f"checkflow.integrations.transformers needs transformers and accelerate ({error}); "
         "pip install 'checkflow[transformers]'"
     ) from None
+
+if not hasattr(Trainer, "_finalize_training"):
+    raise ImportError(
+        f"checkflow.integrations.transformers needs transformers >= 5.23, this is {version('transformers')}; "
+        "pip install 'checkflow[transformers]'"
+    )
 
 _KEY = "trainer"  # of what Trainer keeps, in metadata and extra
 _NUMBERS = ("current_flos", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -125,7 +126,7 @@ life(folder / "in", "never", 0, arguments={"logging_steps": 3})   # all is done:
         ),
         (
             "life(folder, 'never', 0)\n"
-            "for path in (folder / 'store').glob('ckpt-*/model.safetensors'): path.write_bytes(b'')\n"
+            "for path in (folder / 'store').rglob('*.safetensors'): path.write_bytes(b'')\n"
             "make(folder).train(resume_from_checkpoint=True)",
             "CorruptStoreError",
         ),
@@ -156,7 +157,7 @@ def test_the_best_model_is_no_checkpoint(tmp_path: Path) -> None:
     """Trainer loads it when training has ended; a store that is resumed then still has the last step's weights."""
     run(
         """
-best = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 5, "learning_rate": 0.5}
+best = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 5, "greater_is_better": True}
 trainer = make(folder / "a", "never", arguments=best)
 trainer.train(resume_from_checkpoint=True)
 assert trainer.state.best_global_step < 20, trainer.state.best_global_step
@@ -179,3 +180,14 @@ def test_the_example_goes_on_where_it_was(tmp_path: Path) -> None:
     assert second.returncode == 0, second.stderr
     assert "resumed iteration 5" in second.stderr
     assert "steps 30" in second.stdout
+
+
+def test_its_absence_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "transformers.py").write_text("raise ImportError('no')")
+    command = [sys.executable, "-c", "import checkflow; import checkflow.integrations.transformers"]
+    there = os.pathsep.join([str(tmp_path), str(HERE.parent.parent)])
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": there})
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: checkflow.integrations.transformers needs transformers and accelerate (no); "
+        "pip install 'checkflow[transformers]'"
+    )

@@ -94,14 +94,15 @@ def make(folder: Path, when: str = "never", step: int = 0, **options: Any) -> An
     arguments: dict[str, Any] = {
         "output_dir": str(folder), "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": ACCUMULATED,
         "num_train_epochs": EPOCHS, "logging_steps": 4, "eval_strategy": "steps", "eval_steps": 5,
-        "save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-2, "lr_scheduler_type": "cosine",
+        "save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-2,
+        "lr_scheduler_type": "cosine",
         "include_num_input_tokens_seen": "all", "metric_for_best_model": "loss", "seed": 3,
     }  # fmt: skip
     plain = when == "plain"
     checkpoints = [] if plain else [CheckflowCallback(folder / "store", **options)]
     trainer = (Watched if plain else resumable(Watched))(
         transformers.GPT2LMHeadModel(config),
-        transformers.TrainingArguments(**arguments | given),
+        transformers.TrainingArguments(**(arguments | given)),
         train_dataset=data,
         eval_dataset=Counted(6),
         callbacks=[*checkpoints, Patience(), Kill(when, step)],
@@ -121,7 +122,11 @@ def final(trainer: Any) -> dict[str, object]:
         {name: value for name, value in line.items() if not any(part in name for part in UNTIMED)}
         for line in trainer.state.log_history
     ]
-    generators = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+    generators = [
+        random.getstate(),
+        np.random.get_state(legacy=False)["state"]["key"].tolist(),
+        torch.get_rng_state().tolist(),
+    ]
     patience = next(one for one in trainer.callback_handler.callbacks if isinstance(one, Patience))
     state = trainer.state
     return {
