@@ -72,7 +72,8 @@ ALLOWED: dict[str, set[str]] = {
         "about", "collector", "data", "errors", "events", "interrupts", "text", "dtypes", "units", "unlisted",
         "training", "extra", "state", "schedule", "runtime", "store", "torch_internals", "learning",
     },
-    "examples": {"__init__"},
+    "integrations": {"checkpointing", "errors", "state", "store"},
+    "examples": {"__init__", "integrations"},
     "sweep": {
         "errors", "interrupts", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "compiler",
         "policies", "sources", "models",

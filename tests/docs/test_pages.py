@@ -36,8 +36,9 @@ def test_pages_show_output() -> None:
 @pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.stem)
 def test_how_tos_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a program that checks what the page says."""
-    if "accelerate" in programs(page):
-        pytest.importorskip("accelerate")
+    for library in ("accelerate", "transformers"):
+        if library in programs(page):
+            pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
     program = programs(page)
     assert "assert" in program

@@ -1,0 +1,193 @@
+"""Hugging Face's Trainer, killed anywhere and resumed, ends as one that was never interrupted, to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'checkflow[transformers]'")
+pytest.importorskip("accelerate")
+
+HERE = Path(__file__).parent
+ITEMS, EPOCH, ACCUMULATED, BATCH = 40, 7, 3, 2
+
+# Where it is killed, and the step that it resumes from. 7 steps are an epoch; each fifth is evaluated.
+KILLS = {
+    "step:10": 10,  # within an epoch, as step 11 begins
+    "step:7": 7,  # at the border, as the next epoch's first step begins
+    "epoch:7": 6,  # at the border, while callbacks are told that the epoch ends
+    "evaluate:10": 9,  # the step and its evaluation are repeated
+    "substep:9": 9,  # between the micro-batches of step 10
+    "raise:9": 9,
+}
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All trainers, in one process that forks each: transformers takes seconds to import."""
+    root = tmp_path_factory.mktemp("lives")
+    command = [sys.executable, str(HERE / "trainers.py"), str(root), "plain:0", "never:0", *KILLS]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def told(lives: Path, case: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((lives / case / "final.json").read_text())
+    return found
+
+
+def order(lives: Path, case: str) -> list[str]:
+    """The micro-batches that were trained on, with their steps; of a step that was begun twice, the last time."""
+    lines = (lives / case / "order").read_text().splitlines()
+    last = {step: at for at, step in enumerate(line.split()[0] for line in lines)}
+    sizes = Counter(line.split()[0] for line in (lives / "plain:0" / "order").read_text().splitlines())
+    return [line for step, at in last.items() for line in lines[at + 1 - sizes[step] : at + 1]]
+
+
+def test_checkpoints_change_nothing(lives: Path) -> None:
+    """Not even what evaluations and logs say."""
+    assert told(lives, "never:0") == told(lives, "plain:0")
+    assert order(lives, "never:0") == order(lives, "plain:0")
+
+
+@pytest.mark.parametrize("case", KILLS)
+def test_killed_and_resumed_it_ends_the_same(lives: Path, case: str) -> None:
+    """Weights, optimizer, scheduler, generators, log history, Trainer's state, a callback's, and the order of data."""
+    killed, resumed = map(int, (lives / case / "statuses").read_text().split())
+    assert (killed, resumed) == (1 if case.startswith("raise") else -9, 0)
+    assert told(lives, case)["final"] == told(lives, "plain:0")["final"]
+    assert order(lives, case) == order(lives, "plain:0")
+
+
+@pytest.mark.parametrize("case", KILLS)
+def test_what_was_trained_on_is_not_loaded_again(lives: Path, case: str) -> None:
+    """The position is one of the sampler: no item of a skipped batch is asked for."""
+    epochs, steps = divmod(KILLS[case], EPOCH)
+    skipped = epochs * ITEMS + steps * ACCUMULATED * BATCH
+    assert told(lives, case)["loaded"] == told(lives, "plain:0")["loaded"][skipped:]
+
+
+def run(what: str, folder: Path, *, fails: bool = False) -> str:
+    """What a process of trainers.py says that does this."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM + what, str(folder)], cwd=HERE, capture_output=True, text=True)
+    assert (done.returncode != 0) == fails, done.stderr
+    return done.stderr.splitlines()[-1] if fails else done.stdout
+
+
+PROGRAM = """
+import shutil, sys, torch
+from pathlib import Path
+from checkflow.integrations.transformers import *
+from trainers import *
+torch.set_num_threads(1)
+folder = Path(sys.argv[1])
+"""
+
+
+def test_folders_of_trainer_come_from_a_store_and_go_into_one(tmp_path: Path) -> None:
+    """A plain Trainer resumes what was exported, and a resumable one begins a store with what a plain one saved."""
+    run(
+        """
+life(folder / "plain", "plain", 0, arguments={"save_strategy": "steps", "save_steps": 9, "logging_steps": 3})
+life(folder / "killed", "step", 9, arguments={"logging_steps": 3})
+written = to_folder(make(folder / "killed", arguments={"logging_steps": 3}))
+assert written == folder / "killed" / "checkpoint-9", written
+for name, kind, source in (("out", "plain", written), ("in", "never", folder / "plain" / "checkpoint-9")):
+    trainer = make(folder / name, kind, arguments={"logging_steps": 3})
+    trainer.train(resume_from_checkpoint=str(source))
+    (folder / name / "final.json").write_text(json.dumps({"final": final(trainer)}, default=str))
+life(folder / "in", "never", 0, arguments={"logging_steps": 3})   # all is done: it trains no further
+        """,
+        tmp_path,
+    )
+    expected = told(tmp_path, "plain")["final"]
+    for name in ("out", "in"):
+        found = told(tmp_path, name)["final"]
+        assert {k: found[k] for k in ("tensors", "scheduler", "groups")} == {
+            k: expected[k] for k in ("tensors", "scheduler", "groups")
+        }
+        assert [line.get("loss") for line in found["history"]] == [line.get("loss") for line in expected["history"]]
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        (
+            "life(folder, 'step', 3)\nmake(folder).train()",
+            "holds checkpoints of an earlier training; train(resume_from",
+        ),
+        (
+            "life(folder, 'never', 0)\n"
+            "for path in (folder / 'store').rglob('*.safetensors'): path.write_bytes(b'')\n"
+            "make(folder).train(resume_from_checkpoint=True)",
+            "CorruptStoreError",
+        ),
+        ("to_folder(make(folder))", "has no checkpoint to export; give the store of a training"),
+        ("make(folder, scheduler=1)", "scheduler: is the Trainer's own, and taken along; leave it out"),
+        ("make(folder, metadata={'trainer': 1}).train()", "metadata: 'trainer' is what Trainer keeps"),
+        (
+            "make(folder, arguments={'auto_find_batch_size': True}).train(resume_from_checkpoint=True)",
+            "auto_find_batch_size: begins a training anew within itself; give its batch size",
+        ),
+        (
+            "trainer = make(folder, 'plain')\ntrainer.add_callback(CheckflowCallback(folder))\ntrainer.train()",
+            "this Trainer cannot resume; make it with resumable(Trainer)(...)",
+        ),
+        (
+            "trainer = make(folder)\ntrainer.remove_callback(CheckflowCallback)\ntrainer.train()",
+            "has no store; give callbacks=[CheckflowCallback('checkpoints')]",
+        ),
+    ],
+    ids=["not resumed", "damaged", "nothing to export", "scheduler", "metadata", "batch size", "plain", "no callback"],
+)
+def test_what_is_refused(what: str, says: str, tmp_path: Path) -> None:
+    """In one line, which says what to do."""
+    assert says in run(what, tmp_path, fails=True)
+
+
+def test_the_best_model_is_no_checkpoint(tmp_path: Path) -> None:
+    """Trainer loads it when training has ended; a store that is resumed then still has the last step's weights."""
+    run(
+        """
+best = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 5, "greater_is_better": True}
+trainer = make(folder / "a", "never", arguments=best)
+trainer.train(resume_from_checkpoint=True)
+assert trainer.state.best_global_step < 20, trainer.state.best_global_step
+life(folder / "b", "plain", 0, arguments=best | {"load_best_model_at_end": False})
+again = make(folder / "a", "never", arguments=best | {"load_best_model_at_end": False})
+again.train(resume_from_checkpoint=True)
+assert final(again)["tensors"] == json.loads((folder / "b" / "final.json").read_text())["final"]["tensors"]
+assert final(trainer)["tensors"] != final(again)["tensors"]
+        """,
+        tmp_path,
+    )
+
+
+def test_the_example_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Interrupted by itself after some steps, it is run again."""
+    command = [sys.executable, "-m", "checkflow.examples.transformers_trainer", "--store", str(tmp_path / "store")]
+    first = subprocess.run([*command, "--stop-after", "5"], cwd=tmp_path, capture_output=True, text=True)
+    assert first.returncode == -9, first.stderr
+    second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    assert "resumed iteration 5" in second.stderr
+    assert "steps 30" in second.stdout
+
+
+def test_its_absence_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "transformers.py").write_text("raise ImportError('no')")
+    command = [sys.executable, "-c", "import checkflow; import checkflow.integrations.transformers"]
+    there = os.pathsep.join([str(tmp_path), str(HERE.parent.parent)])
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": there})
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: checkflow.integrations.transformers needs transformers and accelerate (no); "
+        "pip install 'checkflow[transformers]'"
+    )
