@@ -96,6 +96,21 @@ def test_who_waits_for_a_slot_waits_no_longer_than_that(tmp_path: Path) -> None:
     assert newest_whole(tmp_path) == 2
 
 
+def test_what_is_given_up_is_told_before_its_slot_is_filled_again(tmp_path: Path) -> None:
+    """Also where the trainer has not asked for a while, and finds the slot free at once."""
+    with StoreHandle.open(
+        tmp_path, SMALL, slots=2, when_full="wait", notify=silent, persist_every=EACH, retry_s=0.1
+    ) as handle:
+        with refusing(saver_of(handle)):
+            for iteration in (1, 2):
+                assert stage(handle, SMALL, iteration)
+            until(lambda: not handle.pending, "both are given up")
+        with pytest.raises(StoreError, match="iteration 1 cannot be made durable"):
+            handle.acquire()
+        assert handle.status().staged_iteration == 2
+    assert newest_whole(tmp_path) == 2
+
+
 def test_who_closes_is_told_what_it_waits_for(tmp_path: Path) -> None:
     """While it waits, so that a person can make room."""
     handle = StoreHandle.open(tmp_path, SMALL, notify=lambda line: make_room(line))

@@ -93,8 +93,9 @@ class Persister:
         """
         started = time.monotonic_ns()
         if taken.record is None:
-            give_up(self.shared, taken)
-            self._fail(taken, "a staged checkpoint's record in memory is not what was staged; its slot was overwritten")
+            self._give_up(
+                taken, "a staged checkpoint's record in memory is not what was staged; its slot was overwritten"
+            )
             return None
         staged = Staged(self.shared.slot_bytes(taken.index), taken.iteration, taken.record, taken.keep)
         try:
@@ -123,12 +124,16 @@ class Persister:
         what = f"the checkpoint of iteration {taken.iteration} cannot be made durable ({_reason(error)})"
         self.shared.advance()  # a disk that refuses does not hang
         if self.patience.exhausted:
-            give_up(self.shared, taken)
-            self._fail(taken, f"{what}; {_advice(error)}")
+            self._give_up(taken, f"{what}; {_advice(error)}")
             return
         put_off(self.shared, taken, newest_wins=self.config.newest_wins)
         if begins:
             self._tell(f"{what}, and is tried again for {self.config.retry_s:g} s; {_advice(error)}")
+
+    def _give_up(self, taken: Taken, why: str) -> None:
+        """Told first, so that a trainer that is given its slot can know that the checkpoint in it was lost."""
+        self._fail(taken, why)
+        give_up(self.shared, taken)
 
     def _is_removed(self) -> bool:
         """A directory that was removed takes nothing ever again."""

@@ -150,8 +150,8 @@ class StoreHandle:
     def acquire(self) -> Slot | None:
         """A slot to fill; None (counted) under `skip` where none is free.
 
-        Waits for a slot whose memory is still on its way. Under `wait` waits until the saver has persisted one; None
-        there too if it cannot and on_error is "warn".
+        Waits for a slot whose memory is still on its way. Under `wait` waits until the saver has persisted one; where
+        it cannot, that is raised before its slot is used again, and None if on_error is "warn".
         """
         slot = self._slots.try_acquire()
         if slot is None:
@@ -160,6 +160,8 @@ class StoreHandle:
             slot = self._wait_for_slot()
         if slot is None:
             self._tally.skipped += 1
+        elif self._when_full == "wait":
+            self._hear_before(slot)
         return slot
 
     def try_acquire(self) -> Slot | None:
@@ -298,6 +300,14 @@ class StoreHandle:
                 self.poll()
         finally:
             self._tally.blocked_ns += time.monotonic_ns() - started
+
+    def _hear_before(self, slot: Slot) -> None:
+        """What was in the slot may have been given up since: that is raised, and the slot not filled."""
+        try:
+            self.poll()
+        except BaseException:
+            self.abandon(slot)
+            raise
 
     def _announce(self) -> None:
         """Tell now, to who waits, what is not to be raised afterwards."""
