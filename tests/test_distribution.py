@@ -22,6 +22,21 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NOT_SHIPPED = ("tests", "benchmarks", "notebooks", "graphs", "schedules", "docs")
 PLANNERS = {"gurobipy", "pulp", "highspy", "scipy", "networkx", "matplotlib"}
 
+EXTRAS = {path.stem for path in (ROOT / "checkflow" / "integrations").glob("[!_]*.py")}
+
+
+def extra_of(path: Path) -> str:
+    """Of integrations/transformers.py and examples/transformers_trainer.py: "transformers"."""
+    return path.stem.partition("_")[0]
+
+
+WITH_EXTRA = [
+    path
+    for room in ("integrations", "examples")
+    for path in sorted((ROOT / "checkflow" / room).glob("*.py"))
+    if extra_of(path) in EXTRAS
+]
+
 
 def done(command: Sequence[str | Path], cwd: Path, **environment: str) -> str:
     """What it printed; without a PYTHONPATH that would lead back to the tree, unless one is given."""
@@ -88,19 +103,40 @@ def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
 
 def test_what_the_package_imports_is_what_it_requires() -> None:
     """Neither a dependency that happens to be here, nor one that nothing needs; what plots need is imported late."""
-    always, late = set[str](), set[str]()
-    for path in (ROOT / "checkflow").rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        top = {id(node) for node in tree.body}
-        for node in ast.walk(tree):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            (always if id(node) in top else late).update(name.split(".")[0] for name in names)
-    known = set(sys.stdlib_module_names) | {"checkflow", ""}
-    assert distributions(always - known) <= required(PROJECT["dependencies"])
+    pairs = [imported(path) for path in (ROOT / "checkflow").rglob("*.py") if path not in WITH_EXTRA]
+    always, late = (set[str]().union(*found) for found in zip(*pairs, strict=True))
+    assert distributions(always) <= required(PROJECT["dependencies"])
     plot = required(PROJECT["optional-dependencies"]["plot"])
-    assert distributions((always | late) - known) == required(PROJECT["dependencies"]) | plot
+    assert distributions(always | late) == required(PROJECT["dependencies"]) | plot
     assert plot == distributions({"matplotlib"})
+
+
+@pytest.mark.parametrize("path", WITH_EXTRA, ids=lambda path: path.stem)
+def test_an_integration_and_its_example_import_what_their_extra_has(path: Path) -> None:
+    """Beside what is there anyway."""
+    extra = {name.replace("-", "_") for name in required(PROJECT["optional-dependencies"][extra_of(path)])}
+    always, late = imported(path)
+    modules = always | late
+    assert extra_of(path) in modules
+    there = {module for module in modules if module in packages_distributions()}
+    assert distributions(there - extra) <= required(PROJECT["dependencies"]) and modules - there <= extra
+
+
+def imported(path: Path) -> tuple[set[str], set[str]]:
+    """Other people's packages that a file imports: when it is imported itself, and later."""
+    tree = ast.parse(path.read_text())
+    top = {id(node) for statement in tree.body for node in (statement, *tried(statement))}
+    always, late = set[str](), set[str]()
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        (always if id(node) in top else late).update(name.split(".")[0] for name in names)
+    known = set(sys.stdlib_module_names) | {"checkflow", ""}
+    return always - known, late - known
+
+
+def tried(statement: ast.stmt) -> list[ast.stmt]:
+    return statement.body if isinstance(statement, ast.Try) else []
 
 
 def distributions(modules: set[str]) -> set[str]:

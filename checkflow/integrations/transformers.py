@@ -43,6 +43,8 @@ if not hasattr(Trainer, "_finalize_training"):
         "pip install 'checkflow[transformers]'"
     )
 
+__all__ = ["CheckflowCallback", "resumable", "to_folder"]
+
 _KEY = "trainer"  # of what Trainer keeps, in metadata and extra
 _NUMBERS = ("current_flos", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
 _REFUSED = ("metadata", "scheduler", "scaler")  # Trainer's own, or read here

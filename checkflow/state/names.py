@@ -51,7 +51,7 @@ class StateName(str):
 
     @property
     def is_optimizers(self) -> bool:
-        return self.holder.partition(".")[0] == "optimizer"
+        return is_of_kind(self.holder, "optimizer")
 
     @property
     def listed_as(self) -> str | None:
@@ -88,6 +88,11 @@ def unwrap(name: str) -> str:
 def holders(kind: str, count: int) -> tuple[str, ...]:
     """("model",) for one, ("model.0", "model.1") for two."""
     return (kind,) if count == 1 else tuple(f"{kind}.{index}" for index in range(count))
+
+
+def is_of_kind(holder: str, kind: str) -> bool:
+    """Whether it is one of those that `holders` names: "model.1" is of the kind "model"."""
+    return holder.partition(".")[0] == kind
 
 
 def file_of(holder: str) -> str:

@@ -29,7 +29,7 @@ from checkflow.state.host.record import FORMAT, VERSION
 from checkflow.state.host.rng import RngReader
 from checkflow.state.host.tensors import Room, split
 from checkflow.state.live import parameter_names
-from checkflow.state.names import StateName, file_of, subject_of
+from checkflow.state.names import StateName, file_of, is_of_kind, subject_of
 from checkflow.training import Training
 
 _ROOM_BYTES = 2**16
@@ -133,7 +133,7 @@ class HostState:
             later = read_without_waiting(member)
             if later is None:
                 found = split(name, state_of(member), self._rooms)
-                if self._epoch is None and name.split(".")[0] == "loader":
+                if self._epoch is None and is_of_kind(name, "loader"):
                     self._epoch = epoch_of(found.state)
                 self._tensors |= found.tensors
                 head |= {"file": file_of(name)} if found.tensors else {}

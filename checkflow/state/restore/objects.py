@@ -12,6 +12,7 @@ from checkflow.state.host.decode import decode
 from checkflow.state.host.json_values import Stored
 from checkflow.state.host.objects import state_of
 from checkflow.state.host.record import ObjectRecord
+from checkflow.state.names import is_of_kind
 from checkflow.state.restore.files import FileTensor, TensorFile
 
 _LOAD_ERRORS = (KeyError, ValueError, TypeError, RuntimeError, AssertionError, IndexError, AttributeError)
@@ -30,7 +31,7 @@ class ObjectPlan:
 
     @property
     def is_loader(self) -> bool:
-        return self.name.startswith("loader")
+        return is_of_kind(self.name, "loader")
 
     def load(self) -> None:
         """Raises InputError where the object does not take it."""
