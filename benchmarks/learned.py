@@ -16,8 +16,8 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import overhead
@@ -99,13 +99,14 @@ def measure(name: str, profile: hardware.Profile, rounds: int, iterations: int) 
             with torch.device(overhead.DEVICE):
                 training = factory()
             with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-                ckpt = None
+                ckpt, run = None, training.iteration
                 if side != "none":
                     given = compiled.schedule if side == "ahead" else None
                     ckpt = stack.enter_context(_attached(training, Path(folder, "store"), given))
+                    run = partial(overhead.checkpointed, training, ckpt)
                 series = []
                 for iteration in range(iterations):
-                    series.append(_timed(training, ckpt))
+                    series.append(overhead.timed_s(run))
                     if not recorded_in and ckpt is not None and ckpt.learning == "planning":
                         recorded_in = iteration + 1
                 times[side].append(series)
@@ -131,16 +132,6 @@ def _attached(training: checkflow.Training, store: Path, schedule: Schedule | No
         persist_every=PersistEvery(iterations=10**9),
         tell=lambda _: None,
     )
-
-
-def _timed(training: checkflow.Training, ckpt: checkflow.Checkpointer | None) -> float:
-    began = time.perf_counter()
-    training.iteration()
-    if ckpt is not None:
-        ckpt.step()
-    if overhead.DEVICE == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
 
 
 def _said(schedule: Schedule) -> Said:

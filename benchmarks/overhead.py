@@ -184,7 +184,7 @@ def measure(
             persist_every=PersistEvery(iterations=persist_every),
         ) as ckpt,
     ):
-        attached = partial(_attached_iteration, training, ckpt)
+        attached = partial(checkpointed, training, ckpt)
         turn(attached, 3)  # each slot's memory is touched for the first time
         before = ckpt.stats()
         for _ in range(pairs):
@@ -208,20 +208,24 @@ def measure(
     )
 
 
-def _attached_iteration(training: checkflow.Training, ckpt: Checkpointer) -> None:
+def checkpointed(training: checkflow.Training, ckpt: Checkpointer) -> None:
+    """One iteration and its end."""
     training.iteration()
     ckpt.step()
 
 
 def turn(iteration: Callable[[], object], count: int) -> list[float]:
-    times_s = []
-    for _ in range(count + 1):
-        began = time.perf_counter()
-        iteration()
-        if DEVICE == "cuda":  # as a training that reads its loss: copies to the host go on
-            torch.cuda.current_stream().synchronize()
-        times_s.append(time.perf_counter() - began)
-    return times_s[1:]
+    """Seconds of so many iterations, after one that is not measured."""
+    return [timed_s(iteration) for _ in range(count + 1)][1:]
+
+
+def timed_s(iteration: Callable[[], object]) -> float:
+    """How long one takes."""
+    began = time.perf_counter()
+    iteration()
+    if DEVICE == "cuda":  # as a training that reads its loss: copies to the host go on
+        torch.cuda.current_stream().synchronize()
+    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

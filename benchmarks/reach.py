@@ -28,7 +28,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import checkflow
-from checkflow.learning.provisional import is_provisional
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.units import format_bytes
 
@@ -57,55 +56,54 @@ def batch() -> torch.Tensor:
     return torch.randn(ROWS, WIDTH, device=overhead.DEVICE)
 
 
-def eager(**options: bool) -> checkflow.Training:
-    model = net()
-    optimizer = adamw(model, **options)
-    x = batch()
+def updated(
+    loss: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer, update: Callable[[], object] | None = None
+) -> Callable[[], None]:
+    """The iteration of a loss and an update."""
 
     def iteration() -> None:
-        torch.autograd.backward(model(x).square().mean())
-        optimizer.step()
+        torch.autograd.backward(loss())
+        (update or optimizer.step)()
         optimizer.zero_grad()
 
-    return checkflow.Training(model, optimizer, iteration)
+    return iteration
+
+
+def eager(**options: bool) -> checkflow.Training:
+    model, x = net(), batch()
+    optimizer = adamw(model, **options)
+    return checkflow.Training(model, optimizer, updated(lambda: model(x).square().mean(), optimizer))
 
 
 def recomputing() -> checkflow.Training:
-    model = net()
+    model, x = net(), batch().requires_grad_()
     optimizer = adamw(model, foreach=True)
-    x = batch().requires_grad_()
 
-    def iteration() -> None:
+    def loss() -> torch.Tensor:
         y = x
         for block in model:
             y = checkpoint(block, y, use_reentrant=False) if len(list(block.children())) else block(y)
-        torch.autograd.backward(y.square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
+        return y.square().mean()
 
-    return checkflow.Training(model, optimizer, iteration)
+    return checkflow.Training(model, optimizer, updated(loss, optimizer))
 
 
 def autocast() -> checkflow.Training:
-    model = net()
+    model, x = net(), batch()
     optimizer = adamw(model, foreach=True)
-    x = batch()
 
-    def iteration() -> None:
+    def loss() -> torch.Tensor:
         with torch.autocast(overhead.DEVICE, dtype=torch.bfloat16):
-            loss = model(x).square().mean()
-        torch.autograd.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+            found: torch.Tensor = model(x).square().mean()
+        return found
 
-    return checkflow.Training(model, optimizer, iteration)
+    return checkflow.Training(model, optimizer, updated(loss, optimizer))
 
 
 def in_backward() -> checkflow.Training:
     """One optimizer for each parameter, which steps as soon as its gradient is there."""
-    model = net()
+    model, x = net(), batch()
     optimizers = {parameter: torch.optim.AdamW([parameter], lr=1e-4) for parameter in model.parameters()}
-    x = batch()
 
     def update(parameter: torch.Tensor) -> None:
         optimizers[parameter].step()  # type: ignore[index]
@@ -119,31 +117,16 @@ def in_backward() -> checkflow.Training:
 
 
 def compiled_model() -> checkflow.Training:
-    model = net()
-    optimizer = adamw(model, foreach=True)
-    ran = torch.compile(model)
-    x = batch()
-
-    def iteration() -> None:
-        torch.autograd.backward(ran(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return checkflow.Training(model, optimizer, iteration)
+    model, x = net(), batch()
+    optimizer, ran = adamw(model, foreach=True), torch.compile(model)
+    return checkflow.Training(model, optimizer, updated(lambda: ran(x).square().mean(), optimizer))
 
 
 def compiled_update() -> checkflow.Training:
-    model = net()
+    model, x = net(), batch()
     optimizer = adamw(model, foreach=True)
     update = torch.compile(optimizer.step)
-    x = batch()
-
-    def iteration() -> None:
-        torch.autograd.backward(model(x).square().mean())
-        update()
-        optimizer.zero_grad()
-
-    return checkflow.Training(model, optimizer, iteration)
+    return checkflow.Training(model, optimizer, updated(lambda: model(x).square().mean(), optimizer, update))
 
 
 WAYS = (
@@ -186,18 +169,19 @@ def measured(way: Way, iterations: int, rounds: int) -> tuple[str, ...]:
             persist_every=PersistEvery(iterations=10**9), tell=lambda _: None, notify=lambda _: None,
         ) as ckpt,
     ):  # fmt: skip
+        run = partial(overhead.checkpointed, training, ckpt)
         until = time.monotonic() + 60
         while ckpt.learning != "knowing" and time.monotonic() < until:
-            _turn(training, ckpt, 1)
-        _turn(plain, None, 3)
+            run()
+        overhead.turn(plain.iteration, 3)
         before = ckpt.stats()
         for _ in range(rounds):
-            none, attached = _turn(plain, None, iterations), _turn(training, ckpt, iterations)
+            none, attached = overhead.turn(plain.iteration, iterations), overhead.turn(run, iterations)
             none_s += none
             attached_s += attached
             ratios.append(statistics.median(attached) / statistics.median(none))
         after, schedule = ckpt.stats(), ckpt.schedule
-    claims, learned = schedule.certificate, not is_provisional(schedule)
+    claims, learned = schedule.certificate, after.learned_in > 0
     stall_ms = (after.stall_ns - before.stall_ns) / 1e6 / (after.iterations - before.iterations)
     return (
         "yes" if learned else "no",
@@ -208,19 +192,6 @@ def measured(way: Way, iterations: int, rounds: int) -> tuple[str, ...]:
         f"{statistics.median(ratios):.3f}",
         f"{stall_ms:.3f}",
     )
-
-
-def _turn(training: checkflow.Training, ckpt: checkflow.Checkpointer | None, iterations: int) -> list[float]:
-    times: list[float] = []
-    for _ in range(iterations):
-        began = time.perf_counter()
-        training.iteration()
-        if ckpt is not None:
-            ckpt.step()
-        if overhead.DEVICE == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return times
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from checkflow.events import Event
 from checkflow.extra import Stateful
 from checkflow.interrupts import held_back
 from checkflow.learning.learner import Learner
-from checkflow.learning.provisional import is_provisional, provisional
+from checkflow.learning.provisional import provisional
 from checkflow.runtime.lifecycle import Inside
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.state.host.objects import HostObjects
@@ -202,11 +202,12 @@ def attach(
             if schedule is None:
                 learner = Learner(training, Path(store), interval, lambda: inside.depth > 0, say, say_warning, lacks)
                 undo.callback(learner.close)
-                fitting = _first_fitting(learner, training, objects)
+                planned = _fits_still(learner, training, objects)
             else:
-                fitting = fit(of_now(schedule, training), training, objects)
+                planned = fit(of_now(schedule, training), training, objects)
+            fitting = planned or fit(provisional(training), training, objects)
             lacks(carried(fitting.schedule))
-            if not is_provisional(fitting.schedule) and (line := unplanned(fitting.schedule, training.listed)):
+            if planned and (line := unplanned(planned.schedule, training.listed)):
                 warn(line)
             handle = open_store(fitting)
             undo.callback(_close, handle)
@@ -227,7 +228,7 @@ def attach(
             undo.push(checkpointer.__exit__)
         if start_over:
             _keep_earlier(handle.path, warn, tell)
-        size_bytes = None if is_provisional(fitting.schedule) else fitting.layout.size_bytes
+        size_bytes = planned.layout.size_bytes if planned else None
         tell(f"{store}: {_plan(engine.interval, size_bytes, slots, persist_every)}")
         undo.pop_all()
     return checkpointer
@@ -258,14 +259,15 @@ def _keep_earlier(store: Path, notify: Callable[[str], None], tell: Callable[[st
         tell(f"{store}: starts over; {kept.path.name} is retained for good")
 
 
-def _first_fitting(learner: Learner, training: Training, objects: HostObjects) -> Fitting:
-    """Of what an earlier run has learned; else of what is known without."""
-    if learner.kept is not None:
-        try:
-            return fit(learner.kept, training, objects)
-        except InputError as error:
-            learner.anew(str(error))
-    return fit(provisional(training), training, objects)
+def _fits_still(learner: Learner, training: Training, objects: HostObjects) -> Fitting | None:
+    """What an earlier run has learned; None where that is nothing, or no longer of this training."""
+    if learner.kept is None:
+        return None
+    try:
+        return fit(learner.kept, training, objects)
+    except InputError as error:
+        learner.anew(str(error))
+        return None
 
 
 def _plan(interval: int, size_bytes: int | None, slots: int, every: PersistEvery) -> str:

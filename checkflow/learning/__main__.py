@@ -1,4 +1,4 @@
-"""The planner's process: Requests on its standard input, Answers on its standard output.
+"""The planner's process: one Request on its standard input, its Answer on its standard output.
 
 It is started before there is anything to plan, so that what takes long to import is there by then.
 """
@@ -26,17 +26,14 @@ def main() -> None:
         os.nice(10)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what else is printed is no answer
-    while True:
-        try:
-            request = pickle.load(sys.stdin.buffer)
-        except EOFError:  # the trainer has ended
-            return
-        answer = answer_to(request)
-        pickle.dump(answer, answers)
-        try:
-            answers.flush()
-        except BrokenPipeError:
-            return
+    try:
+        request = pickle.load(sys.stdin.buffer)
+    except EOFError:  # the trainer has ended
+        return
+    answer = answer_to(request)
+    with contextlib.suppress(BrokenPipeError):
+        with answers:
+            pickle.dump(answer, answers)
         if isinstance(answer, Planned) and request.keep_as is not None:
             _keep(request.keep_as, request.graph, answer.schedule)
 

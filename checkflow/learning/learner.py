@@ -102,16 +102,15 @@ class Learner:
         self._recorded = 0
         self._earlier: Mapping[str, Reached] = {}
         self._live: LiveIteration | None = None
-        self._planner: Planner | None = None
-        self._ending: Planner | None = None  # has answered, and keeps what it planned
+        self._planner: Planner | None = None  # is started, plans, or has answered
         self._planned_kind = ""
         if self.kept is None:
-            self._planner_runs()  # what it imports is there by the time that it is asked
+            self._has_planner()  # what it imports is there by the time that it is asked
 
     @property
     def stage(self) -> Stage:
         """What it is doing."""
-        if self._stage is Stage.PLANNING and self._planner is not None and self._planner.has_answered:
+        if self._stage is Stage.PLANNING and self._planner is not None and self._planner.answer is not None:
             return Stage.PLANNED
         return self._stage
 
@@ -149,7 +148,7 @@ class Learner:
         if self._stage is Stage.SETTLING:
             if self._opaque(running):
                 self._give_up("code runs that was compiled, or captured as a CUDA graph, whose operators nobody sees")
-            elif self._planner_runs():
+            elif self._has_planner():
                 self._earlier = reachable_from(self._training, frame)
                 self._stage = Stage.WATCHING
         elif self._stage is Stage.WATCHING and self._live is None:
@@ -212,11 +211,9 @@ class Learner:
 
     def _answer(self) -> Schedule | None:
         assert self._planner is not None
-        answer = self._planner.answer()
+        answer = self._planner.answer
         if answer is None:
             return None
-        self._planner.let_go()
-        self._planner, self._ending = None, self._planner
         if not isinstance(answer, Planned):
             self._give_up(answer.why)
             return None
@@ -246,9 +243,11 @@ class Learner:
     def _opaque(self, running: Running) -> bool:
         return running.opaque or any(uncompiled(model) is not model for model in self._training.models)
 
-    def _planner_runs(self) -> bool:
+    def _has_planner(self) -> bool:
+        """Whether there is one to be asked: one that has answered is none."""
+        if self._planner is not None and self._planner.answer is not None:
+            self._end_planner()
         if self._planner is None:
-            self._end_planner()  # the one before, which ended by itself long ago
             try:
                 self._planner = Planner()
             except OSError as error:
@@ -268,10 +267,9 @@ class Learner:
             self._live = None
 
     def _end_planner(self) -> None:
-        for planner in (self._planner, self._ending):
-            if planner is not None:
-                planner.close()
-        self._planner = self._ending = None
+        if self._planner is not None:
+            self._planner.close()
+        self._planner = None
 
 
 def _kind_of(schedule: Schedule | None) -> str:

@@ -9,13 +9,13 @@ import subprocess
 import sys
 import threading
 
-from checkflow.learning.messages import Answer, Request, Unplanned
+from checkflow.learning.messages import Answer, Planned, Request, Unplanned
 
 ENDS_S = 5.0  # what it has to write is little
 
 
 class Planner:
-    """Ask, go on, and look for the answer now and then. One question at a time."""
+    """Ask once, go on, and look for the answer now and then. The process ends once it has kept what it planned."""
 
     def __init__(self) -> None:
         """Start the process. Raises OSError where none can be started."""
@@ -41,32 +41,18 @@ class Planner:
 
     def ask(self, request: Request) -> None:
         """Returns at once: a thread hands the question over, and waits."""
-        assert self._thread is None, "one question at a time"
-        self._answer = None
+        assert self._thread is None, "one question"
         self._thread = threading.Thread(target=self._converse, args=(request,), name="checkflow-plan", daemon=True)
         self._thread.start()
 
     @property
-    def has_answered(self) -> bool:
-        """Whether there is an answer."""
-        return self._answer is not None
-
     def answer(self) -> Answer | None:
-        """The answer, once; None while there is none."""
-        if self._thread is None or self._answer is None:
-            return None
-        self._thread.join()
-        self._thread = None
+        """None while there is none."""
         return self._answer
 
-    def let_go(self) -> None:
-        """No more questions: the process ends by itself, once it has kept what it planned."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-
     def close(self) -> None:
-        """End the process: soon where it was let go, and at once, whatever it is doing, where it was not."""
-        if self._process.stdin is not None and self._process.stdin.closed:
+        """End the process: soon where it has answered, and at once, whatever it is doing, where it has not."""
+        if isinstance(self._answer, Planned):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(ENDS_S)
         self._process.kill()
@@ -74,9 +60,9 @@ class Planner:
         if self._thread is not None:
             self._thread.join()
         for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+            assert stream is not None
+            with contextlib.suppress(OSError):
+                stream.close()
 
     def _converse(self, request: Request) -> None:
         assert self._process.stdin is not None

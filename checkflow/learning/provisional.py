@@ -17,7 +17,6 @@ from checkflow.trace.state import State, live_states
 from checkflow.training import Training
 
 MODEL = "this training"  # what stands where a schedule names the model that it was compiled from
-_WHY = "nothing is known yet of an iteration: all is read when it ends"
 _AT_END = (0, 1)  # the only anchor, of the iteration that the checkpoint is of
 
 
@@ -64,7 +63,7 @@ def provisional(training: Training) -> Schedule:
                 gap=None,
                 snapshot_bytes=0,
                 solver="none",
-                solver_why=_WHY,
+                solver_why="nothing is known yet of an iteration: all is read when it ends",
             ),
             state=tuple(
                 StateRow(
@@ -82,11 +81,6 @@ def provisional(training: Training) -> Schedule:
             ),
         )
     )
-
-
-def is_provisional(schedule: Schedule) -> bool:
-    """Whether a schedule is one of these."""
-    return schedule.certificate.solver_why == _WHY
 
 
 def _tensors(training: Training) -> tuple[Tensor, ...]:

@@ -291,7 +291,7 @@ class Executor:
             return self.pipeline.drain(timeout_s)
 
     def retire(self) -> None:
-        """Complete what can be vouched for; hooks do nothing from now on. The device goes on."""
+        """Complete what can be vouched for; hooks do nothing from now on."""
         if self.lifecycle.deaf:
             return
         try:
@@ -307,13 +307,10 @@ class Executor:
         self.pipeline.succeed(before.pipeline)
 
     def close(self) -> None:
-        """Retire, and close the device. Raises what no step() has raised."""
+        """Retire. Raises what no step() has raised."""
         if self.lifecycle.deaf:
             return
-        try:
-            self.retire()
-        finally:
-            self._device.close()
+        self.retire()
         if self._problems:
             raise self._problems.pop(0)
 
@@ -399,18 +396,10 @@ class Executor:
             return
         self.bound.begin(before)
         self._to(Phase.FILLING)
-        if not self.pipeline.begin(self.completed, self._record, wait=wait):
+        if not self.pipeline.begin(self.completed, self._capture, wait=wait):
             return
         unwatched = self.bound.cover()
         if unwatched and GuardKind.UNWATCHED not in self._disarmed:
             self.pipeline.protect(unwatched, Cause.UNWATCHED)
         if self._audit is not None:
             self._audit.sample(self.bound.storages, frozenset(unwatched))
-
-    def _record(self, iteration: int) -> Record | None:
-        """The host's state; None where it cannot be read, which is the training's own code and costs one checkpoint."""
-        try:
-            return self._capture(iteration)
-        except Exception as error:  # noqa: BLE001 (a user's state_dict; raised when the iteration's end is complete)
-            self._problems.append(error)
-            return None

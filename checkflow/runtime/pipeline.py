@@ -86,10 +86,11 @@ class Pipeline:
                 self._open.advance(now)
         self.stage_finished()
 
-    def begin(self, iteration: int, capture: Callable[[int], Record | None], *, wait: bool) -> bool:
+    def begin(self, iteration: int, capture: Callable[[int], Record], *, wait: bool) -> bool:
         """The state now is that of a checkpoint. False where no slot is free; `wait` makes one free if possible.
 
-        False, too, where there is no record of it.
+        False, too, where `capture` cannot read the host's state: that is the training's own code, costs one
+        checkpoint, and is raised when the iteration's end is complete.
         """
         checkpoint, self._open = self._open, None
         if checkpoint is None:
@@ -101,12 +102,12 @@ class Pipeline:
             checkpoint = InFlight(iteration, slot, self._timetable, self._slots, self._device)
         try:
             record = capture(iteration)
-        except BaseException:
+        except BaseException as error:
             self._keep(checkpoint.slot)
-            raise
-        if record is None:
+            if not isinstance(error, Exception):
+                raise
+            self.problems.append(error)
             self._note(Skipped(iteration, "the host's state could not be read"))
-            self._keep(checkpoint.slot)
             return False
         checkpoint.close(self._slots, record, keep_early=self._keep_early)
         self._closed.append(checkpoint)

@@ -379,7 +379,7 @@ def test_the_planner_has_ended_when_training_goes_on(tmp_path: Path) -> None:
     loop = Loop()
     with attached(loop, tmp_path / "store") as ckpt:
         until_learned(ckpt, loop.iterate)
-        planner = ckpt._adapting._learner._ending  # type: ignore[union-attr]
+        planner = ckpt._adapting._learner._planner  # type: ignore[union-attr]
         assert planner is not None
         assert planner._process.wait(LONG_S) == 0
 

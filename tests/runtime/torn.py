@@ -359,7 +359,10 @@ class Rig:
         self.executor.step()
 
     def close(self) -> None:
-        self.executor.close()
+        try:
+            self.executor.close()
+        finally:
+            self.executor._device.close()
         for handle in self.handles:
             handle.remove()
 

@@ -186,7 +186,10 @@ class Attached:
         return dict(Counter(self.counters.stall_ns) - before)
 
     def close(self) -> None:
-        self.executor.close()
+        try:
+            self.executor.close()
+        finally:
+            self.executor._device.close()
         for handle in self.handles:
             handle.remove()
 

@@ -77,7 +77,6 @@ class StoreHandle:
         path: Path,
         layout: Layout,
         *,
-        lock: StoreLock | None = None,
         after: StoreHandle | None = None,
         slots: int = 3,
         when_full: WhenFull = "skip",
@@ -90,7 +89,7 @@ class StoreHandle:
         retry_s: float = RETRY_S,
         versions: Mapping[str, str] | None = None,
     ) -> StoreHandle:
-        """Take the store (or take over `lock`), allocate the slots, start the saver.
+        """Take the store, allocate the slots, start the saver.
 
         `after`: a handle on the same store, whose slots no longer do. What they hold is durable before they are given
         up, and nobody else gets the store in between.
@@ -112,7 +111,7 @@ class StoreHandle:
         with contextlib.ExitStack() as undo:
             with held_back(signal.SIGINT):
                 tally = Tally() if after is None else after._tally
-                lock = after._hand_over() if after is not None else lock or StoreLock.acquire(path, notify)
+                lock = StoreLock.acquire(path, notify) if after is None else after._hand_over()
                 undo.callback(lock.close)
                 for line in take_log(path, lock.directory_fd):
                     notify(f"{path}: the previous run's saver could not tell: {line}")
