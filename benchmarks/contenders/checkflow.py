@@ -58,23 +58,7 @@ class Checkflow(Contender):
 
     @classmethod
     def prepare(cls, workload: str, folder: Path) -> None:
-        from peering.workloads import WORKLOADS
-
-        from checkflow import hardware  # the compiler is none of a training's imports
-        from checkflow.compiler import Compiled, Options, compile_graph
-        from checkflow.hardware.measure import measure_profile
-        from checkflow.schedule import write_schedule
-        from checkflow.trace import trace_training
-
-        device = WORKLOADS[workload].device
-        with torch.device(device):
-            graph = trace_training(WORKLOADS[workload].build, model=workload, measure=True).graph
-        bandwidth = hardware.link_bytes_per_s(measure_profile("here", device))
-        compiled = compile_graph(graph, Options(bandwidth))
-        if not isinstance(compiled, Compiled):  # slower than the iteration: planned for the smallest that does fit
-            compiled = compile_graph(graph, Options(bandwidth, interval=None))
-        assert isinstance(compiled, Compiled), f"{workload}: the link is too slow at any interval"
-        write_schedule(folder / SCHEDULE, compiled.schedule)
+        compile_for(workload, folder, policy="checkflow")
 
     def after_iteration(self, iteration: int) -> None:
         began = time.perf_counter()
@@ -101,3 +85,24 @@ class Checkflow(Contender):
 
     def restore(self) -> int:
         return self.ckpt.restore()
+
+
+def compile_for(workload: str, folder: Path, *, policy: str) -> None:
+    """Write a policy's schedule of the workload, at every iteration or the smallest interval that the link allows."""
+    from peering.workloads import WORKLOADS
+
+    from checkflow import hardware  # the compiler is none of a training's imports
+    from checkflow.compiler import Compiled, Options, compile_graph
+    from checkflow.hardware.measure import measure_profile
+    from checkflow.schedule import write_schedule
+    from checkflow.trace import trace_training
+
+    device = WORKLOADS[workload].device
+    with torch.device(device):
+        graph = trace_training(WORKLOADS[workload].build, model=workload, measure=True).graph
+    bandwidth = hardware.link_bytes_per_s(measure_profile("here", device))
+    compiled = compile_graph(graph, Options(bandwidth, policy=policy))
+    if not isinstance(compiled, Compiled):
+        compiled = compile_graph(graph, Options(bandwidth, interval=None, policy=policy))
+    assert isinstance(compiled, Compiled), f"{workload}: the link is too slow at any interval"
+    write_schedule(folder / SCHEDULE, compiled.schedule)

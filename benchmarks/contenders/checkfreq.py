@@ -5,7 +5,7 @@ holds the next update until it is made. persist(): torch.save and fsync to a new
 one checkpoint is on its way: the next waits until it is durable. On CUDA the snapshot is made in GPU memory where that
 has room for it, else in host memory. The interval is given here, so the tuning of its frequency is left out.
 
-`checkflow compile --policy checkfreq` has checkflow's runtime and store carry out the same scheme. This one is a peer.
+checkflow_checkfreq has checkflow's runtime and store carry out the same scheme. This one shares nothing with them.
 """
 
 from __future__ import annotations
