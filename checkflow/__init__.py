@@ -23,7 +23,19 @@ if TYPE_CHECKING:
         TraceError,
         VerificationError,
     )
-    from checkflow.events import Doubted, Durable, Event, Failed, Learned, Resumed, Skipped, Staged, Stalled, Verified
+    from checkflow.events import (
+        Continued,
+        Doubted,
+        Durable,
+        Event,
+        Failed,
+        Learned,
+        Resumed,
+        Skipped,
+        Staged,
+        Stalled,
+        Verified,
+    )
     from checkflow.extra import Stateful
     from checkflow.frontend import compile
     from checkflow.runtime.stats import Stats
@@ -39,6 +51,7 @@ __all__ = [
     "AuditError",
     "CheckflowError",
     "Checkpointer",
+    "Continued",
     "CorruptStoreError",
     "DeviceError",
     "Doubted",
@@ -73,7 +86,19 @@ __all__ = [
     "compile",
 ]
 
-_EVENTS = ("Doubted", "Durable", "Event", "Failed", "Learned", "Resumed", "Skipped", "Staged", "Stalled", "Verified")
+_EVENTS = (
+    "Continued",
+    "Doubted",
+    "Durable",
+    "Event",
+    "Failed",
+    "Learned",
+    "Resumed",
+    "Skipped",
+    "Staged",
+    "Stalled",
+    "Verified",
+)
 _HOME = {
     "Checkpointer": "checkflow.checkpointing.checkpointer",
     "PersistEvery": "checkflow.store.trainer.persist_every",

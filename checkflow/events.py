@@ -120,6 +120,20 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Continued(Event):
+    """After a resume the loss goes on where it was."""
+
+    level: ClassVar[int] = logging.INFO
+
+    before: tuple[float, ...]  # losses of the last iterations that the checkpoint holds
+    after: tuple[float, ...]
+
+    def __str__(self) -> str:
+        after = ", ".join(f"{loss:.4g}" for loss in self.after)
+        return f"the loss goes on: {after} after the resume, {min(self.before):.4g} to {max(self.before):.4g} before it"
+
+
+@dataclass(frozen=True, slots=True)
 class Learned(Event):
     """From `iteration` on a schedule is followed that was learned from this run."""
 
@@ -143,7 +157,7 @@ class Learned(Event):
 
 @dataclass(frozen=True, slots=True)
 class Doubted(Event):
-    """What was checked after a resume and is surprising."""
+    """What was checked after a resume, in the state or in the first losses, and is surprising."""
 
     level: ClassVar[int] = logging.WARNING
 

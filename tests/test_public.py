@@ -18,7 +18,19 @@ ERRORS = {
     "AuditError", "CheckflowError", "CorruptStoreError", "DeviceError", "FormatError", "InfeasibleError", "InputError",
     "ModelFileError", "SolverError", "StoreBusyError", "StoreError", "TraceError", "VerificationError",
 }  # fmt: skip
-EVENTS = {"Doubted", "Durable", "Event", "Failed", "Learned", "Resumed", "Skipped", "Staged", "Stalled", "Verified"}
+EVENTS = {
+    "Continued",
+    "Doubted",
+    "Durable",
+    "Event",
+    "Failed",
+    "Learned",
+    "Resumed",
+    "Skipped",
+    "Staged",
+    "Stalled",
+    "Verified",
+}
 SURFACE = ERRORS | EVENTS | {
     "Checkpointer", "PersistEvery", "ResumableLoader", "Retention", "Schedule", "Stateful", "Stats", "Status",
     "Training", "__version__", "attach", "compile",

@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+import torch
+
 from checkflow.about import About, changes
 from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.narrator import Narrator
-from checkflow.checkpointing.resumed import doubts
+from checkflow.checkpointing.resumed import doubts, of_losses
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, StoreError
 from checkflow.events import Doubted, Event, Resumed
@@ -140,6 +142,7 @@ class Checkpointer:
             for name in restored.missing:
                 self._notify(f"{self._store}: {name} is not in this checkpoint; it stays as it is")
             self._metadata = restored.metadata
+            self._objects.losses.resumed(restored.losses)
             if self._adapting is not None:
                 self._adapting.restored()
             self._executor.resume(restored.iteration)
@@ -167,14 +170,19 @@ class Checkpointer:
         """The user's own JSON in the checkpoint that was restored; empty where none was."""
         return self._metadata
 
-    def step(self) -> None:
+    def step(self, loss: float | torch.Tensor | None = None) -> None:
         """An iteration ended, its update included. Raises what went wrong in the background, within a second of it.
 
-        Raises InputError where the store holds checkpoints and nothing was restored.
+        `loss`: of this iteration, for the checkpoints' record; two iterations after a resume it is told whether it went
+        on where it was. Nothing waits for it.
+
+        Raises InputError where the store holds checkpoints and nothing was restored, and for a loss that is none.
         """
         adapting = None if self._executor.lifecycle.phase is Phase.FORKED else self._adapting
         with self._narrated("step"):
             try:
+                if loss is not None:
+                    self._objects.losses.add(loss)
                 if adapting is not None:
                     with self._inside:
                         adapting.ended(sys._getframe(1))
@@ -187,6 +195,8 @@ class Checkpointer:
                 if self._on_terminate is not None and self._on_terminate.pending:
                     self._on_terminate.reached_step()
             self._meter.step()
+            if (compared := self._objects.losses.compared()) is not None:
+                self._engine.events.append(of_losses(self._executor.completed, compared))
             self._narrator.ended(self._executor.completed)
         if adapting is not None:  # what the callback did is no part of the iteration
             adapting.begins(sys._getframe(1))

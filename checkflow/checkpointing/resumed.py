@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from checkflow.data import ResumableLoader
+from checkflow.events import Continued, Doubted
+from checkflow.state.host.losses import Compared
 from checkflow.state.host.objects import HostObjects
 from checkflow.training import Training
 
@@ -14,6 +16,18 @@ from checkflow.training import Training
 def doubts(iteration: int, training: Training, objects: HostObjects) -> tuple[str, ...]:
     """Of optimizers' state, learning rates and loaders' positions. Each may be meant; none is refused."""
     return (*_of_optimizers(training), *_of_schedulers(objects), *_of_loaders(iteration, objects))
+
+
+def of_losses(iteration: int, compared: Compared) -> Continued | Doubted:
+    """What they say two iterations after a resume."""
+    if compared.goes_on:
+        return Continued(iteration, compared.before, compared.after)
+    before, after = compared.before, ", ".join(f"{loss:.4g}" for loss in compared.after)
+    return Doubted(
+        iteration,
+        f"the loss is {after} after the resume, and was {min(before):.4g} to {max(before):.4g} in the "
+        f"{len(before)} iterations before it; see that data and configuration are the same",
+    )
 
 
 def _of_optimizers(training: Training) -> Iterator[str]:

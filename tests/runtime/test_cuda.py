@@ -14,6 +14,7 @@ from checkflow.errors import DeviceError
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.cuda import CudaDevice
 from checkflow.runtime.device import Batch, Copy
+from checkflow.state.host.losses import Losses
 from checkflow.training import Training
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -135,3 +136,13 @@ def test_training_on_a_stream_of_its_own_tears_nothing() -> None:
 def test_replays_of_a_cuda_graph_tear_nothing() -> None:
     """They write without hooks: what was not read when recording began is given up, replays are waited for."""
     assert _tears_nothing("capturable", replayed=True) >= 8
+
+
+def test_a_loss_on_a_device_is_not_waited_for() -> None:
+    """It is known once the device has come to it."""
+    losses = Losses()
+    torch.cuda._sleep(10**8)  # type: ignore[no-untyped-call]
+    losses.add(torch.tensor(2.0, device="cuda"))
+    before = losses.known
+    torch.cuda.synchronize()
+    assert (before, losses.known) == ((), (2.0,))

@@ -10,13 +10,14 @@ import torch
 from checkflow.about import Run
 from checkflow.errors import InputError
 from checkflow.extra import Extra, Stateful
+from checkflow.state.host.losses import Losses
 from checkflow.torch_internals import scaler_tensors
 
 
 @dataclass(frozen=True, slots=True)
 class HostObjects:
     """Named objects and generators whose state a checkpoint holds, the user's own JSON, read at each checkpoint,
-    and what the run is of.
+    what the run is of, and its losses.
 
     `objects` are restored in their order; a loader's name begins with "loader".
     """
@@ -25,6 +26,7 @@ class HostObjects:
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
     metadata: Mapping[str, object] = field(default_factory=dict)
     run: Run | None = None
+    losses: Losses = field(default_factory=Losses)
 
     @classmethod
     def of(

@@ -107,6 +107,7 @@ class Record(BaseModel):
     rng: RngRecord
     metadata: Json
     about: About = About()
+    losses: tuple[float, ...] = ()  # the last ones that step() was given, oldest first
 
 
 _RECORD = TypeAdapter(Record)

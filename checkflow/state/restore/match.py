@@ -43,6 +43,7 @@ class Restored:
     missing: tuple[str, ...] = ()
     about: About = field(default_factory=About)
     versions: Mapping[str, str] = field(default_factory=dict)
+    losses: tuple[float, ...] = ()
 
 
 def restore(
@@ -76,8 +77,9 @@ def restore(
     begin()
     matched.apply()
     return Restored(
-        parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing, parsed.about, parsed.versions
-    )
+        parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing, parsed.about, parsed.versions,
+        parsed.losses,
+    )  # fmt: skip
 
 
 def check_restorable(files: Mapping[str, TensorFile], record: bytes, training: Training, objects: HostObjects) -> None:
