@@ -20,6 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "collector": set(),
     "text": set(),
     "errors": {"text"},
+    "background": set(),
     "interrupts": set(),
     "events": {"units"},
     "about": {"errors", "jsonfile", "strictjson"},
@@ -54,7 +55,10 @@ ALLOWED: dict[str, set[str]] = {
     "sources": {"errors", "training", "models"},
     "timedgraph": {"state", "errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources"},
     "frontend": {"errors", "units", "graph", "plan", "schedule", "compiler", "timedgraph"},
-    "store": {"errors", "events", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile", "jsonfile"},
+    "store": {
+        "background", "errors", "events", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile",
+        "jsonfile",
+    },
     "state": {
         "about", "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra", "wrapped",
         "torch_internals",
@@ -66,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors"},
     "learning": {
         "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state", "torch_internals", "trace",
-        "training", "unlisted", "wrapped", "compiler",
+        "training", "unlisted", "wrapped", "compiler", "background",
     },
     "checkpointing": {
         "about", "collector", "data", "errors", "events", "interrupts", "text", "dtypes", "units", "unlisted",

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import checkflow
+from checkflow.background import NICENESS
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.errors import AuditError
 from checkflow.graphfile import read_graph
@@ -365,7 +366,7 @@ def test_an_interval_is_kept_to(tmp_path: Path) -> None:
 
 
 def test_the_planner_has_no_torch_and_the_trainer_no_solver() -> None:
-    planner = "import sys, checkflow.learning.__main__; print([m for m in ('torch', 'scipy') if m in sys.modules])"
+    planner = "import sys, checkflow.learning.planning; print([m for m in ('torch', 'scipy') if m in sys.modules])"
     trainer = (
         "import sys, checkflow; checkflow.attach; "
         "print([m for m in ('scipy', 'highspy', 'gurobipy', 'pulp', 'networkx') if m in sys.modules])"
@@ -382,6 +383,17 @@ def test_the_planner_has_ended_when_training_goes_on(tmp_path: Path) -> None:
         planner = ckpt._adapting._learner._planner  # type: ignore[union-attr]
         assert planner is not None
         assert planner._process.wait(LONG_S) == 0
+
+
+def test_the_planner_gives_way_to_training() -> None:
+    """From before it imports, and where each session is a scheduling group: that would have a core for itself."""
+    with contextlib.closing(Planner()) as planner:
+        deadline = time.monotonic() + LONG_S
+        while os.getpriority(os.PRIO_PROCESS, planner.pid) != min(19, os.nice(0) + NICENESS):
+            assert time.monotonic() < deadline
+        group = Path(f"/proc/{planner.pid}/autogroup")
+        while group.exists() and group.read_text().split()[-1] != str(NICENESS):
+            assert time.monotonic() < deadline
 
 
 def test_the_planner_ends_with_its_trainer() -> None:

@@ -24,10 +24,10 @@ from small_store import (
     until_verified,
 )
 
+from checkflow.background import NICENESS
 from checkflow.errors import StoreBusyError
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.saver_log import LOG
-from checkflow.store.saver.__main__ import NICENESS
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.persist_every import PersistEvery
 

@@ -8,19 +8,17 @@ held by being open, the trainer's pidfd.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import sys
 from pathlib import Path
 
+from checkflow.background import give_way
 from checkflow.store.both.config import IGNORED
 from checkflow.store.format.disk import LocalDisk
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.saver.loop import Saver
-
-NICENESS = 10  # never in the training's way on a busy machine
 
 
 def main(arguments: list[str]) -> None:
@@ -29,7 +27,7 @@ def main(arguments: list[str]) -> None:
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)  # a signal to the trainer's whole group must not cost its last state
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
-    _give_way()
+    give_way()
     os.fchdir(directory)  # what was locked is what is written, wherever its path leads by now
     shared, here = SharedMemory.attach(memory), Path()
     saver = Saver(shared, LocalDisk(), socket.socket(fileno=end), trainer, here, directory, lock)
@@ -38,13 +36,6 @@ def main(arguments: list[str]) -> None:
     except Exception as error:
         saver.fail(f"the saver ended on an internal error, please report it ({type(error).__name__}: {error})")
         raise
-
-
-def _give_way() -> None:
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
-    with contextlib.suppress(OSError):  # where each session is a scheduling group, the group's niceness is what counts
-        Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,35 @@
+"""What the planner's process does with a Request."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from checkflow.compiler import Options, Refused, compile_graph
+from checkflow.errors import CheckflowError
+from checkflow.graph import Graph
+from checkflow.graphfile import write_graph
+from checkflow.learning.messages import Answer, Planned, Request, Unplanned
+from checkflow.schedule import Schedule, write_schedule
+
+
+def answer_to(request: Request) -> Answer:
+    """A schedule that `verify` accepts, or why there is none."""
+    options = Options(bandwidth_bytes_per_s=request.bandwidth_bytes_per_s, interval=request.interval)
+    try:
+        result = compile_graph(request.graph, options)
+    except CheckflowError as error:
+        return Unplanned(str(error))
+    if isinstance(result, Refused):
+        return Unplanned(result.answer.detail)
+    return Planned(result.schedule, result.plan_s)
+
+
+def keep(path: Path, graph: Graph, schedule: Schedule) -> None:
+    """For the next start, which learns anew where this fails."""
+    with contextlib.suppress(CheckflowError, OSError):
+        path.parent.mkdir(exist_ok=True)
+        if path.parent.is_symlink():  # as of the store's own files, none is reached through a link
+            return
+        write_graph(path.with_suffix(".graph.json"), graph)
+        write_schedule(path.with_suffix(".schedule.json"), schedule)
