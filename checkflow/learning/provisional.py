@@ -96,6 +96,6 @@ def _tensors(training: Training) -> tuple[Tensor, ...]:
 
 
 def _tensor(states: list[State]) -> Tensor:
-    views = tuple(View(state.name, name_of(state.tensor.dtype), tuple(state.tensor.shape)) for state in states)
+    views = tuple(View(str(state.name), name_of(state.tensor.dtype), tuple(state.tensor.shape)) for state in states)
     first = states[0]
     return Tensor(str(first.name), first.role, first.tensor.untyped_storage().nbytes(), 0, 1, views)

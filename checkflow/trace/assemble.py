@@ -58,7 +58,7 @@ def assemble(
     views: dict[Storage, list[View]] = {}
     for state, storage in states:
         shape, dtype = tuple(state.tensor.shape), name_of(state.tensor.dtype)
-        views.setdefault(storage, []).append(View(state.name, dtype, shape))
+        views.setdefault(storage, []).append(View(str(state.name), dtype, shape))
     host_state_bytes = sum(storage.size_bytes for storage in views if ledger.is_host(storage))
     kept = [s for s in _in_graph(views, operators, ledger) if not ledger.is_host(s) and s.size_bytes]
     index = {storage: position for position, storage in enumerate(kept)}

@@ -39,7 +39,7 @@ class Firings:
 
     def fire(self, kind: AnchorKind, subject: str) -> None:
         self._counts[kind, subject] += 1
-        anchor = Anchor(kind, subject, self._counts[kind, subject], self._ledger.step)
+        anchor = Anchor(kind, str(subject), self._counts[kind, subject], self._ledger.step)
         self.all.append((anchor, self._ledger.deaths))
 
     def kept(self) -> tuple[Anchor, ...]:

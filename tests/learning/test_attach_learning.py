@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.errors import AuditError
 from checkflow.graphfile import read_graph
 from checkflow.learning.kept import FOLDER
+from checkflow.learning.messages import Request
 from checkflow.learning.planner import Planner
 from checkflow.schedule import read_schedule
 from checkflow.store.format.reader import list_checkpoints
@@ -373,6 +375,23 @@ def test_the_planner_has_no_torch_and_the_trainer_no_solver() -> None:
     )
     for code in (planner, trainer):
         assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_what_the_planner_is_asked_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing it takes the planner ten times as long as planning."""
+    asked = tmp_path / "asked"
+    ask = Planner.ask
+
+    def noted(planner: Planner, request: Request) -> None:
+        asked.write_bytes(pickle.dumps(request))
+        ask(planner, request)
+
+    monkeypatch.setattr(Planner, "ask", noted)
+    loop = Loop()
+    with attached(loop, tmp_path / "store") as ckpt:
+        until_learned(ckpt, loop.iterate)
+    code = f"import pickle, sys; pickle.load(open({str(asked)!r}, 'rb')); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_the_planner_has_ended_when_training_goes_on(tmp_path: Path) -> None:
