@@ -37,7 +37,7 @@ def test_pages_show_output() -> None:
 @pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.stem)
 def test_how_tos_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a program that checks what the page says."""
-    for library in ("accelerate", "transformers"):
+    for library in ("accelerate", "torchtitan", "transformers"):
         if library in programs(page):
             pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
