@@ -48,7 +48,7 @@ class CheckflowManager(BaseCheckpointManager):  # type: ignore[misc]
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseCheckpointManager.Config):  # type: ignore[misc, name-defined]
+    class Config(BaseCheckpointManager.Config):  # type: ignore[misc]
         """torchtitan's, and what `checkflow.attach` is given beside it."""
 
         schedule: str = ""
