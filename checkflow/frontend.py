@@ -22,7 +22,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CompileOutcome:
     """What came of a MODEL."""
 
     timed: TimedGraph
@@ -39,14 +39,14 @@ def compile_model(
     bandwidth_bytes_per_s: int | None,
     options: Callable[[int], Options],
     progress: Callable[[str], None],
-) -> Outcome:
+) -> CompileOutcome:
     """Trace MODEL (or read its graph), plan, verify. `options` takes the link's bandwidth, which may be the device's.
 
     Raises as `traced` and `compile_graph` do.
     """
     timed = traced(model, settings, device, real=real, progress=progress)
     chosen = options(timed.bandwidth_bytes_per_s(bandwidth_bytes_per_s))
-    return Outcome(timed, chosen, compile_graph(timed.graph, chosen, progress))
+    return CompileOutcome(timed, chosen, compile_graph(timed.graph, chosen, progress))
 
 
 def refusal(model: str, refused: Refused) -> str:

@@ -19,11 +19,11 @@ VERSION: Literal[1] = 1
 Count = Annotated[int, Field(ge=0)]
 
 
-class _Model(BaseModel):
+class _GraphRow(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ViewRow(_Model):
+class GraphViewRow(_GraphRow):
     """One name of a state storage."""
 
     name: str
@@ -31,7 +31,7 @@ class ViewRow(_Model):
     shape: tuple[Count, ...]
 
 
-class TensorRow(_Model):
+class TensorRow(_GraphRow):
     """One storage; its index is its place among the rows, from 0."""
 
     name: str
@@ -39,10 +39,10 @@ class TensorRow(_Model):
     bytes: Count
     born: Count = 0
     freed: Count
-    views: tuple[ViewRow, ...] = ()
+    views: tuple[GraphViewRow, ...] = ()
 
 
-class OpRow(_Model):
+class OpRow(_GraphRow):
     """One operator; its step is its place among the rows, from 1."""
 
     op: str
@@ -54,7 +54,7 @@ class OpRow(_Model):
     time_ns: Count = 0
 
 
-class AnchorRow(_Model):
+class GraphAnchorRow(_GraphRow):
     """One place where a hook runs."""
 
     kind: AnchorKind
@@ -63,7 +63,7 @@ class AnchorRow(_Model):
     position: Count
 
 
-class UnlistedRow(_Model):
+class GraphUnlistedRow(_GraphRow):
     """What the iteration hands on to the next though it is no state."""
 
     name: str = ""
@@ -72,7 +72,7 @@ class UnlistedRow(_Model):
     scaler: bool = False
 
 
-class GraphDocument(_Model):
+class GraphDocument(_GraphRow):
     """A graph file."""
 
     format: Literal["checkflow-graph"]
@@ -85,8 +85,8 @@ class GraphDocument(_Model):
     host_state_bytes: Count
     tensors: tuple[TensorRow, ...]
     ops: Annotated[tuple[OpRow, ...], Field(min_length=1)]
-    anchors: Annotated[tuple[AnchorRow, ...], Field(min_length=1)]
-    unlisted: tuple[UnlistedRow, ...] = ()
+    anchors: Annotated[tuple[GraphAnchorRow, ...], Field(min_length=1)]
+    unlisted: tuple[GraphUnlistedRow, ...] = ()
 
 
 _READER = TypeAdapter(GraphDocument)
@@ -152,7 +152,7 @@ def _content(graph: Graph) -> dict[str, object]:
     } | ({"unlisted": [_row(_unlisted_row(found)) for found in graph.unlisted]} if graph.unlisted else {})
 
 
-def _row(row: _Model) -> dict[str, object]:
+def _row(row: _GraphRow) -> dict[str, object]:
     return row.model_dump(mode="json", exclude_defaults=True)
 
 
@@ -163,7 +163,7 @@ def _tensor_row(tensor: Tensor) -> TensorRow:
         bytes=tensor.size_bytes,
         born=tensor.born,
         freed=tensor.freed,
-        views=tuple(ViewRow(name=view.name, dtype=view.dtype, shape=view.shape) for view in tensor.views),
+        views=tuple(GraphViewRow(name=view.name, dtype=view.dtype, shape=view.shape) for view in tensor.views),
     )
 
 
@@ -179,12 +179,14 @@ def _op_row(op: Op) -> OpRow:
     )
 
 
-def _anchor_row(anchor: Anchor) -> AnchorRow:
-    return AnchorRow(kind=anchor.kind, subject=anchor.subject, occurrence=anchor.occurrence, position=anchor.position)
+def _anchor_row(anchor: Anchor) -> GraphAnchorRow:
+    return GraphAnchorRow(
+        kind=anchor.kind, subject=anchor.subject, occurrence=anchor.occurrence, position=anchor.position
+    )
 
 
-def _unlisted_row(found: Unlisted) -> UnlistedRow:
-    return UnlistedRow(name=found.name, bytes=found.size_bytes, where=found.where, scaler=found.scaler)
+def _unlisted_row(found: Unlisted) -> GraphUnlistedRow:
+    return GraphUnlistedRow(name=found.name, bytes=found.size_bytes, where=found.where, scaler=found.scaler)
 
 
 def _graph(document: GraphDocument) -> Graph:

@@ -24,7 +24,7 @@ from checkflow.plan import (
 from checkflow.plan.streaming.place import Placed, place, snapshots_of
 from checkflow.plan.timeline.fluid import earliest_deadline_first, lower_bound_bytes
 from checkflow.plan.timeline.grid import Grid
-from checkflow.plan.timeline.queue import Request, in_order, queue
+from checkflow.plan.timeline.queue import LinkRequest, in_order, queue
 from checkflow.schedule import (
     ActionRow,
     AnchorRow,
@@ -211,7 +211,7 @@ def _rounded(plan: Plan, grid: Grid) -> tuple[Placed, ...]:
     for rank, transfer in enumerate(plan.transfers):
         assert transfer.snapshot is not None, "the paper's model snapshots every chunk"
         created = min(grid.at_or_before(transfer.snapshot), deadlines[transfer.chunk.state])
-        requests.append(Request(transfer.chunk, created, (rank, 0)))
+        requests.append(LinkRequest(transfer.chunk, created, (rank, 0)))
     return tuple(
         Placed(
             chunk=passage.moved.chunk,

@@ -237,3 +237,17 @@ def test_verify_never_reaches_the_planner() -> None:
     assert not reached & {"plan", "lower", "compiler", "policies"}
     loaded = {name for name in loaded_with("checkflow.verify") if name.startswith("checkflow.")}
     assert {part_of(name) for name in loaded} <= reached
+
+
+NETWORKS = PACKAGE / "models"  # a file each, in the words of its paper
+
+
+def test_each_class_has_a_name_of_its_own() -> None:
+    """One word, one thing: whoever reads a name in one part has not to ask which of two it is."""
+    defined: dict[str, list[str]] = {}
+    for path in sorted(set(PACKAGE.rglob("*.py")) - set(NETWORKS.rglob("*.py"))):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                defined.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert len(defined) > 200
+    assert {name: files for name, files in defined.items() if len(files) > 1} == {}

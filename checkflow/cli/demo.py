@@ -25,7 +25,7 @@ COMPLETED, STARTED, DIGEST = "iteration ", "starting at iteration ", "digest "
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ScriptRun:
     """What one run of the script said."""
 
     first: int  # iterations that were completed when it began
@@ -66,7 +66,7 @@ def _say(command_line: str) -> None:
     _console.out.print(f"\n$ {command_line}", style="bold", soft_wrap=True, markup=False)
 
 
-def _train(arguments: list[str], kill_after: int | None = None) -> Run:
+def _train(arguments: list[str], kill_after: int | None = None) -> ScriptRun:
     """Run the script; with `kill_after`, kill it at a random moment of the iteration after that many."""
     _say(f"python {shlex.join(arguments)}")
     began = last = time.monotonic()
@@ -96,10 +96,10 @@ def _train(arguments: list[str], kill_after: int | None = None) -> Run:
         _console.out.print(f"  killed with SIGKILL in the middle of iteration {completed + 1}", style="red")
     elif process.returncode != EXIT_DONE:
         raise InputError(f"{arguments[0]}: the demo's training ended with exit code {process.returncode}; see above")
-    return Run(first, completed, digest, wall_s)
+    return ScriptRun(first, completed, digest, wall_s)
 
 
-def _compare(whole: Run, killed: Run, resumed: Run) -> int:
+def _compare(whole: ScriptRun, killed: ScriptRun, resumed: ScriptRun) -> int:
     """Show what was lost, and whether the resumed run ended in the same bytes."""
     same = whole.digest == resumed.digest != ""
     completed = max(killed.completed, resumed.first)  # it may have been killed before it said so

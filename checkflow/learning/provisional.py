@@ -13,7 +13,7 @@ from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
 from checkflow.graphfile import graph_fingerprint, state_fingerprint
 from checkflow.schedule import ActionRow, AnchorRow, Certificate, Schedule, StateRow, ViewRow, sealed
 from checkflow.torch_internals import storage_id
-from checkflow.trace.state import State, live_states
+from checkflow.trace.state import TracedState, live_states
 from checkflow.training import Training
 
 MODEL = "this training"  # what stands where a schedule names the model that it was compiled from
@@ -87,7 +87,7 @@ def _tensors(training: Training) -> tuple[Tensor, ...]:
     """A tensor for each storage, as a trace of this training would have it."""
     states = list(live_states(training))
     on_cuda = any(state.tensor.device.type == "cuda" for state in states)
-    by_storage: dict[int, list[State]] = {}
+    by_storage: dict[int, list[TracedState]] = {}
     for state in states:
         on_host = state.tensor.device.type == "cpu" if on_cuda else state.host
         if not on_host and state.tensor.layout == torch.strided and state.tensor.untyped_storage().nbytes():
@@ -95,7 +95,7 @@ def _tensors(training: Training) -> tuple[Tensor, ...]:
     return tuple(_tensor(found) for found in by_storage.values())
 
 
-def _tensor(states: list[State]) -> Tensor:
+def _tensor(states: list[TracedState]) -> Tensor:
     views = tuple(View(str(state.name), name_of(state.tensor.dtype), tuple(state.tensor.shape)) for state in states)
     first = states[0]
     return Tensor(str(first.name), first.role, first.tensor.untyped_storage().nbytes(), 0, 1, views)

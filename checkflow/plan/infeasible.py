@@ -43,7 +43,7 @@ def too_large(problem: Problem, plan: Plan, needs: Needs) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class Construction:
     """How a formulation looks for a plan without a solver."""
 
     possible: Callable[[Problem], bool]  # False where arithmetic says that there is none
@@ -57,7 +57,7 @@ def from_deadline(tensor: StateTensor) -> Infeasible:
     return Infeasible(Reason.DEADLINE, detail, None, None, None)
 
 
-def infeasible(problem: Problem, reason: Reason, detail: str, search: Search) -> Infeasible:
+def infeasible(problem: Problem, reason: Reason, detail: str, search: Construction) -> Infeasible:
     """The answer, with the least bandwidth and interval for which the search finds a plan."""
     if not problem.iteration_time_ns:
         return Infeasible(reason, detail, None, None, None)
@@ -83,7 +83,7 @@ def _longest(problem: Problem) -> int:
     return min(MOST_INTERVAL, max(problem.interval, -(-work // carried)) * FARTHEST)
 
 
-def _least(changed: Callable[[int], Problem], low: int, most: int, search: Search) -> tuple[int, Plan] | None:
+def _least(changed: Callable[[int], Problem], low: int, most: int, search: Construction) -> tuple[int, Plan] | None:
     """The least value above `low` for which a plan was constructed, up to the search's precision."""
     value = _possible(lambda value: search.possible(changed(value)), low, most)
     if value is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from checkflow.compiler import Compiled
 from checkflow.jsonfile import write_text
-from checkflow.report.timeline import Span, Timeline, timeline_of
+from checkflow.report.timeline import LinkUse, Timeline, timeline_of
 
 COMPUTE, LINK, SNAPSHOTS = 1, 2, 3
 
@@ -39,7 +39,7 @@ def _events(compiled: Compiled) -> list[dict[str, object]]:
     return events
 
 
-def _transfer(span: Span, number: int) -> list[dict[str, object]]:
+def _transfer(span: LinkUse, number: int) -> list[dict[str, object]]:
     arguments: dict[str, object] = {"bytes": span.size_bytes, "direct": span.held_ns is None}
     events = [_complete(span.name, LINK, span.begin_ns, span.end_ns, arguments)]
     if span.held_ns is not None:

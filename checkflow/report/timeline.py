@@ -13,7 +13,7 @@ from checkflow.simulation.simulate import play
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LinkUse:
     """One transfer: when it occupies the link, and from when to when its snapshot exists."""
 
     name: str
@@ -31,7 +31,7 @@ class Timeline:
     pause: int | None  # index of that step
     training_bytes: tuple[int, ...]  # in each step
     memory_bytes: tuple[int, ...]  # in each step, with the snapshots
-    spans: tuple[Span, ...]
+    spans: tuple[LinkUse, ...]
     phases: tuple[tuple[str, int], ...]  # name and beginning in ns, of the first iteration
     anchors_ns: tuple[int, ...]  # where hooks run, in each iteration
     due: tuple[tuple[int, int], ...]  # ns and bytes: what has to have left by then, or be held in a snapshot
@@ -76,7 +76,7 @@ def timeline_of(compiled: Compiled) -> Timeline:
     )
 
 
-def _spans(compiled: Compiled, edges: tuple[int, ...]) -> tuple[Span, ...]:
+def _spans(compiled: Compiled, edges: tuple[int, ...]) -> tuple[LinkUse, ...]:
     """`edges`: when training leaves each position of a period, after a pause there."""
     problem, schedule = compiled.problem, compiled.schedule
     bandwidth = problem.bandwidth_bytes_per_s
@@ -93,7 +93,7 @@ def _spans(compiled: Compiled, edges: tuple[int, ...]) -> tuple[Span, ...]:
         return period * edges[-1] + edges[within]
 
     return tuple(
-        Span(
+        LinkUse(
             names[passage.moved.tensor],
             passage.moved.bytes,
             passage.begin_ticks / bandwidth,

@@ -9,7 +9,7 @@ from itertools import count
 import torch
 
 from checkflow.dtypes import name_of
-from checkflow.runtime.device import Event
+from checkflow.runtime.device import CopyEvent
 from checkflow.state.live import Live
 from checkflow.state.names import StateName
 from checkflow.torch_internals import versions
@@ -49,7 +49,7 @@ class BoundStorage:
     segments: tuple[Segment, ...]
     counted: tuple[torch.Tensor, ...] = ()  # those of `lives` that count their writes: all but inference tensors
     epoch: int = 0  # guarded writes so far
-    reading: Event | None = None  # the latest offload that reads it live
+    reading: CopyEvent | None = None  # the latest offload that reads it live
     serial: int = field(default_factory=count().__next__)  # unlike addresses, never used again
 
     @property

@@ -21,7 +21,7 @@ import torch
 from checkflow.errors import DeviceError
 from checkflow.runtime import cudart
 from checkflow.runtime.counters import Cause, Counters
-from checkflow.runtime.device import Batch, Event, Snapshot
+from checkflow.runtime.device import Batch, CopyEvent, Snapshot
 from checkflow.torch_internals import foreach_copy
 from checkflow.units import format_bytes
 
@@ -104,7 +104,7 @@ class CudaDevice:
         if code:
             raise DeviceError(f"copies to host memory: CUDA refuses (cudaMemcpyBatchAsync: {code})")
 
-    def wait(self, event: Event, cause: Cause) -> None:
+    def wait(self, event: CopyEvent, cause: Cause) -> None:
         end = self._end_of(event)
         if end is None:
             return
@@ -115,11 +115,11 @@ class CudaDevice:
         after.record(stream)
         self._stalls.append(_Stall(cause, before, after))
 
-    def done(self, event: Event) -> bool:
+    def done(self, event: CopyEvent) -> bool:
         end = self._end_of(event)
         return end is None or _over(end)
 
-    def synchronize(self, event: Event, timeout_s: float | None = None) -> bool:
+    def synchronize(self, event: CopyEvent, timeout_s: float | None = None) -> bool:
         end = self._end_of(event)
         if end is None:
             return True
@@ -131,7 +131,7 @@ class CudaDevice:
         end.synchronize()
         return True
 
-    def release(self, snapshot: Snapshot, event: Event) -> None:
+    def release(self, snapshot: Snapshot, event: CopyEvent) -> None:
         """The stream that allocated it waits; the caller then drops the last reference and the memory is reused."""
         end = self._end_of(event)
         if end is None or _over(end):
@@ -160,7 +160,7 @@ class CudaDevice:
             cudart.unregister_host(address)
         self._registered.clear()
 
-    def _end_of(self, event: Event) -> torch.cuda.Event | None:
+    def _end_of(self, event: CopyEvent) -> torch.cuda.Event | None:
         """None for an offload that is known to have ended."""
         assert isinstance(event, CudaEvent)
         ended = not self._running or event.order < self._running[0].order

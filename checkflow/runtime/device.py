@@ -63,7 +63,7 @@ class Snapshot:
     stream: object = None  # the compute stream it was made on
 
 
-class Event(Protocol):
+class CopyEvent(Protocol):
     """The end of one `offload`. Later offloads have a higher `order` and end later."""
 
     @property
@@ -81,19 +81,19 @@ class Device(Protocol):
     def snapshot(self, sources: Sequence[torch.Tensor]) -> list[Snapshot]:
         """Copies in device memory, made on the compute stream. Raises DeviceError where there is no memory."""
 
-    def offload(self, batch: Batch) -> Event:
+    def offload(self, batch: Batch) -> CopyEvent:
         """Copy to slots on the offload stream, behind all that the compute stream was given so far."""
 
-    def wait(self, event: Event, cause: Cause) -> None:
+    def wait(self, event: CopyEvent, cause: Cause) -> None:
         """The compute stream waits for an offload; the stall is counted under `cause`."""
 
-    def done(self, event: Event) -> bool:
+    def done(self, event: CopyEvent) -> bool:
         """Whether an offload has ended. Never blocks."""
 
-    def synchronize(self, event: Event, timeout_s: float | None = None, /) -> bool:
+    def synchronize(self, event: CopyEvent, timeout_s: float | None = None, /) -> bool:
         """The host waits until an offload has ended; False where that took longer."""
 
-    def release(self, snapshot: Snapshot, event: Event, /) -> None:
+    def release(self, snapshot: Snapshot, event: CopyEvent, /) -> None:
         """Return a snapshot's memory: the compute stream waits for the offload that reads it, then frees."""
 
     def capturing(self) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from checkflow.errors import DeviceError
 from checkflow.runtime.counters import Cause, Counters
-from checkflow.runtime.device import Batch, Event, Snapshot
+from checkflow.runtime.device import Batch, CopyEvent, Snapshot
 from checkflow.torch_internals import foreach_copy
 
 _NOTHING = 2**63
@@ -65,18 +65,18 @@ class HostDevice:
             self._jobs.put(batch)
         return HostEvent(self._given)
 
-    def wait(self, event: Event, cause: Cause) -> None:
+    def wait(self, event: CopyEvent, cause: Cause) -> None:
         started = time.perf_counter_ns()
         self._await(event.order, None)
         self._counters.stalled(cause, time.perf_counter_ns() - started)
 
-    def done(self, event: Event) -> bool:
+    def done(self, event: CopyEvent) -> bool:
         return self._ended >= event.order
 
-    def synchronize(self, event: Event, timeout_s: float | None = None) -> bool:
+    def synchronize(self, event: CopyEvent, timeout_s: float | None = None) -> bool:
         return self._await(event.order, timeout_s)
 
-    def release(self, _snapshot: Snapshot, event: Event) -> None:
+    def release(self, _snapshot: Snapshot, event: CopyEvent) -> None:
         """The caller drops the last reference; the copy has to be over by then."""
         if not self.done(event):
             self.wait(event, Cause.RELEASE)

@@ -11,7 +11,7 @@ import torch
 from checkflow.errors import DeviceError
 from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.counters import Cause
-from checkflow.runtime.device import Batch, Copy, Device, Event, Snapshot
+from checkflow.runtime.device import Batch, Copy, CopyEvent, Device, Snapshot
 from checkflow.runtime.sink import NamedSlot
 from checkflow.runtime.timetable import ActionKind, Timetable
 from checkflow.state.names import StateName
@@ -146,7 +146,7 @@ class InFlight:
         self.slot = slot
         self.open = True
         self.record: Callable[[], bytes] | None = None
-        self.last: Event | None = None  # of everything issued so far
+        self.last: CopyEvent | None = None  # of everything issued so far
         self.checks: dict[BoundStorage, tuple[int, ...]] = {}  # static state being copied: no write until it is staged
         self.written_unseen = False  # some of it, before a guard waited for the copy
         self._timetable = timetable
@@ -158,7 +158,7 @@ class InFlight:
         self._paused = timetable.pause is None
         self._again: list[int] = []  # moves behind the cursor whose early copies went stale
         self._snapshots: dict[int, Snapshot] = {}
-        self._events: dict[int, Event] = {}  # of moves that left from a snapshot
+        self._events: dict[int, CopyEvent] = {}  # of moves that left from a snapshot
         self._early: dict[int, tuple[int, ...]] = {}  # move -> version that it copied while open
 
     @property

@@ -12,7 +12,7 @@ from checkflow.errors import CheckflowError
 from checkflow.events import Skipped
 from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.counters import Cause, Counters
-from checkflow.runtime.device import Batch, Device, Event
+from checkflow.runtime.device import Batch, CopyEvent, Device
 from checkflow.runtime.in_flight import InFlight, SlotMap
 from checkflow.runtime.sink import NamedSlot, Sink
 from checkflow.runtime.timetable import Timetable
@@ -122,7 +122,7 @@ class Pipeline:
     def protect(self, storages: Iterable[BoundStorage], cause: Cause) -> None:
         """These are about to be written: what is still to be read of them is read first."""
         storages = tuple(storages)
-        latest: Event | None = None
+        latest: CopyEvent | None = None
         for checkpoint in self._closed:
             checkpoint.secure(storages)
         for storage in storages:

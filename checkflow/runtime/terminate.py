@@ -20,7 +20,7 @@ from checkflow.runtime.lifecycle import Inside
 _GRACE_S = 1.0  # for `act` to end at the deadline by itself
 
 
-class Act(Protocol):
+class MakeDurable(Protocol):
     def __call__(self, deadline: float, *, at_step: bool) -> None:
         """Make durable what can be until a deadline (of time.monotonic). `at_step`: an iteration has just ended."""
 
@@ -35,7 +35,7 @@ class OnTerminate:
         deadline_s: from the signal to what would have been done without this.
     """
 
-    def __init__(self, act: Act, patience_s: Callable[[], float], inside: Inside, deadline_s: float) -> None:
+    def __init__(self, act: MakeDurable, patience_s: Callable[[], float], inside: Inside, deadline_s: float) -> None:
         self.pending = False  # a signal waits for the next step()
         self._act = act
         self._patience_s = patience_s

@@ -42,7 +42,7 @@ class Followed(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Written:
+class JointWrite:
     """State that one foreach function writes together."""
 
     storages: tuple[BoundStorage, ...]
@@ -64,11 +64,11 @@ class Update:
         self._guard = guard
         self._look = Look(self._reached)
         self._binding: Binding | None = None
-        self._found: dict[tuple[int, ...], Written] = {}  # by the ids of the tensors that a function is given
+        self._found: dict[tuple[int, ...], JointWrite] = {}  # by the ids of the tensors that a function is given
         self._bound: dict[int, BoundStorage] = {}  # by the id of a live tensor
-        self._left: dict[Written, None] = {}  # to guards inside the update, and none of them has fired yet
-        self._seen: dict[Written, None] = {}  # in this update
-        self._last: dict[Written, None] = {}  # in the one before
+        self._left: dict[JointWrite, None] = {}  # to guards inside the update, and none of them has fired yet
+        self._seen: dict[JointWrite, None] = {}  # in this update
+        self._last: dict[JointWrite, None] = {}  # in the one before
         self._unseen: tuple[BoundStorage, ...] = guard.storages  # what no foreach function writes
         self._as: tuple[object, ...] = ()  # the form of the last update
         self._distrusted = False  # something else wrote, once
@@ -138,7 +138,7 @@ class Update:
         self._executor.write(written.storages)
         self._seen[written] = None
 
-    def _written(self, tensors: Sequence[torch.Tensor]) -> Written:
+    def _written(self, tensors: Sequence[torch.Tensor]) -> JointWrite:
         key = tuple(map(id, tensors))  # of tensors that are bound, which nothing else is while they are
         written = self._found.get(key)
         if written is None:
@@ -147,7 +147,7 @@ class Update:
             bound = {self._bound[tensor]: None for tensor in key if tensor in self._bound}
             storages = tuple(bound) if set(key) <= self._bound.keys() else self._guard.storages
             counted = tuple(tensor for storage in storages for tensor in storage.counted)
-            written = self._found[key] = Written(storages, frozenset(storages), counted, [])
+            written = self._found[key] = JointWrite(storages, frozenset(storages), counted, [])
         return written
 
     def _bind(self) -> None:

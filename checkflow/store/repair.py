@@ -10,7 +10,14 @@ from pathlib import Path
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.format.disk import LocalDisk, remove_tree
-from checkflow.store.format.reader import Checkpoint, Skipped, is_gone, list_checkpoints, nothing_is_scarce, verify
+from checkflow.store.format.reader import (
+    Checkpoint,
+    SkippedCheckpoint,
+    is_gone,
+    list_checkpoints,
+    nothing_is_scarce,
+    verify,
+)
 from checkflow.store.format.writer import INCOMPLETE, PRUNED
 
 
@@ -19,17 +26,17 @@ class Checked:
     """A store's checkpoints, newest first, told apart; `leftovers` are what a killed saver did not finish."""
 
     verified: tuple[Checkpoint, ...]
-    wrong: tuple[Skipped, ...]
+    wrong: tuple[SkippedCheckpoint, ...]
     leftovers: tuple[Path, ...]
 
 
 def check_store(store: Path, progress: Callable[[str], None] = lambda _: None) -> Checked:
     """Read every byte of every checkpoint. Raises StoreError for a path that is no store."""
     verified: list[Checkpoint] = []
-    wrong: list[Skipped] = []
+    wrong: list[SkippedCheckpoint] = []
     for found in list_checkpoints(store):
         progress(f"reading {found.path.name}")
-        if isinstance(found, Skipped):
+        if isinstance(found, SkippedCheckpoint):
             wrong.append(found)
             continue
         try:
@@ -38,7 +45,7 @@ def check_store(store: Path, progress: Callable[[str], None] = lambda _: None) -
             verified.append(found)
         except CorruptStoreError as error:
             if not is_gone(found.path):  # else a running trainer pruned it
-                wrong.append(Skipped(found.path, found.serial, found.iteration, str(error)))
+                wrong.append(SkippedCheckpoint(found.path, found.serial, found.iteration, str(error)))
     leftovers = sorted(path for path in store.iterdir() if path.name.startswith((INCOMPLETE, PRUNED)))
     return Checked(tuple(verified), tuple(wrong), tuple(leftovers))
 

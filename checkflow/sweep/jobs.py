@@ -9,7 +9,7 @@ from checkflow import hardware
 from checkflow.sweep.cells import Answer, Cell, Question, Row
 from checkflow.sweep.evaluate import complaint, evaluate, failure
 from checkflow.sweep.feasibility_edge import edge_of
-from checkflow.sweep.traces import Files, Settings, Traced, is_graph, trace
+from checkflow.sweep.traces import Files, Settings, TracedModel, is_graph, trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Ask:
 
     questions: tuple[Question, ...]
     profiles: tuple[hardware.Profile | None, ...]  # of each question's device
-    traced: Traced | None  # None: searches over the batch size, which trace by themselves
+    traced: TracedModel | None  # None: searches over the batch size, which trace by themselves
 
     @property
     def replies(self) -> int:
@@ -53,7 +53,7 @@ class Answered:
 
 
 Job = Trace | Ask
-Reply = Traced | Broken | Answered
+Reply = TracedModel | Broken | Answered
 
 
 def replies(job: Job) -> Iterator[Reply]:
@@ -61,12 +61,12 @@ def replies(job: Job) -> Iterator[Reply]:
     if isinstance(job, Trace):
         yield _trace(job)
         return
-    known: dict[Settings, Traced | Broken] = {}  # of this job's one model
+    known: dict[Settings, TracedModel | Broken] = {}  # of this job's one model
     for question, profile in zip(job.questions, job.profiles, strict=True):
         yield _answer(question, profile, job.traced, known)
 
 
-def _trace(job: Trace) -> Traced | Broken:
+def _trace(job: Trace) -> TracedModel | Broken:
     try:
         return trace(job.model, job.settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever a model does is the answer for its cells)
@@ -74,7 +74,10 @@ def _trace(job: Trace) -> Traced | Broken:
 
 
 def _answer(
-    question: Question, profile: hardware.Profile | None, traced: Traced | None, known: dict[Settings, Traced | Broken]
+    question: Question,
+    profile: hardware.Profile | None,
+    traced: TracedModel | None,
+    known: dict[Settings, TracedModel | Broken],
 ) -> Answered:
     used: dict[str, str] = {}
 
@@ -94,7 +97,7 @@ def _answer(
     return Answered(answer, tuple(sorted(used.items())))
 
 
-def _row(cell: Cell, traced: Traced, profile: hardware.Profile | None) -> Row:
+def _row(cell: Cell, traced: TracedModel, profile: hardware.Profile | None) -> Row:
     graph = traced.graph
     try:
         if profile is not None and (cell.device is not None or not is_graph(cell.model)):

@@ -22,7 +22,7 @@ from checkflow.sweep.cells import Answer, Question, Strict, cell_of, question_of
 from checkflow.sweep.traces import PACKAGE, Files, digest, file_of
 
 
-class Entry(Strict):
+class JournalEntry(Strict):
     """One line: an answer, and the exact state of what made it."""
 
     checkflow: str  # version, and digest of its source
@@ -32,7 +32,7 @@ class Entry(Strict):
     answer: Answer
 
 
-_READER = TypeAdapter(Entry)
+_READER = TypeAdapter(JournalEntry)
 Profiles = Mapping[Question, hardware.Profile | None]
 
 
@@ -61,7 +61,7 @@ def read_journal(path: Path, questions: Iterable[Question], profiles: Profiles) 
 
 
 def _holds(
-    entry: Entry, question: Question, profile: hardware.Profile | None, digest_now: Callable[[Path], str]
+    entry: JournalEntry, question: Question, profile: hardware.Profile | None, digest_now: Callable[[Path], str]
 ) -> bool:
     model = file_of(cell_of(question).model)
     return (
@@ -99,7 +99,7 @@ class Journal:
         """Append one answer. Failures are not kept: they are tried again."""
         if answer.failed:
             return
-        entry = Entry(
+        entry = JournalEntry(
             checkflow=checkflow_version(),
             torch=torch_version(),
             profile=profile_digest(profile),

@@ -9,13 +9,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkflow.sweep.cells import Answer, Axis, Cell, Edge, Grid, Question, Row, Search, cell_of, question_of
+from checkflow.sweep.cells import Answer, Axis, Cell, CellGrid, Edge, Question, Row, Search, cell_of, question_of
 from checkflow.sweep.check import check
 from checkflow.sweep.evaluate import failure
 from checkflow.sweep.jobs import Answered, Ask, Broken, Job, Trace
 from checkflow.sweep.journal import Journal, Profiles, read_journal
 from checkflow.sweep.pool import Died, Pool
-from checkflow.sweep.traces import Settings, Traced
+from checkflow.sweep.traces import Settings, TracedModel
 
 TELL_EVERY_S = 0.5
 AT_ONCE = 4  # questions in a job: a few, so that all cores end at about the same time
@@ -32,7 +32,7 @@ class Given:
 
 
 def run(
-    grid: Grid, *, jobs: int | None = None, journal: Path | None = None, progress: Progress = lambda _: None
+    grid: CellGrid, *, jobs: int | None = None, journal: Path | None = None, progress: Progress = lambda _: None
 ) -> tuple[Row, ...]:
     """Each cell's row, in the grid's order. See `answers`."""
     found = answers(grid.cells(), jobs, journal, progress)
@@ -40,7 +40,7 @@ def run(
 
 
 def find(
-    grid: Grid,
+    grid: CellGrid,
     axis: Axis,
     *,
     up_to: int = 4096,
@@ -98,7 +98,7 @@ def _computed(pool: Pool, questions: Sequence[Question], profiles: Profiles, pro
     """Answers as the workers give them. A model is traced once, and its cells are planned by whoever is free."""
     left: dict[Job, list[Question]] = {}  # of each job, the questions that are not answered
 
-    def submit(group: list[Question], traced: Traced | None, *, first: bool = False) -> None:
+    def submit(group: list[Question], traced: TracedModel | None, *, first: bool = False) -> None:
         job = Ask(tuple(group), tuple(profiles[question] for question in group), traced)
         left[job] = group
         pool.submit(job, first=first)
@@ -122,7 +122,7 @@ def _computed(pool: Pool, questions: Sequence[Question], profiles: Profiles, pro
                 submit(again, event.job.traced)
         elif isinstance(event.reply, Broken):
             yield from _failed(group, event.reply.message)
-        elif isinstance(event.reply, Traced):
+        elif isinstance(event.reply, TracedModel):
             for start in range(0, len(group), AT_ONCE):
                 submit(group[start : start + AT_ONCE], event.reply, first=True)
         elif isinstance(event.reply, Answered):

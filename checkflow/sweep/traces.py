@@ -22,7 +22,7 @@ _INSTALLED = (Path(sysconfig.get_path("stdlib")), PACKAGE)
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedModel:
     graph: Graph
     files: Files  # the model's own file and what it imported of the user's; none for a bundled model
 
@@ -48,19 +48,19 @@ def digest(path: Path) -> str:
         return ""
 
 
-def trace(model: str, settings: Settings) -> Traced:
+def trace(model: str, settings: Settings) -> TracedModel:
     """Trace a model, or read its graph. Raises as sources.load, trace_training and read_graph do."""
     path = file_of(model)
     own = {} if path is None else {str(path): digest(path)}
     if is_graph(model):
-        return Traced(read_graph(Path(model)), tuple(own.items()))
+        return TracedModel(read_graph(Path(model)), tuple(own.items()))
     from checkflow.trace import trace_training  # imports torch, which graphs do without
 
     with users_modules() as imported:
         source = sources.load(model, dict(settings))
         result = trace_training(source.factory, model=source.name, arguments=source.arguments)
     files = {str(found): digest(found) for found in imported} | own
-    return Traced(result.graph, tuple(sorted(files.items())))
+    return TracedModel(result.graph, tuple(sorted(files.items())))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from checkflow.dtypes import name_of
 from checkflow.errors import TraceError
 from checkflow.graph import Anchor, Graph, Op, Role, Tensor, View
 from checkflow.trace.recorder import RecordedOperator
-from checkflow.trace.state import State
+from checkflow.trace.state import TracedState
 from checkflow.trace.storages import Ledger, Storage
 from checkflow.units import format_bytes
 
@@ -39,7 +39,7 @@ def assemble(
     *,
     model: str,
     arguments: tuple[tuple[str, str], ...],
-    states: Sequence[tuple[State, Storage]],
+    states: Sequence[tuple[TracedState, Storage]],
     replaced: Sequence[Replaced] = (),
     operators: Sequence[RecordedOperator],
     anchors: tuple[Anchor, ...],

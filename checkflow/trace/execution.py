@@ -47,7 +47,7 @@ class DataDependent(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class Executed:
+class OperatorResult:
     """What an operator returned, and that on values where those are known."""
 
     result: object
@@ -64,14 +64,14 @@ def execute(
     fake: FakeTensorMode | None,
     values: Values,
     workspaces: Workspaces,
-) -> Executed:
+) -> OperatorResult:
     """Run one operator, of whose tensor arguments it changes some. Raises DataDependent."""
     check_device(kwargs.get("device"))
     if fake is None:
-        return Executed(func(*args, **kwargs))
+        return OperatorResult(func(*args, **kwargs))
     if _stays_real(func, args, kwargs, tensors, ledger):
         with without_modes():
-            return Executed(func(*args, **kwargs))
+            return OperatorResult(func(*args, **kwargs))
     if schema_of(func).name in _NOT_AS_FAKED:
         raise DataDependent(str(func), reader())
     try:
@@ -86,7 +86,7 @@ def execute(
         known = values.run(func, args, kwargs, tensors, changed, 0)
         if known is None:
             raise DataDependent(str(func), reader()) from None
-        return Executed(tree_map(_fake_like, known[0]), known)
+        return OperatorResult(tree_map(_fake_like, known[0]), known)
     stored = filter(has_storage, tensors_in(result))
     fresh_bytes = sum(t.untyped_storage().nbytes() for t in stored if ledger.find(t) is None)
     known = None
@@ -100,8 +100,8 @@ def execute(
         if not is_fake(tensor):
             ledger.see(tensor).stale = True
     if traits(func).returns_first and not is_fake(args[0]):  # type: ignore[arg-type]
-        return Executed(args[0])
-    return Executed(result, known)
+        return OperatorResult(args[0])
+    return OperatorResult(result, known)
 
 
 def _fake_like(value: object) -> object:

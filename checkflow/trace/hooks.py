@@ -29,7 +29,7 @@ _PREFERENCE = (
 )
 
 
-class Firings:
+class FiredAnchors:
     """The anchors that fire while an iteration runs."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -58,7 +58,7 @@ def _rank(anchor: Anchor, deaths: int) -> tuple[int, int, int]:
 
 
 @contextmanager
-def hooked(training: Training, firings: Firings, ledger: Ledger) -> Iterator[None]:
+def hooked(training: Training, firings: FiredAnchors, ledger: Ledger) -> Iterator[None]:
     """Hooks on all modules, parameters and optimizers of a training, for as long as this is active."""
     handles: list[torch.utils.hooks.RemovableHandle] = []
     seen: set[torch.nn.Module] = set()
@@ -88,7 +88,7 @@ def mark_gradient(parameter: torch.Tensor, ledger: Ledger) -> None:
         storage.scalar = False
 
 
-def _on_module(module: torch.nn.Module, subject: str, firings: Firings) -> list[torch.utils.hooks.RemovableHandle]:
+def _on_module(module: torch.nn.Module, subject: str, firings: FiredAnchors) -> list[torch.utils.hooks.RemovableHandle]:
     def before(_module: torch.nn.Module, _args: object) -> None:
         firings.fire(AnchorKind.FORWARD_PRE, subject)
 
@@ -99,7 +99,7 @@ def _on_module(module: torch.nn.Module, subject: str, firings: Firings) -> list[
 
 
 def _on_parameter(
-    parameter: torch.nn.Parameter, name: str, firings: Firings, ledger: Ledger
+    parameter: torch.nn.Parameter, name: str, firings: FiredAnchors, ledger: Ledger
 ) -> list[torch.utils.hooks.RemovableHandle]:
     """A tensor hook is the anchor: post-accumulate hooks of the user, which may update, run before a later one."""
 
@@ -116,7 +116,7 @@ def _on_parameter(
 
 
 def _on_optimizer(
-    optimizer: torch.optim.Optimizer, subject: str, firings: Firings, ledger: Ledger
+    optimizer: torch.optim.Optimizer, subject: str, firings: FiredAnchors, ledger: Ledger
 ) -> list[torch.utils.hooks.RemovableHandle]:
     def before(stepping: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         for group in stepping.param_groups:

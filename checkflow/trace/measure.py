@@ -10,7 +10,7 @@ import torch
 from checkflow.errors import TraceError
 from checkflow.torch_internals import OpOverload, TorchDispatchMode, can_decompose
 from checkflow.trace.recorder import QUIET, Calls
-from checkflow.trace.stopwatch import Span, Stopwatch
+from checkflow.trace.stopwatch import Elapsed, Stopwatch
 
 MEASURED_ITERATIONS = 7
 _ATTEMPTS = 3 * MEASURED_ITERATIONS
@@ -49,7 +49,7 @@ class _Timed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.funcs: list[OpOverload] = []
         self._stopwatch = Stopwatch(on_cuda=on_cuda)
-        self._spans: list[Span] = []
+        self._spans: list[Elapsed] = []
 
     def __torch_dispatch__(
         self,

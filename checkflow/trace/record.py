@@ -13,10 +13,10 @@ from checkflow.graph import AnchorKind, Graph
 from checkflow.state.live import parameters_of
 from checkflow.trace.assemble import Replaced, assemble, notes_of
 from checkflow.trace.fx_program import FxProgram
-from checkflow.trace.hooks import Firings, hooked, mark_gradient
+from checkflow.trace.hooks import FiredAnchors, hooked, mark_gradient
 from checkflow.trace.reachable import Reached
 from checkflow.trace.recorder import Calls, Recorder, Recording
-from checkflow.trace.state import State, state_of
+from checkflow.trace.state import TracedState, state_of
 from checkflow.trace.storages import Ledger, Storage
 from checkflow.trace.unlisted import Watch, unlisted
 from checkflow.training import Training
@@ -54,7 +54,7 @@ class IterationRecord:
         for _, parameter in parameters_of(training):
             mark_gradient(parameter, ledger)
         self._recording = Recording(program)
-        self._firings = Firings(ledger)
+        self._firings = FiredAnchors(ledger)
 
     @property
     def calls(self) -> Calls:
@@ -109,9 +109,9 @@ class IterationRecord:
         return self._recording.program.finish(left)
 
 
-def _bound_states(training: Training, ledger: Ledger, model: str) -> list[tuple[State, Storage]]:
+def _bound_states(training: Training, ledger: Ledger, model: str) -> list[tuple[TracedState, Storage]]:
     """Every state name with its storage, which is marked as such."""
-    bound: list[tuple[State, Storage]] = []
+    bound: list[tuple[TracedState, Storage]] = []
     for state in state_of(training, model):
         storage = ledger.see(state.tensor)
         if storage.role is None or not storage.role.is_state:
@@ -121,12 +121,12 @@ def _bound_states(training: Training, ledger: Ledger, model: str) -> list[tuple[
 
 
 def _kept(
-    before: list[tuple[State, Storage]], after: tuple[State, ...]
-) -> tuple[list[tuple[State, Storage]], tuple[State, ...]]:
+    before: list[tuple[TracedState, Storage]], after: tuple[TracedState, ...]
+) -> tuple[list[tuple[TracedState, Storage]], tuple[TracedState, ...]]:
     """All but what a dict that was listed did not have before, or now has in another shape: the record takes that."""
     kinds = [{s.name: (s.tensor.shape, s.tensor.dtype) for s in states} for states in ([s for s, _ in before], after)]
 
-    def stays(state: State) -> bool:
+    def stays(state: TracedState) -> bool:
         return not state.may_change or kinds[0].get(state.name) == kinds[1].get(state.name)
 
     for state, storage in before:
@@ -136,7 +136,7 @@ def _kept(
 
 
 def _replaced(
-    before: list[tuple[State, Storage]], after: tuple[State, ...], ledger: Ledger, model: str
+    before: list[tuple[TracedState, Storage]], after: tuple[TracedState, ...], ledger: Ledger, model: str
 ) -> tuple[Replaced, ...]:
     """State that the iteration replaced instead of updating it in place.
 

@@ -17,9 +17,9 @@ from checkflow.torch_internals import (
     storage_id,
 )
 from checkflow.trace.costs import dtype_of, flops_of, traffic_of
-from checkflow.trace.execution import Executed, execute, user_line
+from checkflow.trace.execution import OperatorResult, execute, user_line
 from checkflow.trace.fx_program import FxProgram
-from checkflow.trace.stopwatch import Span, Stopwatch
+from checkflow.trace.stopwatch import Elapsed, Stopwatch
 from checkflow.trace.storages import Ledger, Storage, has_storage, is_new, is_scalar, without_storage
 from checkflow.trace.unlisted import Watch
 from checkflow.trace.values import Values
@@ -52,7 +52,7 @@ class Recording:
     program: FxProgram | None
     operators: list[RecordedOperator] = field(default_factory=list)
     calls: list[tuple[OpOverload, bool]] = field(default_factory=list)  # all, and whether each is a step
-    spans: list[Span] = field(default_factory=list)  # of the operators, where there is a stopwatch
+    spans: list[Elapsed] = field(default_factory=list)  # of the operators, where there is a stopwatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = None if program is None else program.call(func, args, kwargs)
         return _Call(func, args, kwargs, given, changed, tensors, targets, storages, node)
 
-    def _returned(self, call: _Call, executed: Executed, span: Span | None) -> None:
+    def _returned(self, call: _Call, executed: OperatorResult, span: Elapsed | None) -> None:
         func, given, targets, recording = call.func, call.given, call.targets, self.recording
         result = executed.result
         fresh = self._fresh(result)
@@ -177,7 +177,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._record(recording, call, result, fresh, span)
 
     def _record(
-        self, recording: Recording, call: _Call, result: object, fresh: list[torch.Tensor], span: Span | None
+        self, recording: Recording, call: _Call, result: object, fresh: list[torch.Tensor], span: Elapsed | None
     ) -> None:
         """It does work: it is a step of the iteration."""
         func = call.func

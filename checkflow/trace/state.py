@@ -18,7 +18,7 @@ from checkflow.training import Training
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TracedState:
     """One name of a state tensor."""
 
     name: StateName
@@ -28,7 +28,7 @@ class State:
     may_change: bool = False  # in shape, or not be there: a dict of the user's holds it
 
 
-def state_of(training: Training, model: str) -> tuple[State, ...]:
+def state_of(training: Training, model: str) -> tuple[TracedState, ...]:
     """Every name of every state tensor. Raises TraceError for what cannot be checkpointed, as attach would.
 
     Of the objects that were listed only dicts are known here: what state_dict() gives may be copies.
@@ -39,19 +39,19 @@ def state_of(training: Training, model: str) -> tuple[State, ...]:
         raise TraceError(f"{model}: {error}") from None
 
 
-def live_states(training: Training) -> Iterator[State]:
+def live_states(training: Training) -> Iterator[TracedState]:
     """The same. Raises InputError."""
     lives = live_state(training)
     refused.device_of(live.tensor for live in lives)
     for live in lives:
         if not live.is_host_scalar_anywhere:
             refused.check_dtype(live.name, name_of(live.tensor.dtype))
-        yield State(live.name, _role(live), live.tensor, live.is_host_scalar_anywhere)
+        yield TracedState(live.name, _role(live), live.tensor, live.is_host_scalar_anywhere)
     dicts = {holder: member for holder, member in training.listed.objects.items() if isinstance(member, Holder)}
     for name, tensor in asked_state(dicts):
         refused.check_stored(name, tensor)
         refused.check_dtype(name, name_of(tensor.dtype))
-        yield State(name, Role.BUFFER, tensor, host=False, may_change=True)
+        yield TracedState(name, Role.BUFFER, tensor, host=False, may_change=True)
 
 
 def _role(live: Live) -> Role:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-Span = Callable[[], int]  # its nanoseconds; on CUDA it may be asked once the device has come by
+Elapsed = Callable[[], int]  # its nanoseconds; on CUDA it may be asked once the device has come by
 
 
 class Stopwatch:
@@ -26,7 +26,7 @@ class Stopwatch:
         else:
             self._began_ns = time.perf_counter_ns()
 
-    def stop(self) -> Span:
+    def stop(self) -> Elapsed:
         """It was called."""
         if self._began is None:
             span_ns = time.perf_counter_ns() - self._began_ns

@@ -5,6 +5,6 @@ are in ticks of 1e-9 byte; steps and positions are unrolled around the checkpoin
 """
 
 from checkflow.verify.plan import VerifiedPlan, verify_plan
-from checkflow.verify.schedule import Verified, verify
+from checkflow.verify.schedule import VerifiedSchedule, verify
 
-__all__ = ["Verified", "VerifiedPlan", "verify", "verify_plan"]
+__all__ = ["VerifiedPlan", "VerifiedSchedule", "verify", "verify_plan"]

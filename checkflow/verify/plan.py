@@ -12,7 +12,7 @@ from checkflow.verify.coverage import check_coverage
 from checkflow.verify.failure import fail
 from checkflow.verify.link import Steps, fifo, late_bytes
 from checkflow.verify.memory import Hold, peak_of
-from checkflow.verify.rows import Claims, Move, Part, named
+from checkflow.verify.rows import Claims, Part, PlannedTransfer, named
 from checkflow.verify.terms import TICKS_PER_BYTE, Terms, first_from, last_to, terms_of_problem
 
 if TYPE_CHECKING:
@@ -44,13 +44,13 @@ def verify_plan(plan: Plan, problem: Problem) -> VerifiedPlan:
         constructive_peak_bytes=plan.constructive_peak_bytes,
     )
     moves = [
-        Move(Part(t.chunk.state, t.chunk.offset_bytes, t.chunk.size_bytes), t.snapshot, t.start, t.finish)
+        PlannedTransfer(Part(t.chunk.state, t.chunk.offset_bytes, t.chunk.size_bytes), t.snapshot, t.start, t.finish)
         for t in plan.transfers
     ]
     return check_plan(claims, moves, terms_of_problem(problem))
 
 
-def check_plan(claims: Claims, moves: Sequence[Move], terms: Terms) -> VerifiedPlan:
+def check_plan(claims: Claims, moves: Sequence[PlannedTransfer], terms: Terms) -> VerifiedPlan:
     """Check what is claimed of these moves. Raises VerificationError at the first rule that is broken."""
     check_coverage(terms, [move.part for move in moves], "plan")
     if claims.formulation != "direct":
@@ -81,7 +81,7 @@ def check_created(where: str, position: int, release: int, deadline: int) -> Non
         fail(f"{where}: snapshot at position {position} is outside its tensor's window, {release}..{deadline}")
 
 
-def _paper(moves: Sequence[Move], terms: Terms) -> list[Hold]:
+def _paper(moves: Sequence[PlannedTransfer], terms: Terms) -> list[Hold]:
     """Eqs 2-11: an interval of k repeats the iteration, with each tensor's first write in the first."""
     holds = []
     last = terms.interval * terms.steps
@@ -102,7 +102,7 @@ def _paper(moves: Sequence[Move], terms: Terms) -> list[Hold]:
     return holds
 
 
-def _direct_packed(moves: Sequence[Move], terms: Terms) -> list[Hold]:
+def _direct_packed(moves: Sequence[PlannedTransfer], terms: Terms) -> list[Hold]:
     holds = []
     for number, move in enumerate(moves):
         where = named(terms, "plan", number, move.part)
@@ -124,7 +124,7 @@ def _direct_packed(moves: Sequence[Move], terms: Terms) -> list[Hold]:
     return holds
 
 
-def _check_packing(moves: Sequence[Move], terms: Terms) -> None:
+def _check_packing(moves: Sequence[PlannedTransfer], terms: Terms) -> None:
     """Eq 9 for the steps folded modulo kT."""
     load: Counter[int] = Counter()
     for move in moves:
@@ -138,7 +138,7 @@ def _check_packing(moves: Sequence[Move], terms: Terms) -> None:
             )
 
 
-def _direct_streaming(moves: Sequence[Move], terms: Terms) -> list[Hold]:
+def _direct_streaming(moves: Sequence[PlannedTransfer], terms: Terms) -> list[Hold]:
     ready, deadlines, places = [], [], terms.places()
     for number, move in enumerate(moves):
         release, deadline = terms.state[move.part.state].window

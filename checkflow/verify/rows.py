@@ -16,7 +16,7 @@ class Part(NamedTuple):
     size_bytes: int
 
 
-class Move(NamedTuple):
+class PlannedTransfer(NamedTuple):
     """A part's planned way to the host. docs/model.md says what `snapshot` means in each formulation."""
 
     part: Part

@@ -17,7 +17,7 @@ from checkflow.verify.terms import Terms, is_state, terms_of_schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedSchedule:
     """What the actions need, and what none can do without, recomputed."""
 
     training_peak_bytes: int
@@ -28,7 +28,7 @@ class Verified:
     pause_ns: int  # for each checkpoint
 
 
-def verify(schedule: Schedule, graph: Graph) -> Verified:
+def verify(schedule: Schedule, graph: Graph) -> VerifiedSchedule:
     """Check the schedule against its graph. Raises VerificationError at the first promise that it breaks."""
     if schedule.digest != schedule_digest(schedule):
         fail("digest: is not the digest of this schedule; it was changed after it was compiled")
@@ -39,7 +39,7 @@ def verify(schedule: Schedule, graph: Graph) -> Verified:
     _check_formulation(schedule)
     holds, pause_ns, paused_bytes = executed(schedule, _parts(terms, schedule.actions), terms)
     pauses = schedule.pause is not None  # who may stand still needs no byte (docs/model.md)
-    verified = Verified(
+    verified = VerifiedSchedule(
         training_peak_bytes=terms.training_peak_bytes,
         peak_bytes=max(peak_of(terms, holds), paused_bytes),
         lower_bound_bytes=terms.training_peak_bytes if pauses else fluid_bound(terms),

@@ -16,7 +16,7 @@ from checkflow.plan.packed.bounds import chunks_can_fit, least_peak_bytes, link_
 from checkflow.plan.packed.constructive import construct, construct_within
 from checkflow.plan.packed.formulations import compact, direct_packed, paper
 from checkflow.plan.packed.packing import Unpacked, pack
-from checkflow.plan.packed.program import Status, choose, solvers
+from checkflow.plan.packed.program import SolverStatus, choose, solvers
 from checkflow.plan.packed.steps import Model, classes_of, peak_bytes
 
 BUILD: dict[Formulation, Callable[[Problem, tuple[Chunk, ...]], Model]] = {
@@ -44,9 +44,9 @@ def test_a_program_has_the_optimum_of_all_plans(formulation: Formulation, solver
     backend = choose(model.program, solver).backend
     solution = backend.solve(model.program, time_limit_s=60, warm_start=None, log=None)
     if best is None:
-        assert solution.status is Status.INFEASIBLE
+        assert solution.status is SolverStatus.INFEASIBLE
         return
-    assert solution.status is Status.OPTIMAL and solution.x is not None
+    assert solution.status is SolverStatus.OPTIMAL and solution.x is not None
     transfers = model.decode(solution.x)
     assert sorted(map(id, (t.chunk for t in transfers))) == sorted(map(id, chunks))
     assert peak_bytes(problem, transfers, formulation) == best.peak_bytes
@@ -150,7 +150,7 @@ def test_compact_is_the_paper_with_fewer_columns(data: st.DataObject) -> None:
         solution = choose(model.program, "highs").backend.solve(
             model.program, time_limit_s=60, warm_start=None, log=None
         )
-        assert solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
+        assert solution.status in (SolverStatus.OPTIMAL, SolverStatus.INFEASIBLE)
         answers.append((solution.status, None if solution.x is None else model.bytes_of(solution.objective)))
     assert answers[0] == answers[1]
     assert compact.build(problem, chunks).program.columns < paper.build(problem, chunks).program.columns

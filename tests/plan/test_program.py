@@ -19,7 +19,7 @@ from processes import children, runs
 from checkflow.errors import SolverError
 from checkflow.plan.packed.backends import _highs_process, highs
 from checkflow.plan.packed.backends.gurobi import FREE_LIMIT, licence
-from checkflow.plan.packed.program import Program, Status, choose, solvers
+from checkflow.plan.packed.program import Program, SolverStatus, choose, solvers
 
 
 def knapsack(columns: int, rows: int = 5, seed: int = 1) -> Program:
@@ -61,7 +61,7 @@ def test_solvers_agree_with_enumeration(name: str) -> None:
     allowed = points[:, np.all(program.matrix @ points <= program.row_upper[:, None], axis=0)]
     best = float((program.objective @ allowed).min())
     solution = choose(program, name).backend.solve(program, time_limit_s=60, warm_start=None, log=None)
-    assert solution.status is Status.OPTIMAL
+    assert solution.status is SolverStatus.OPTIMAL
     assert solution.objective == best
     assert solution.bound == pytest.approx(best, abs=1e-5)
     assert solution.x is not None and program.admits(solution.x)
@@ -74,7 +74,7 @@ def test_infeasible_is_said_of_what_is_infeasible(name: str) -> None:
     with_licence(name, program)
     impossible = replace(program, row_lower=np.full(5, 1e4), row_upper=np.full(5, np.inf))
     solution = choose(impossible, name).backend.solve(impossible, time_limit_s=60, warm_start=None, log=None)
-    assert (solution.status, solution.x) == (Status.INFEASIBLE, None)
+    assert (solution.status, solution.x) == (SolverStatus.INFEASIBLE, None)
 
 
 @pytest.mark.parametrize("name", solvers())
@@ -84,7 +84,7 @@ def test_a_range_row_holds_on_both_sides(name: str) -> None:
     with_licence(name, program)
     ranged = replace(program, objective=-program.objective, row_lower=np.full(5, 200.0), row_upper=np.full(5, 260.0))
     solution = choose(ranged, name).backend.solve(ranged, time_limit_s=60, warm_start=None, log=None)
-    assert solution.status is Status.OPTIMAL and solution.x is not None
+    assert solution.status is SolverStatus.OPTIMAL and solution.x is not None
     activity = program.matrix @ solution.x
     assert np.all((activity >= 200 - 1e-6) & (activity <= 260 + 1e-6))
 
@@ -96,7 +96,7 @@ def test_a_search_cut_short_is_not_called_optimal(name: str) -> None:
     with_licence(name, program)
     start = np.zeros(400)
     solution = choose(program, name).backend.solve(program, time_limit_s=0.3, warm_start=start, log=None)
-    assert solution.status in (Status.FEASIBLE, Status.TIMED_OUT)
+    assert solution.status in (SolverStatus.FEASIBLE, SolverStatus.TIMED_OUT)
     assert solution.bound < solution.objective
 
 
@@ -141,7 +141,7 @@ def test_a_process_that_overruns_is_killed_and_its_best_kept(monkeypatch: pytest
     monkeypatch.setattr(_highs_process, "OVERRUN", -1e9)  # no patience but OVERRUN_S, whatever the limit is
     monkeypatch.setattr(_highs_process, "OVERRUN_S", 1e9 * 60 + 8.0)
     solution = choose(program, "highs").backend.solve(program, time_limit_s=60, warm_start=None, log=None)
-    assert solution.status is Status.FEASIBLE
+    assert solution.status is SolverStatus.FEASIBLE
     assert solution.x is not None and program.admits(solution.x)
     assert solution.bound <= solution.objective and solution.wall_s < 30
 
@@ -222,4 +222,4 @@ def test_the_solvers_process_ends_with_its_parent(how: signal.Signals, tmp_path:
 def test_a_model_too_large_for_its_time_is_not_handed_over() -> None:
     """Time that passed before the solver begins is over; nothing is known then, and no folder is left."""
     solution = _highs_process.solve_in_process(knapsack(400, rows=40), -1.0, None, None)
-    assert (solution.status, solution.x) == (Status.TIMED_OUT, None)
+    assert (solution.status, solution.x) == (SolverStatus.TIMED_OUT, None)

@@ -13,7 +13,7 @@ import torch
 from checkflow.foreach import Look, can_look
 from checkflow.runtime.binding import Binding, Target
 from checkflow.runtime.counters import Cause, Counters
-from checkflow.runtime.device import Batch, Device, Event, Snapshot
+from checkflow.runtime.device import Batch, CopyEvent, Device, Snapshot
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.guards import GuardKind
 from checkflow.runtime.hook import Removable, register
@@ -146,18 +146,18 @@ class LateDevice:
         self._run(self._given - self._lag)
         return HostEvent(self._given)
 
-    def wait(self, event: Event, cause: Cause) -> None:
+    def wait(self, event: CopyEvent, cause: Cause) -> None:
         self._counters.stalled(cause, 1)
         self._run(event.order)
 
-    def done(self, event: Event) -> bool:
+    def done(self, event: CopyEvent) -> bool:
         return self._ended >= event.order
 
-    def synchronize(self, event: Event, _timeout_s: float | None = None, /) -> bool:
+    def synchronize(self, event: CopyEvent, _timeout_s: float | None = None, /) -> bool:
         self._run(event.order)
         return True
 
-    def release(self, _snapshot: Snapshot, event: Event) -> None:
+    def release(self, _snapshot: Snapshot, event: CopyEvent) -> None:
         if not self.done(event):
             self.wait(event, Cause.RELEASE)
 

@@ -15,7 +15,7 @@ from checkflow import hardware, models
 from checkflow.graph import Graph
 from checkflow.runtime.binding import Binding
 from checkflow.runtime.counters import Cause, Counters
-from checkflow.runtime.device import Batch, Device, Event, Snapshot
+from checkflow.runtime.device import Batch, CopyEvent, Device, Snapshot
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.hook import Removable, register
 from checkflow.runtime.matching import bind
@@ -79,21 +79,21 @@ class VirtualDevice:
         self._counters.link_busy_ns += size_bytes * self.ticks_per_byte
         return VirtualEvent(self._given, self._free)
 
-    def wait(self, event: Event, cause: Cause) -> None:
+    def wait(self, event: CopyEvent, cause: Cause) -> None:
         assert isinstance(event, VirtualEvent)
         self._counters.stalled(cause, event.end_ticks - self.now)  # the counters' unit is a tick here
         self.now = event.end_ticks
 
-    def done(self, event: Event) -> bool:
+    def done(self, event: CopyEvent) -> bool:
         assert isinstance(event, VirtualEvent)
         return event.end_ticks <= self.now
 
-    def synchronize(self, event: Event, _timeout_s: float | None = None, /) -> bool:
+    def synchronize(self, event: CopyEvent, _timeout_s: float | None = None, /) -> bool:
         assert isinstance(event, VirtualEvent)
         self.now = max(self.now, event.end_ticks)
         return True
 
-    def release(self, _snapshot: Snapshot, event: Event) -> None:
+    def release(self, _snapshot: Snapshot, event: CopyEvent) -> None:
         if not self.done(event):
             self.wait(event, Cause.RELEASE)
 

@@ -14,7 +14,7 @@ import pytest
 from small_store import InProcess, newest_whole, until
 
 from checkflow.store.both.lock import LOCK
-from checkflow.store.both.messages import CLOSE, Durable, Failed, Message, Notice, receive
+from checkflow.store.both.messages import CLOSE, DurableReport, FailedReport, Message, Notice, receive
 from checkflow.store.both.saver_log import take_log
 from checkflow.store.format.disk import LocalDisk
 from checkflow.store.saver import loop as loop_module
@@ -114,7 +114,7 @@ def test_what_a_trainer_that_closed_has_heard_is_not_told_again(watched: Watched
     watched.saver.run()
     away.rename(store)
     said = watched.heard()
-    assert [type(message) for message in said] == [Notice, Notice, Failed]  # it is away, and what fails of that
+    assert [type(message) for message in said] == [Notice, Notice, FailedReport]  # it is away, and what fails of that
     assert not take_log(store, watched._directory)
 
 
@@ -142,4 +142,4 @@ def test_a_saver_that_fails_ends_what_it_settles_first(watched: Watched, monkeyp
     order.append("said")
     assert order == ["settled", "said"]
     said = watched.heard()
-    assert isinstance(said[0], Durable) and said[-1] == Failed(sequence=0, message="a bug")
+    assert isinstance(said[0], DurableReport) and said[-1] == FailedReport(sequence=0, message="a bug")

@@ -17,13 +17,13 @@ from small_store import TINY, InProcess, newest_whole, trainer_command
 
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.jsonfile import digest_of
-from checkflow.store.both.messages import Verified
+from checkflow.store.both.messages import VerifiedReport
 from checkflow.store.format import blocks
 from checkflow.store.format.layout import Layout
 from checkflow.store.format.manifest import HASH_HEX, Manifest, parse_directory_name
 from checkflow.store.format.reader import (
     Checkpoint,
-    Skipped,
+    SkippedCheckpoint,
     list_checkpoints,
     load,
     load_newest,
@@ -63,7 +63,7 @@ def assert_skipped(store: Path) -> str:
 def refused(store: Path) -> str:
     """Why the newest is refused; the quick way, for thousands of times."""
     found = list_checkpoints(store)[0]
-    if isinstance(found, Skipped):
+    if isinstance(found, SkippedCheckpoint):
         return found.reason
     with pytest.raises(CorruptStoreError) as raised:
         load(found)
@@ -152,7 +152,7 @@ def test_files_without_a_byte_verify(tmp_path: Path) -> None:
     written = saver.persister.write(taken)
     assert written is not None
     saver.persister.settle((written,))
-    assert isinstance(saver.reports[-1], Verified)
+    assert isinstance(saver.reports[-1], VerifiedReport)
     saver.close()
 
 

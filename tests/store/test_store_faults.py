@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from small_store import SMALL, InProcess, newest_whole
 
-from checkflow.store.both.messages import Durable, Failed, Notice, Verified
+from checkflow.store.both.messages import DurableReport, FailedReport, Notice, VerifiedReport
 from checkflow.store.format.blocks import buffer_of
 from checkflow.store.format.disk import Disk, LocalDisk, NewFiles
 from checkflow.store.format.manifest import directory_name
-from checkflow.store.format.reader import Checkpoint, Skipped, examine, list_checkpoints
+from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, examine, list_checkpoints
 from checkflow.store.format.retention import Retention
 from checkflow.store.format.writer import INCOMPLETE, PRUNED
 
@@ -109,13 +109,13 @@ def test_each_operation_fails_in_turn(tmp_path: Path, memory_path: Path, error: 
         disk.fails = disk.done + number
         del saver.reports[:]
         saver.persist(2)
-        failures = [report for report in saver.reports if isinstance(report, Failed | Notice)]
+        failures = [report for report in saver.reports if isinstance(report, FailedReport | Notice)]
         assert len(failures) == 1, number
         assert os.strerror(error) in failures[0].message
-        durable = any(isinstance(report, Durable) for report in saver.reports)
+        durable = any(isinstance(report, DurableReport) for report in saver.reports)
         assert newest_whole(store) in ((2,) if durable else (1, 2))
         saver.persist(3)
-        assert isinstance(saver.reports[-1], Verified), number
+        assert isinstance(saver.reports[-1], VerifiedReport), number
         assert newest_whole(store) == 3
         saver.persister.remove_leftovers()
         assert not [path for path in store.iterdir() if path.name.startswith((INCOMPLETE, PRUNED))]
@@ -128,7 +128,7 @@ def test_messages_name_the_store_and_what_to_do(tmp_path: Path) -> None:
     saver = InProcess(tmp_path / "store", disk=disk)
     saver.persist(7)
     (failure,) = saver.reports
-    assert isinstance(failure, Failed)
+    assert isinstance(failure, FailedReport)
     assert failure.message == (
         f"{tmp_path / 'store'}: the checkpoint of iteration 7 cannot be made durable (No space left on device); free "
         "space, or retain fewer checkpoints; checkpoints that were durable before still are"
@@ -187,7 +187,7 @@ def test_a_thread_that_cannot_be_started_is_reported(tmp_path: Path, monkeypatch
 
     saver = InProcess(tmp_path / "store", retention=Retention(last=1))
     saver.persist(1)
-    for where, told in (("write_checkpoint", Failed), ("verify_written", Notice)):
+    for where, told in (("write_checkpoint", FailedReport), ("verify_written", Notice)):
         with monkeypatch.context() as patched:
             patched.setattr(f"checkflow.store.saver.persister.{where}", refuse)
             saver.persist(2)
@@ -270,14 +270,14 @@ def test_no_serial_is_given_twice(tmp_path: Path) -> None:
     disk.failing = False
     saver.persist(3)
     assert [type(report) for report in saver.reports] == [
-        Durable, Verified, Failed, Notice, Durable, Verified,
+        DurableReport, VerifiedReport, FailedReport, Notice, DurableReport, VerifiedReport,
     ]  # fmt: skip
     assert serials(saver.store) == [3, 1]
     saver.close()
 
 
 def verified(saver: InProcess) -> list[int]:
-    return [report.iteration for report in saver.reports if isinstance(report, Verified)]
+    return [report.iteration for report in saver.reports if isinstance(report, VerifiedReport)]
 
 
 def on_disk(saver: InProcess) -> list[int]:
@@ -292,7 +292,7 @@ def test_of_several_only_what_is_retained_is_read_back(tmp_path: Path) -> None:
     saver.persist(4, keep=True)
     saver.persist(5, 6, 7, 8)
     assert (verified(saver), on_disk(saver)) == ([2, 3, 4, 5, 7, 8], [8, 7, 5, 4])
-    assert [report.pruned for report in saver.reports if isinstance(report, Verified)] == [0, 1, 1, 0, 0, 2]
+    assert [report.pruned for report in saver.reports if isinstance(report, VerifiedReport)] == [0, 1, 1, 0, 0, 2]
     saver.close()
 
 
@@ -308,7 +308,7 @@ def test_of_several_the_bad_ones_make_none_needless(tmp_path: Path) -> None:
     saver.persist(6, 7)
     assert (verified(saver), on_disk(saver)) == ([1, 3], [7, 6, 5, 4, 3])
     assert newest_whole(tmp_path / "store") == 3
-    assert [report.message.split()[2] for report in saver.reports if isinstance(report, Failed)] == [
+    assert [report.message.split()[2] for report in saver.reports if isinstance(report, FailedReport)] == [
         "00000005-iteration-5", "00000004-iteration-4", "00000007-iteration-7", "00000006-iteration-6",
     ]  # fmt: skip
     saver.close()
@@ -379,7 +379,7 @@ def test_a_bad_disk_prunes_nothing(tmp_path: Path, name: str, to_cache: bool) ->
     written = saver.persister.write(saver.take(2))
     assert written is not None
     saver.persister.settle((written,), to_cache=to_cache)
-    assert isinstance(saver.reports[-1], Failed)
+    assert isinstance(saver.reports[-1], FailedReport)
     assert "does not read back" in saver.reports[-1].message
     assert newest_whole(tmp_path / "store") == 1
     saver.close()
@@ -389,7 +389,7 @@ def test_a_saver_looks_at_each_manifest_once(tmp_path: Path, monkeypatch: pytest
     """At its own when it reads them back, at its predecessor's when it first prunes; and it still prunes these."""
     looked: list[str] = []
 
-    def look(store: Path, name: str) -> Checkpoint | Skipped:
+    def look(store: Path, name: str) -> Checkpoint | SkippedCheckpoint:
         looked.append(name)
         return examine(store, name)
 
@@ -416,11 +416,11 @@ def test_a_manifest_that_could_not_be_read_once_is_looked_at_again(
     former.close()
     refused: list[str] = []
 
-    def look(store: Path, name: str) -> Checkpoint | Skipped:
+    def look(store: Path, name: str) -> Checkpoint | SkippedCheckpoint:
         if refused:
             return examine(store, name)
         refused.append(name)
-        return Skipped(store / name, 1, 1, "cannot be read")
+        return SkippedCheckpoint(store / name, 1, 1, "cannot be read")
 
     monkeypatch.setattr("checkflow.store.saver.persister.examine", look)
     saver = InProcess(tmp_path / "store", retention=Retention(last=1))
@@ -437,7 +437,7 @@ def test_a_deleted_store_is_reported(tmp_path: Path) -> None:
     (tmp_path / "store").rename(tmp_path / "elsewhere")
     saver.persist(1)
     (failure,) = saver.reports
-    assert isinstance(failure, Failed) and "do not remove a store" in failure.message
+    assert isinstance(failure, FailedReport) and "do not remove a store" in failure.message
     assert not (tmp_path / "store").exists()
     saver.close()
 

@@ -15,7 +15,7 @@ from checkflow.cli import run
 from checkflow.dtypes import CODES
 from checkflow.errors import StoreBusyError, StoreError
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.both.messages import Failed, encode
+from checkflow.store.both.messages import FailedReport, encode
 from checkflow.store.both.saver_log import LOG, take_log
 from checkflow.store.format.disk import LocalDisk
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
@@ -92,7 +92,7 @@ def test_a_directory_with_a_serial_beyond_any_ends_no_saver(tmp_path: Path) -> N
     other = InProcess(tmp_path / "store")
     assert other.persister.write(other.take(2)) is None
     (failed,) = other.reports
-    assert isinstance(failed, Failed) and "remove or rename it: 1000000000000000-iteration-3" in failed.message
+    assert isinstance(failed, FailedReport) and "remove or rename it: 1000000000000000-iteration-3" in failed.message
     saver.close()
     other.close()
 

@@ -14,7 +14,7 @@ from recording_disk import RecordingDisk, State, Told
 from small_store import InProcess, newest_whole
 
 from checkflow.errors import CorruptStoreError
-from checkflow.store.both.messages import Durable, Message
+from checkflow.store.both.messages import DurableReport, Message
 from checkflow.store.format.retention import Retention
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
@@ -35,7 +35,7 @@ def record(store: Path, disk: RecordingDisk) -> None:
     """Persist three checkpoints, retaining one, so that there is pruning too."""
 
     def told(message: Message) -> None:
-        if isinstance(message, Durable):
+        if isinstance(message, DurableReport):
             disk.told(message.iteration)
 
     saver = InProcess(store, disk=disk, retention=Retention(last=1), on_report=told)

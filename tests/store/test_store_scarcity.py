@@ -12,7 +12,7 @@ from small_store import InProcess, newest_whole
 
 from checkflow.cli import run
 from checkflow.errors import CorruptStoreError, StoreError
-from checkflow.store.both.messages import Notice, Verified
+from checkflow.store.both.messages import Notice, VerifiedReport
 from checkflow.store.format import blocks, reader
 from checkflow.store.format.retention import Retention
 
@@ -42,7 +42,7 @@ def test_what_was_not_read_back_for_want_of_descriptors_is_pruned_in_its_turn(tm
     assert "Too many open files" in told.message and "ulimit -n" in told.message
     assert "disk" not in told.message
     saver.persist(3)
-    assert isinstance(saver.reports[-1], Verified) and saver.reports[-1].pruned == 2
+    assert isinstance(saver.reports[-1], VerifiedReport) and saver.reports[-1].pruned == 2
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["00000003-iteration-3"]
     saver.close()
 

@@ -19,7 +19,7 @@ from small_store import SMALL, TINY, fill, record_of, trainer_command
 from checkflow.errors import StoreError
 from checkflow.store.memory.allowance import Allowance, allowance
 from checkflow.store.memory.saver_slots import Taken, give_back, give_up, put_off, recover, take_due, take_last
-from checkflow.store.memory.shared_memory import SharedMemory, State, Word
+from checkflow.store.memory.shared_memory import SharedMemory, SlotState, Word
 from checkflow.store.memory.trainer_slots import Slot, Slots
 
 
@@ -72,7 +72,7 @@ class SlotMachine(RuleBasedStateMachine):
         slot = self.filling.pop(0)
         self.iteration += 1
         fill(slot.data, TINY, self.iteration)
-        before = {word.sequence for word in self.shared.words() if word.due and word.state is State.STAGED}
+        before = {word.sequence for word in self.shared.words() if word.due and word.state is SlotState.STAGED}
         is_due = self.slots.stage(slot, self.iteration, record_of(self.iteration), due=due)
         sequence = self.slots.newest_sequence
         assert sequence is not None
@@ -134,7 +134,7 @@ class SlotMachine(RuleBasedStateMachine):
         assert self.taken is not None
         self.whole(self.taken)
         words = self.shared.words()
-        newer = [w.sequence for w in words if w.state is State.STAGED and w.sequence > self.taken.sequence]
+        newer = [w.sequence for w in words if w.state is SlotState.STAGED and w.sequence > self.taken.sequence]
         put_off(self.shared, self.taken, newest_wins=not self.waits)
         if newer and not self.waits and self.taken.sequence not in self.keep:
             self.due.discard(self.taken.sequence)
@@ -154,7 +154,7 @@ class SlotMachine(RuleBasedStateMachine):
             return
         newest = self.staged[-1]
         (index,) = [i for i, word in enumerate(self.shared.words()) if word.sequence == newest.sequence]
-        assert self.shared.word(index).state in (State.STAGED, State.PERSISTING)
+        assert self.shared.word(index).state in (SlotState.STAGED, SlotState.PERSISTING)
         assert self.shared.record(index) == (newest.iteration, record_of(newest.iteration))
 
     @precondition(lambda self: self.taken is None and self.staged)
@@ -275,7 +275,7 @@ def test_a_process_that_is_stopped_in_a_change_blocks_nobody() -> None:
 
 def test_words_pack_into_eight_bytes() -> None:
     """A state is one aligned store, for any sequence number that a run can reach."""
-    for state in State:
+    for state in SlotState:
         for due in (False, True):
             for keep in (False, True):
                 word = Word(state, 2**50, due=due, keep=keep)

@@ -33,7 +33,7 @@ from small_store import (
 
 from checkflow.errors import InputError, StoreError
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.both.messages import Durable, Failed, Notice, Verified
+from checkflow.store.both.messages import DurableReport, FailedReport, Notice, VerifiedReport
 from checkflow.store.both.retry import MOST_DELAY_S
 from checkflow.store.both.saver_log import LOG, take_log, write_log
 from checkflow.store.format import disk as disk_module
@@ -152,7 +152,7 @@ def test_a_disk_that_is_full_for_an_hour(tmp_path: Path, monkeypatch: pytest.Mon
     disk = Full()
     saver = InProcess(tmp_path / "store", disk=disk, retry_s=600)
     iteration = 0
-    while not any(isinstance(report, Durable) for report in saver.reports):
+    while not any(isinstance(report, DurableReport) for report in saver.reports):
         if not any(word.due for word in saver.shared.words()):
             iteration += 1
             saver.stage(iteration)
@@ -160,7 +160,7 @@ def test_a_disk_that_is_full_for_an_hour(tmp_path: Path, monkeypatch: pytest.Mon
         assert taken is not None
         saver.persister.write(taken)
         now[0] += saver.persister.patience.wait_s
-    failures = [report for report in saver.reports if isinstance(report, Failed)]
+    failures = [report for report in saver.reports if isinstance(report, FailedReport)]
     told = [report.message for report in saver.reports if isinstance(report, Notice)]
     assert iteration == 1 + len(failures)
     assert ["tried again for 600 s" in told[0], "again, after 36" in told[1], len(told)] == [True, True, 2]
@@ -378,7 +378,7 @@ def test_pruning_that_fails_is_tried_again(tmp_path: Path) -> None:
     saver = InProcess(tmp_path / "store", disk=disk)
     for iteration in range(1, 6):
         saver.persist(iteration)
-    told = [report for report in saver.reports if not isinstance(report, Durable | Verified)]
+    told = [report for report in saver.reports if not isinstance(report, DurableReport | VerifiedReport)]
     assert [type(report) for report in told] == [Notice]
     disk.sticks = False
     saver.persist(6)

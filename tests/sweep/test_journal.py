@@ -16,7 +16,7 @@ from checkflow.sweep.check import check
 from checkflow.sweep.evaluate import failure
 from checkflow.sweep.jobs import Answered, Ask, Trace, replies
 from checkflow.sweep.journal import Journal, read_journal
-from checkflow.sweep.traces import Traced
+from checkflow.sweep.traces import TracedModel
 
 BANDWIDTH = 10**9
 
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def computed(questions: Sequence[Cell]) -> list[Answered]:
     """Rows of cells of one model, as a worker gives them."""
     (traced,) = replies(Trace(questions[0].model, questions[0].settings))
-    assert isinstance(traced, Traced)
+    assert isinstance(traced, TracedModel)
     profiles = check(questions)
     given = replies(Ask(tuple(questions), tuple(profiles[question] for question in questions), traced))
     return [reply for reply in given if isinstance(reply, Answered)]

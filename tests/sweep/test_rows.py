@@ -19,11 +19,11 @@ from checkflow.policies import checkfreq
 from checkflow.policies.rule import Link
 from checkflow.schedule import Schedule
 from checkflow.sweep import records
-from checkflow.sweep.cells import Cell, Grid, Outcome, Row
+from checkflow.sweep.cells import Cell, CellGrid, Outcome, Row
 from checkflow.sweep.check import check
 from checkflow.sweep.files import write
 from checkflow.sweep.jobs import Answered, Ask, Broken, Trace, replies
-from checkflow.sweep.traces import Traced, trace
+from checkflow.sweep.traces import TracedModel, trace
 
 BANDWIDTH = 1_200_000_000
 SETTINGS = (("batch_size", "32"), ("optimizer", "adamw"), ("small", "true"))
@@ -36,17 +36,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def small() -> Traced:
+def small() -> TracedModel:
     return trace(SMALL.model, SMALL.settings)
 
 
-def rows_of(traced: Traced | None, *cells: Cell) -> list[Row]:
+def rows_of(traced: TracedModel | None, *cells: Cell) -> list[Row]:
     profiles = check(cells)
     job = Ask(cells, tuple(profiles[cell] for cell in cells), traced)
     return [reply.answer for reply in replies(job) if isinstance(reply, Answered) and isinstance(reply.answer, Row)]
 
 
-def test_a_row_is_what_compile_says(small: Traced) -> None:
+def test_a_row_is_what_compile_says(small: TracedModel) -> None:
     """Peaks, state and interval are those of the verified schedule; overhead, saving and disk follow from them."""
     (row,) = rows_of(small, SMALL.model_copy(update={"formulation": Formulation.COMPACT, "interval": None}))
     profile = hardware.load_profile("rtx3090")
@@ -78,7 +78,7 @@ def test_a_row_is_what_compile_says(small: Traced) -> None:
         {"slack_ppm": 200_000},
     ],
 )
-def test_every_axis_reaches_the_planner(options: dict[str, object], small: Traced) -> None:
+def test_every_axis_reaches_the_planner(options: dict[str, object], small: TracedModel) -> None:
     """An interval, formulation, chunk or slack gives what compile gives with the same option."""
     (row,) = rows_of(small, SMALL.model_copy(update=options))
     packed = {"transfers": Transfers.PACKED} if "formulation" in options else {}
@@ -97,7 +97,7 @@ def test_every_axis_reaches_the_planner(options: dict[str, object], small: Trace
 
 
 @pytest.mark.parametrize("name", [name for name in policies.names() if name != "checkflow"])
-def test_a_row_is_what_a_policy_says(name: str, small: Traced) -> None:
+def test_a_row_is_what_a_policy_says(name: str, small: TracedModel) -> None:
     """Peak and pause are those of its schedule; a link so slow that training pauses costs what the pause takes."""
     cell = SMALL.model_copy(update={"policy": name, "formulation": None, "bandwidth_bytes_per_s": 10**7})
     (row,) = rows_of(small, cell)
@@ -111,7 +111,7 @@ def test_a_row_is_what_a_policy_says(name: str, small: Traced) -> None:
     assert row.overhead == (certificate.pause_ns + row.copy_ns) / graph.iteration_time_ns
 
 
-def test_policy_checkflow_is_the_direct_formulation(small: Traced) -> None:
+def test_policy_checkflow_is_the_direct_formulation(small: TracedModel) -> None:
     """What the policy plans is what the row says was planned."""
     (row,) = rows_of(small, SMALL)
     graph = hardware.retime(small.graph, hardware.load_profile("rtx3090"))
@@ -120,7 +120,7 @@ def test_policy_checkflow_is_the_direct_formulation(small: Traced) -> None:
     assert isinstance(schedule, Schedule) and row.peak_bytes == schedule.certificate.peak_bytes
 
 
-def test_an_infeasible_row_says_what_would_do_and_it_does(small: Traced) -> None:
+def test_an_infeasible_row_says_what_would_do_and_it_does(small: TracedModel) -> None:
     """The bandwidth and the interval of an infeasible row are feasible when they are tried; auto goes there."""
     slow = SMALL.model_copy(update={"bandwidth_bytes_per_s": 5 * 10**8})
     (row,) = rows_of(small, slow)
@@ -132,12 +132,12 @@ def test_an_infeasible_row_says_what_would_do_and_it_does(small: Traced) -> None
     assert found[2].interval == found[1].interval == row.smallest_interval
 
 
-def test_a_graph_is_a_model_with_times_of_its_own(small: Traced) -> None:
+def test_a_graph_is_a_model_with_times_of_its_own(small: TracedModel) -> None:
     """A graph's own times are kept unless a device is asked for; an unknown link has to be given."""
     write_graph(Path("g.json"), small.graph.retimed("measured", [1000] * small.graph.steps))
     own = Cell(model="g.json", bandwidth_bytes_per_s=10**12)
     (traced,) = replies(Trace("g.json", ()))
-    assert isinstance(traced, Traced)
+    assert isinstance(traced, TracedModel)
     row, timed = rows_of(traced, own, own.model_copy(update={"device": "h100"}))
     assert row.device == "measured" and row.iteration_time_ns == 1000 * small.graph.steps and row.overhead is None
     assert timed.device == "h100" and timed.overhead is not None
@@ -173,7 +173,7 @@ def test_a_model_that_cannot_be_traced_is_one_line() -> None:
 
 def test_a_grid_has_each_cell_once() -> None:
     """The formulation matters to policy checkflow alone; what is asked twice is asked once."""
-    grid = Grid(
+    grid = CellGrid(
         models=("alexnet", "bert"),
         settings=(("batch_size", ("1", "2")),),
         policies=("checkflow", "checkfreq"),
@@ -185,7 +185,7 @@ def test_a_grid_has_each_cell_once() -> None:
     assert [cell.model for cell in cells] == sorted(cell.model for cell in cells)
 
 
-def test_csv_and_json_hold_the_same(small: Traced) -> None:
+def test_csv_and_json_hold_the_same(small: TracedModel) -> None:
     """Each value of the JSON rows is in the CSV, under the same name, for rows of every outcome."""
     slow = SMALL.model_copy(update={"bandwidth_bytes_per_s": 5 * 10**8})
     rows = rows_of(small, SMALL, slow)

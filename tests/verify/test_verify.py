@@ -12,7 +12,7 @@ from checkflow.errors import VerificationError
 from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
 from checkflow.graphfile import graph_fingerprint, state_fingerprint
 from checkflow.schedule import ActionRow, AnchorRow, Schedule, StateRow, ViewRow, sealed
-from checkflow.verify import Verified, verify
+from checkflow.verify import VerifiedSchedule, verify
 from checkflow.verify.terms import first_from, last_to
 
 OTHER_DIGEST = "sha256:" + "0" * 64
@@ -66,17 +66,17 @@ def swap(table: str, number: int) -> Change:
 
 def test_easy_schedule_needs_no_snapshot() -> None:
     """At 10 GB/s the peak is training's own."""
-    assert verify(EASY, GRAPH) == Verified(664, 664, 664, 664, 0, 0)
+    assert verify(EASY, GRAPH) == VerifiedSchedule(664, 664, 664, 664, 0, 0)
 
 
 def test_tight_schedule_needs_what_paper_says() -> None:
     """At 4 GB/s and interval 2 it meets the bound of its anchors, 804; with more of them 714 would do."""
-    assert verify(TIGHT, GRAPH) == Verified(664, 804, 804, 714, 210, 0)
+    assert verify(TIGHT, GRAPH) == VerifiedSchedule(664, 804, 804, 714, 210, 0)
 
 
 def test_paused_schedule_needs_what_paper_says() -> None:
     """At 4 GB/s training stands still for 55 ns at position 2, and b's copy is held until then."""
-    assert verify(PAUSED, GRAPH) == Verified(664, 714, 664, 664, 150, 55)
+    assert verify(PAUSED, GRAPH) == VerifiedSchedule(664, 714, 664, 664, 150, 55)
 
 
 STILL_VALID: dict[str, Change] = {

@@ -66,7 +66,7 @@ Taken = list[tuple[int, int, int]]  # (class, step, number of chunks)
 
 
 @dataclass(slots=True)
-class _Group:
+class _DeadlineGroup:
     """Pending chunks of one deadline. `sizes` ascend; the places hold (class, number left) at the same index."""
 
     first_write: int
@@ -106,10 +106,10 @@ def _within(kinds: tuple[ChunkClass, ...], capacity: list[int], headroom: list[i
     leaves now was in a snapshot during that step: of a group written by now it is in `held` already; of any other it
     takes from `free_before`, and from this step's `free`, too, where the group is not due.
     """
-    groups: list[_Group] = []
+    groups: list[_DeadlineGroup] = []
     for index, kind in enumerate(kinds):  # ordered by first write
         if not groups or groups[-1].first_write != kind.first_write:
-            groups.append(_Group(kind.first_write))
+            groups.append(_DeadlineGroup(kind.first_write))
         groups[-1].add(index, kind.size_bytes, len(kind.chunks))
     if groups and groups[0].first_write < 2:
         return None
@@ -167,13 +167,13 @@ def _cyclic(problem: Problem, kinds: tuple[ChunkClass, ...]) -> Taken | None:
     if not arrivals:
         return []
     taken: Taken = []
-    groups: list[tuple[int, int, _Group]] = []  # (deadline, expiry, pending chunks), ascending
+    groups: list[tuple[int, int, _DeadlineGroup]] = []  # (deadline, expiry, pending chunks), ascending
     upcoming = 0
     for step in range(windows[arrivals[0]].start, windows[arrivals[-1]].stop):
         while upcoming < len(arrivals) and windows[arrivals[upcoming]].start <= step:
             index = arrivals[upcoming]
             kind, window = kinds[index], windows[index]
-            group = _Group(kind.first_write)
+            group = _DeadlineGroup(kind.first_write)
             group.add(index, kind.size_bytes, len(kind.chunks))
             insort(groups, (kind.first_write, window.stop, group), key=lambda entry: entry[:2])
             upcoming += 1

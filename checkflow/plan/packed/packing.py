@@ -12,7 +12,7 @@ from checkflow.plan import Chunk, Formulation, Plan, Problem, ProvenBy, SolverRu
 from checkflow.plan.packed.bounds import chunks_can_fit
 from checkflow.plan.packed.constructive import Constructed, construct
 from checkflow.plan.packed.formulations import compact, direct_packed, paper
-from checkflow.plan.packed.program import OutOfTime, Status, choose, in_time
+from checkflow.plan.packed.program import OutOfTime, SolverStatus, choose, in_time
 from checkflow.plan.packed.steps import Model, peak_bytes, period
 
 MOST_COLUMNS = 10_000_000  # of the literal model; beyond, its matrix alone takes gigabytes
@@ -74,7 +74,7 @@ def pack(
             else plan_of(formulation, start, bound_bytes, bound_bytes, NO_SOLVER, start)
         )
     run = SolverRun(choice.name, choice.why, solution.wall_s, model.program.columns, model.program.rows)
-    if solution.status is Status.INFEASIBLE:
+    if solution.status is SolverStatus.INFEASIBLE:
         if start is not None:
             raise SolverError(f"solver {choice.name}: finds a model infeasible that has a plan; choose another solver")
         return Unpacked.IMPOSSIBLE
@@ -90,7 +90,7 @@ def pack(
         return Unpacked.UNDECIDED
     lower = min(best.peak_bytes, max(bound_bytes, model.bytes_of(solution.bound)))
     tolerance = 1 + model.unit_bytes // 100_000  # of the solver, in bytes
-    if solution.status is Status.OPTIMAL and best.peak_bytes <= model.bytes_of(solution.objective) + tolerance:
+    if solution.status is SolverStatus.OPTIMAL and best.peak_bytes <= model.bytes_of(solution.objective) + tolerance:
         lower = best.peak_bytes
     return plan_of(formulation, best, lower, bound_bytes, run, start)
 

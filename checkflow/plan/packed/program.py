@@ -64,7 +64,7 @@ class Program:
         )
 
 
-class Status(StrEnum):
+class SolverStatus(StrEnum):
     """What is known about the program once the solver returns. `optimal` is never said of a search cut short."""
 
     OPTIMAL = "optimal"  # x is best, proven
@@ -77,7 +77,7 @@ class Status(StrEnum):
 class Solution:
     """A solver's answer. `x` is there for optimal and feasible; `bound` is a proven lower bound on the objective."""
 
-    status: Status
+    status: SolverStatus
     objective: float  # of x; inf without one
     bound: float  # -inf where the solver gives none
     x: Floats | None  # (columns,), integer columns rounded
@@ -150,13 +150,15 @@ def _load(name: str) -> Backend:
     return backend
 
 
-def answer(program: Program, status: Status, x: Floats | None, bound: float, wall_s: float, source: str) -> Solution:
+def answer(
+    program: Program, status: SolverStatus, x: Floats | None, bound: float, wall_s: float, source: str
+) -> Solution:
     """A Solution from what a solver reports: integers rounded, the rounded point checked against every row.
 
     Raises SolverError where the point breaks a row once its integers are exact.
     """
-    if x is None or status in (Status.TIMED_OUT, Status.INFEASIBLE):
-        return Solution(status, np.inf, np.inf if status is Status.INFEASIBLE else bound, None, wall_s)
+    if x is None or status in (SolverStatus.TIMED_OUT, SolverStatus.INFEASIBLE):
+        return Solution(status, np.inf, np.inf if status is SolverStatus.INFEASIBLE else bound, None, wall_s)
     x = np.where(program.integral, np.rint(x), x)
     scale = max(1.0, float(np.max(np.abs(x), initial=0.0)))
     if not program.admits(x, tolerance=1e-6 * scale):

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from checkflow.errors import SolverError
 from checkflow.plan import Formulation, Infeasible, Plan, Problem, Reason
-from checkflow.plan.infeasible import Needs, Search, as_planned, from_deadline, infeasible, keeps_limit, too_large
+from checkflow.plan.infeasible import Construction, Needs, as_planned, from_deadline, infeasible, keeps_limit, too_large
 from checkflow.plan.packed.bounds import chunks_can_fit, least_peak_bytes, link_fits, sizes_can_fit
 from checkflow.plan.packed.constructive import construct, construct_within
 from checkflow.plan.packed.packing import NO_SOLVER, Unpacked, pack, plan_of
@@ -51,7 +51,7 @@ def plan_packed(
         early = next((tensor for tensor in problem.state if tensor.first_write == 1), None)
         if early is not None:
             return from_deadline(early)
-    search = Search(
+    search = Construction(
         lambda changed: _possible(changed, formulation),
         lambda changed: construct_packed(changed, formulation, needs),
         PRECISION,

@@ -17,7 +17,7 @@ from typing import Protocol
 from checkflow.plan import TICKS_PER_BYTE, Chunk
 from checkflow.plan.timeline.fluid import Piece, earliest_deadline_first, lower_bound_bytes
 from checkflow.plan.timeline.grid import Grid
-from checkflow.plan.timeline.queue import Request, in_order, queue
+from checkflow.plan.timeline.queue import LinkRequest, in_order, queue
 
 
 class Held(Protocol):
@@ -81,7 +81,7 @@ def snapshots_of(placed: Iterable[Held]) -> Iterator[tuple[int, int, int]]:
     )
 
 
-def _requests(grid: Grid, pieces: list[Piece]) -> list[Request]:
+def _requests(grid: Grid, pieces: list[Piece]) -> list[LinkRequest]:
     """The fluid pieces as chunks: cut on the granule, and at chunk_bytes where that is set."""
     problem = grid.problem
     granule = problem.granule_bytes
@@ -97,7 +97,7 @@ def _requests(grid: Grid, pieces: list[Piece]) -> list[Request]:
         release, deadline = grid.window(tensor)
         for offset in range(low, high, limit or tensor.size_bytes):
             chunk = Chunk(piece.state, offset, min(limit or high, high - offset))
-            requests.append(Request(chunk, release, (deadline, rank)))
+            requests.append(LinkRequest(chunk, release, (deadline, rank)))
     return requests
 
 

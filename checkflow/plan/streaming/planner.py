@@ -14,7 +14,7 @@ from checkflow.plan import (
     Transfer,
     Transfers,
 )
-from checkflow.plan.infeasible import Search, as_planned, infeasible, keeps_limit, too_large
+from checkflow.plan.infeasible import Construction, as_planned, infeasible, keeps_limit, too_large
 from checkflow.plan.streaming.place import Placement, place
 from checkflow.plan.timeline.fluid import earliest_deadline_first, link_carries, lower_bound_bytes
 from checkflow.plan.timeline.grid import Grid
@@ -26,7 +26,7 @@ PRECISION = 10**6  # of what an infeasible answer says would do
 
 def plan_streaming(problem: Problem) -> Plan | Infeasible:
     """The plan of least peak, or why there is none: bandwidth, or a memory limit that it does not keep."""
-    search = Search(_possible, construct_streaming, PRECISION)
+    search = Construction(_possible, construct_streaming, PRECISION)
     if not link_carries(Grid.of(problem)):
         return infeasible(problem, Reason.BANDWIDTH, _too_slow(problem), search)
     plan = _plan(problem)

@@ -14,7 +14,7 @@ Moved = TypeVar("Moved")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LinkRequest:
     """A chunk that may move from a grid position on. Among those that may, the least urgency goes first."""
 
     chunk: Chunk
@@ -31,7 +31,7 @@ class Passage(Generic[Moved]):
     end_ticks: int
 
 
-def queue(grid: Grid, requests: Sequence[Request]) -> list[Passage[Request]]:
+def queue(grid: Grid, requests: Sequence[LinkRequest]) -> list[Passage[LinkRequest]]:
     """One checkpoint's passages, in link order, in the steady state: the link never idles while a chunk may move.
 
     The chunks have to fit the link (fluid.link_carries); then the delay that one checkpoint hands to the next
@@ -43,11 +43,11 @@ def queue(grid: Grid, requests: Sequence[Request]) -> list[Passage[Request]]:
     return passages
 
 
-def _pass(grid: Grid, requests: Sequence[Request], free_ticks: int | None) -> list[Passage[Request]]:
+def _pass(grid: Grid, requests: Sequence[LinkRequest], free_ticks: int | None) -> list[Passage[LinkRequest]]:
     arrivals = sorted(requests, key=lambda request: request.release)
     clocks = [grid.clock(request.release) for request in arrivals]
     ready: list[tuple[tuple[int, int], int]] = []
-    passages: list[Passage[Request]] = []
+    passages: list[Passage[LinkRequest]] = []
     now = free_ticks if free_ticks is not None else (clocks[0] if clocks else 0)
     upcoming = 0
     while upcoming < len(arrivals) or ready:

@@ -38,7 +38,7 @@ _Pid = Annotated[int, Field(gt=0, lt=2**31)]
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockHolder:
     """Who holds, or held, the store."""
 
     host: str
@@ -46,7 +46,7 @@ class Holder:
     saver_pid: _Pid | None = None
 
 
-_HOLDER = TypeAdapter(Holder)
+_HOLDER = TypeAdapter(LockHolder)
 
 
 class StoreLock:
@@ -98,7 +98,7 @@ class StoreLock:
 
     def name_holder(self, saver_pid: int | None) -> None:
         """Write who holds the store; a message's detail only, so that failing to is no error."""
-        text = _HOLDER.dump_json(Holder(socket.gethostname(), os.getpid(), saver_pid))
+        text = _HOLDER.dump_json(LockHolder(socket.gethostname(), os.getpid(), saver_pid))
         with contextlib.suppress(OSError):
             os.pwrite(self._trainer.file_fd, text, 0)
             os.ftruncate(self._trainer.file_fd, len(text))
@@ -235,7 +235,7 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _holder(store: Path) -> Holder | None:
+def _holder(store: Path) -> LockHolder | None:
     try:
         fd = open_regular(store / LOCK, os.O_RDONLY)
         try:

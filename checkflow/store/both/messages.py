@@ -17,7 +17,7 @@ MAX_TEXT = 4096
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Durable(BaseModel):
+class DurableReport(BaseModel):
     """A checkpoint's manifest is published and on disk."""
 
     model_config = _STRICT
@@ -30,7 +30,7 @@ class Durable(BaseModel):
     write_ns: int
 
 
-class Verified(BaseModel):
+class VerifiedReport(BaseModel):
     """A durable checkpoint's hashes were read back, and what retention no longer holds was removed."""
 
     model_config = _STRICT
@@ -42,7 +42,7 @@ class Verified(BaseModel):
     pruned: int
 
 
-class Failed(BaseModel):
+class FailedReport(BaseModel):
     """The saver could not do something; the checkpoints that were durable before still are."""
 
     model_config = _STRICT
@@ -61,7 +61,7 @@ class Notice(BaseModel):
     message: Annotated[str, BeforeValidator(plain), Field(max_length=MAX_TEXT)]
 
 
-Message = Durable | Verified | Failed | Notice
+Message = DurableReport | VerifiedReport | FailedReport | Notice
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 
@@ -82,7 +82,7 @@ def receive(end: socket.socket) -> Message | None:
     try:
         return _MESSAGE.validate_json(packet)
     except ValidationError:
-        return Failed(sequence=0, message=f"the saver sent what is no message: {packet[:80]!r}")
+        return FailedReport(sequence=0, message=f"the saver sent what is no message: {packet[:80]!r}")
 
 
 def send(end: socket.socket, packet: bytes) -> bool:

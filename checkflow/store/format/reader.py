@@ -52,7 +52,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedCheckpoint:
     """A checkpoint that is not what was written, and why in a few words."""
 
     path: Path
@@ -78,7 +78,7 @@ class Newest:
     """The newest checkpoint that verifies, None for an empty store, and why newer ones were skipped."""
 
     checkpoint: Checkpoint | None
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedCheckpoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,10 @@ class LoadedNewest:
     """The newest checkpoint that verifies, read; None for an empty store, and why newer ones were skipped."""
 
     loaded: Loaded | None
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedCheckpoint, ...]
 
 
-def list_checkpoints(store: Path) -> tuple[Checkpoint | Skipped, ...]:
+def list_checkpoints(store: Path) -> tuple[Checkpoint | SkippedCheckpoint, ...]:
     """Every checkpoint of a store, newest first, manifests checked but not the files. Raises StoreError."""
     with nothing_is_scarce(store):
         examined = [examine(store, name) for name in checkpoint_names(store)]
@@ -225,8 +225,8 @@ def _verified(checkpoint: Checkpoint) -> Checkpoint:
 
 def _first(
     store: Path, iteration: int | None, attempt: Callable[[Checkpoint], result]
-) -> tuple[result | None, tuple[Skipped, ...]]:
-    skipped: list[Skipped] = []
+) -> tuple[result | None, tuple[SkippedCheckpoint, ...]]:
+    skipped: list[SkippedCheckpoint] = []
     names = checkpoint_names(store)
     wanted = [name for name in names if iteration is None or _iteration(name) == iteration]
     if names and not wanted:
@@ -235,13 +235,13 @@ def _first(
     for name in wanted:
         with nothing_is_scarce(store):  # else an older one would be taken for want of a descriptor
             examined = examine(store, name)
-            if isinstance(examined, Skipped):
+            if isinstance(examined, SkippedCheckpoint):
                 skipped.append(examined)
                 continue
             try:
                 return attempt(examined), tuple(skipped)
             except CorruptStoreError as error:
-                skipped.append(Skipped(examined.path, examined.serial, examined.iteration, str(error)))
+                skipped.append(SkippedCheckpoint(examined.path, examined.serial, examined.iteration, str(error)))
     if skipped:
         reasons = "; ".join(map(str, skipped[:3])) + (f"; and {len(skipped) - 3} more" if len(skipped) > 3 else "")
         raise CorruptStoreError(f"{store}: no checkpoint verifies ({reasons}); restore the store from a copy")
@@ -264,7 +264,7 @@ def _iteration(name: str) -> int:
     return parsed.iteration
 
 
-def examine(store: Path, name: str) -> Checkpoint | Skipped:
+def examine(store: Path, name: str) -> Checkpoint | SkippedCheckpoint:
     """A checkpoint by its directory's name, its manifest checked but not its files.
 
     Raises OSError where something is scarce.
@@ -275,7 +275,7 @@ def examine(store: Path, name: str) -> Checkpoint | Skipped:
     except CorruptStoreError as error:
         parsed = parse_directory_name(name)
         assert parsed is not None
-        return Skipped(path, parsed.serial, parsed.iteration, str(error))
+        return SkippedCheckpoint(path, parsed.serial, parsed.iteration, str(error))
 
 
 def _read_manifest(path: Path) -> Manifest:

@@ -34,7 +34,7 @@ INCOMPLETE, PRUNED = ".incomplete-", ".pruned-"  # what a crash may leave; the n
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedCheckpoint:
     """What to write: a slot's bytes and what was staged with them."""
 
     slot: memoryview
@@ -54,7 +54,7 @@ def next_serial(store: Path) -> int:
 
 
 def write_checkpoint(
-    disk: Disk, store: Path, serial: int, layout: Layout, staged: Staged, versions: dict[str, str],
+    disk: Disk, store: Path, serial: int, layout: Layout, staged: StagedCheckpoint, versions: dict[str, str],
     progress: Callable[[], None],
 ) -> Manifest:  # fmt: skip
     """Write and publish a checkpoint, and return its manifest once it is durable. Raises OSError.

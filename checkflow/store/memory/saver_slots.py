@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from checkflow.store.memory.shared_memory import SharedMemory, State, Word
+from checkflow.store.memory.shared_memory import SharedMemory, SlotState, Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ def recover(shared: SharedMemory) -> None:
     """Put back what a predecessor was persisting when it died."""
     with shared.locked(timeout_s=60.0):
         for index, word in enumerate(shared.words()):
-            if word.state is State.PERSISTING:
-                shared.set_word(index, Word(State.STAGED, word.sequence, due=True, keep=word.keep))
+            if word.state is SlotState.PERSISTING:
+                shared.set_word(index, Word(SlotState.STAGED, word.sequence, due=True, keep=word.keep))
 
 
 def take_due(shared: SharedMemory) -> Taken | None:
@@ -64,23 +64,23 @@ def put_off(shared: SharedMemory, taken: Taken, *, newest_wins: bool) -> None:
         _put(shared, taken, due=not gives_way)
         if gives_way:
             index = max(newer, key=lambda index: words[index].sequence)
-            shared.set_word(index, Word(State.STAGED, words[index].sequence, due=True, keep=words[index].keep))
+            shared.set_word(index, Word(SlotState.STAGED, words[index].sequence, due=True, keep=words[index].keep))
 
 
 def _put(shared: SharedMemory, taken: Taken, *, due: bool) -> None:
     word = shared.word(taken.index)
     asked_again = word.keep and not taken.keep  # the trainer asked to keep it while it was being written
     keep = asked_again or (due and word.keep)
-    shared.set_word(taken.index, Word(State.STAGED, word.sequence, due=due or asked_again, keep=keep))
+    shared.set_word(taken.index, Word(SlotState.STAGED, word.sequence, due=due or asked_again, keep=keep))
 
 
 def _staged(word: Word) -> bool:
-    return word.state is State.STAGED
+    return word.state is SlotState.STAGED
 
 
 def _take(shared: SharedMemory, index: int) -> Taken:
     word = shared.word(index)
-    shared.set_word(index, Word(State.PERSISTING, word.sequence, due=word.due, keep=word.keep))
+    shared.set_word(index, Word(SlotState.PERSISTING, word.sequence, due=word.due, keep=word.keep))
     found = shared.record(index)
     iteration, record = found if found is not None else (0, None)
     return Taken(index, word.sequence, iteration, record, word.keep)

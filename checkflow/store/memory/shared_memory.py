@@ -42,7 +42,7 @@ _FIRST_SLOT, _SLOT_WORDS = 64, 8
 _STATE, _ITERATION, _RECORD_BYTES, _RECORD_HASH, _RECORD_AT = range(5)
 
 
-class State(IntEnum):
+class SlotState(IntEnum):
     """What a slot's bytes are, and who may change them."""
 
     FREE = 0  # nothing; the trainer may fill it
@@ -55,7 +55,7 @@ class State(IntEnum):
 class Word:
     """A slot's state word: `sequence` counts staged checkpoints, `due` and `keep` ask the saver for something."""
 
-    state: State
+    state: SlotState
     sequence: int = 0
     due: bool = False
     keep: bool = False
@@ -65,7 +65,7 @@ class Word:
 
     @classmethod
     def unpack(cls, value: int) -> Word:
-        return cls(State(value & 0xF), value >> 8, bool(value >> 4 & 1), bool(value >> 5 & 1))
+        return cls(SlotState(value & 0xF), value >> 8, bool(value >> 4 & 1), bool(value >> 5 & 1))
 
 
 class SharedMemory:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from checkflow.errors import StoreError
 from checkflow.store.format.layout import Layout
-from checkflow.store.memory.shared_memory import SharedMemory, State, Word
+from checkflow.store.memory.shared_memory import SharedMemory, SlotState, Word
 
 WhenFull = Literal["skip", "wait"]
 
@@ -55,15 +55,15 @@ class Slots:
             if not usable:
                 return None
             index = min(usable, key=lambda index: words[index].sequence)  # free ones, then the oldest staged
-            self._shared.set_word(index, Word(State.FILLING))
+            self._shared.set_word(index, Word(SlotState.FILLING))
         self._shared.unseal(index)
         address = self._shared.address + self._shared.slot_offset(index)
         return Slot(index, address, self._shared.slot_bytes(index), self._layout)
 
     def _usable(self, word: Word) -> bool:
-        if word.state is State.FREE:
+        if word.state is SlotState.FREE:
             return True
-        if word.state is not State.STAGED or word.due:
+        if word.state is not SlotState.STAGED or word.due:
             return False  # stage() passes `due` on to a newer one; what a dead saver left due waits for the next
         return self._single or word.sequence != self._sequence
 
@@ -73,33 +73,33 @@ class Slots:
         Raises StoreError where memory for the record does not suffice (the slot stays with the caller), or if the slot
         is not being filled.
         """
-        if self._shared.word(slot.index).state is not State.FILLING:
+        if self._shared.word(slot.index).state is not SlotState.FILLING:
             raise StoreError(f"slot {slot.index} is not being filled; acquire a slot for each checkpoint")
         sequence = self._sequence + 1
         self._shared.put_record(slot.index, sequence, iteration, record)
         with self._shared.locked() as held:
             given_up = [index for index, word in enumerate(self._shared.words()) if held and self._gives_way(word)]
             due = due or self._single or bool(given_up)
-            self._shared.set_word(slot.index, Word(State.STAGED, sequence, due=due))  # from here on it is seen, whole
+            self._shared.set_word(slot.index, Word(SlotState.STAGED, sequence, due=due))  # seen from here on, whole
             for index in given_up:
-                self._shared.set_word(index, Word(State.STAGED, self._shared.word(index).sequence))
+                self._shared.set_word(index, Word(SlotState.STAGED, self._shared.word(index).sequence))
         self._sequence, self.staged_iteration = sequence, iteration
         self._shared.seal(slot.index)
         return due
 
     def _gives_way(self, word: Word) -> bool:
         """Whether a checkpoint that is due is given up for a newer one, which then is due in its place."""
-        return self._when_full == "skip" and word.state is State.STAGED and word.due and not word.keep
+        return self._when_full == "skip" and word.state is SlotState.STAGED and word.due and not word.keep
 
     def abandon(self, slot: Slot) -> None:
         """Give back a slot whose filling failed."""
-        self._shared.set_word(slot.index, Word(State.FREE))
+        self._shared.set_word(slot.index, Word(SlotState.FREE))
 
     def ask(self, *, keep: bool) -> int | None:
         """Make the newest staged checkpoint due, and return its sequence number; None if none was staged."""
         with self._shared.locked() as held:
             for index, word in enumerate(self._shared.words()):
-                if word.sequence != self._sequence or word.state not in (State.STAGED, State.PERSISTING):
+                if word.sequence != self._sequence or word.state not in (SlotState.STAGED, SlotState.PERSISTING):
                     continue
                 if not held:
                     raise StoreError("slots: the saver is stopped in the middle of a change; continue or kill it")
@@ -123,5 +123,6 @@ class Slots:
     def pending(self) -> bool:
         """Whether a staged checkpoint waits to be persisted, or is being."""
         return any(
-            word.state is State.PERSISTING or (word.due and word.state is State.STAGED) for word in self._shared.words()
+            word.state is SlotState.PERSISTING or (word.due and word.state is SlotState.STAGED)
+            for word in self._shared.words()
         )

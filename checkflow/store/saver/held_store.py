@@ -13,7 +13,7 @@ from checkflow.store.both.bytelocks import take
 from checkflow.store.both.lock import LOCK, SAVER, TRAINER, open_lock, path_of, same
 
 
-class Hold:
+class HeldStore:
     """Looked at before the store is changed. The saver works in the directory, so its path is of no consequence."""
 
     def __init__(self, store: Path, directory_fd: int, lock_fd: int) -> None:

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkflow.store.both.config import SaverConfig
-from checkflow.store.both.messages import CLOSE, LAST, NOW, Failed, Message, Notice, encode, send
+from checkflow.store.both.messages import CLOSE, LAST, NOW, FailedReport, Message, Notice, encode, send
 from checkflow.store.both.saver_log import write_log
 from checkflow.store.format.disk import Disk
 from checkflow.store.memory.saver_slots import Taken, recover, take_due, take_last
 from checkflow.store.memory.shared_memory import SharedMemory
-from checkflow.store.saver.held_store import Hold
+from checkflow.store.saver.held_store import HeldStore
 from checkflow.store.saver.persister import Persister, Written
 from checkflow.store.saver.settler import Settler
 
@@ -40,7 +40,7 @@ class Saver:
         self._end = end
         self._trainer = trainer
         self._directory_fd = directory_fd
-        self._hold = Hold(self._config.store, directory_fd, lock_fd)
+        self._hold = HeldStore(self._config.store, directory_fd, lock_fd)
         self._outbox: deque[Message] = deque()
         self._last = self._closing = self._orphan = self._last_tried = False
         self._persister = Persister(shared, self._config, disk, self._report, store, self._look)
@@ -48,7 +48,7 @@ class Saver:
         self._settler = Settler(self._settle)
         self._sending = threading.Lock()  # reports come from the settler's thread too
         self._looking = threading.Lock()
-        self._told: deque[Failed] = deque(maxlen=100)  # sent, maybe to a trainer that died before it listened
+        self._told: deque[FailedReport] = deque(maxlen=100)  # sent, maybe to a trainer that died before it listened
 
     def run(self) -> None:
         """Until the trainer is gone and all that can be durable is."""
@@ -64,7 +64,7 @@ class Saver:
     def fail(self, message: str) -> None:
         """Report the saver's own end."""
         self._settler.close()
-        self._report(Failed(sequence=0, message=message))
+        self._report(FailedReport(sequence=0, message=message))
         if self._orphan:
             self._log()
 
@@ -165,11 +165,11 @@ class Saver:
         with self._sending:
             while self._outbox and not self._orphan and send(self._end, encode(self._outbox[0])):
                 sent = self._outbox.popleft()
-                if isinstance(sent, Failed):
+                if isinstance(sent, FailedReport):
                     self._told.append(sent)
 
     def _log(self) -> None:
-        failures = [*([] if self._closing else self._told), *(m for m in self._outbox if isinstance(m, Failed))]
+        failures = [*([] if self._closing else self._told), *(m for m in self._outbox if isinstance(m, FailedReport))]
         self._outbox.clear()
         if failures:
             write_log(self._config.store, self._directory_fd, [failure.message for failure in failures])

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.store.both.config import SaverConfig
-from checkflow.store.both.messages import Durable, Failed, Message, Notice, Verified
+from checkflow.store.both.messages import DurableReport, FailedReport, Message, Notice, VerifiedReport
 from checkflow.store.both.retry import Patience
 from checkflow.store.format.disk import Disk, remove_tree
 from checkflow.store.format.layout import Layout
 from checkflow.store.format.manifest import Manifest, directory_name
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine, verify_written
 from checkflow.store.format.retention import Retained, to_prune
-from checkflow.store.format.writer import INCOMPLETE, PRUNED, Staged, next_serial, write_checkpoint
+from checkflow.store.format.writer import INCOMPLETE, PRUNED, StagedCheckpoint, next_serial, write_checkpoint
 from checkflow.store.memory.saver_slots import Taken, give_back, give_up, put_off
 from checkflow.store.memory.shared_memory import SharedMemory
 
@@ -97,7 +97,7 @@ class Persister:
                 taken, "a staged checkpoint's record in memory is not what was staged; its slot was overwritten"
             )
             return None
-        staged = Staged(self.shared.slot_bytes(taken.index), taken.iteration, taken.record, taken.keep)
+        staged = StagedCheckpoint(self.shared.slot_bytes(taken.index), taken.iteration, taken.record, taken.keep)
         try:
             manifest = self._write(staged, settled)
         except OSError as error:
@@ -108,7 +108,7 @@ class Persister:
         if lasted_s is not None:
             self._tell(f"checkpoints are made durable again, after {lasted_s:.0f} s")
         self.report(
-            Durable(
+            DurableReport(
                 sequence=taken.sequence,
                 iteration=taken.iteration,
                 serial=manifest.serial,
@@ -150,7 +150,7 @@ class Persister:
         for written in group:
             self._known[written.name] = written.retained
         newest: Written | None = None
-        verified: deque[Verified] = deque()
+        verified: deque[VerifiedReport] = deque()
         unread: list[str] = []
         for written in reversed(group):  # where one does not read back, an older one is retained in its place
             if newest is not None and written.name in self._needless(newest):
@@ -169,7 +169,7 @@ class Persister:
                 newest = newest or written
                 taken = written.taken
                 verified.appendleft(
-                    Verified(sequence=taken.sequence, iteration=taken.iteration, verify_ns=verify_ns, pruned=0)
+                    VerifiedReport(sequence=taken.sequence, iteration=taken.iteration, verify_ns=verify_ns, pruned=0)
                 )
                 continue
             self._known[written.name] = dataclasses.replace(written.retained, sound=False)
@@ -189,7 +189,7 @@ class Persister:
             verify_written(checkpoint, self.shared.advance, to_cache=to_cache)
         return time.monotonic_ns() - started
 
-    def _write(self, staged: Staged, settled: Callable[[], bool]) -> Manifest:
+    def _write(self, staged: StagedCheckpoint, settled: Callable[[], bool]) -> Manifest:
         """Where the disk is full, once more after what was being settled made room."""
         again = True
         while True:
@@ -279,7 +279,7 @@ class Persister:
             raise failed
 
     def _fail(self, taken: Taken, message: str) -> None:
-        self.report(Failed(sequence=taken.sequence, message=f"{self.config.store}: {message}"))
+        self.report(FailedReport(sequence=taken.sequence, message=f"{self.config.store}: {message}"))
 
     def _tell(self, message: str) -> None:
         self.report(Notice(message=f"{self.config.store}: {message}"))

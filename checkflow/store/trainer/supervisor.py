@@ -7,7 +7,7 @@ from collections import deque
 
 from checkflow.interrupts import let_through
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.both.messages import CLOSE, NOW, Durable, Failed, Notice, Verified
+from checkflow.store.both.messages import CLOSE, NOW, DurableReport, FailedReport, Notice, VerifiedReport
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slots
 from checkflow.store.trainer.keeper import Keeper, News
@@ -126,11 +126,11 @@ class Supervisor:
 
     def _listen(self, saver: SaverProcess) -> None:
         for message in saver.messages():
-            if isinstance(message, Durable):
+            if isinstance(message, DurableReport):
                 self._tally.persist(message.iteration, message.size_bytes, message.write_ns)
-            elif isinstance(message, Verified):
+            elif isinstance(message, VerifiedReport):
                 self._tally.verify(message.iteration, message.verify_ns, message.pruned)
-            elif isinstance(message, Failed):
+            elif isinstance(message, FailedReport):
                 self.failed.add(message.sequence)
                 self.fail(message.message)
             elif isinstance(message, Notice):

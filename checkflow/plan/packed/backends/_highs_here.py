@@ -9,17 +9,17 @@ import highspy
 import numpy as np
 
 from checkflow.errors import SolverError
-from checkflow.plan.packed.program import Floats, Log, Program, Solution, Status, answer
+from checkflow.plan.packed.program import Floats, Log, Program, Solution, SolverStatus, answer
 
 GRACE_S = 0.5  # past the limit, before the solver is asked to stop
 
 STATUSES = {
-    highspy.HighsModelStatus.kOptimal: Status.OPTIMAL,
-    highspy.HighsModelStatus.kModelEmpty: Status.OPTIMAL,
-    highspy.HighsModelStatus.kInfeasible: Status.INFEASIBLE,
-    highspy.HighsModelStatus.kUnboundedOrInfeasible: Status.INFEASIBLE,  # programs here are bounded below
-    highspy.HighsModelStatus.kTimeLimit: Status.FEASIBLE,
-    highspy.HighsModelStatus.kInterrupt: Status.FEASIBLE,
+    highspy.HighsModelStatus.kOptimal: SolverStatus.OPTIMAL,
+    highspy.HighsModelStatus.kModelEmpty: SolverStatus.OPTIMAL,
+    highspy.HighsModelStatus.kInfeasible: SolverStatus.INFEASIBLE,
+    highspy.HighsModelStatus.kUnboundedOrInfeasible: SolverStatus.INFEASIBLE,  # programs here are bounded below
+    highspy.HighsModelStatus.kTimeLimit: SolverStatus.FEASIBLE,
+    highspy.HighsModelStatus.kInterrupt: SolverStatus.FEASIBLE,
 }
 OPTIONS: dict[str, float] = {
     "mip_rel_gap": 0.0,
@@ -101,10 +101,10 @@ def _solution(highs: highspy.Highs, program: Program, wall_s: float) -> Solution
         said = highs.modelStatusToString(highs.getModelStatus())
         raise SolverError(f"solver highs: stopped with {said!r}; choose another solver")
     info = highs.getInfo()
-    if status is Status.FEASIBLE and info.primal_solution_status != highspy.kSolutionStatusFeasible:
-        status = Status.TIMED_OUT
+    if status is SolverStatus.FEASIBLE and info.primal_solution_status != highspy.kSolutionStatusFeasible:
+        status = SolverStatus.TIMED_OUT
     if program.integral.any():
         bound = float(info.mip_dual_bound)
     else:
-        bound = float(info.objective_function_value) if status is Status.OPTIMAL else -np.inf
+        bound = float(info.objective_function_value) if status is SolverStatus.OPTIMAL else -np.inf
     return answer(program, status, np.array(highs.getSolution().col_value), bound, wall_s, "highs")

@@ -27,7 +27,7 @@ import numpy as np
 from checkflow.errors import SolverError
 from checkflow.interrupts import killed_at_the_end
 from checkflow.plan.packed.backends._highs_here import solve_here
-from checkflow.plan.packed.program import Floats, Log, OutOfTime, Program, Solution, Status, answer, in_time
+from checkflow.plan.packed.program import Floats, Log, OutOfTime, Program, Solution, SolverStatus, answer, in_time
 
 OVERRUN = 1.0  # of the limit, and OVERRUN_S: how long HiGHS may take to notice that time is up
 OVERRUN_S = 1.0
@@ -48,7 +48,7 @@ def solve_in_process(
             with (folder / "program").open("wb") as stream:
                 pickle.dump((replace(program, families={}), until, warm_start), _Until(stream, until))
         except OutOfTime:
-            return answer(program, Status.TIMED_OUT, None, -np.inf, time.monotonic() - began, "highs")
+            return answer(program, SolverStatus.TIMED_OUT, None, -np.inf, time.monotonic() - began, "highs")
         patience_s = None
         if time_limit_s is not None:
             patience_s = max(0.0, began + time_limit_s * OVERRUN + OVERRUN_S - time.monotonic())
@@ -94,8 +94,8 @@ class _Until:
 def _cut_short(program: Program, folder: Path, wall_s: float) -> Solution:
     bound = float((folder / "bound").read_text()) if (folder / "bound").exists() else -np.inf
     if not (folder / "best.npy").exists():
-        return answer(program, Status.TIMED_OUT, None, bound, wall_s, "highs")
-    return answer(program, Status.FEASIBLE, np.load(folder / "best.npy"), bound, wall_s, "highs")
+        return answer(program, SolverStatus.TIMED_OUT, None, bound, wall_s, "highs")
+    return answer(program, SolverStatus.FEASIBLE, np.load(folder / "best.npy"), bound, wall_s, "highs")
 
 
 def _publish(path: Path, content: bytes) -> None:

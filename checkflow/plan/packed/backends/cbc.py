@@ -18,7 +18,7 @@ import pulp
 from checkflow.errors import SolverError
 from checkflow.interrupts import killed_at_the_end
 from checkflow.plan.packed.backends._highs_here import highs_model
-from checkflow.plan.packed.program import Floats, Log, Program, Solution, Status, answer
+from checkflow.plan.packed.program import Floats, Log, Program, Solution, SolverStatus, answer
 
 GRACE_S = 5.0  # past the limit, before CBC is killed
 NUMBER = r"([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
@@ -54,7 +54,7 @@ class Cbc:
             status, found = _read(program, folder / "solution", text)
         bounds = [float(one or other) for one, other in BOUND.findall(text)]
         bound = max(bounds, default=-np.inf)
-        if status is Status.OPTIMAL and found is not None:
+        if status is SolverStatus.OPTIMAL and found is not None:
             bound = float(program.objective @ found)
         return answer(program, status, found, bound, time.monotonic() - began, "cbc")
 
@@ -91,21 +91,21 @@ def _run(command: list[str], log: Path, patience_s: float | None) -> str:
     return log.read_text(errors="replace")
 
 
-def _read(program: Program, path: Path, text: str) -> tuple[Status, Floats | None]:
+def _read(program: Program, path: Path, text: str) -> tuple[SolverStatus, Floats | None]:
     """Status and point from CBC's solution file, whose first line says what it is."""
     if not path.exists():  # killed, or it stopped by itself: only the former is a time limit
         if "Stopped on" in text or "Cbc" not in text or "Result" not in text:
-            return Status.TIMED_OUT, None
+            return SolverStatus.TIMED_OUT, None
         raise SolverError(f"solver cbc: {text.strip().splitlines()[-1]}; choose another solver")
     first, *rows = path.read_text().splitlines()
     if first.startswith(("Infeasible", "Integer infeasible")):
-        return Status.INFEASIBLE, None
+        return SolverStatus.INFEASIBLE, None
     if first.startswith("Optimal"):
-        status = Status.OPTIMAL
+        status = SolverStatus.OPTIMAL
     elif first.startswith("Stopped") and "no integer solution" not in first:
-        status = Status.FEASIBLE
+        status = SolverStatus.FEASIBLE
     elif first.startswith("Stopped"):
-        return Status.TIMED_OUT, None
+        return SolverStatus.TIMED_OUT, None
     else:
         raise SolverError(f"solver cbc: stopped with {first!r}; choose another solver")
     x = np.zeros(program.columns)

@@ -9,7 +9,7 @@ import gurobipy as gp
 import numpy as np
 
 from checkflow.errors import SolverError
-from checkflow.plan.packed.program import Floats, Log, Program, Solution, Status, answer
+from checkflow.plan.packed.program import Floats, Log, Program, Solution, SolverStatus, answer
 
 FREE_LIMIT = 2000
 SIZE_LIMIT_EXCEEDED = 10010  # GRB.Error.SIZE_LIMIT_EXCEEDED
@@ -78,14 +78,14 @@ class Gurobi:
         if model.Status == gp.GRB.INTERRUPTED:
             raise KeyboardInterrupt
         status = {
-            gp.GRB.OPTIMAL: Status.OPTIMAL,
-            gp.GRB.INFEASIBLE: Status.INFEASIBLE,
-            gp.GRB.INF_OR_UNBD: Status.INFEASIBLE,  # programs here are bounded below
-            gp.GRB.TIME_LIMIT: Status.FEASIBLE if model.SolCount else Status.TIMED_OUT,
+            gp.GRB.OPTIMAL: SolverStatus.OPTIMAL,
+            gp.GRB.INFEASIBLE: SolverStatus.INFEASIBLE,
+            gp.GRB.INF_OR_UNBD: SolverStatus.INFEASIBLE,  # programs here are bounded below
+            gp.GRB.TIME_LIMIT: SolverStatus.FEASIBLE if model.SolCount else SolverStatus.TIMED_OUT,
         }.get(model.Status)
         if status is None:
             raise SolverError(f"solver gurobi: stopped with status {model.Status}; choose another solver")
-        bound = float(model.ObjBound) if program.integral.any() or status is Status.OPTIMAL else -np.inf
+        bound = float(model.ObjBound) if program.integral.any() or status is SolverStatus.OPTIMAL else -np.inf
         found = np.array(x.X) if model.SolCount else None
         return answer(program, status, found, bound, time.monotonic() - began, "gurobi")
 
