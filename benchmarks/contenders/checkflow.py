@@ -14,6 +14,7 @@ from contenders import Contender, Job, Tier
 
 SCHEDULE = "schedule.json"
 NEVER = 10**9
+REFUSED_S = 5.0  # a disk that is full stays so here: ten minutes of patience with it would all be waited for
 
 
 def silent(_message: str) -> None:
@@ -44,6 +45,7 @@ class Checkflow(Contender):
             when_full="wait",
             persist_every=PersistEvery(iterations=job.interval if job.tier is Tier.DISK else NEVER),
             notify=silent,
+            retry_s=REFUSED_S,
         )
 
     @classmethod
