@@ -11,8 +11,9 @@ from pathlib import Path
 
 import benchmarks_path  # noqa: F401
 import gpu
+import gpu_parts
 import pytest
-from gpu import Row
+from gpu_parts import Row
 
 COMMAND = [sys.executable, gpu.__file__, "--device", "host", "--tiny"]
 
@@ -34,11 +35,11 @@ def test_each_part_runs_on_the_host(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     head, rows = report_in(tmp_path)
     assert head["device"] == "host" and "device host, tiny" in ran.stdout
-    assert isinstance(head["parts"], dict) and set(head["parts"]) == set(gpu.PARTS) == set(rows)
+    assert isinstance(head["parts"], dict) and set(head["parts"]) == set(gpu_parts.PARTS) == set(rows)
     assert all(said.startswith("done") for said in head["parts"].values())
     assert [(row.figure, row.value) for row in rows["tests"][:2]] == [("failed", 0), ("passed", 0)]
     assert rows["tests"][2].value and rows["tests"][2].figure == "skipped"
-    assert [row.subject for row in rows["peaks"]] == list(gpu.TINY_NETWORKS)
+    assert [row.subject for row in rows["peaks"]] == list(gpu_parts.TINY_NETWORKS)
     assert all(row.value is None and row.note.startswith("host:") for row in rows["peaks"])
     measured = {row.figure: row.value for row in rows["iterations"]}
     assert {"bandwidth", "iteration without checkpoints", "stall per iteration", "link over plain copy"} < set(measured)
@@ -71,7 +72,7 @@ def test_a_part_ends_with_its_time(tmp_path: Path) -> None:
 
 
 def test_parts_take_nine_minutes_at_most() -> None:
-    assert sum(part.limit_s for part in gpu.PARTS.values()) <= 540
+    assert sum(part.limit_s for part in gpu_parts.PARTS.values()) <= 540
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,298 @@
+"""The parts of gpu.py: each yields its rows as it comes to know them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the process that waits for parts imports neither torch nor checkflow before them
+    import checkflow
+
+ROOT = Path(__file__).parent.parent
+NETWORKS = ("alexnet", "bert", "mnasnet", "resnet", "resnet3d", "transformer", "vgg", "vit", "gpt2", "llama_1b")
+TINY_NETWORKS = ("mnasnet", "gpt2", "llama_1b")
+COPY_BYTES = 256 * 2**20  # past the caches
+TESTS_S, PEERS_S = 130, 80  # after which they are asked to end, and to say what they have
+LEARN_S = 25  # for a schedule to be learned
+PEAK, OVERHEAD, LINK = 0.02, 0.01, 0.95  # targets
+Factory = Callable[[], "checkflow.Training"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A figure, or why there is none. `most` and `least` are its target."""
+
+    subject: str
+    figure: str
+    value: float | None
+    unit: str = ""
+    most: float | None = None
+    least: float | None = None
+    note: str = ""
+    part: str = ""
+
+    @property
+    def outcome(self) -> str:
+        if self.value is None or (self.most is None and self.least is None):
+            return ""
+        met = (self.most is None or self.value <= self.most) and (self.least is None or self.value >= self.least)
+        return "met" if met else "MISSED"
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Where a part runs, and how large what it trains is."""
+
+    device: str  # cuda or host
+    tiny: bool
+
+    @property
+    def torch_device(self) -> str:
+        return "cuda" if self.device == "cuda" else "cpu"
+
+    def factory(self, name: str) -> Factory:
+        from checkflow import models
+
+        if self.tiny:
+            return partial(models.factory(name), batch_size=2, optimizer="adamw_foreach", small=True)
+        batch = {"gpt2": 8, "llama_1b": 1}.get(name, 32)
+        return partial(models.factory(name), batch_size=batch, optimizer="adamw_foreach")
+
+    def target(self, **of: float) -> dict[str, float]:
+        return of if self.device == "cuda" else {}
+
+
+def tests(here: Here) -> Iterator[Row]:
+    """The tests of the suite that need CUDA; on a host they are collected and skipped."""
+    workers = ["-n", "4"] if find_spec("xdist") else []
+    where = ["tests/runtime/test_cuda.py"] if here.tiny else [*workers, "tests"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "cuda", "-rf", "--color=no", *where]
+    ran = until(command, TESTS_S)
+    last = (ran.stdout.strip() or ran.stderr.strip() or "pytest said nothing").splitlines()[-1]
+    counted = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", last)}
+    if ran.returncode not in (0, 1):
+        yield Row("tests -k cuda", "all ran", None, note=f"ended early: {last}")
+    broken = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if counted:
+        failed = counted.get("failed", 0) + counted.get("error", 0)
+        yield Row("tests -k cuda", "failed", failed, most=0, note="; ".join(broken))
+        yield Row("tests -k cuda", "passed", counted.get("passed", 0))
+        yield Row("tests -k cuda", "skipped", counted.get("skipped", 0))
+
+
+def peaks(here: Here) -> Iterator[Row]:
+    """Peak memory of an iteration with its checkpoint, as measured, over what the schedule's certificate says."""
+    import checkflow
+
+    link = plain_copy_bytes_per_s(here)
+    for name in TINY_NETWORKS if here.tiny else NETWORKS:
+        try:
+            yield _peak(here, name, link)
+        except (checkflow.CheckflowError, RuntimeError) as error:  # as of too little memory; the others still fit
+            yield Row(name, "peak off predicted", None, note=f"{type(error).__name__}: {str(error)[:200]}")
+
+
+def _peak(here: Here, name: str, link_bytes_per_s: int) -> Row:
+    import torch
+
+    from checkflow.compiler import Compiled, Options, compile_graph
+    from checkflow.trace import trace_training
+
+    factory = here.factory(name)
+    with torch.device(here.torch_device):
+        graph = trace_training(factory, model=name, measure=True).graph
+    compiled = compile_graph(graph, Options(link_bytes_per_s, interval=None))
+    if not isinstance(compiled, Compiled):
+        return Row(name, "peak off predicted", None, note=f"refused: {compiled.answer.reason}")
+    gc.collect()
+    held = torch.cuda.memory_allocated() if here.device == "cuda" else 0
+    with torch.device(here.torch_device):
+        training = factory()
+    training.iteration()  # makes the optimizer's state
+    interval, certificate = compiled.problem.interval, compiled.schedule.certificate
+    with attached(training, schedule=compiled.schedule) as (iterate, _):
+        for _ in range(2 * interval):
+            iterate()
+        if here.device != "cuda":
+            return Row(name, "peak off predicted", None, note="host: memory of a GPU is not measured here")
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(2 * interval):
+            iterate()
+        peak = torch.cuda.max_memory_allocated() - held
+    note = f"predicted {certificate.peak_bytes / 1e6:.1f} MB, measured {peak / 1e6:.1f} MB, interval {interval}"
+    return Row(name, "peak off predicted", abs(peak / certificate.peak_bytes - 1), "of it", most=PEAK, note=note)
+
+
+def iterations(here: Here) -> Iterator[Row]:
+    """A checkpoint at each iteration against none, in turns; the stalls; the link against a plain copy."""
+    import overhead
+
+    link = plain_copy_bytes_per_s(here)
+    yield Row("plain pinned copy" if here.device == "cuda" else "plain copy", "bandwidth", link / 1e9, "GB/s")
+    pairs, count = (2, 2) if here.tiny else (12, 5)
+    for name in ("gpt2",):
+        found = overhead.measure(here.factory(name), link, pairs, count, persist_every=10**9)
+        stats, plain = found.stats, [time_s for turn in found.turns.plain_s for time_s in turn]
+        causes = ", ".join(f"{cause} {ns / 1e6:.1f} ms" for cause, ns in stats.stall_ns_by_cause.items() if ns)
+        yield Row(name, "iteration without checkpoints", statistics.median(plain) * 1e3, "ms")
+        ratio, alike = found.turns.ratio(), found.alike
+        note = f"{ratio:.4f}, over {alike:.4f} of the same two trainings without checkpoints"
+        yield Row(name, "added by a checkpoint each", ratio / alike - 1, "of it", most=OVERHEAD, note=note)
+        yield Row(name, "stall per iteration", stats.stall_per_iteration_ns / 1e6, "ms", note=causes)
+        yield Row(name, "host time in hooks per iteration", found.hook_ns / 1e6, "ms")
+        if stats.bytes_per_s:
+            yield Row(name, "link over plain copy", stats.bytes_per_s / link, "of it", least=LINK)
+        else:
+            yield Row(name, "link over plain copy", None, note="the link's times were not recorded")
+
+
+def learned(here: Here) -> Iterator[Row]:
+    """A schedule that attach learned from the running training against one compiled before."""
+    import overhead
+    import torch
+
+    from checkflow.compiler import Compiled, Options, compile_graph
+    from checkflow.trace import trace_training
+
+    factory, link = here.factory("gpt2"), plain_copy_bytes_per_s(here)
+    with torch.device(here.torch_device):
+        compiled = compile_graph(trace_training(factory, model="gpt2", measure=True).graph, Options(link))
+        assert isinstance(compiled, Compiled), "the link is too slow for a checkpoint at every iteration"
+        trainings = factory(), factory()
+    for training in trainings:
+        training.iteration()
+    pairs, count = (2, 2) if here.tiny else (10, 5)
+    turns, began, took = overhead.Turns([], []), time.monotonic(), 0
+    with (
+        attached(trainings[0], schedule=compiled.schedule) as (by_compiled, _),
+        attached(trainings[1]) as (by_learned, ckpt),
+    ):
+        while not ckpt.stats().learned_in:
+            if time.monotonic() > began + LEARN_S:
+                yield Row("gpt2", "learned over compiled", None, note=f"nothing learned in {took} iterations")
+                return
+            by_learned()
+            took += 1
+        for _ in range(pairs + 1):  # the first is not counted
+            turns.plain_s.append(overhead.turn(by_compiled, count))
+            turns.attached_s.append(overhead.turn(by_learned, count))
+    kept = overhead.Turns(turns.plain_s[1:], turns.attached_s[1:])
+    yield Row("gpt2", "learned over compiled", kept.ratio(), note=f"learned in {took} iterations")
+
+
+def peers(here: Here) -> Iterator[Row]:
+    """Other tools on a small net: peers.py measures them properly."""
+    workload = "conv-cuda" if here.device == "cuda" and not here.tiny else "tiny"
+    tools = "checkflow" if here.tiny else "checkflow,checkfreq,torch_save,dcp_async_thread"
+    with memory_folder() as folder:
+        output = folder / "peers.json"
+        asked = {
+            "contenders": tools, "workloads": workload, "parts": "overhead", "tiers": "disk",
+            "directory": str(folder), "output": str(output),
+        }  # fmt: skip
+        words = [word for name, value in asked.items() for word in (f"--{name}", value)]
+        ran = until([sys.executable, str(ROOT / "benchmarks" / "peers.py"), "--quick", *words], PEERS_S)
+        if not output.exists():
+            why = (ran.stderr.strip() or "peers.py said nothing").splitlines()[-1]
+            yield Row(workload, "throughput lost", None, note=why)
+            return
+        report = json.loads(output.read_text())
+    for name, why in report["skipped"].items():
+        yield Row(name, "throughput lost", None, note=why)
+    for row in report["overheads"]:
+        subject, figure = f"{row['contender']}, {workload}", f"throughput lost, each {row['interval']}"
+        spread = f"over turns {row['low']:.3f} to {row['high']:.3f}, in memory"
+        yield Row(subject, figure, row["loss"], "of it", note=spread)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    run: Callable[[Here], Iterator[Row]]
+    limit_s: int
+
+
+# 530 s in all.
+PARTS = {
+    "tests": Part(tests, TESTS_S + 10),
+    "peaks": Part(peaks, 150),
+    "iterations": Part(iterations, 90),
+    "learned": Part(learned, 60),
+    "peers": Part(peers, PEERS_S + 10),
+}
+
+
+# What parts share
+
+
+def until(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a command; interrupted as by Ctrl-C when its time is over."""
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            said = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, *said)
+
+
+@contextmanager
+def memory_folder() -> Iterator[Path]:
+    """In memory where that is possible: no disk is measured here."""
+    memory = "/dev/shm"
+    with tempfile.TemporaryDirectory(prefix="gpu-", dir=memory if os.access(memory, os.W_OK) else None) as name:
+        yield Path(name)
+
+
+@contextmanager
+def attached(
+    training: checkflow.Training, **settings: object
+) -> Iterator[tuple[Callable[[], None], checkflow.Checkpointer]]:
+    """An iteration with its checkpoint, and who makes that. One slot: what is measured is not the host's memory."""
+    import checkflow
+
+    with (
+        memory_folder() as folder,
+        checkflow.attach(
+            training.model,
+            training.optimizer,
+            store=folder / "store",
+            slots=1,
+            when_full="wait",
+            persist_every=checkflow.PersistEvery(iterations=10**9),
+            **settings,  # type: ignore[arg-type]
+        ) as ckpt,
+    ):
+
+        def iterate() -> None:
+            training.iteration()
+            ckpt.step()
+
+        yield iterate, ckpt
+
+
+def plain_copy_bytes_per_s(here: Here) -> int:
+    """One large copy into pinned memory, by nobody but torch; on a host a copy by one thread."""
+    import torch
+    from torch.utils.benchmark import Timer
+
+    cuda = here.device == "cuda"
+    size_bytes = COPY_BYTES // (8 if here.tiny else 1)
+    source = torch.ones(size_bytes, dtype=torch.uint8, device=here.torch_device)
+    target = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=cuda)
+    timer = Timer("target.copy_(source, non_blocking=True)", globals={"target": target, "source": source})
+    return round(size_bytes / timer.blocked_autorange(min_run_time=0.5).median)
