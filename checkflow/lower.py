@@ -23,7 +23,7 @@ from checkflow.plan import (
 )
 from checkflow.plan.streaming.place import Placed, place, snapshots_of
 from checkflow.plan.timeline.fluid import earliest_deadline_first, lower_bound_bytes
-from checkflow.plan.timeline.grid import Grid
+from checkflow.plan.timeline.grid import TimeGrid
 from checkflow.plan.timeline.queue import LinkRequest, in_order, queue
 from checkflow.schedule import (
     ActionRow,
@@ -81,7 +81,7 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
 
 def schedule_of(
     acts: Sequence[Act],
-    grid: Grid,
+    grid: TimeGrid,
     graph: Graph,
     *,
     bandwidth_bytes_per_s: int,
@@ -129,7 +129,7 @@ def schedule_of(
                 training_peak_bytes=training_bytes,
                 peak_bytes=peak_bytes,
                 lower_bound_bytes=bound_bytes,
-                ideal_peak_bytes=training_bytes if pause else _bound_bytes(Grid.everywhere(problem)),
+                ideal_peak_bytes=training_bytes if pause else _bound_bytes(TimeGrid.everywhere(problem)),
                 gap=(peak_bytes - bound_bytes) / bound_bytes if peak_bytes > bound_bytes else 0.0,
                 snapshot_bytes=sum(size_bytes for _, _, size_bytes in snapshots_of(acts)),
                 solver=solver.name,
@@ -162,7 +162,7 @@ def schedule_of(
     )
 
 
-def _act(grid: Grid, part: Placed) -> Act:
+def _act(grid: TimeGrid, part: Placed) -> Act:
     """Issued at the last anchor before it has the link."""
     return Act(part.chunk, part.created, grid.by_clock(part.begin_ticks), part.released)
 
@@ -173,23 +173,23 @@ def executed_peak_bytes(plan: Plan, problem: Problem, graph: Graph) -> int:
     return max(grid.memory_bytes(snapshots_of(_executed(plan, grid))))
 
 
-def _executed(plan: Plan, grid: Grid) -> tuple[Placed, ...]:
+def _executed(plan: Plan, grid: TimeGrid) -> tuple[Placed, ...]:
     if plan.transfers_kind is Transfers.STREAMING:
         return _streamed(plan, grid)
     return place(grid).placed if plan.formulation is Formulation.DIRECT else _rounded(plan, grid)
 
 
-def anchor_grid(problem: Problem, graph: Graph) -> Grid:
+def anchor_grid(problem: Problem, graph: Graph) -> TimeGrid:
     """The positions at which something can be done."""
-    return Grid.of(on_anchors(problem, graph))
+    return TimeGrid.of(on_anchors(problem, graph))
 
 
-def _bound_bytes(grid: Grid) -> int:
+def _bound_bytes(grid: TimeGrid) -> int:
     """What no plan on the grid can do with less of."""
     return max(grid.problem.training_peak_bytes, lower_bound_bytes(grid, earliest_deadline_first(grid)))
 
 
-def _streamed(plan: Plan, grid: Grid) -> tuple[Placed, ...]:
+def _streamed(plan: Plan, grid: TimeGrid) -> tuple[Placed, ...]:
     """The transfers of a plan on this grid."""
     created = [None if t.snapshot is None else grid.at_or_before(t.snapshot) for t in plan.transfers]
     ready = [
@@ -204,7 +204,7 @@ def _streamed(plan: Plan, grid: Grid) -> tuple[Placed, ...]:
     )
 
 
-def _rounded(plan: Plan, grid: Grid) -> tuple[Placed, ...]:
+def _rounded(plan: Plan, grid: TimeGrid) -> tuple[Placed, ...]:
     """Snapshots of a plan of the paper's model, at anchors; the link takes them in the plan's order."""
     requests = []
     deadlines = [grid.window(tensor)[1] for tensor in grid.problem.state]

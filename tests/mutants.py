@@ -21,7 +21,7 @@ from checkflow.compiler import Options
 from checkflow.errors import SolverError, VerificationError
 from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
 from checkflow.plan import Formulation, Transfers
-from checkflow.plan.timeline.grid import Grid
+from checkflow.plan.timeline.grid import TimeGrid
 from checkflow.schedule import sealed
 
 KIB = 1024
@@ -236,7 +236,7 @@ def unslacked(original: Function) -> Function:
 
 def positions(change: Callable[[int], int]) -> Callable[[Any], Any]:
     """Hooks that fire elsewhere, but for the iteration's end."""
-    return lambda grid: Grid(grid.problem, (*map(change, grid.positions[:-1]), grid.positions[-1]))
+    return lambda grid: TimeGrid(grid.problem, (*map(change, grid.positions[:-1]), grid.positions[-1]))
 
 
 def read_live(part: Any) -> Any:
@@ -381,36 +381,36 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("streaming", gives(by(KIB))),
     ],
     "plan.timeline.fluid:_left_ticks": [Mutant("streaming", gives(halves))],
-    "plan.timeline.grid:Grid.of": [Mutant("streaming", gives(positions(by(1))))],
-    "plan.timeline.grid:Grid.everywhere": [
-        Mutant("streaming", gives(lambda grid: Grid(grid.problem, grid.positions[1::2])))
+    "plan.timeline.grid:TimeGrid.of": [Mutant("streaming", gives(positions(by(1))))],
+    "plan.timeline.grid:TimeGrid.everywhere": [
+        Mutant("streaming", gives(lambda grid: TimeGrid(grid.problem, grid.positions[1::2])))
     ],
-    "plan.timeline.grid:Grid._ticks": [Mutant("streaming", gives(lambda ticks: tuple(one * 5 // 4 for one in ticks)))],
-    "plan.timeline.grid:Grid.cells_per_iteration": [Mutant("streaming", gives(by(-1)))],
-    "plan.timeline.grid:Grid.period_cells": [Mutant("streaming", gives(half))],
-    "plan.timeline.grid:Grid.period_ticks": [Mutant("too slow", gives(times(2)))],
-    "plan.timeline.grid:Grid.position": [Mutant("streaming", gives(by(1)))],
-    "plan.timeline.grid:Grid.clock": [
+    "plan.timeline.grid:TimeGrid._ticks": [Mutant("streaming", gives(lambda ticks: tuple(one * 5 // 4 for one in ticks)))],
+    "plan.timeline.grid:TimeGrid.cells_per_iteration": [Mutant("streaming", gives(by(-1)))],
+    "plan.timeline.grid:TimeGrid.period_cells": [Mutant("streaming", gives(half))],
+    "plan.timeline.grid:TimeGrid.period_ticks": [Mutant("too slow", gives(times(2)))],
+    "plan.timeline.grid:TimeGrid.position": [Mutant("streaming", gives(by(1)))],
+    "plan.timeline.grid:TimeGrid.clock": [
         Mutant("streaming", gives(lambda x: x * 9 // 10)),
         Mutant("streaming", takes(1, by(1))),
     ],
-    "plan.timeline.grid:Grid.at_or_before": [Mutant("streaming", gives(by(1)))],
-    "plan.timeline.grid:Grid.at_or_after": [Mutant("streaming", gives(by(-1))), Mutant("streaming", gives(by(1)))],
-    "plan.timeline.grid:Grid.by_clock": [Mutant("streaming", gives(by(1)))],
-    "plan.timeline.grid:Grid.from_clock": [
+    "plan.timeline.grid:TimeGrid.at_or_before": [Mutant("streaming", gives(by(1)))],
+    "plan.timeline.grid:TimeGrid.at_or_after": [Mutant("streaming", gives(by(-1))), Mutant("streaming", gives(by(1)))],
+    "plan.timeline.grid:TimeGrid.by_clock": [Mutant("streaming", gives(by(1)))],
+    "plan.timeline.grid:TimeGrid.from_clock": [
         Mutant("streaming", gives(by(1))),
         Mutant("streaming", gives(by(-1))),
     ],
-    "plan.timeline.grid:Grid.window": [
+    "plan.timeline.grid:TimeGrid.window": [
         Mutant("streaming", gives(window(0, 1))),
         Mutant("streaming", gives(window(-1, 0))),
     ],
-    "plan.timeline.grid:Grid.resident_bytes": [Mutant("streaming", gives(halves))],
-    "plan.timeline.grid:Grid.memory_bytes": [
+    "plan.timeline.grid:TimeGrid.resident_bytes": [Mutant("streaming", gives(halves))],
+    "plan.timeline.grid:TimeGrid.memory_bytes": [
         Mutant("streaming", gives(lambda memory: [one + KIB for one in memory])),
         Mutant("every iteration", gives(lambda memory: [one - KIB for one in memory])),
     ],
-    "plan.timeline.grid:Grid.step_of": [Mutant("streaming", gives(by(1)))],
+    "plan.timeline.grid:TimeGrid.step_of": [Mutant("streaming", gives(by(1)))],
     "plan.streaming.place:place": [
         Mutant("streaming", gives(field("placed", all_but_last))),
         Mutant("streaming", gives(field("placed", lambda placed: placed[::-1]))),

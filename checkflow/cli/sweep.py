@@ -18,7 +18,7 @@ from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
 from checkflow.plan import Formulation
 from checkflow.report.figure import check_output
 from checkflow.sweep import files, tables
-from checkflow.sweep.cells import Axis, CellGrid, Question
+from checkflow.sweep.cells import Axis, Grid, Question
 from checkflow.sweep.running import Given, answers, in_order
 from checkflow.units import fraction_ppm, parse_bytes, parse_rate
 
@@ -76,7 +76,7 @@ def command(
         check_output(path)
     if journal is None and outputs:
         journal = outputs[0].with_suffix(".journal.jsonl")
-    grid = CellGrid(
+    grid = Grid(
         models=tuple(dict.fromkeys(models)),
         settings=tuple(
             (name, _list(value, str, f"--set {name}")) for name, value in settings_of(settings, batch_size).items()

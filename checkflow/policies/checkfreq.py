@@ -19,7 +19,7 @@ from itertools import accumulate
 
 from checkflow.graph import Graph
 from checkflow.plan import TICKS_PER_BYTE, Infeasible, Problem, on_anchors
-from checkflow.plan.timeline.grid import Grid
+from checkflow.plan.timeline.grid import TimeGrid
 from checkflow.policies.rule import Link, Ruled, scheduled, until_arrived, whole_state, within_limit
 from checkflow.schedule import Schedule
 
@@ -44,7 +44,7 @@ def at_best(problem: Problem) -> Ruled:
 
 
 def _ruled(problem: Problem) -> Ruled:
-    grid = Grid.of(problem)
+    grid = TimeGrid.of(problem)
     if not problem.state:
         return Ruled((), None, problem.training_peak_bytes)
     gone = min(grid.from_clock(problem.state_bytes * TICKS_PER_BYTE), grid.period_cells)
@@ -57,7 +57,7 @@ def _ruled(problem: Problem) -> Ruled:
 
 def _bandwidth_for(problem: Problem) -> int | None:
     """The least bandwidth at which the copy is gone before the first cell that has no room for it; None: none helps."""
-    limit, grid = problem.memory_limit_bytes, Grid.of(problem)
+    limit, grid = problem.memory_limit_bytes, TimeGrid.of(problem)
     if limit is None or problem.training_peak_bytes > limit:
         return None
     fullest = list(accumulate(grid.resident_bytes, max))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from checkflow.graph import Graph, Role
 from checkflow.plan import TICKS_PER_BYTE, Infeasible, Problem, on_anchors
-from checkflow.plan.timeline.grid import Grid
+from checkflow.plan.timeline.grid import TimeGrid
 from checkflow.policies.rule import (
     Link,
     Ruled,
@@ -42,13 +42,13 @@ def rule(problem: Problem) -> Ruled | Infeasible:
 
     Infeasible where the memory limit is below what training alone needs.
     """
-    grid = Grid.of(problem)
+    grid = TimeGrid.of(problem)
     guard = _guard(grid)
     pause = None if guard is None else until_arrived(grid, guard)
     return within_limit(Ruled(whole_state(problem), pause, problem.training_peak_bytes), problem, None)
 
 
-def _guard(grid: Grid) -> int | None:
+def _guard(grid: TimeGrid) -> int | None:
     """The ordinal at which training waits until all has left; None if all is gone before any write that needs it."""
     sent = 0
     for index in by_first_write(grid.problem):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from checkflow.graph import Graph
 from checkflow.lower import Act, Pause, schedule_of
 from checkflow.plan import TICKS_PER_BYTE, Chunk, Infeasible, Problem, Reason, SolverRun
-from checkflow.plan.timeline.grid import Grid
+from checkflow.plan.timeline.grid import TimeGrid
 from checkflow.schedule import Schedule
 from checkflow.units import size_and_excess
 
@@ -43,7 +43,7 @@ def scheduled(
         return ruled
     return schedule_of(
         ruled.acts,
-        Grid.of(problem),
+        TimeGrid.of(problem),
         graph,
         bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
         slack_ppm=link.slack_ppm,
@@ -68,7 +68,7 @@ def by_first_write(problem: Problem) -> list[int]:
     return sorted(range(len(problem.state)), key=lambda index: problem.state[index].first_write)
 
 
-def until_arrived(grid: Grid, ordinal: int) -> Pause:
+def until_arrived(grid: TimeGrid, ordinal: int) -> Pause:
     """The pause at an ordinal, for what has not left by then of the state that was issued at the iteration's end."""
     problem = grid.problem
     left_ticks = problem.state_bytes * TICKS_PER_BYTE - grid.clock(ordinal)

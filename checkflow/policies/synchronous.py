@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from checkflow.graph import Graph
 from checkflow.plan import Infeasible, Problem, on_anchors
-from checkflow.plan.timeline.grid import Grid
+from checkflow.plan.timeline.grid import TimeGrid
 from checkflow.policies.rule import Link, Ruled, scheduled, until_arrived, whole_state, within_limit
 from checkflow.schedule import Schedule
 
@@ -25,5 +25,5 @@ def rule(problem: Problem) -> Ruled | Infeasible:
 
     Infeasible where the memory limit is below what training alone needs.
     """
-    pause = until_arrived(Grid.of(problem), 0) if problem.state else None
+    pause = until_arrived(TimeGrid.of(problem), 0) if problem.state else None
     return within_limit(Ruled(whole_state(problem), pause, problem.training_peak_bytes), problem, None)

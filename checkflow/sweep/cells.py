@@ -137,7 +137,7 @@ def question_of(answer: Answer) -> Question:
     return answer.cell if isinstance(answer, Row) else answer.search
 
 
-class CellGrid(Strict):
+class Grid(Strict):
     """The product of its axes; the model varies slowest, the bandwidth fastest."""
 
     models: Annotated[tuple[str, ...], Field(min_length=1)]

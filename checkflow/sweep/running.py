@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkflow.sweep.cells import Answer, Axis, Cell, CellGrid, Edge, Question, Row, Search, cell_of, question_of
+from checkflow.sweep.cells import Answer, Axis, Cell, Edge, Grid, Question, Row, Search, cell_of, question_of
 from checkflow.sweep.check import check
 from checkflow.sweep.evaluate import failure
 from checkflow.sweep.jobs import Answered, Ask, Broken, Job, Trace
@@ -32,7 +32,7 @@ class Given:
 
 
 def run(
-    grid: CellGrid, *, jobs: int | None = None, journal: Path | None = None, progress: Progress = lambda _: None
+    grid: Grid, *, jobs: int | None = None, journal: Path | None = None, progress: Progress = lambda _: None
 ) -> tuple[Row, ...]:
     """Each cell's row, in the grid's order. See `answers`."""
     found = answers(grid.cells(), jobs, journal, progress)
@@ -40,7 +40,7 @@ def run(
 
 
 def find(
-    grid: CellGrid,
+    grid: Grid,
     axis: Axis,
     *,
     up_to: int = 4096,

@@ -17,7 +17,7 @@ from processes import descendants, runs
 
 from checkflow.cli import run
 from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_NO
-from checkflow.sweep.cells import CellGrid
+from checkflow.sweep.cells import Grid
 from checkflow.sweep.check import check
 from checkflow.sweep.files import Record, records
 from checkflow.sweep.jobs import Answered, Ask, replies
@@ -83,7 +83,7 @@ def test_what_was_done_is_kept_and_only_the_rest_is_computed(capfd: pytest.Captu
 
 def undisturbed() -> list[Record]:
     """The same grid's rows, with no process, no journal and no interruption."""
-    cells = CellGrid(
+    cells = Grid(
         models=("net.py",), settings=(("batch_size", ("1", "2", "3")),), bandwidths_bytes_per_s=(10**10, 10**6)
     ).cells()
     profiles = check(cells)

@@ -30,7 +30,7 @@ def _graph(name: str) -> Graph:
 def _rows(interval: int | None = None) -> tuple[sweep.Row, ...]:
     """AlexNet at batch 1 and 32, ours at 63 GB/s."""
     models = tuple(str(GRAPHS / f"alexnet-{batch}.json") for batch in (1, 32))
-    grid = sweep.CellGrid(models=models, intervals=(interval,), bandwidths_bytes_per_s=(LINK,))
+    grid = sweep.Grid(models=models, intervals=(interval,), bandwidths_bytes_per_s=(LINK,))
     return sweep.run(grid, jobs=1)
 
 

@@ -15,7 +15,7 @@ from checkflow.plan import TICKS_PER_BYTE, Infeasible, Plan, Problem, Reason, St
 from checkflow.plan.streaming.place import place, snapshots_of
 from checkflow.plan.streaming.planner import plan_streaming
 from checkflow.plan.timeline.fluid import earliest_deadline_first, link_carries, lower_bound_bytes
-from checkflow.plan.timeline.grid import Grid
+from checkflow.plan.timeline.grid import TimeGrid
 from checkflow.verify import verify_plan
 
 BYTE_PER_NS = 1_000_000_000
@@ -38,14 +38,14 @@ def problems(draw: st.DrawFn, bandwidth: int | None = BYTE_PER_NS) -> Problem:
 
 
 @st.composite
-def grids(draw: st.DrawFn, bandwidth: int | None = BYTE_PER_NS) -> Grid:
+def grids(draw: st.DrawFn, bandwidth: int | None = BYTE_PER_NS) -> TimeGrid:
     """All positions, or some of them."""
     problem = draw(problems(bandwidth))
     chosen = draw(st.sets(st.integers(1, problem.steps)))
-    return Grid(problem, tuple(sorted(chosen | {problem.steps})))
+    return TimeGrid(problem, tuple(sorted(chosen | {problem.steps})))
 
 
-def byte_by_byte(grid: Grid) -> int:
+def byte_by_byte(grid: TimeGrid) -> int:
     """The least peak, by moving one byte a nanosecond, earliest deadline first, over several periods from empty."""
     problem = grid.problem
     period_ns = problem.iteration_time_ns * problem.interval
@@ -71,14 +71,14 @@ def byte_by_byte(grid: Grid) -> int:
 
 
 @given(grids())
-def test_bound_is_what_a_byte_by_byte_link_needs(grid: Grid) -> None:
+def test_bound_is_what_a_byte_by_byte_link_needs(grid: TimeGrid) -> None:
     """The bound by arithmetic equals the peak of a simulation that moves single bytes."""
     assume(link_carries(grid))
     assert lower_bound_bytes(grid, earliest_deadline_first(grid)) == byte_by_byte(grid)
 
 
 @given(grids())
-def test_plan_meets_the_bound_where_steps_carry_whole_bytes(grid: Grid) -> None:
+def test_plan_meets_the_bound_where_steps_carry_whole_bytes(grid: TimeGrid) -> None:
     """With a granule of one byte and whole bytes in every step, the plan's peak is the bound."""
     assume(link_carries(grid))
     placement = place(grid)
@@ -86,7 +86,7 @@ def test_plan_meets_the_bound_where_steps_carry_whole_bytes(grid: Grid) -> None:
 
 
 @given(grids(bandwidth=None))
-def test_plan_covers_the_state_in_order_on_one_link(grid: Grid) -> None:
+def test_plan_covers_the_state_in_order_on_one_link(grid: TimeGrid) -> None:
     """At any bandwidth: every byte once, one transfer at a time, direct ones in time, snapshots made in the window."""
     assume(link_carries(grid))
     placement = place(grid)

@@ -19,7 +19,7 @@ from checkflow.policies import checkfreq
 from checkflow.policies.rule import Link
 from checkflow.schedule import Schedule
 from checkflow.sweep import records
-from checkflow.sweep.cells import Cell, CellGrid, Outcome, Row
+from checkflow.sweep.cells import Cell, Grid, Outcome, Row
 from checkflow.sweep.check import check
 from checkflow.sweep.files import write
 from checkflow.sweep.jobs import Answered, Ask, Broken, Trace, replies
@@ -173,7 +173,7 @@ def test_a_model_that_cannot_be_traced_is_one_line() -> None:
 
 def test_a_grid_has_each_cell_once() -> None:
     """The formulation matters to policy checkflow alone; what is asked twice is asked once."""
-    grid = CellGrid(
+    grid = Grid(
         models=("alexnet", "bert"),
         settings=(("batch_size", ("1", "2")),),
         policies=("checkflow", "checkfreq"),

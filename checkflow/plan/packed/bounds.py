@@ -15,7 +15,7 @@ from checkflow.plan import Chunk, Formulation, Problem
 from checkflow.plan.packed.program import Integers
 from checkflow.plan.packed.steps import capacity_bytes, resident_bytes
 from checkflow.plan.timeline.fluid import earliest_deadline_first, lower_bound_bytes
-from checkflow.plan.timeline.grid import Grid
+from checkflow.plan.timeline.grid import TimeGrid
 
 
 def link_fits(problem: Problem, formulation: Formulation) -> bool:
@@ -41,7 +41,7 @@ def sizes_can_fit(problem: Problem, number_of: Mapping[int, int], formulation: F
 def least_peak_bytes(problem: Problem, formulation: Formulation) -> int:
     """A peak that no plan can beat. The link has to fit (link_fits), and in the paper's model no tensor is due at 1."""
     if formulation is Formulation.DIRECT:
-        grid = Grid.everywhere(problem)
+        grid = TimeGrid.everywhere(problem)
         return max(problem.training_peak_bytes, lower_bound_bytes(grid, earliest_deadline_first(grid)))
     capacity, resident = capacity_bytes(problem), resident_bytes(problem)
     due = np.zeros(len(resident), dtype=np.int64)  # at step t: bytes that are snapshot by then, or have left

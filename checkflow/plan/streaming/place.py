@@ -16,7 +16,7 @@ from typing import Protocol
 
 from checkflow.plan import TICKS_PER_BYTE, Chunk
 from checkflow.plan.timeline.fluid import Piece, earliest_deadline_first, lower_bound_bytes
-from checkflow.plan.timeline.grid import Grid
+from checkflow.plan.timeline.grid import TimeGrid
 from checkflow.plan.timeline.queue import LinkRequest, in_order, queue
 
 
@@ -49,7 +49,7 @@ class Placement:
     lower_bound_bytes: int
 
 
-def place(grid: Grid) -> Placement:
+def place(grid: TimeGrid) -> Placement:
     """The plan of least peak on this grid, up to the granule. The state has to fit the link (fluid.link_carries)."""
     pieces = earliest_deadline_first(grid)
     bound = lower_bound_bytes(grid, pieces)
@@ -81,7 +81,7 @@ def snapshots_of(placed: Iterable[Held]) -> Iterator[tuple[int, int, int]]:
     )
 
 
-def _requests(grid: Grid, pieces: list[Piece]) -> list[LinkRequest]:
+def _requests(grid: TimeGrid, pieces: list[Piece]) -> list[LinkRequest]:
     """The fluid pieces as chunks: cut on the granule, and at chunk_bytes where that is set."""
     problem = grid.problem
     granule = problem.granule_bytes
@@ -101,7 +101,7 @@ def _requests(grid: Grid, pieces: list[Piece]) -> list[LinkRequest]:
     return requests
 
 
-def _cut(grid: Grid, chunk: Chunk, begin: int, deadline: int, cells: tuple[int, ...]) -> list[Placed]:
+def _cut(grid: TimeGrid, chunk: Chunk, begin: int, deadline: int, cells: tuple[int, ...]) -> list[Placed]:
     """A chunk on the link from `begin`, cut at its deadline and where the given cells begin."""
     granule = grid.problem.granule_bytes
     end = begin + chunk.size_bytes * TICKS_PER_BYTE
@@ -120,7 +120,7 @@ def _cut(grid: Grid, chunk: Chunk, begin: int, deadline: int, cells: tuple[int, 
     ]
 
 
-def _placed(grid: Grid, chunk: Chunk, begin: int, deadline: int) -> Placed:
+def _placed(grid: TimeGrid, chunk: Chunk, begin: int, deadline: int) -> Placed:
     end = begin + chunk.size_bytes * TICKS_PER_BYTE
     if end <= grid.clock(deadline):
         return Placed(chunk, begin, end, None, None)
@@ -128,7 +128,7 @@ def _placed(grid: Grid, chunk: Chunk, begin: int, deadline: int) -> Placed:
 
 
 def _relieved(
-    grid: Grid, placed: list[Placed], deadlines: list[int], bound_bytes: int
+    grid: TimeGrid, placed: list[Placed], deadlines: list[int], bound_bytes: int
 ) -> tuple[list[Placed], list[int]]:
     """The same chunks, cut until no cut removes memory above the bound; and the memory in each cell."""
     while True:
@@ -140,7 +140,7 @@ def _relieved(
         placed = finer
 
 
-def _waiting(grid: Grid, placed: list[Placed], deadlines: list[int], crowded: set[int]) -> list[Placed] | None:
+def _waiting(grid: TimeGrid, placed: list[Placed], deadlines: list[int], crowded: set[int]) -> list[Placed] | None:
     """In the same order, but what is snapshot before its deadline in a crowded cell begins at its deadline.
 
     None where there is no such chunk. The state still fits the period, so the queue stays steady.
@@ -163,7 +163,7 @@ def _waiting(grid: Grid, placed: list[Placed], deadlines: list[int], crowded: se
     ]
 
 
-def _relieve(grid: Grid, placed: list[Placed], deadlines: list[int], crowded: set[int]) -> list[Placed]:
+def _relieve(grid: TimeGrid, placed: list[Placed], deadlines: list[int], crowded: set[int]) -> list[Placed]:
     """Cut the snapshots that are held in crowded cells where those cells begin."""
     finer: list[Placed] = []
     period, ordered = grid.period_cells, sorted(crowded)

@@ -17,7 +17,7 @@ from checkflow.plan import (
 from checkflow.plan.infeasible import Construction, as_planned, infeasible, keeps_limit, too_large
 from checkflow.plan.streaming.place import Placement, place
 from checkflow.plan.timeline.fluid import earliest_deadline_first, link_carries, lower_bound_bytes
-from checkflow.plan.timeline.grid import Grid
+from checkflow.plan.timeline.grid import TimeGrid
 from checkflow.units import format_bytes
 
 NO_SOLVER = SolverRun("none", "the plan meets the bound that the earliest deadline first gives")
@@ -27,7 +27,7 @@ PRECISION = 10**6  # of what an infeasible answer says would do
 def plan_streaming(problem: Problem) -> Plan | Infeasible:
     """The plan of least peak, or why there is none: bandwidth, or a memory limit that it does not keep."""
     search = Construction(_possible, construct_streaming, PRECISION)
-    if not link_carries(Grid.of(problem)):
+    if not link_carries(TimeGrid.of(problem)):
         return infeasible(problem, Reason.BANDWIDTH, _too_slow(problem), search)
     plan = _plan(problem)
     if keeps_limit(problem, plan, as_planned):
@@ -37,14 +37,14 @@ def plan_streaming(problem: Problem) -> Plan | Infeasible:
 
 def construct_streaming(problem: Problem) -> Plan | None:
     """The plan of least peak, if the link carries the state and the plan keeps to the memory limit."""
-    if not link_carries(Grid.of(problem)):
+    if not link_carries(TimeGrid.of(problem)):
         return None
     plan = _plan(problem)
     return plan if keeps_limit(problem, plan, as_planned) else None
 
 
 def _plan(problem: Problem) -> Plan:
-    grid = Grid.of(problem)
+    grid = TimeGrid.of(problem)
     placement = place(grid)
     return Plan(
         formulation=Formulation.DIRECT,
@@ -58,7 +58,7 @@ def _plan(problem: Problem) -> Plan:
 
 
 def _possible(problem: Problem) -> bool:
-    grid, limit = Grid.of(problem), problem.memory_limit_bytes
+    grid, limit = TimeGrid.of(problem), problem.memory_limit_bytes
     if not link_carries(grid):
         return False
     return limit is None or lower_bound_bytes(grid, earliest_deadline_first(grid)) <= limit
@@ -74,7 +74,7 @@ def _too_slow(problem: Problem) -> str:
     )
 
 
-def transfers_of(grid: Grid, placement: Placement) -> tuple[Transfer, ...]:
+def transfers_of(grid: TimeGrid, placement: Placement) -> tuple[Transfer, ...]:
     """The placement as transfers, in link order."""
     return tuple(
         Transfer(

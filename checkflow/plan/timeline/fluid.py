@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from checkflow.plan import TICKS_PER_BYTE
-from checkflow.plan.timeline.grid import Grid
+from checkflow.plan.timeline.grid import TimeGrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Piece:
         return self.begin_ticks + self.high_ticks - self.low_ticks
 
 
-def earliest_deadline_first(grid: Grid) -> list[Piece]:
+def earliest_deadline_first(grid: TimeGrid) -> list[Piece]:
     """One checkpoint's pieces, in order, in the steady state. The state has to fit the link (link_carries)."""
     pieces = _simulate(grid, free_ticks=None)
     if pieces and (carried := pieces[-1].end_ticks - grid.period_ticks) > pieces[0].begin_ticks:
@@ -39,7 +39,7 @@ def earliest_deadline_first(grid: Grid) -> list[Piece]:
     return pieces
 
 
-def _simulate(grid: Grid, free_ticks: int | None) -> list[Piece]:
+def _simulate(grid: TimeGrid, free_ticks: int | None) -> list[Piece]:
     windows = [grid.window(tensor) for tensor in grid.problem.state]
     arrivals = sorted((grid.clock(release), deadline, state) for state, (release, deadline) in enumerate(windows))
     sent = [0] * len(windows)
@@ -70,12 +70,12 @@ def _simulate(grid: Grid, free_ticks: int | None) -> list[Piece]:
     return pieces
 
 
-def link_carries(grid: Grid) -> bool:
+def link_carries(grid: TimeGrid) -> bool:
     """Whether the state's bytes fit the link from one checkpoint to the next."""
     return grid.problem.state_bytes * TICKS_PER_BYTE <= grid.period_ticks
 
 
-def lower_bound_bytes(grid: Grid, pieces: list[Piece]) -> int:
+def lower_bound_bytes(grid: TimeGrid, pieces: list[Piece]) -> int:
     """Least peak of any plan on this grid (docs/model.md, "Lower bound"), from its EDF pieces."""
     left = _left_ticks(grid, pieces)
     cells = grid.cells_per_iteration
@@ -84,7 +84,7 @@ def lower_bound_bytes(grid: Grid, pieces: list[Piece]) -> int:
     )
 
 
-def _left_ticks(grid: Grid, pieces: list[Piece]) -> list[int]:
+def _left_ticks(grid: TimeGrid, pieces: list[Piece]) -> list[int]:
     """Work past its deadline and still to move at the start of each cell of a period.
 
     Invariant: of one piece that is all of it from its deadline on until it begins, and then what the link has not moved

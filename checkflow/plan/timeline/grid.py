@@ -16,7 +16,7 @@ from checkflow.plan import Problem, StateTensor
 
 
 @dataclass(frozen=True)
-class Grid:
+class TimeGrid:
     """Positions of one iteration, ascending in 1..T and ending with T (which is position 0 of the next one).
 
     An *ordinal* counts grid positions across iterations: ordinal 0 is position 0. Cell g are the steps after the
@@ -27,11 +27,11 @@ class Grid:
     positions: tuple[int, ...]
 
     @classmethod
-    def of(cls, problem: Problem) -> Grid:
+    def of(cls, problem: Problem) -> TimeGrid:
         return cls.everywhere(problem) if problem.anchors is None else cls(problem, problem.anchors)
 
     @classmethod
-    def everywhere(cls, problem: Problem) -> Grid:
+    def everywhere(cls, problem: Problem) -> TimeGrid:
         return cls(problem, tuple(range(1, problem.steps + 1)))
 
     @cached_property

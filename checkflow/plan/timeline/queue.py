@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from checkflow.plan import TICKS_PER_BYTE, Chunk
-from checkflow.plan.timeline.grid import Grid
+from checkflow.plan.timeline.grid import TimeGrid
 
 Moved = TypeVar("Moved")
 
@@ -31,7 +31,7 @@ class Passage(Generic[Moved]):
     end_ticks: int
 
 
-def queue(grid: Grid, requests: Sequence[LinkRequest]) -> list[Passage[LinkRequest]]:
+def queue(grid: TimeGrid, requests: Sequence[LinkRequest]) -> list[Passage[LinkRequest]]:
     """One checkpoint's passages, in link order, in the steady state: the link never idles while a chunk may move.
 
     The chunks have to fit the link (fluid.link_carries); then the delay that one checkpoint hands to the next
@@ -43,7 +43,7 @@ def queue(grid: Grid, requests: Sequence[LinkRequest]) -> list[Passage[LinkReque
     return passages
 
 
-def _pass(grid: Grid, requests: Sequence[LinkRequest], free_ticks: int | None) -> list[Passage[LinkRequest]]:
+def _pass(grid: TimeGrid, requests: Sequence[LinkRequest], free_ticks: int | None) -> list[Passage[LinkRequest]]:
     arrivals = sorted(requests, key=lambda request: request.release)
     clocks = [grid.clock(request.release) for request in arrivals]
     ready: list[tuple[tuple[int, int], int]] = []
@@ -62,7 +62,7 @@ def _pass(grid: Grid, requests: Sequence[LinkRequest], free_ticks: int | None) -
     return passages
 
 
-def in_order(grid: Grid, ready: Sequence[int], sizes_bytes: Sequence[int]) -> list[int]:
+def in_order(grid: TimeGrid, ready: Sequence[int], sizes_bytes: Sequence[int]) -> list[int]:
     """Link clocks at which chunks begin that go in this order, each from an ordinal on, in the steady state."""
     opens = [grid.clock(ordinal) for ordinal in ready]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from checkflow.errors import InputError
 from checkflow.report import style
-from checkflow.sweep import CellGrid, Edge, Row
+from checkflow.sweep import Edge, Grid, Row
 from checkflow.sweep.cells import BATCH_SIZE, Axis
 from checkflow.sweep.running import answers, in_order
 
@@ -47,7 +47,7 @@ def setting(row: Row, name: str) -> str:
     return dict(row.cell.settings).get(name, "")
 
 
-def rows_and_edges(grid: CellGrid) -> tuple[tuple[Row, ...], tuple[Edge, ...]]:
+def rows_and_edges(grid: Grid) -> tuple[tuple[Row, ...], tuple[Edge, ...]]:
     """The rows of a grid, and for each of its columns the least bandwidth for an interval of 1; traces are shared."""
     cells = grid.cells()
     fixed = {"intervals": (1,), "bandwidths_bytes_per_s": (None,)}
