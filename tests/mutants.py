@@ -464,7 +464,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("coarse", _PEAK_TOO_LOW),
     ],
     "plan.packed.constructive:construct_within": [Mutant("compact", _SHORT_OF_TRANSFERS)],
-    "plan.packed.constructive:_Group.add": in_all(takes(3, by(-1)), "packed", "compact"),
+    "plan.packed.constructive:_DeadlineGroup.add": in_all(takes(3, by(-1)), "packed", "compact"),
     "plan.packed.constructive:_within": [Mutant("compact", gives(all_but_last))],
     "plan.packed.constructive:_cyclic": [Mutant("packed", gives(all_but_last))],
     "plan.packed.constructive:_checked": [
@@ -546,7 +546,7 @@ VALID: dict[str, tuple[Mutant, str]] = {
         Mutant("coarse", gives(by(-KIB))),
         "a lower bound that is lower still holds",
     ),
-    "plan.packed.constructive:_Group.take": (Mutant("packed", takes(1, times(2))), _REPLANNED),
+    "plan.packed.constructive:_DeadlineGroup.take": (Mutant("packed", takes(1, times(2))), _REPLANNED),
     "plan.packed.splitter:halvings": (
         Mutant("uncut", gives(lambda sizes: [size // 1024 * 512 for size in sizes])),
         "finer chunks",
