@@ -14,6 +14,7 @@ EXAMPLES = {
     "tensorboard_events.py": "tensorboard",
     "prometheus_events.py": "prometheus_client",
     "wandb_events.py": "wandb",
+    "accelerate_loop.py": "accelerate",
 }
 
 

@@ -13,6 +13,8 @@ from checkflow.extra import Extra, Stateful
 from checkflow.state.host.losses import Losses
 from checkflow.torch_internals import scaler_tensors
 
+_PREPARED = ("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader")  # have the two methods, and no position
+
 
 @dataclass(frozen=True, slots=True)
 class HostObjects:
@@ -71,6 +73,11 @@ def _members(given: object) -> list[object]:
 
 
 def _checked(name: str, member: object) -> Stateful:
+    if type(member).__name__ in _PREPARED:
+        raise InputError(
+            f"{name}: was prepared by Accelerate, and its state is no position; attach with "
+            "checkflow.integrations.accelerate"
+        )
     if isinstance(member, Stateful):
         return member
     if isinstance(member, torch.utils.data.DataLoader):

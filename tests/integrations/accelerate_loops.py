@@ -1,0 +1,193 @@
+"""A loop of Accelerate's, in processes that are killed once so many iterations are done, and resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from checkflow.integrations.accelerate import attach
+
+ITEMS, BATCH, ACCUMULATED, EPOCHS = 21, 2, 3, 3  # 11 batches an epoch are 4 iterations, the last of 2
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """Draws from every global generator for each item, and notes which were loaded."""
+
+    def __init__(self, items: int, file: Path | None = None) -> None:
+        self.rows = torch.randn(items, 4, generator=torch.Generator().manual_seed(1))
+        self.file = file
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.file is not None:
+            with self.file.open("a") as file:
+                file.write(f"{index}\n")
+        return self.rows[index] + 0.1 * torch.randn(4) + random.random() + np.random.rand()
+
+
+class Bucketed(Sampler[list[int]]):
+    """A batch sampler of the user's, whose order is one of the epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 11
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(ITEMS, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        yield from (order[low : low + BATCH] for low in range(0, ITEMS, BATCH))
+
+
+LOADERS: dict[str, dict[str, Any]] = {
+    "sequential": {"batch_size": BATCH},
+    "shuffled": {"batch_size": BATCH, "shuffle": True},
+    "generator": {"batch_size": BATCH, "shuffle": True, "generator": True},
+    "workers": {"batch_size": BATCH, "shuffle": True, "num_workers": 2},
+    "bucketed": {"batch_sampler": Bucketed()},
+}
+
+
+class Life:
+    def __init__(self, folder: Path, loader: str, *, seedable: bool, stateful: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        self.accelerator = Accelerator(
+            cpu=True,
+            gradient_accumulation_steps=ACCUMULATED,
+            dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable, use_stateful_dataloader=stateful),
+        )
+        options = dict(LOADERS[loader])
+        if "generator" in options:
+            options["generator"] = torch.Generator().manual_seed(5)
+        if "num_workers" in options:
+            torch.set_num_threads(1)
+        data: Any = Noisy(ITEMS, folder / "loaded")
+        if "num_workers" in options:
+            data = data.rows  # workers' own generators are not resumed
+        self.model: Any = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        prepared = self.accelerator.prepare(
+            self.model, optimizer, scheduler, DataLoader(data, **options), DataLoader(Noisy(6), 2, shuffle=True)
+        )
+        self.model, self.optimizer, self.scheduler, self.loader, self.evaluated = prepared
+        self.held: dict[str, Any] = {"history": []}
+        self.done = 0
+
+    def run(self, when: str, step: int) -> None:
+        """As its users write it, and killed at a moment."""
+        accelerator, model, optimizer, scheduler = self.accelerator, self.model, self.optimizer, self.scheduler
+        ckpt = None
+        if when != "plain":
+            ckpt = attach(
+                accelerator, model, optimizer, loader=[self.loader, self.evaluated], scheduler=scheduler,
+                store=self.folder / "store", extra={"held": self.held},
+            )  # fmt: skip
+            self.done = ckpt.restore()
+
+        def reached(moment: str) -> None:
+            if (moment, self.done) == (when, step):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        for epoch in range(self.loader.iteration, EPOCHS):
+            model.train()
+            for batch in self.loader:
+                reached("batch")
+                with (self.folder / "order").open("a") as file:
+                    file.write(f"{self.done + 1} {epoch} {batch.flatten().tolist()}\n")
+                with accelerator.accumulate(model):
+                    loss = model(batch).square().mean()
+                    accelerator.backward(loss)
+                    if accelerator.sync_gradients:
+                        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
+                if accelerator.sync_gradients:
+                    self.held["history"].append(accelerator.gather(loss.detach()).item())
+                    reached("update")
+                    self.done += 1
+                    if ckpt is not None:
+                        ckpt.step()
+                else:
+                    reached("accumulation")
+            reached("border")
+            model.eval()
+            with torch.no_grad():
+                for batch in self.evaluated:
+                    reached("evaluation")
+                    self.held["history"].append(accelerator.gather_for_metrics(model(batch)).sum().item())
+        if ckpt is not None:
+            ckpt.close()
+
+    def final(self) -> dict[str, object]:
+        """All that the training leaves."""
+        content = hashlib.sha256()
+        state = self.optimizer.state_dict()
+        slots = [value for _, one in sorted(state["state"].items()) for _, value in sorted(one.items())]
+        for tensor in (*self.model.state_dict().values(), *slots):
+            content.update(tensor.contiguous().numpy().tobytes())
+        generators = (random.getstate(), np.random.get_state()[1:3], torch.get_rng_state().tolist())  # type: ignore[index]
+        return {
+            "tensors": content.hexdigest(),
+            "groups": [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]],
+            "scheduler": self.scheduler.state_dict(),
+            "history": self.held["history"],
+            "generators": hashlib.sha256(repr(generators).encode()).hexdigest(),
+            "counts": [self.done, self.accelerator.step, self.loader.iteration, self.evaluated.iteration],
+        }
+
+
+def life(folder: Path, case: str) -> None:
+    """One process's part of a training, in a child that may be killed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            kind, when, step = case.split(":")
+            loader, *flags = kind.split("-")
+            one = Life(folder, loader, seedable="seedable" in flags, stateful="stateful" in flags)
+            one.run(when, int(step))
+            (folder / "final.json").write_text(json.dumps(one.final(), default=str))
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 (it ends the child)
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    (folder / "statuses").open("a").write(f"{os.waitstatus_to_exitcode(status)}\n")
+
+
+def main() -> None:
+    """`accelerate_loops.py DIR CASE...`, each "loader-flags:when:iteration"; "plain" is trained without checkflow."""
+    torch.set_num_threads(1)
+    root = Path(sys.argv[1])
+    for case in sys.argv[2:]:
+        life(root / case, case)
+        kind, when, _ = case.split(":")
+        if when not in ("plain", "never"):
+            life(root / case, f"{kind}:never:0")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""A loop of Accelerate's, killed anywhere and resumed, ends as one that was never interrupted, to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'checkflow[accelerate]'")
+pytest.importorskip("torchdata")
+
+HERE = Path(__file__).parent
+BATCH = 2
+
+# Where it is killed, and the iteration that it resumes from. 4 iterations are an epoch.
+KILLS = {
+    "batch:6": 6,  # within an epoch, as iteration 7 begins
+    "batch:1": 1,
+    "update:6": 6,  # updated, and not yet an iteration
+    "accumulation:6": 6,  # between its micro-batches
+    "border:4": 4,  # the epoch's last iteration has ended
+    "evaluation:8": 8,  # which is repeated
+}
+KINDS = (
+    "shuffled",
+    "shuffled-stateful",
+    "shuffled-seedable-stateful",
+    "sequential-stateful",
+    "generator",
+    "bucketed",
+    "workers",
+    "workers-stateful",
+)
+MANY = "shuffled-seedable"
+CASES = [f"{MANY}:{kill}" for kill in KILLS] + [f"{kind}:batch:6" for kind in KINDS]
+CASES += ["shuffled:border:8", "shuffled-stateful:border:8"]
+UNLIKE = "workers-stateful"  # whose order was drawn by workers before it is attached, and is drawn again
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All trainings, in one process that forks each: accelerate takes seconds to import."""
+    root = tmp_path_factory.mktemp("lives")
+    whole = [f"{kind}:{when}:0" for kind in (MANY, *KINDS) for when in ("plain", "never")]
+    done = run(root, *whole, *CASES)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(HERE / "accelerate_loops.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def told(lives: Path, case: str) -> Any:
+    return json.loads((lives / case / "final.json").read_text())
+
+
+def order(lives: Path, case: str) -> list[str]:
+    """The micro-batches that were trained on, with their iterations; of one that was begun twice, the last time."""
+    lines: dict[str, list[str]] = {}
+    for line in (lives / case / "order").read_text().splitlines():
+        lines.setdefault(line.split()[0], []).append(line)
+    return [line for iteration, found in lines.items() for line in found[-_size(iteration) :]]
+
+
+def _size(iteration: str) -> int:
+    return 3 if int(iteration) % 4 else 2
+
+
+@pytest.mark.parametrize("kind", [kind for kind in (MANY, *KINDS) if kind != UNLIKE])
+def test_checkpoints_change_nothing(lives: Path, kind: str) -> None:
+    assert told(lives, f"{kind}:never:0") == told(lives, f"{kind}:plain:0")
+    assert order(lives, f"{kind}:never:0") == order(lives, f"{kind}:plain:0")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_and_resumed_it_ends_the_same(lives: Path, case: str) -> None:
+    """Weights, optimizer, scheduler, generators, history, Accelerate's counts, and the data, with what is drawn."""
+    whole = f"{case.split(':')[0]}:never:0"
+    assert (lives / case / "statuses").read_text().split() == ["-9", "0"]
+    assert told(lives, case) == told(lives, whole)
+    assert order(lives, case) == order(lives, whole)
+
+
+def test_one_batch_is_loaded_again(lives: Path) -> None:
+    """Beside the one that was in hand, and the one that Accelerate had fetched ahead."""
+    loaded, whole = ((lives / f"{MANY}:{end}" / "loaded").read_text().split() for end in ("batch:6", "never:0"))
+    assert len(loaded) == len(whole) + 3 * BATCH
+
+
+REFUSED = """
+import sys, types, torch, checkflow
+from pathlib import Path
+from accelerate_loops import *
+folder = Path(sys.argv[1])
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from torch.randn(4, 4)
+def life(name, **options):
+    return Life(folder / name, "shuffled", **({"seedable": False, "stateful": False} | options))
+def attached(one, **options):
+    given = {"loader": one.loader} | options
+    return attach(one.accelerator, one.model, one.optimizer, store=one.folder / "store", **given)
+def prepared():
+    one = life("a")
+    checkflow.attach(one.model, one.optimizer, store=one.folder / "store", loader=one.loader)
+def processes():
+    one = life("b")
+    one.accelerator = types.SimpleNamespace(num_processes=2)
+    attached(one)
+def scaler():
+    attached(life("c"), scaler=1)
+def extra():
+    attached(life("d"), extra={"accelerate": {}})
+def iterable():
+    one = life("e")
+    attached(one, loader=one.accelerator.prepare(DataLoader(Stream(), 2)))
+def accumulating():
+    one = life("f")
+    with attached(one) as ckpt, one.accelerator.accumulate(one.model):
+        ckpt.step()
+def sampler():
+    with attached(life("g")) as ckpt:
+        ckpt.step()
+    with attached(life("g", seedable=True)) as ckpt:
+        ckpt.restore()
+def shorter():
+    one = life("h")
+    with attached(one) as ckpt:
+        for batch in one.loader:
+            ckpt.step()
+            if ckpt.status().staged == 9: break
+    one = life("h")
+    one.loader = one.accelerator.prepare(DataLoader(torch.randn(10, 4), 2))
+    with attached(one) as ckpt:
+        ckpt.restore()
+        for batch in one.loader:
+            pass
+said = {}
+for case in (prepared, processes, scaler, extra, iterable, sampler, shorter, accumulating):  # which leaves it so
+    try:
+        case()
+    except Exception as error:
+        said[case.__name__] = f"{type(error).__name__}: {error}"
+print(json.dumps(said))
+"""
+SAYS = {
+    "prepared": "loader: was prepared by Accelerate, and its state is no position; attach with "
+    "checkflow.integrations.accelerate",
+    "processes": "accelerator: has 2 processes; checkflow runs on one device",
+    "scaler": "scaler: is the Accelerator's own, and taken along; leave it out",
+    "extra": "extra: 'accelerate' is what the Accelerator keeps; take another name",
+    "iterable": "loader: a prepared loader without a batch sampler has no positions; leave torchdata's "
+    "StatefulDataLoader out of prepare(), or give the dataset a length",
+    "accumulating": "step: gradients are being accumulated; call it where accelerator.sync_gradients",
+    "sampler": "loader: use_seedable_sampler differs from the checkpoint's; prepare it as it was",
+    "shorter": "loader: has 5 batches, 11 in the checkpoint; use the same data",
+}
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    """In one line, which says what to do."""
+    done = subprocess.run([sys.executable, "-c", REFUSED, str(tmp_path)], cwd=HERE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {case: f"InputError: {line}" for case, line in SAYS.items()}
+
+
+KEPT = """
+import sys, torch
+from pathlib import Path
+from accelerate_loops import *
+folder = Path(sys.argv[1])
+class Best:
+    value = 0
+    def state_dict(self): return {"value": self.value}
+    def load_state_dict(self, state): self.value = state["value"]
+for life in range(2):
+    one, best = Life(folder, "shuffled", seedable=False, stateful=False), Best()
+    one.accelerator.register_for_checkpointing(best)
+    if life:
+        one.accelerator.gradient_accumulation_steps = 4
+    with attach(one.accelerator, one.model, one.optimizer, store=folder / "store") as ckpt:
+        ckpt.restore()
+        if not life:
+            for _ in range(3):
+                with one.accelerator.accumulate(one.model):
+                    pass
+            best.value = 7
+            ckpt.step()
+        print(best.value, one.accelerator.step)
+"""
+
+
+def test_what_the_accelerator_keeps_is_taken_along(tmp_path: Path) -> None:
+    """Its count too, which another number of micro-batches is counted from."""
+    done = subprocess.run([sys.executable, "-c", KEPT, str(tmp_path)], cwd=HERE, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["7 3", "7 3"], done.stderr
+
+
+def test_a_pass_that_was_left_begins_anew(tmp_path: Path) -> None:
+    """As without checkflow; also in a run that resumes after it was left."""
+    program = """
+import sys
+from pathlib import Path
+from accelerate_loops import *
+folder = Path(sys.argv[1])
+for life in range(2):
+    one = Life(folder, "sequential", seedable=False, stateful=False)
+    loaders = [one.loader, one.evaluated]
+    with attach(one.accelerator, one.model, one.optimizer, loader=loaders, store=folder / "store") as ckpt:
+        ckpt.restore()
+        given = 0
+        for batch in one.loader:
+            given += 1
+            for _ in one.evaluated:
+                break
+            ckpt.step()
+            if given == 4 and not life:
+                os._exit(0)
+    print(given, sum(1 for _ in one.evaluated))
+"""
+    for expected in ("", "7 3"):
+        done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=HERE, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == expected
+        program = program.replace("range(2)", "[1]")
+
+
+def test_the_example_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Killed by the one who reads what it prints, it is run again: each iteration as in a run that was not."""
+    example = [sys.executable, str(HERE.parent.parent / "examples" / "accelerate_loop.py")]
+    (tmp_path / "whole").mkdir()
+    whole = subprocess.run(example, cwd=tmp_path / "whole", check=True, capture_output=True, text=True).stdout
+    with subprocess.Popen(example, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as life:
+        assert life.stdout is not None
+        for line in life.stdout:
+            if "iteration 6," in line:
+                life.kill()
+                break
+    again = subprocess.run(example, cwd=tmp_path, check=True, capture_output=True, text=True)
+    lines = again.stdout.splitlines()
+    assert 12 - len(lines) in (5, 6), again.stderr
+    assert lines == whole.splitlines()[-len(lines) :]
+
+
+def test_its_absence_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "accelerate.py").write_text("raise ImportError('no')")
+    command = [sys.executable, "-c", "import checkflow; import checkflow.integrations.accelerate"]
+    there = os.pathsep.join([str(tmp_path), str(HERE.parent.parent)])
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": there})
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: checkflow.integrations.accelerate needs accelerate (no); pip install 'checkflow[accelerate]'"
+    )
+
+
+def test_an_older_one_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "accelerate-1.8.1.dist-info").mkdir()
+    (tmp_path / "accelerate-1.8.1.dist-info" / "METADATA").write_text("Name: accelerate\nVersion: 1.8.1\n")
+    there = os.pathsep.join([str(tmp_path), str(HERE.parent.parent)])
+    command = [sys.executable, "-c", "import checkflow.integrations.accelerate"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": there})
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: checkflow.integrations.accelerate needs accelerate >= 1.9, this is 1.8.1; "
+        "pip install 'checkflow[accelerate]'"
+    )
