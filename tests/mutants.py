@@ -385,7 +385,9 @@ MUTANTS: dict[str, list[Mutant]] = {
     "plan.timeline.grid:TimeGrid.everywhere": [
         Mutant("streaming", gives(lambda grid: TimeGrid(grid.problem, grid.positions[1::2])))
     ],
-    "plan.timeline.grid:TimeGrid._ticks": [Mutant("streaming", gives(lambda ticks: tuple(one * 5 // 4 for one in ticks)))],
+    "plan.timeline.grid:TimeGrid._ticks": [
+        Mutant("streaming", gives(lambda ticks: tuple(one * 5 // 4 for one in ticks)))
+    ],
     "plan.timeline.grid:TimeGrid.cells_per_iteration": [Mutant("streaming", gives(by(-1)))],
     "plan.timeline.grid:TimeGrid.period_cells": [Mutant("streaming", gives(half))],
     "plan.timeline.grid:TimeGrid.period_ticks": [Mutant("too slow", gives(times(2)))],

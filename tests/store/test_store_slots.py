@@ -42,6 +42,7 @@ class SlotMachine(RuleBasedStateMachine):
         self.due: set[int] = set()
         self.keep: set[int] = set()
         self.taken: Taken | None = None
+        self.asked_again = False  # for the one that is taken
         self.newest_is_gone = False
 
     @initialize(slots=st.integers(1, 4), when_full=st.sampled_from(["skip", "wait"]))
@@ -95,6 +96,7 @@ class SlotMachine(RuleBasedStateMachine):
         assert sequence == self.slots.newest_sequence
         if sequence is not None and (self.taken is None or self.taken.sequence != sequence):
             self.due.add(sequence)
+        self.asked_again |= self.taken is not None and self.taken.sequence == sequence
         if sequence is not None and keep:
             self.keep.add(sequence)
             self.due.add(sequence)
@@ -102,7 +104,7 @@ class SlotMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.taken is None)
     @rule()
     def take(self) -> None:
-        self.taken = take_due(self.shared)
+        self.taken, self.asked_again = take_due(self.shared), False
         assert (self.taken is None) == (not self.due)
         if self.taken is not None:
             assert self.taken.sequence == min(self.due)  # none that is due was overwritten
@@ -122,7 +124,7 @@ class SlotMachine(RuleBasedStateMachine):
         assert self.taken is not None
         self.whole(self.taken)  # nobody wrote to it meanwhile
         (give_back if durable else give_up)(self.shared, self.taken)
-        if self.taken.keep or self.taken.sequence not in self.keep:
+        if (durable or not self.asked_again) and (self.taken.keep or self.taken.sequence not in self.keep):
             self.due.discard(self.taken.sequence)
             self.keep.discard(self.taken.sequence)
         self.taken = None
@@ -170,6 +172,23 @@ class SlotMachine(RuleBasedStateMachine):
         self.whole(last)
         recover(self.shared)
         self.due.add(last.sequence)
+
+
+def test_what_is_asked_for_while_it_is_tried_is_tried_again() -> None:
+    """A try that fails began before, and says nothing of the disk since."""
+    machine = SlotMachine()
+    machine.start(slots=2, when_full="wait")
+    machine.acquire()
+    machine.stage(due=True)
+    machine.take()
+    machine.ask(keep=False)
+    machine.finish(durable=False)
+    machine.take()
+    assert machine.taken is not None and machine.taken.sequence == 1
+    machine.finish(durable=False)
+    machine.take()
+    assert machine.taken is None
+    machine.teardown()
 
 
 TestSlotMachine = SlotMachine.TestCase

@@ -50,9 +50,11 @@ def give_back(shared: SharedMemory, taken: Taken) -> None:
 
 
 def give_up(shared: SharedMemory, taken: Taken) -> None:
-    """The slot is the trainer's again; its checkpoint could not be made durable, and is not tried again by itself."""
+    """The slot is the trainer's again; its checkpoint could not be made durable, and is tried again if it was asked for
+    meanwhile.
+    """
     with shared.locked(timeout_s=60.0):
-        _put(shared, taken, due=False)
+        _put(shared, taken, due=shared.word(taken.index).due)
 
 
 def put_off(shared: SharedMemory, taken: Taken, *, newest_wins: bool) -> None:
@@ -80,7 +82,7 @@ def _staged(word: Word) -> bool:
 
 def _take(shared: SharedMemory, index: int) -> Taken:
     word = shared.word(index)
-    shared.set_word(index, Word(SlotState.PERSISTING, word.sequence, due=word.due, keep=word.keep))
+    shared.set_word(index, Word(SlotState.PERSISTING, word.sequence, keep=word.keep))  # due once it is asked for again
     found = shared.record(index)
     iteration, record = found if found is not None else (0, None)
     return Taken(index, word.sequence, iteration, record, word.keep)
