@@ -15,6 +15,7 @@ EXAMPLES = {
     "prometheus_events.py": "prometheus_client",
     "wandb_events.py": "wandb",
     "accelerate_loop.py": "accelerate",
+    "lightning_fit.py": "lightning",
 }
 
 

@@ -1,0 +1,207 @@
+"""A training with Lightning's Trainer, in processes that are killed once so many steps are done, and resumed."""
+
+# ruff: noqa: ARG002 (hooks are called with all of these)
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch import nn
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import checkflow
+from checkflow.integrations.lightning import CheckflowCallback
+
+ITEMS, BATCH, ACCUMULATED, EPOCHS, WIDTH = 22, 2, 2, 3, 6  # 11 batches, 6 steps an epoch, of which the last has 1 batch
+Data = torch.utils.data.TensorDataset
+
+
+def data(items: int = ITEMS, seed: int = 1) -> Data:
+    return Data(torch.randn(items, WIDTH, generator=torch.Generator().manual_seed(seed)), torch.arange(items))
+
+
+def stateful() -> Any:
+    return StatefulDataLoader(data(), batch_size=BATCH, shuffle=True)
+
+
+def generated() -> Any:
+    return StatefulDataLoader(data(), batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(5))
+
+
+def resumable() -> Any:
+    return checkflow.ResumableLoader(data(), batch_size=BATCH, shuffle=True, seed=3)
+
+
+LOADERS: dict[str, Callable[[], Any]] = {"stateful": stateful, "generated": generated, "resumable": resumable}
+
+
+class Net(pl.LightningModule):  # type: ignore[misc]
+    """Draws in its steps, logs for steps and epochs, and has a schedule for steps and one for what is validated."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.layers = nn.Sequential(nn.Linear(WIDTH, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, WIDTH))
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        x, numbers = batch
+        with (self.folder / "order").open("a") as file:
+            file.write(f"{self.trainer.global_step + 1} {self.current_epoch} {index} {numbers.tolist()}\n")
+        loss = (self.layers(x) - x).square().mean() + 0.01 * random.random() * np.random.random()
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("largest", loss, on_step=False, on_epoch=True, reduce_fx="max")
+        return loss
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.log("validated", (self.layers(batch[0]) - batch[0]).square().mean())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.3)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "validated"}}
+
+
+class Manual(Net):
+    """Two optimizers, stepped by hand, one of them every other time."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, index: int) -> None:
+        first, second = self.optimizers()
+        loss = super().training_step(batch, index)
+        self.manual_backward(loss)
+        first.step()
+        if index % 2:
+            second.step()
+        first.zero_grad()
+        second.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        parts = self.layers[0], self.layers[3]
+        return [torch.optim.AdamW(part.parameters(), lr=0.01) for part in parts]
+
+
+class Kill(pl.Callback):  # type: ignore[misc]
+    """And a history of all that is logged."""
+
+    def __init__(self, when: str, step: int) -> None:
+        self.when = when
+        self.step = step
+        self.history: list[dict[str, float]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": list(self.history)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.history = list(state_dict["history"])
+
+    def reached(self, when: str, trainer: Any) -> None:
+        if self.when == when and trainer.global_step >= self.step:
+            if when == "raise":
+                raise RuntimeError("as asked")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_train_batch_start(self, trainer: Any, *given: Any) -> None:
+        self.reached("batch", trainer)
+        self.reached("raise", trainer)
+
+    def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
+        self.history.append({name: float(value) for name, value in trainer.logged_metrics.items()})
+        self.reached("ended", trainer)
+
+    def on_validation_batch_start(self, trainer: Any, *given: Any) -> None:
+        if not trainer.sanity_checking:
+            self.reached("validation", trainer)
+
+    def on_validation_end(self, trainer: Any, *given: Any) -> None:
+        if not trainer.sanity_checking:
+            self.history.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    def on_train_epoch_end(self, trainer: Any, *given: Any) -> None:
+        self.history.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+        self.reached("epoch", trainer)
+
+    def on_train_epoch_start(self, trainer: Any, *given: Any) -> None:
+        self.reached("next", trainer)
+        if isinstance(trainer.train_dataloader, checkflow.ResumableLoader):  # as who has no callback has to
+            trainer.train_dataloader.set_epoch(trainer.current_epoch)
+
+
+def fit(folder: Path, kind: str, when: str, step: int, **options: Any) -> dict[str, object]:
+    """All that the training leaves."""
+    warnings.simplefilter("ignore")
+    pl.seed_everything(3, verbose=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    module = (Manual if kind == "manual" else Net)(folder)
+    kill = Kill(when, step)
+    checkpoints = [] if when == "plain" else [CheckflowCallback(folder / "store", **options)]
+    trainer = pl.Trainer(
+        max_epochs=-1 if kind == "steps" else EPOCHS, max_steps=16 if kind == "steps" else -1,
+        accumulate_grad_batches=1 if kind == "manual" else ACCUMULATED,
+        val_check_interval=4, callbacks=[*checkpoints, kill], enable_checkpointing=False, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", log_every_n_steps=1,
+        default_root_dir=folder,
+    )  # fmt: skip
+    validation = torch.utils.data.DataLoader(data(6, 2), batch_size=2)
+    trainer.fit(module, LOADERS.get(kind, stateful)(), validation)
+    content = hashlib.sha256()
+    for optimizer in trainer.optimizers:
+        for slots in optimizer.state_dict()["state"].values():
+            for _, tensor in sorted(slots.items()):
+                content.update(tensor.numpy().tobytes())
+    for tensor in module.state_dict().values():
+        content.update(tensor.numpy().tobytes())
+    drawn = [random.random(), np.random.random(), torch.rand(1).item()]
+    return {
+        "tensors": content.hexdigest(),
+        "groups": [str({**group, "params": 0}) for one in trainer.optimizers for group in one.param_groups],
+        "schedulers": [str(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs],
+        "history": kill.history,
+        "drawn": drawn,
+        "steps": [trainer.global_step, trainer.current_epoch, trainer.fit_loop.total_batch_idx],
+        "loops": {k: v for k, v in trainer.fit_loop.state_dict().items() if "combined_loader" not in str(v)},
+    }  # fmt: skip
+
+
+def life(folder: Path, kind: str, when: str, step: int) -> None:
+    """One process's part of a training, in a child that may be killed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            (folder / "final.json").write_text(json.dumps(fit(folder, kind, when, step), default=str))
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 (it ends the child)
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    (folder / "statuses").open("a").write(f"{os.waitstatus_to_exitcode(status)}\n")
+
+
+def main() -> None:
+    """`fits.py DIR CASE...`, each "kind:when:step"; "plain" is trained without checkflow."""
+    torch.set_num_threads(1)
+    root = Path(sys.argv[1])
+    for case in sys.argv[2:]:
+        kind, when, step = case.split(":")
+        (root / case).mkdir(parents=True)
+        life(root / case, kind, when, int(step))
+        if when not in ("plain", "never"):
+            life(root / case, kind, "never", 0)
+
+
+if __name__ == "__main__":
+    main()

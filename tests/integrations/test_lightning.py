@@ -1,0 +1,144 @@
+"""A fit of Lightning's Trainer, killed anywhere and resumed, ends as one that was never interrupted, to the bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightning", reason="lightning is not installed: pip install 'checkflow[lightning]'")
+
+import fits
+import lightning.pytorch as pl
+import torch
+
+from checkflow.errors import InputError
+from checkflow.integrations.lightning import CheckflowCallback
+
+HERE = Path(__file__).parent
+
+# Where it is killed, and the step that it resumes from. 6 steps are an epoch; each fourth batch is validated.
+KILLS = {
+    "stateful:batch:4": 4,  # within an epoch, as step 5 begins
+    "stateful:ended:4": 3,  # while callbacks are told that the batch ended: what belongs to the step may still come
+    "stateful:validation:4": 3,  # the step and its validation are repeated
+    "stateful:batch:9": 9,
+    "stateful:epoch:6": 5,  # at the border, while callbacks are told that the epoch ends
+    "stateful:next:6": 5,  # and that the next one begins
+    "stateful:batch:6": 6,  # in the next one
+    "stateful:next:12": 11,
+    "stateful:raise:5": 5,
+    "steps:batch:8": 8,  # a fit of so many steps
+    "steps:next:6": 5,
+    "generated:batch:8": 8,  # the loader has a generator of its own
+    "generated:next:6": 5,
+    "resumable:batch:8": 8,
+    "resumable:next:6": 5,
+    "manual:batch:7": 7,  # two optimizers, stepped by hand
+    "manual:validation:6": 4,  # a batch in which both step is two global steps
+}
+KINDS = sorted({case.split(":")[0] for case in KILLS})
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All fits, in one process that forks each: lightning takes seconds to import."""
+    root = tmp_path_factory.mktemp("lives")
+    cases = [f"{kind}:{when}:0" for kind in KINDS for when in ("plain", "never")]
+    done = subprocess.run(
+        [sys.executable, str(HERE / "fits.py"), str(root), *cases, *KILLS], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def told(lives: Path, case: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((lives / case / "final.json").read_text())
+    return found
+
+
+def order(lives: Path, case: str) -> list[str]:
+    """The batches that were trained on, with their steps; of a step that was begun twice, the last time."""
+    lines = (lives / case / "order").read_text().splitlines()
+    plain = (lives / f"{case.split(':')[0]}:plain:0" / "order").read_text().splitlines()
+    last = {step: at for at, step in enumerate(line.split()[0] for line in lines)}
+    sizes = Counter(line.split()[0] for line in plain)
+    return [line for step, at in last.items() for line in lines[at + 1 - sizes[step] : at + 1]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpoints_change_nothing(kind: str, lives: Path) -> None:
+    """Not even what validations and logs say."""
+    assert told(lives, f"{kind}:never:0") == told(lives, f"{kind}:plain:0")
+    assert order(lives, f"{kind}:never:0") == order(lives, f"{kind}:plain:0")
+    assert len(order(lives, f"{kind}:plain:0")) > 2 * fits.ITEMS // fits.BATCH  # in each epoch
+
+
+@pytest.mark.parametrize("case", KILLS)
+def test_killed_and_resumed_it_ends_the_same(case: str, lives: Path) -> None:
+    """Weights, optimizers, schedulers, generators, all that was logged, the loops' counts, and the order of data."""
+    killed, resumed = map(int, (lives / case / "statuses").read_text().split())
+    assert (killed, resumed) == (1 if ":raise:" in case else -9, 0)
+    plain = f"{case.split(':')[0]}:plain:0"
+    assert told(lives, case) == told(lives, plain)
+    assert order(lives, case) == order(lives, plain)
+
+
+@pytest.mark.parametrize("case", KILLS)
+def test_it_resumes_where_it_was_killed(case: str, lives: Path) -> None:
+    """No step that ended is taken again."""
+    lines = (lives / case / "order").read_text().splitlines()
+    steps = [int(line.split()[0]) for line in lines]
+    plain = [
+        int(line.split()[0]) for line in (lives / f"{case.split(':')[0]}:plain:0" / "order").read_text().splitlines()
+    ]
+    again = {step for step in set(steps) if steps.count(step) > plain.count(step)}
+    assert again <= {KILLS[case] + 1}
+
+
+def fit(folder: Path, **options: Any) -> None:
+    torch.set_num_threads(1)
+    trainer = pl.Trainer(
+        max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        accelerator="cpu", callbacks=[CheckflowCallback(folder / "store", tell=lambda _: None, **options)],
+    )  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    loaders = (torch.utils.data.DataLoader(fits.data(), batch_size=11) for _ in range(2))
+    trainer.fit(fits.Net(folder), *loaders)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_loader_without_a_position_is_told(tmp_path: Path) -> None:
+    told = list[str]()
+    fit(tmp_path, notify=told.append)
+    assert any("a DataLoader does not know its position" in line for line in told), told
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["scheduler", "scaler"])
+def test_what_is_the_trainer_s_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"{name}: is the Trainer's own"):
+        fit(tmp_path, **{name: None})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_path_beside_the_store_is_refused(tmp_path: Path) -> None:
+    trainer = pl.Trainer(
+        max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+        default_root_dir=tmp_path, callbacks=[CheckflowCallback(tmp_path / "store")],
+    )  # fmt: skip
+    module = fits.Net(tmp_path)
+    trainer.strategy.connect(module)
+    trainer.save_checkpoint(tmp_path / "other.ckpt")
+    with pytest.raises(InputError, match="ckpt_path is given, and the store is what is resumed"):
+        trainer.fit(module, fits.stateful(), ckpt_path=tmp_path / "other.ckpt")
+
+
+def test_it_is_attached_when_the_fit_begins(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is attached when the fit begins"):
+        _ = CheckflowCallback(tmp_path).checkpointer
