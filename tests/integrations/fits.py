@@ -137,7 +137,7 @@ class Kill(pl.Callback):  # type: ignore[misc]
 
     def on_train_epoch_start(self, trainer: Any, *given: Any) -> None:
         self.reached("next", trainer)
-        if isinstance(trainer.train_dataloader, checkflow.ResumableLoader):  # as who has no callback has to
+        if self.when == "plain" and isinstance(trainer.train_dataloader, checkflow.ResumableLoader):  # by hand
             trainer.train_dataloader.set_epoch(trainer.current_epoch)
 
 
