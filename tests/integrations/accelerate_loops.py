@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import signal
-import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lives
 import numpy as np
 import torch
 from accelerate import Accelerator
@@ -160,34 +158,14 @@ class Life:
         }
 
 
-def life(folder: Path, case: str) -> None:
-    """One process's part of a training, in a child that may be killed."""
-    child = os.fork()
-    if child == 0:
-        try:
-            kind, when, step = case.split(":")
-            loader, *flags = kind.split("-")
-            one = Life(folder, loader, seedable="seedable" in flags, stateful="stateful" in flags)
-            one.run(when, int(step))
-            (folder / "final.json").write_text(json.dumps(one.final(), default=str))
-            os._exit(0)
-        except BaseException:  # noqa: BLE001 (it ends the child)
-            traceback.print_exc()
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    (folder / "statuses").open("a").write(f"{os.waitstatus_to_exitcode(status)}\n")
-
-
-def main() -> None:
-    """`accelerate_loops.py DIR CASE...`, each "loader-flags:when:iteration"; "plain" is trained without checkflow."""
-    torch.set_num_threads(1)
-    root = Path(sys.argv[1])
-    for case in sys.argv[2:]:
-        life(root / case, case)
-        kind, when, _ = case.split(":")
-        if when not in ("plain", "never"):
-            life(root / case, f"{kind}:never:0")
+def train(folder: Path, kind: str, when: str, step: int) -> dict[str, object]:
+    """A kind is a loader and flags, "shuffled-seedable-stateful"."""
+    loader, *flags = kind.split("-")
+    one = Life(folder, loader, seedable="seedable" in flags, stateful="stateful" in flags)
+    one.run(when, step)
+    return one.final()
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    lives.main(train)

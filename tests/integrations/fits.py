@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import signal
-import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import lives
 import numpy as np
 import torch
 from torch import nn
@@ -141,14 +139,13 @@ class Kill(pl.Callback):  # type: ignore[misc]
             trainer.train_dataloader.set_epoch(trainer.current_epoch)
 
 
-def fit(folder: Path, kind: str, when: str, step: int, **options: Any) -> dict[str, object]:
+def fit(folder: Path, kind: str, when: str, step: int) -> dict[str, object]:
     """All that the training leaves."""
     warnings.simplefilter("ignore")
     pl.seed_everything(3, verbose=False)
-    folder.mkdir(parents=True, exist_ok=True)
     module = (Manual if kind == "manual" else Net)(folder)
     kill = Kill(when, step)
-    checkpoints = [] if when == "plain" else [CheckflowCallback(folder / "store", **options)]
+    checkpoints = [] if when == "plain" else [CheckflowCallback(folder / "store")]
     trainer = pl.Trainer(
         max_epochs=-1 if kind == "steps" else EPOCHS, max_steps=16 if kind == "steps" else -1,
         accumulate_grad_batches=1 if kind == "manual" else ACCUMULATED,
@@ -177,31 +174,6 @@ def fit(folder: Path, kind: str, when: str, step: int, **options: Any) -> dict[s
     }  # fmt: skip
 
 
-def life(folder: Path, kind: str, when: str, step: int) -> None:
-    """One process's part of a training, in a child that may be killed."""
-    child = os.fork()
-    if child == 0:
-        try:
-            (folder / "final.json").write_text(json.dumps(fit(folder, kind, when, step), default=str))
-            os._exit(0)
-        except BaseException:  # noqa: BLE001 (it ends the child)
-            traceback.print_exc()
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    (folder / "statuses").open("a").write(f"{os.waitstatus_to_exitcode(status)}\n")
-
-
-def main() -> None:
-    """`fits.py DIR CASE...`, each "kind:when:step"; "plain" is trained without checkflow."""
-    torch.set_num_threads(1)
-    root = Path(sys.argv[1])
-    for case in sys.argv[2:]:
-        kind, when, step = case.split(":")
-        (root / case).mkdir(parents=True)
-        life(root / case, kind, when, int(step))
-        if when not in ("plain", "never"):
-            life(root / case, kind, "never", 0)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    lives.main(fit)

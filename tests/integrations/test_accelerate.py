@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from lives import WHOLE, order, run, statuses, told
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'checkflow[accelerate]'")
 pytest.importorskip("torchdata")
@@ -43,59 +43,36 @@ UNLIKE = "workers-stateful"  # whose order was drawn by workers before it is att
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All trainings, in one process that forks each: accelerate takes seconds to import."""
-    root = tmp_path_factory.mktemp("lives")
-    whole = [f"{kind}:{when}:0" for kind in (MANY, *KINDS) for when in ("plain", "never")]
-    done = run(root, *whole, *CASES)
-    assert done.returncode == 0, done.stderr
-    return root
-
-
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(HERE / "accelerate_loops.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
-def told(lives: Path, case: str) -> Any:
-    return json.loads((lives / case / "final.json").read_text())
-
-
-def order(lives: Path, case: str) -> list[str]:
-    """The micro-batches that were trained on, with their iterations; of one that was begun twice, the last time."""
-    lines: dict[str, list[str]] = {}
-    for line in (lives / case / "order").read_text().splitlines():
-        lines.setdefault(line.split()[0], []).append(line)
-    return [line for iteration, found in lines.items() for line in found[-_size(iteration) :]]
-
-
-def _size(iteration: str) -> int:
-    return 3 if int(iteration) % 4 else 2
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lives")
+    whole = [f"{kind}:{when}:0" for kind in (MANY, *KINDS) for when in WHOLE]
+    run(HERE / "accelerate_loops.py", folder, *whole, *CASES)
+    return folder
 
 
 @pytest.mark.parametrize("kind", [kind for kind in (MANY, *KINDS) if kind != UNLIKE])
-def test_checkpoints_change_nothing(lives: Path, kind: str) -> None:
-    assert told(lives, f"{kind}:never:0") == told(lives, f"{kind}:plain:0")
-    assert order(lives, f"{kind}:never:0") == order(lives, f"{kind}:plain:0")
+def test_checkpoints_change_nothing(root: Path, kind: str) -> None:
+    assert told(root, f"{kind}:never:0") == told(root, f"{kind}:plain:0")
+    assert order(root, f"{kind}:never:0") == order(root, f"{kind}:plain:0")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_killed_and_resumed_it_ends_the_same(lives: Path, case: str) -> None:
+def test_killed_and_resumed_it_ends_the_same(root: Path, case: str) -> None:
     """Weights, optimizer, scheduler, generators, history, Accelerate's counts, and the data, with what is drawn."""
     whole = f"{case.split(':')[0]}:never:0"
-    assert (lives / case / "statuses").read_text().split() == ["-9", "0"]
-    assert told(lives, case) == told(lives, whole)
-    assert order(lives, case) == order(lives, whole)
+    assert statuses(root, case) == [-9, 0]
+    assert told(root, case) == told(root, whole)
+    assert order(root, case) == order(root, whole)
 
 
-def test_one_batch_is_loaded_again(lives: Path) -> None:
+def test_one_batch_is_loaded_again(root: Path) -> None:
     """Beside the one that was in hand, and the one that Accelerate had fetched ahead."""
-    loaded, whole = ((lives / f"{MANY}:{end}" / "loaded").read_text().split() for end in ("batch:6", "never:0"))
+    loaded, whole = ((root / f"{MANY}:{end}" / "loaded").read_text().split() for end in ("batch:6", "never:0"))
     assert len(loaded) == len(whole) + 3 * BATCH
 
 
 REFUSED = """
-import sys, types, torch, checkflow
+import json, sys, types, torch, checkflow
 from pathlib import Path
 from accelerate_loops import *
 folder = Path(sys.argv[1])

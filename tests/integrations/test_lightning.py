@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +12,10 @@ pytest.importorskip("lightning", reason="lightning is not installed: pip install
 import fits
 import lightning.pytorch as pl
 import torch
+from lives import WHOLE, begun, order, plain, run, statuses, told
 
 from checkflow.errors import InputError
 from checkflow.integrations.lightning import CheckflowCallback
-
-HERE = Path(__file__).parent
 
 # Where it is killed, and the step that it resumes from. 6 steps are an epoch; each fourth batch is validated.
 KILLS = {
@@ -46,59 +41,35 @@ KINDS = sorted({case.split(":")[0] for case in KILLS})
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All fits, in one process that forks each: lightning takes seconds to import."""
-    root = tmp_path_factory.mktemp("lives")
-    cases = [f"{kind}:{when}:0" for kind in KINDS for when in ("plain", "never")]
-    done = subprocess.run(
-        [sys.executable, str(HERE / "fits.py"), str(root), *cases, *KILLS], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return root
-
-
-def told(lives: Path, case: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((lives / case / "final.json").read_text())
-    return found
-
-
-def order(lives: Path, case: str) -> list[str]:
-    """The batches that were trained on, with their steps; of a step that was begun twice, the last time."""
-    lines = (lives / case / "order").read_text().splitlines()
-    plain = (lives / f"{case.split(':')[0]}:plain:0" / "order").read_text().splitlines()
-    last = {step: at for at, step in enumerate(line.split()[0] for line in lines)}
-    sizes = Counter(line.split()[0] for line in plain)
-    return [line for step, at in last.items() for line in lines[at + 1 - sizes[step] : at + 1]]
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lives")
+    cases = [f"{kind}:{when}:0" for kind in KINDS for when in WHOLE]
+    run(Path(fits.__file__), folder, *cases, *KILLS)
+    return folder
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_checkpoints_change_nothing(kind: str, lives: Path) -> None:
+def test_checkpoints_change_nothing(kind: str, root: Path) -> None:
     """Not even what validations and logs say."""
-    assert told(lives, f"{kind}:never:0") == told(lives, f"{kind}:plain:0")
-    assert order(lives, f"{kind}:never:0") == order(lives, f"{kind}:plain:0")
-    assert len(order(lives, f"{kind}:plain:0")) > 2 * fits.ITEMS // fits.BATCH  # in each epoch
+    whole = f"{kind}:plain:0"
+    assert told(root, f"{kind}:never:0") == told(root, whole)
+    assert order(root, f"{kind}:never:0") == order(root, whole)
+    assert len(order(root, whole)) > 2 * fits.ITEMS // fits.BATCH  # in each epoch
 
 
 @pytest.mark.parametrize("case", KILLS)
-def test_killed_and_resumed_it_ends_the_same(case: str, lives: Path) -> None:
+def test_killed_and_resumed_it_ends_the_same(case: str, root: Path) -> None:
     """Weights, optimizers, schedulers, generators, all that was logged, the loops' counts, and the order of data."""
-    killed, resumed = map(int, (lives / case / "statuses").read_text().split())
-    assert (killed, resumed) == (1 if ":raise:" in case else -9, 0)
-    plain = f"{case.split(':')[0]}:plain:0"
-    assert told(lives, case) == told(lives, plain)
-    assert order(lives, case) == order(lives, plain)
+    assert statuses(root, case) == [1 if ":raise:" in case else -9, 0]
+    assert told(root, case) == told(root, plain(case))
+    assert order(root, case) == order(root, plain(case))
 
 
 @pytest.mark.parametrize("case", KILLS)
-def test_it_resumes_where_it_was_killed(case: str, lives: Path) -> None:
+def test_it_resumes_where_it_was_killed(case: str, root: Path) -> None:
     """No step that ended is taken again."""
-    lines = (lives / case / "order").read_text().splitlines()
-    steps = [int(line.split()[0]) for line in lines]
-    plain = [
-        int(line.split()[0]) for line in (lives / f"{case.split(':')[0]}:plain:0" / "order").read_text().splitlines()
-    ]
-    again = {step for step in set(steps) if steps.count(step) > plain.count(step)}
-    assert again <= {KILLS[case] + 1}
+    again = begun(root, case) - begun(root, plain(case))
+    assert set(again) <= {str(KILLS[case] + 1)}
 
 
 def fit(folder: Path, **options: Any) -> None:

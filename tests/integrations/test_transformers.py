@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
+import lives
 import pytest
+from lives import order, statuses, told
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'checkflow[transformers]'")
 pytest.importorskip("accelerate")
@@ -20,59 +19,42 @@ ITEMS, EPOCH, ACCUMULATED, BATCH = 40, 7, 3, 2
 
 # Where it is killed, and the step that it resumes from. 7 steps are an epoch; each fifth is evaluated.
 KILLS = {
-    "step:10": 10,  # within an epoch, as step 11 begins
-    "step:7": 7,  # at the border, as the next epoch's first step begins
-    "epoch:7": 6,  # at the border, while callbacks are told that the epoch ends
-    "evaluate:10": 9,  # the step and its evaluation are repeated
-    "substep:9": 9,  # between the micro-batches of step 10
-    "raise:9": 9,
+    "hf:step:10": 10,  # within an epoch, as step 11 begins
+    "hf:step:7": 7,  # at the border, as the next epoch's first step begins
+    "hf:epoch:7": 6,  # at the border, while callbacks are told that the epoch ends
+    "hf:evaluate:10": 9,  # the step and its evaluation are repeated
+    "hf:substep:9": 9,  # between the micro-batches of step 10
+    "hf:raise:9": 9,
 }
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All trainers, in one process that forks each: transformers takes seconds to import."""
-    root = tmp_path_factory.mktemp("lives")
-    command = [sys.executable, str(HERE / "trainers.py"), str(root), "plain:0", "never:0", *KILLS]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return root
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lives")
+    lives.run(HERE / "trainers.py", folder, "hf:plain:0", "hf:never:0", *KILLS)
+    return folder
 
 
-def told(lives: Path, case: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((lives / case / "final.json").read_text())
-    return found
-
-
-def order(lives: Path, case: str) -> list[str]:
-    """The micro-batches that were trained on, with their steps; of a step that was begun twice, the last time."""
-    lines = (lives / case / "order").read_text().splitlines()
-    last = {step: at for at, step in enumerate(line.split()[0] for line in lines)}
-    sizes = Counter(line.split()[0] for line in (lives / "plain:0" / "order").read_text().splitlines())
-    return [line for step, at in last.items() for line in lines[at + 1 - sizes[step] : at + 1]]
-
-
-def test_checkpoints_change_nothing(lives: Path) -> None:
+def test_checkpoints_change_nothing(root: Path) -> None:
     """Not even what evaluations and logs say."""
-    assert told(lives, "never:0") == told(lives, "plain:0")
-    assert order(lives, "never:0") == order(lives, "plain:0")
+    assert told(root, "hf:never:0") == told(root, "hf:plain:0")
+    assert order(root, "hf:never:0") == order(root, "hf:plain:0")
 
 
 @pytest.mark.parametrize("case", KILLS)
-def test_killed_and_resumed_it_ends_the_same(lives: Path, case: str) -> None:
+def test_killed_and_resumed_it_ends_the_same(root: Path, case: str) -> None:
     """Weights, optimizer, scheduler, generators, log history, Trainer's state, a callback's, and the order of data."""
-    killed, resumed = map(int, (lives / case / "statuses").read_text().split())
-    assert (killed, resumed) == (1 if case.startswith("raise") else -9, 0)
-    assert told(lives, case)["final"] == told(lives, "plain:0")["final"]
-    assert order(lives, case) == order(lives, "plain:0")
+    assert statuses(root, case) == [1 if ":raise:" in case else -9, 0]
+    assert told(root, case)["final"] == told(root, "hf:plain:0")["final"]
+    assert order(root, case) == order(root, "hf:plain:0")
 
 
 @pytest.mark.parametrize("case", KILLS)
-def test_what_was_trained_on_is_not_loaded_again(lives: Path, case: str) -> None:
+def test_what_was_trained_on_is_not_loaded_again(root: Path, case: str) -> None:
     """The position is one of the sampler: no item of a skipped batch is asked for."""
     epochs, steps = divmod(KILLS[case], EPOCH)
     skipped = epochs * ITEMS + steps * ACCUMULATED * BATCH
-    assert told(lives, case)["loaded"] == told(lives, "plain:0")["loaded"][skipped:]
+    assert told(root, case)["loaded"] == told(root, "hf:plain:0")["loaded"][skipped:]
 
 
 def run(what: str, folder: Path, *, fails: bool = False) -> str:
@@ -83,7 +65,7 @@ def run(what: str, folder: Path, *, fails: bool = False) -> str:
 
 
 PROGRAM = """
-import shutil, sys, torch
+import json, shutil, sys, torch
 from pathlib import Path
 from checkflow.integrations.transformers import *
 from trainers import *

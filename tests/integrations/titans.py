@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lives
 import torch
 from torch import nn
 from torchtitan.components.dataloader import DataloaderExhaustedError, ParallelAwareDataloader
@@ -127,33 +125,12 @@ class Trainer:
         }
 
 
-def life(folder: Path, when: str, at: int) -> None:
-    """One process's part of a training, in a child that may be killed."""
-    child = os.fork()
-    if child == 0:
-        try:
-            trainer = Trainer(folder, when, at)
-            trainer.train()
-            (folder / "final.json").write_text(json.dumps(trainer.final()))
-            os._exit(0)
-        except BaseException:  # noqa: BLE001 (it ends the child)
-            traceback.print_exc()
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    (folder / "statuses").open("a").write(f"{os.waitstatus_to_exitcode(status)}\n")
-
-
-def main() -> None:
-    """`titans.py DIR CASE...`, each "when:step" or "plain:0", which is trained without checkflow."""
-    torch.set_num_threads(1)
-    root = Path(sys.argv[1])
-    for case in sys.argv[2:]:
-        when, at = case.split(":")
-        (root / case).mkdir()
-        life(root / case, when, int(at))
-        if when not in ("plain", "never"):
-            life(root / case, "never", 0)
+def train(folder: Path, _kind: str, when: str, at: int) -> dict[str, object]:
+    trainer = Trainer(folder, when, at)
+    trainer.train()
+    return trainer.final()
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    lives.main(train)

@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import signal
-import sys
-import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lives
 import numpy as np
 import torch
 import transformers
@@ -141,33 +140,16 @@ def final(trainer: Any) -> dict[str, object]:
     }  # fmt: skip
 
 
+def train(folder: Path, _kind: str, when: str, step: int, **options: Any) -> dict[str, object]:
+    trainer = make(folder, when, step, **options)
+    trainer.train(resume_from_checkpoint=True if trainer.resumes else None)
+    return {"final": final(trainer), "loaded": trainer.train_dataset.loaded}
+
+
 def life(folder: Path, when: str, step: int, **options: Any) -> None:
-    """One process's part of a training, in a child that may be killed."""
-    child = os.fork()
-    if child == 0:
-        try:
-            trainer = make(folder, when, step, **options)
-            trainer.train(resume_from_checkpoint=True if trainer.resumes else None)
-            told = {"final": final(trainer), "loaded": trainer.train_dataset.loaded}
-            (folder / "final.json").write_text(json.dumps(told, default=str))
-            os._exit(0)
-        except BaseException:  # noqa: BLE001 (it ends the child)
-            traceback.print_exc()
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    (folder / "statuses").open("a").write(f"{os.waitstatus_to_exitcode(status)}\n")
-
-
-def main() -> None:
-    """`trainers.py DIR CASE...`, each "when:step" or "plain:0", which is trained without checkflow."""
-    torch.set_num_threads(1)
-    root = Path(sys.argv[1])
-    for case in sys.argv[2:]:
-        when, step = case.split(":")
-        life(root / case, when, int(step))
-        if when not in ("plain", "never"):
-            life(root / case, "never", 0)
+    lives.life(folder, "hf", when, step, partial(train, **options))
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    lives.main(train)
