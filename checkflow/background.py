@@ -1,12 +1,14 @@
-"""Processes beside training: they are never in its way on a busy machine."""
+"""Processes beside the one that the user started: never in its way on a busy machine, and gone without a trace."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
 
 NICENESS = 10
+_TRIES = 100
 
 
 def give_way() -> None:
@@ -15,3 +17,11 @@ def give_way() -> None:
         os.nice(NICENESS)
     with contextlib.suppress(OSError):  # where each session is a scheduling group, the group's niceness is what counts
         Path("/proc/self/autogroup").write_text(str(NICENESS))
+
+
+def remove_written(folder: Path) -> None:
+    """Remove a folder into which another thread may be writing, which then finds none. What cannot be removed stays."""
+    for _ in range(_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)  # fails where a file is made after it has looked
+        if not folder.exists():
+            return

@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "jsonfile": {"errors", "strictjson"},
     "graphfile": {"errors", "graph", "unlisted", "jsonfile"},
     "hardware": {"errors", "units", "graph", "jsonfile"},
-    "plan": {"errors", "interrupts", "units", "graph"},
+    "plan": {"background", "errors", "interrupts", "units", "graph"},
     "foreach": {"wrapped", "torch_internals"},
     "trace": {
         "collector", "foreach", "errors", "units", "graph", "training", "extra", "unlisted", "wrapped", "state",
@@ -79,8 +79,8 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": {"checkpointing", "data", "errors", "state", "store"},
     "examples": {"__init__", "integrations"},
     "sweep": {
-        "errors", "interrupts", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace", "compiler",
-        "policies", "sources", "models",
+        "background", "errors", "interrupts", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace",
+        "compiler", "policies", "sources", "models",
     },
     "cli": {
         "about", "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "policies",

@@ -8,12 +8,13 @@ from __future__ import annotations
 import gc
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
+from pathlib import Path
 
+from checkflow.background import remove_written
 from checkflow.sweep.jobs import replies
 
 
@@ -39,7 +40,7 @@ def _end_with_sender(fd: int, folder: str) -> None:
     hangup = select.poll()
     hangup.register(fd, select.POLLRDHUP)
     hangup.poll()
-    shutil.rmtree(folder, ignore_errors=True)  # another worker may have done it already
+    remove_written(Path(folder))  # another worker may have done it already
     os.killpg(0, signal.SIGKILL)
 
 

@@ -10,7 +10,6 @@ import io
 import math
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from checkflow.background import remove_written
 from checkflow.errors import SolverError
 from checkflow.interrupts import killed_at_the_end
 from checkflow.plan.packed.backends._highs_here import solve_here
@@ -107,7 +107,7 @@ def _publish(path: Path, content: bytes) -> None:
 def _end_with_parent(folder: Path) -> None:
     """Wait until the parent is gone, which then cannot clean up, and go, too."""
     sys.stdin.buffer.read()
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_written(folder)
     os._exit(1)
 
 
