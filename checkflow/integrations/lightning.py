@@ -6,7 +6,7 @@
 An iteration is a global step. It ends where the next begins: what Lightning validates, logs and schedules after a step
 belongs to it, so a kill in a validation repeats the step and the validation.
 
-Of Lightning's loops two methods are wrapped while it trains: what they do before and after a batch has no hook.
+Three methods of Lightning's loop over batches are wrapped while it trains: what they do around a batch has no hook.
 """
 
 from __future__ import annotations
@@ -77,14 +77,16 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
             raise InputError(f"lightning {pl.__version__}: its loops are others; use 2.6")
         if trainer.ckpt_path is not None:
             raise InputError("fit: ckpt_path is given, and the store is what is resumed; leave it out")
+        extra = dict(self._options.get("extra") or {})
+        if _KEY in extra:
+            raise InputError(f"extra: {_KEY!r} is what the Trainer keeps; take another name")
         self._checkpointer = attach(
             pl_module,
             trainer.optimizers,
             store=self.store,
             scheduler=[config.scheduler for config in trainer.lr_scheduler_configs],
             scaler=getattr(trainer.precision_plugin, "scaler", None),
-            extra={**(self._options.get("extra") or {}), _KEY: _Progress(self, trainer)},
-            **{name: value for name, value in self._options.items() if name != "extra"},
+            **(self._options | {"extra": extra | {_KEY: _Progress(self, trainer)}}),
         )
         if self._checkpointer.restore():
             self._random = _Random()
@@ -103,11 +105,10 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
             self._step(trainer)  # the epoch before has ended, and its successor's order is drawn
 
         def resumed_advance(fetcher: Any) -> None:
-            if self._random is not None:  # to make the loader's iterator drew once more
-                self._random.put_back()
-                for generator, state in zip(_generators_of(trainer), self._generators, strict=True):
-                    generator.set_state(state)
-                self._random = None
+            if self._random is not None and trainer.fit_loop.restarted_mid_epoch:
+                self._random.put_back()  # to make the loader's iterator drew once more
+                _set(_generators_of(trainer), self._generators)
+            self._random = None
             trainer.fit_loop._restarting = self._loop._restarting = False  # all that belongs to the last step was done
             advance(fetcher)
             self._take_up()
@@ -212,6 +213,15 @@ def _generators_of(trainer: pl.Trainer) -> list[torch.Generator]:
             if isinstance(generator, torch.Generator):
                 found.setdefault(id(generator), generator)
     return list(found.values())
+
+
+def _set(generators: list[torch.Generator], states: list[torch.Tensor]) -> None:
+    if len(generators) != len(states):
+        raise InputError(
+            f"train_dataloader: has {len(generators)} generators, {len(states)} in the checkpoint; use the same loaders"
+        )
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
 
 
 class _Progress:
