@@ -104,7 +104,7 @@ def test_killed_again_and_again_it_resumes_bit_identically(device: str, tmp_path
 
 
 def test_killed_while_its_schedule_is_learned_it_resumes_bit_identically(tmp_path: Path) -> None:
-    """The same promise in each phase of learning: what was learned is taken away before each life."""
+    """The same promise in each phase of learning, at interval 1: what was learned is taken away before each life."""
     _killed("cpu", "learned", tmp_path)
 
 
