@@ -15,7 +15,7 @@ from checkflow.about import Run
 from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.earlier import of_now
-from checkflow.checkpointing.engine import Engine, Settings
+from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.fitting import Fitting, fit
 from checkflow.checkpointing.listing import carried, missing, unplanned
 from checkflow.collector import paused_collector
@@ -26,6 +26,7 @@ from checkflow.interrupts import held_back
 from checkflow.learning.learner import Learner
 from checkflow.learning.provisional import provisional
 from checkflow.runtime.lifecycle import Inside
+from checkflow.runtime.settings import Settings
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.refused import check_supported

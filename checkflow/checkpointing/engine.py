@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +24,7 @@ from checkflow.runtime.hook import Removable, register
 from checkflow.runtime.host import HostDevice
 from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.pipeline import Record
+from checkflow.runtime.settings import Settings
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.restore import check_restorable
 from checkflow.store.trainer.handle import StoreHandle
@@ -35,16 +35,6 @@ class OpenStore(Protocol):
     """Slots for a fitting, in the store that was asked for."""
 
     def __call__(self, fitting: Fitting, *, after: StoreHandle | None = None) -> StoreHandle: ...
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the user chose, for whatever schedule."""
-
-    interval: int | None  # None: the schedule's
-    wait_when_full: bool
-    audit: bool
-    learns: bool  # what schedule is followed changes
 
 
 class Engine:
@@ -81,7 +71,7 @@ class Engine:
     @property
     def interval(self) -> int:
         """Iterations from one checkpoint to the next."""
-        return self._settings.interval or self.fitting.schedule.interval
+        return self.executor.interval
 
     def start(self) -> None:
         """Hooks work from now on."""
@@ -140,10 +130,7 @@ class Engine:
             StoreSink(self.handle, self.inside),
             self._capture,
             self.counters,
-            interval=self.interval,
-            wait_when_full=self._settings.wait_when_full,
-            audit=self._settings.audit,
-            learns=self._settings.learns,
+            self._settings,
             late=fitting.host.tensors,
             tell=self._notify,
             inside=self.inside,

@@ -24,6 +24,7 @@ from checkflow.runtime.firings import Firings
 from checkflow.runtime.guards import CAUSES, Guard, GuardKind, changes
 from checkflow.runtime.lifecycle import Inside, Lifecycle, Phase
 from checkflow.runtime.pipeline import Pipeline, Record
+from checkflow.runtime.settings import Settings
 from checkflow.runtime.sink import Sink
 from checkflow.runtime.timetable import timetable_of
 from checkflow.runtime.update import Update
@@ -44,11 +45,7 @@ class Executor:
         device: copies.
         sink: takes whole checkpoints.
         capture: reads the host's state when an iteration ends, and returns what makes a record of it.
-        interval: iterations from one checkpoint to the next.
-        wait_when_full: where no slot is free, wait for one.
-        disarmed: kinds of guards that do nothing. For tests: it tears checkpoints.
-        audit: compare samples of the state for writes that no guard saw.
-        learns: another schedule follows where the first updates do not make the state that this one has.
+        settings: of the user.
         late: tensors, by target, that were found when `capture` was called; they are copied before step() returns.
         tell: told, in one line, what is slower than planned.
         inside: entered while this works.
@@ -64,28 +61,25 @@ class Executor:
         sink: Sink,
         capture: Callable[[int], Record],
         counters: Counters,
+        settings: Settings,
         *,
-        interval: int,
-        wait_when_full: bool,
-        disarmed: frozenset[GuardKind] = frozenset(),
-        audit: bool = False,
-        learns: bool = False,
         late: Callable[[], Mapping[StateName, torch.Tensor]] = dict,
         tell: Callable[[str], None] = _LOG.warning,
         inside: Inside | None = None,
         note: Callable[[Skipped], None] = lambda _: None,
     ) -> None:
+        self.interval = settings.interval or schedule.interval  # iterations from one checkpoint to the next
         self.timetable = timetable_of(schedule, device.few_bytes)
         self.firings = Firings(self.timetable)
         self._planned = self.timetable.used != {self.timetable.anchor_count}  # something before an iteration's end
         self.pipeline = Pipeline(
-            self.timetable, binding, device, sink, counters, keep_early=GuardKind.REWRITE in disarmed, late=late,
-            note=note,
+            self.timetable, binding, device, sink, counters, keep_early=GuardKind.REWRITE in settings.disarmed,
+            late=late, note=note,
         )  # fmt: skip
         self._problems = self.pipeline.problems
         self.completed = 0  # iterations
         self.inside = inside or Inside()
-        self.lifecycle = Lifecycle(Phase.FILLING if audit or interval == 1 else Phase.IDLE)
+        self.lifecycle = Lifecycle(Phase.FILLING if settings.audit or self.interval == 1 else Phase.IDLE)
         self.awake = self.lifecycle.phase is Phase.FILLING  # as hooks ask for it
         self.listens = self.awake and self._planned  # something is done at anchors, or waits to be staged at one
         self.touched = False  # something ran since the last iteration ended
@@ -95,11 +89,9 @@ class Executor:
         self._sink = sink
         self._capture = capture
         self._counters = counters
-        self._interval = interval
-        self._wait_when_full = wait_when_full
-        self._learns = learns
-        self._disarmed = disarmed
-        self._audit = Audit() if audit else None
+        self._settings = settings
+        self._disarmed = settings.disarmed  # asked for at each guard
+        self._audit = Audit() if settings.audit else None
         self._updates: list[Update] = []
         self._anchor = 0  # reached in the running iteration
 
@@ -168,7 +160,7 @@ class Executor:
 
     def updated(self, number: int) -> None:
         """Optimizer `number` has made an update. Raises InputError if state is still absent after the first."""
-        if self.bound.binding.absent and not self.lifecycle.deaf and not self._learns:
+        if self.bound.binding.absent and not self.lifecycle.deaf and not self._settings.learns:
             if self.bound.is_stale:
                 self.rebind()
             self.bound.check_updated(number)
@@ -211,8 +203,8 @@ class Executor:
         """
         if self.lifecycle.refusal is not None:
             raise InputError(f"step: {self.lifecycle.refusal}")
-        is_due = (self.completed + 1) % self._interval == 0
-        next_is_due = (self.completed + 2) % self._interval == 0
+        is_due = (self.completed + 1) % self.interval == 0
+        next_is_due = (self.completed + 2) % self.interval == 0
         if self.awake or is_due or next_is_due:
             with self._entered():
                 self._end(next_is_due=next_is_due)
@@ -358,7 +350,7 @@ class Executor:
 
     def _advance(self, running: int, anchor: int) -> None:
         self._anchor = anchor
-        self.pipeline.advance(running, anchor, due=running % self._interval == 0)
+        self.pipeline.advance(running, anchor, due=running % self.interval == 0)
 
     def _end(self, *, next_is_due: bool) -> None:
         """An iteration ended that a checkpoint was filled or due in, or after which one is."""
@@ -369,8 +361,8 @@ class Executor:
         if self.awake:
             self._advance(self.completed, self.timetable.anchor_count)
             self.firings.end()
-        if self.completed % self._interval == 0:
-            self._begin(wait=self._wait_when_full)
+        if self.completed % self.interval == 0:
+            self._begin(wait=self._settings.wait_when_full)
         self.bound.distrust()
         self._anchor, self.touched = 0, False
         self._device.collect()

@@ -226,16 +226,6 @@ def test_the_example_goes_on_where_it_was(tmp_path: Path) -> None:
     assert lines == whole.splitlines()[-len(lines) :]
 
 
-def test_its_absence_is_told_in_a_line(tmp_path: Path) -> None:
-    (tmp_path / "accelerate.py").write_text("raise ImportError('no')")
-    command = [sys.executable, "-c", "import checkflow; import checkflow.integrations.accelerate"]
-    there = os.pathsep.join([str(tmp_path), str(HERE.parent.parent)])
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": there})
-    assert done.stderr.splitlines()[-1] == (
-        "ImportError: checkflow.integrations.accelerate needs accelerate (no); pip install 'checkflow[accelerate]'"
-    )
-
-
 def test_an_older_one_is_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "accelerate-1.8.1.dist-info").mkdir()
     (tmp_path / "accelerate-1.8.1.dist-info" / "METADATA").write_text("Name: accelerate\nVersion: 1.8.1\n")

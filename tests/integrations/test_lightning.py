@@ -113,3 +113,10 @@ def test_a_path_beside_the_store_is_refused(tmp_path: Path) -> None:
 def test_it_is_attached_when_the_fit_begins(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is attached when the fit begins"):
         _ = CheckflowCallback(tmp_path).checkpointer
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_loops_of_another_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("checkflow.integrations.lightning._WRAPPED", ("on_run_start", "gone"))
+    with pytest.raises(InputError, match=r"lightning [\d.]+: its loops are others; use 2\.6"):
+        fit(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -162,14 +161,3 @@ def test_the_example_goes_on_where_it_was(tmp_path: Path) -> None:
     assert second.returncode == 0, second.stderr
     assert "resumed iteration 5" in second.stderr
     assert "steps 30" in second.stdout
-
-
-def test_its_absence_is_told_in_a_line(tmp_path: Path) -> None:
-    (tmp_path / "transformers.py").write_text("raise ImportError('no')")
-    command = [sys.executable, "-c", "import checkflow; import checkflow.integrations.transformers"]
-    there = os.pathsep.join([str(tmp_path), str(HERE.parent.parent)])
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": there})
-    assert done.stderr.splitlines()[-1] == (
-        "ImportError: checkflow.integrations.transformers needs transformers and accelerate (no); "
-        "pip install 'checkflow[transformers]'"
-    )

@@ -19,6 +19,7 @@ from checkflow.runtime.guards import GuardKind
 from checkflow.runtime.hook import Removable, register
 from checkflow.runtime.host import HostEvent
 from checkflow.runtime.matching import bind
+from checkflow.runtime.settings import Settings
 from checkflow.runtime.sink import NamedSlot
 from checkflow.schedule import ActionRow, AnchorRow, Certificate, Schedule, StateRow, ViewRow
 from checkflow.state.live import live_state, parameter_names
@@ -412,10 +413,7 @@ def rig(
         sink,
         lambda iteration: lambda: b"%d" % iteration,
         counters,
-        interval=interval or schedule.interval,
-        wait_when_full=wait,
-        disarmed=disarmed,
-        audit=audit,
+        Settings(interval, wait_when_full=wait, audit=audit, disarmed=disarmed),
     )
     made = Rig(case, executor, sink, counters)
     made.handles = register(executor, case.training)

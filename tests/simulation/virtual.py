@@ -19,6 +19,7 @@ from checkflow.runtime.device import Batch, CopyEvent, Device, Snapshot
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.hook import Removable, register
 from checkflow.runtime.matching import bind
+from checkflow.runtime.settings import Settings
 from checkflow.runtime.sink import NamedSlot
 from checkflow.schedule import Schedule
 from checkflow.simulation.simulate import Iteration
@@ -208,8 +209,7 @@ def attached(
         EndlessSlots(binding),
         lambda _iteration: lambda: b"",
         counters,
-        interval=schedule.interval,
-        wait_when_full=True,
+        Settings(wait_when_full=True),
     )
     executor.timetable = replace(
         executor.timetable, hooked=frozenset(executor.timetable.anchors)
