@@ -40,6 +40,7 @@ class TensorRow(_GraphRow):
     born: Count = 0
     freed: Count
     views: tuple[GraphViewRow, ...] = ()
+    of: str = ""
 
 
 class OpRow(_GraphRow):
@@ -164,6 +165,7 @@ def _tensor_row(tensor: Tensor) -> TensorRow:
         born=tensor.born,
         freed=tensor.freed,
         views=tuple(GraphViewRow(name=view.name, dtype=view.dtype, shape=view.shape) for view in tensor.views),
+        of=tensor.of,
     )
 
 
@@ -207,6 +209,7 @@ def _graph(document: GraphDocument) -> Graph:
                 row.born,
                 row.freed,
                 tuple(View(view.name, view.dtype, view.shape) for view in row.views),
+                row.of,
             )
             for row in document.tensors
         ),
@@ -233,6 +236,8 @@ def _wrong_tensors(graph: Graph) -> Iterator[str]:
             yield f"{where}: is state, which lives from 0 to {graph.steps}, not from {tensor.born} to {tensor.freed}"
         if tensor.role.is_state != bool(tensor.views):
             yield f"{where}: has {len(tensor.views)} views; state has at least one, nothing else has any"
+        if tensor.of and tensor.role is not Role.GRADIENT:
+            yield f"{where}: is of {tensor.of!r}, which only a gradient is"
         for view in tensor.views:
             if view.name in names:
                 yield f"{where}: the name {view.name!r} stands for two storages"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from checkflow.graph import Graph
+from checkflow.graph import Graph, Role
 from checkflow.graphfile import graph_fingerprint, state_fingerprint
 from checkflow.plan import (
     TICKS_PER_BYTE,
@@ -29,6 +29,7 @@ from checkflow.schedule import (
     ActionRow,
     AnchorRow,
     Certificate,
+    GradientRow,
     Schedule,
     StateRow,
     UnlistedRow,
@@ -56,7 +57,15 @@ class Pause:
     time_ns: int
 
 
-def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: int, slack_ppm: int = 0) -> Schedule:
+def lower(
+    plan: Plan,
+    problem: Problem,
+    graph: Graph,
+    *,
+    bandwidth_bytes_per_s: int,
+    slack_ppm: int = 0,
+    policy: str = "checkflow",
+) -> Schedule:
     """The schedule that executes a plan.
 
     Args:
@@ -65,6 +74,7 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
         graph: the traced iteration.
         bandwidth_bytes_per_s: of the link, before slack.
         slack_ppm: what problem_of took off, in millionths.
+        policy: whose plan it is.
     """
     grid = anchor_grid(problem, graph)
     return schedule_of(
@@ -76,6 +86,7 @@ def lower(plan: Plan, problem: Problem, graph: Graph, *, bandwidth_bytes_per_s: 
         formulation=plan.formulation,
         transfers=plan.transfers_kind,
         solver=plan.solver,
+        policy=policy,
     )
 
 
@@ -98,6 +109,7 @@ def schedule_of(
     """
     problem = grid.problem
     training_bytes = problem.training_peak_bytes
+    state_bytes = sum(graph.tensors[index].size_bytes for index in graph.written_state)
     peak_bytes = max(grid.memory_bytes(snapshots_of(acts)))
     bound_bytes = training_bytes if pause else _bound_bytes(grid)
 
@@ -123,8 +135,8 @@ def schedule_of(
             memory_limit_bytes=problem.memory_limit_bytes,
             steps=graph.steps,
             iteration_time_ns=graph.iteration_time_ns,
-            state_bytes=problem.state_bytes,
-            static_state_bytes=sum(t.size_bytes for t in graph.tensors if t.role.is_state) - problem.state_bytes,
+            state_bytes=state_bytes,
+            static_state_bytes=sum(t.size_bytes for t in graph.tensors if t.role.is_state) - state_bytes,
             certificate=Certificate(
                 training_peak_bytes=training_bytes,
                 peak_bytes=peak_bytes,
@@ -150,6 +162,7 @@ def schedule_of(
                     tensor=problem.state[act.chunk.state].tensor,
                     offset=act.chunk.offset_bytes,
                     bytes=act.chunk.size_bytes,
+                    back=problem.state[act.chunk.state].back,
                     snapshot=None if act.created is None else anchor(act.created),
                     offload=anchor(act.issued),
                     release=None if act.released is None else anchor(act.released),
@@ -158,6 +171,7 @@ def schedule_of(
             ),
             policy=policy,
             pause=anchor(pause.ordinal) if pause else None,
+            gradients=_gradient_rows(problem, graph),
         )
     )
 
@@ -221,6 +235,20 @@ def _rounded(plan: Plan, grid: TimeGrid) -> tuple[Placed, ...]:
             released=grid.from_clock(passage.end_ticks),
         )
         for passage in queue(grid, requests)
+    )
+
+
+def _gradient_rows(problem: Problem, graph: Graph) -> tuple[GradientRow, ...]:
+    of = {view.name: view for index in graph.written_state for view in graph.tensors[index].views}
+    found = sorted({source.tensor for source in problem.state if source.role is Role.GRADIENT})
+    views = ((index, of[graph.tensors[index].of]) for index in found)
+    return tuple(
+        GradientRow(
+            id=index,
+            bytes=graph.tensors[index].size_bytes,
+            parameter=ViewRow(name=view.name, dtype=view.dtype, shape=view.shape),
+        )
+        for index, view in views
     )
 
 

@@ -20,7 +20,7 @@ VERSION: Literal[2] = 2
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
-Place = tuple[Count, Positive]  # (iteration, anchor from 1); the checkpoint is taken at the end of iteration 0
+Place = tuple[int, Positive]  # (iteration, anchor from 1); the checkpoint is taken at the end of iteration 0
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -49,6 +49,14 @@ class StateRow(_Model):
     views: tuple[ViewRow, ...]
 
 
+class GradientRow(_Model):
+    """The gradient of one parameter, as its optimizer consumes it. `id` is its storage's index in the graph's tensors."""
+
+    id: Count
+    bytes: Positive
+    parameter: ViewRow
+
+
 class AnchorRow(_Model):
     """One place in an iteration where a hook runs, with the position (0..T) at which it fires."""
 
@@ -61,11 +69,15 @@ class AnchorRow(_Model):
 
 
 class ActionRow(_Model):
-    """One transfer: the anchors that create its snapshot, issue its offload and release the snapshot."""
+    """One transfer: the anchors that create its snapshot, issue its offload and release the snapshot.
+
+    A gradient's snapshot is the gradient itself, which is held though training lets go of it.
+    """
 
     tensor: Count
     offset: Count
-    bytes: Positive  # of a state tensor from `offset` on; without `snapshot` the live tensor is read
+    bytes: Positive  # of a state tensor or gradient from `offset` on; without `snapshot` the live tensor is read
+    back: Count = 0  # iterations before the checkpoint's whose value is read; of a gradient, whose update consumes it
     snapshot: Place | None = None
     offload: Place
     release: Place | None = None
@@ -125,6 +137,7 @@ class Schedule(_Model):
     unlisted: tuple[UnlistedRow, ...] = ()
     policy: Annotated[str, StringConstraints(pattern="^[a-z][a-z0-9_]*$")] = "checkflow"
     pause: Place | None = None  # where training stands still until all of the checkpoint has arrived
+    gradients: tuple[GradientRow, ...] = ()  # that rebuild state which is saved as it was some iterations before
 
     def position(self, place: Place) -> int:
         """The unrolled position of a place in `actions`."""
@@ -141,7 +154,7 @@ def schedule_document(schedule: Schedule) -> dict[str, object]:
 
     So does the whole, of what came with the policies: what has no pause has the digest that it had before them.
     """
-    tables = {"state", "anchors", "actions", "unlisted"}
+    tables = {"state", "anchors", "actions", "unlisted", "gradients"}
     left_out = {name for name in ("policy", "pause") if getattr(schedule, name) == _DEFAULTS[name].default}
     document: dict[str, object] = schedule.model_dump(mode="json", exclude=tables | left_out | {"certificate"})
     quiet = {"pause_ns"} if not schedule.certificate.pause_ns else set[str]()
@@ -151,10 +164,18 @@ def schedule_document(schedule: Schedule) -> dict[str, object]:
         ("anchors", schedule.anchors),
         ("actions", schedule.actions),
     ):
-        document[name] = [row.model_dump(mode="json", exclude_none=True) for row in rows]
+        document[name] = [_filled(row) for row in rows]
+    if schedule.gradients:
+        document["gradients"] = [row.model_dump(mode="json") for row in schedule.gradients]
     if schedule.unlisted:
         document["unlisted"] = [row.model_dump(mode="json", exclude_defaults=True) for row in schedule.unlisted]
     return document
+
+
+def _filled(row: StateRow | AnchorRow | ActionRow) -> dict[str, object]:
+    """A row without what it does not have."""
+    absent = {"back"} if isinstance(row, ActionRow) and not row.back else set[str]()
+    return row.model_dump(mode="json", exclude_none=True, exclude=absent)
 
 
 def schedule_digest(schedule: Schedule) -> str:
@@ -241,9 +262,15 @@ def _dangling(schedule: Schedule) -> Iterator[str]:
     if positions != sorted(positions) or positions[-1:] != [schedule.steps]:
         yield f"field anchors: positions have to ascend to the iteration's end, {schedule.steps}"
     size_of = {row.id: row.bytes for row in schedule.state if row.written}
+    gradients = {row.id: row.bytes for row in schedule.gradients}
+    if not size_of.keys().isdisjoint(gradients):
+        yield "field gradients: has the id of state"
+    size_of |= gradients
     for number, action in enumerate(schedule.actions):
         if action.tensor not in size_of:
-            yield f"field actions.{number}.tensor: {action.tensor} is not the id of written state"
+            yield f"field actions.{number}.tensor: {action.tensor} is not the id of written state or a gradient"
+        elif action.back >= schedule.interval:
+            yield f"field actions.{number}.back: {action.back} is not below the interval, {schedule.interval}"
         elif action.offset + action.bytes > size_of[action.tensor]:
             yield f"field actions.{number}: ends at byte {action.offset + action.bytes} of {size_of[action.tensor]}"
         if (action.snapshot is None) != (action.release is None):

@@ -20,14 +20,18 @@ TICKS_PER_BYTE = 1_000_000_000  # of the link's clock
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """A state tensor that the iteration writes."""
+    """A state tensor that the iteration writes, or a gradient that rebuilds some (plan/rebuilt.py).
+
+    What is lost while the next iteration runs is lost at `first_write`; at or before the iteration's end it is 0 or less.
+    """
 
     tensor: int  # index into Graph.tensors
     name: str
     size_bytes: int
-    first_write: int  # u(e), 1..T
+    first_write: int  # u(e), 1..T for state
     last_write: int  # 1..T, at or after u(e)
     role: Role = Role.PARAMETER  # a buffer may be written before the update
+    back: int = 0  # iterations before the checkpoint's whose value it is; of a gradient, whose update consumes it
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,8 @@ class Problem:
 
     def window(self, tensor: StateTensor) -> tuple[int, int]:
         """(release, deadline): the unrolled positions between which the live tensor holds the checkpoint's value."""
-        return tensor.last_write - self.steps, tensor.first_write - 1
+        later = tensor.back * self.steps
+        return tensor.last_write - self.steps - later, tensor.first_write - 1 - later
 
 
 def problem_of(

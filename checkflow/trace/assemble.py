@@ -117,7 +117,8 @@ def _tensor(storage: Storage, views: tuple[View, ...], number: int, steps: int) 
     role = storage.role or (Role.ACTIVATION if storage.born else Role.INPUT)
     freed = steps if storage.freed is None else max(storage.freed, storage.last_use, storage.born)
     name = views[0].name if views else storage.name or f"%unused_{number}"
-    return Tensor(name, role, storage.size_bytes, storage.born, steps if role.is_state else freed, views)
+    of = storage.of if role is Role.GRADIENT else ""
+    return Tensor(name, role, storage.size_bytes, storage.born, steps if role.is_state else freed, views, of)
 
 
 def check_graph(graph: Graph) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -11,8 +11,8 @@ import torch
 from checkflow.foreach import Look, can_look
 from checkflow.graph import Anchor, AnchorKind, Role
 from checkflow.state.holders import models_of, optimizers_of, uncompiled
-from checkflow.state.live import parameters_of
-from checkflow.state.names import subject_of
+from checkflow.state.live import parameter_names, parameters_of
+from checkflow.state.names import StateName, subject_of
 from checkflow.trace.storages import Ledger, has_storage
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
@@ -71,21 +71,24 @@ def hooked(training: Training, firings: FiredAnchors, ledger: Ledger) -> Iterato
         for name, parameter in parameters_of(training):
             if parameter.requires_grad:
                 handles += _on_parameter(parameter, name, firings, ledger)
+        names = parameter_names(training)
         for holder, optimizer in optimizers_of(training).items():
             if is_hookable(optimizer):
-                handles += _on_optimizer(optimizer, holder, firings, ledger)
+                handles += _on_optimizer(optimizer, holder, firings, ledger, names)
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def mark_gradient(parameter: torch.Tensor, ledger: Ledger) -> None:
+def mark_gradient(parameter: torch.Tensor, name: str, ledger: Ledger) -> None:
     """The storage of a parameter's gradient, if it has one, is a gradient."""
-    if parameter.grad is not None and has_storage(parameter.grad):
-        storage = ledger.see(parameter.grad)
+    gradient = parameter.grad
+    if gradient is not None and has_storage(gradient):
+        storage = ledger.see(gradient)
         storage.role = storage.role or Role.GRADIENT
         storage.scalar = False
+        storage.of = name if gradient.numel() * gradient.element_size() == storage.size_bytes else ""
 
 
 def _on_module(module: torch.nn.Module, subject: str, firings: FiredAnchors) -> list[torch.utils.hooks.RemovableHandle]:
@@ -107,7 +110,7 @@ def _on_parameter(
         firings.fire(AnchorKind.GRADIENT, name)
 
     def accumulated(updated: torch.Tensor) -> None:
-        mark_gradient(updated, ledger)
+        mark_gradient(updated, name, ledger)
 
     return [
         parameter.register_hook(ready),  # type: ignore[no-untyped-call]
@@ -116,12 +119,16 @@ def _on_parameter(
 
 
 def _on_optimizer(
-    optimizer: torch.optim.Optimizer, subject: str, firings: FiredAnchors, ledger: Ledger
+    optimizer: torch.optim.Optimizer,
+    subject: str,
+    firings: FiredAnchors,
+    ledger: Ledger,
+    names: Mapping[int, StateName],
 ) -> list[torch.utils.hooks.RemovableHandle]:
     def before(stepping: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         for group in stepping.param_groups:
             for parameter in group["params"]:
-                mark_gradient(parameter, ledger)
+                mark_gradient(parameter, names.get(id(parameter), ""), ledger)
         firings.fire(AnchorKind.OPTIMIZER_PRE, subject)
         if can_look(stepping):
             look.open()

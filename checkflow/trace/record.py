@@ -51,8 +51,8 @@ class IterationRecord:
         assert recorder.watch is not None
         self._first, self._second = recorder.watch, Watch(ledger, reached())
         self._before = _bound_states(training, ledger, model)
-        for _, parameter in parameters_of(training):
-            mark_gradient(parameter, ledger)
+        for name, parameter in parameters_of(training):
+            mark_gradient(parameter, name, ledger)
         self._recording = Recording(program)
         self._firings = FiredAnchors(ledger)
 
@@ -80,8 +80,8 @@ class IterationRecord:
         """
         training, ledger, recording = self._training, self._ledger, self._recording
         self._firings.fire(AnchorKind.ITERATION_END, "")
-        for _, parameter in parameters_of(training):
-            mark_gradient(parameter, ledger)
+        for name, parameter in parameters_of(training):
+            mark_gradient(parameter, name, ledger)
         states, after = _kept(self._before, state_of(training, self._model))
         replaced = _replaced(states, after, ledger, self._model)
         self.notes = tuple(notes_of(replaced))

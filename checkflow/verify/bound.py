@@ -57,7 +57,8 @@ def fluid_bound(terms: Terms) -> int:
     deadlines = sorted({deadline for _, deadline, _ in latest_first})
     emptied = [_emptied(latest_first, deadline) for deadline in deadlines]
     bound_bytes = 0
-    for step in range(1, min(terms.interval, 2) * terms.steps + 1):  # later iterations repeat, with fewer left
+    first = min(0, deadlines[0]) + 1 if deadlines else 1  # of an earlier iteration's value
+    for step in range(first, min(terms.interval, 2) * terms.steps + 1):  # later iterations repeat, with fewer left
         held_from = last_to(step - 1, places, terms.steps)
         classes = bisect_right(deadlines, held_from)
         left_bytes = max(late_bytes(emptied[classes - 1], terms.clock(held_from)), 0) if classes else 0

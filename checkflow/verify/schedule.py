@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from checkflow.graph import Graph
 from checkflow.graphfile import graph_fingerprint, state_fingerprint
@@ -12,6 +12,7 @@ from checkflow.verify.bound import fluid_bound, ideal_bound
 from checkflow.verify.executed import executed
 from checkflow.verify.failure import fail
 from checkflow.verify.memory import peak_of
+from checkflow.verify.rebuilt import with_gradients
 from checkflow.verify.rows import Part
 from checkflow.verify.terms import Terms, is_state, terms_of_schedule
 
@@ -36,6 +37,8 @@ def verify(schedule: Schedule, graph: Graph) -> VerifiedSchedule:
         fail(f"graph_fingerprint: the schedule was made for another graph than this one of {graph.model!r}")
     terms = terms_of_schedule(schedule, graph)
     _check_header(schedule, graph, {saved.tensor for saved in terms.state})
+    if schedule.gradients or any(row.back for row in schedule.actions):
+        terms = replace(terms, state=with_gradients(schedule, graph, terms.state))
     _check_formulation(schedule)
     holds, pause_ns, paused_bytes = executed(schedule, _parts(terms, schedule.actions), terms)
     pauses = schedule.pause is not None  # who may stand still needs no byte (docs/model.md)
@@ -117,8 +120,8 @@ def _check_rows(table: str, claimed: Sequence[StateRow | AnchorRow], found: Sequ
 
 
 def _parts(terms: Terms, rows: Sequence[ActionRow]) -> list[Part]:
-    index_of = {saved.tensor: index for index, saved in enumerate(terms.state)}
+    index_of = {(saved.tensor, saved.back): index for index, saved in enumerate(terms.state)}
     for number, row in enumerate(rows):
-        if row.tensor not in index_of:
-            fail(f"actions row {number}: tensor {row.tensor} is not state that the iteration writes")
-    return [Part(index_of[row.tensor], row.offset, row.bytes) for row in rows]
+        if (row.tensor, row.back) not in index_of:
+            fail(f"actions row {number}: tensor {row.tensor} is not state that the iteration writes, or what rebuilds it")
+    return [Part(index_of[row.tensor, row.back], row.offset, row.bytes) for row in rows]

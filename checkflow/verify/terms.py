@@ -26,7 +26,8 @@ STATE_ROLES = ("parameter", "buffer", "optimizer")
 
 
 class Saved(NamedTuple):
-    """A state tensor that the iteration writes; the live one holds the checkpoint's value from release to deadline."""
+    """A state tensor that the iteration writes, or a gradient; the live one holds what is saved from release to deadline.
+    """
 
     tensor: int  # index into Graph.tensors
     name: str
@@ -34,6 +35,7 @@ class Saved(NamedTuple):
     first_write: int  # step, 1..T
     release: int  # unrolled positions
     deadline: int
+    back: int = 0  # iterations before the checkpoint's whose value it is
 
     @property
     def window(self) -> tuple[int, int]:

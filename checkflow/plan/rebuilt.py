@@ -1,0 +1,155 @@
+"""State that its gradients rebuild: what may be saved as it was some iterations before its checkpoint.
+
+An optimizer's update makes a parameter and its entries anew from what they were and the gradient. So of a checkpoint
+over k iterations each parameter may leave, with its entries, in any of them; then its gradients of the later ones go
+along. All else that the iteration writes (buffers, averages) is of the checkpoint's own iteration.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from checkflow.graph import AnchorKind, Graph, Role, Tensor
+from checkflow.plan.problem import Problem, StateTensor
+from checkflow.state.names import StateName, owner, stems
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A parameter whose update is all that writes it and its entries; indices are of Graph.tensors."""
+
+    state: tuple[int, ...]  # the parameter first
+    gradient: int
+    final: int  # step after which the gradient is as it is consumed: its last write, or the beginning of the update
+    gone: int  # step of the next iteration by which it is freed; 0 or less: before the iteration ends
+    state_bytes: int
+    gradient_bytes: int
+
+
+def rebuilt_in(graph: Graph) -> tuple[Rebuilt, ...]:
+    """What gradients rebuild, in the order of the graph's parameters."""
+    reading = _Reading(graph)
+    return tuple(found for index in graph.written_state if (found := reading.of(index)) is not None)
+
+
+def over_iterations(problem: Problem, graph: Graph, count: int) -> Problem:
+    """The problem of one checkpoint each `count` iterations, of which each carries a part of the state and gradients.
+
+    The parts are such that each iteration has as many bytes to carry: a part that leaves early has more gradients.
+    """
+    units = rebuilt_in(graph)
+    back = _parts(units, problem.state_bytes, count)
+    of_state = {index: backs for unit, backs in zip(units, back, strict=True) for index in unit.state}
+    state = [replace(tensor, back=of_state.get(tensor.tensor, 0)) for tensor in problem.state]
+    gradients = [
+        StateTensor(
+            unit.gradient, f"gradient of {graph.tensors[unit.state[0]].name}", unit.gradient_bytes, unit.gone,
+            unit.final, Role.GRADIENT, earlier,
+        )
+        for unit, backs in zip(units, back, strict=True)
+        for earlier in range(backs)
+    ]  # fmt: skip
+    return replace(problem, state=(*state, *gradients), interval=count)
+
+
+def _parts(units: Sequence[Rebuilt], state_bytes: int, count: int) -> list[int]:
+    """For each unit, how many iterations before the checkpoint's it leaves.
+
+    With r the gradients' share of what they rebuild, iteration i of k carries (1 - r)^(i-1) of what the first one does.
+    """
+    whole_bytes = sum(unit.state_bytes for unit in units)
+    share = sum(unit.gradient_bytes for unit in units) / whole_bytes if whole_bytes else 0.0
+    first = 1 / sum((1 - share) ** number for number in range(count)) if share < 1 else 1.0
+    room = {count - 1 - number: first * (1 - share) ** number * state_bytes for number in range(count)}
+    room[0] -= state_bytes - whole_bytes  # what no gradient rebuilds
+    found = [0] * len(units)
+    for index in sorted(range(len(units)), key=lambda index: (-units[index].state_bytes, index)):
+        found[index] = max(room, key=lambda back: (room[back], -back))
+        room[found[index]] -= units[index].state_bytes
+    return found
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A graph, asked which of its parameters gradients rebuild."""
+
+    graph: Graph
+
+    @cached_property
+    def _begins(self) -> tuple[int, ...]:
+        """Positions at which an update begins."""
+        return tuple(a.position for a in self.graph.anchors if a.kind is AnchorKind.OPTIMIZER_PRE)
+
+    @cached_property
+    def _gradients(self) -> dict[str, list[int]]:
+        """By the name of their parameter."""
+        found: dict[str, list[int]] = {}
+        for index, tensor in enumerate(self.graph.tensors):
+            if tensor.of:
+                found.setdefault(tensor.of, []).append(index)
+        return found
+
+    @cached_property
+    def _entries(self) -> dict[int, list[int]]:
+        """Optimizers' entries by their parameter, of which the same update writes both."""
+        parameters: dict[int, dict[StateName, int]] = {}
+        for index in self.graph.written_state:
+            if self.graph.tensors[index].role is Role.PARAMETER:
+                parameters.setdefault(self._update(index), {})[self._name(index)] = index
+        found: dict[int, list[int]] = {}
+        for index in self.graph.written_state:
+            if self.graph.tensors[index].role is Role.OPTIMIZER:
+                name, updated = self._name(index), parameters.get(self._update(index), {})
+                by_stem = {stem: updated[parameter] for parameter, stem in stems(name.holder, updated).items()}
+                parameter = owner(name, by_stem)
+                if parameter is not None:
+                    found.setdefault(parameter, []).append(index)
+        return found
+
+    def _name(self, index: int) -> StateName:
+        return StateName(self.graph.tensors[index].views[0].name)
+
+    def _update(self, index: int) -> int:
+        """Which update writes it first, from 1; 0: it is written before any."""
+        return bisect_left(self._begins, self.graph.writes[index][0])
+
+    def of(self, index: int) -> Rebuilt | None:
+        """A tensor as a parameter that its gradient rebuilds, if it is one."""
+        tensor, update = self.graph.tensors[index], self._update(index)
+        if tensor.role is not Role.PARAMETER or not update or self._several(index):
+            return None
+        name = self._name(index)
+        consumed = [g for g in self._gradients.get(name, ()) if self.graph.tensors[g].born]
+        if len(consumed) != 1 or self.graph.tensors[consumed[0]].size_bytes != tensor.size_bytes:
+            return None
+        gradient, begins = consumed[0], self._begins[update - 1]
+        writes = self.graph.writes[gradient]
+        if writes[-1] > begins or self.graph.tensors[gradient].freed <= begins:
+            return None
+        entries = self._entries.get(index, ())
+        if any(self._several(entry) for entry in entries):
+            return None
+        state = (index, *entries)
+        return Rebuilt(
+            state,
+            gradient,
+            max(writes[-1], begins),
+            self._gone(name, gradient),
+            sum(self.graph.tensors[each].size_bytes for each in state),
+            self.graph.tensors[gradient].size_bytes,
+        )
+
+    def _several(self, index: int) -> bool:
+        """Whether several updates write it."""
+        return any(self.graph.writes[index][0] <= begins < self.graph.writes[index][-1] for begins in self._begins)
+
+    def _gone(self, name: str, gradient: int) -> int:
+        """One that is there when the iteration begins is the last one's: it goes when that goes."""
+        left = [g for g in self._gradients[name] if g != gradient]
+        if self.graph.tensors[gradient].freed == self.graph.steps and left:
+            return max(1, min(self.graph.tensors[each].freed for each in left))
+        return self.graph.tensors[gradient].freed - self.graph.steps
+

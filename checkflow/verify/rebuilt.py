@@ -1,0 +1,134 @@
+"""State that is saved as it was some iterations before its checkpoint: what may be, and the gradients that it takes.
+
+Derived here a second time from docs/model.md, "Several iterations for one checkpoint".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from checkflow.graph import Graph, Tensor
+from checkflow.schedule import Schedule
+from checkflow.state.names import StateName
+from checkflow.verify.failure import fail
+from checkflow.verify.terms import Saved
+
+
+class Consumed(NamedTuple):
+    """A gradient as its update consumes it: complete from `final` on, and there until before step `gone` of the next
+    iteration (0 or less: it goes before its own ends)."""
+
+    tensor: int
+    final: int
+    gone: int
+
+
+def with_gradients(schedule: Schedule, graph: Graph, state: Sequence[Saved]) -> tuple[Saved, ...]:
+    """What the actions have to carry: the state, each tensor of the iteration that its rows say, and its gradients.
+
+    Raises VerificationError where a row says an earlier iteration of what no gradient rebuilds, or a gradient's row in
+    the schedule is not that of the graph.
+    """
+    gradients = {row.id for row in schedule.gradients}
+    backs: dict[int, set[int]] = {}
+    for row in schedule.actions:
+        if row.tensor not in gradients:
+            backs.setdefault(row.tensor, set()).add(row.back)
+    writes = _writes(graph)
+    found: list[Saved] = []
+    asked: dict[int, tuple[Consumed, int]] = {}  # by gradient: how many iterations of it
+    for saved in state:
+        back = min(backs.get(saved.tensor, {0}))
+        if len(backs.get(saved.tensor, {0})) > 1 or back >= schedule.interval:
+            fail(f"{saved.name}: its rows are of iterations {sorted(backs[saved.tensor])} before the checkpoint's")
+        if back:
+            consumed = _consumed(graph, writes, saved.tensor)
+            if consumed is None:
+                fail(f"{saved.name}: is saved {back} iterations before its checkpoint, and no gradient rebuilds it")
+            known = asked.setdefault(consumed.tensor, (consumed, back))
+            if known[1] != back:
+                fail(f"{saved.name}: is of another iteration than what the same gradient rebuilds")
+        found.append(_earlier(saved, back, len(graph.ops)))
+    _check_rows(schedule, graph, asked)
+    for consumed, count in asked.values():
+        tensor = graph.tensors[consumed.tensor]
+        as_final = Saved(
+            consumed.tensor, f"gradient of {tensor.of}", tensor.size_bytes, consumed.gone,
+            consumed.final - len(graph.ops), consumed.gone - 1,
+        )  # fmt: skip
+        found += [_earlier(as_final, back, len(graph.ops)) for back in range(count)]
+    return tuple(found)
+
+
+def _earlier(saved: Saved, back: int, steps: int) -> Saved:
+    return saved._replace(release=saved.release - back * steps, deadline=saved.deadline - back * steps, back=back)
+
+
+def _check_rows(schedule: Schedule, graph: Graph, asked: Mapping[int, object]) -> None:
+    if sorted(asked) != [row.id for row in schedule.gradients]:
+        fail(f"gradients: are {[row.id for row in schedule.gradients]}, and what is saved earlier takes {sorted(asked)}")
+    for row in schedule.gradients:
+        tensor = graph.tensors[row.id]
+        views = [view for other in graph.tensors for view in other.views if view.name == tensor.of]
+        ours = [(view.name, view.dtype, view.shape) for view in views]
+        if row.bytes != tensor.size_bytes or [(row.parameter.name, row.parameter.dtype, row.parameter.shape)] != ours:
+            fail(f"gradients: row {row.id} is not the gradient that its graph has")
+
+
+def _writes(graph: Graph) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for step, op in enumerate(graph.ops, start=1):
+        for index in op.writes:
+            found.setdefault(index, []).append(step)
+    return found
+
+
+def _consumed(graph: Graph, writes: Mapping[int, list[int]], state: int) -> Consumed | None:
+    """The gradient that rebuilds a state tensor: that of its parameter, where one update writes both and nothing else.
+
+    An update is what lies between the beginning of one and that of the next, or the iteration's end.
+    """
+    begins = [anchor.position for anchor in graph.anchors if anchor.kind.value == "optimizer_pre"]
+    update = [sum(begin < step for begin in begins) for step in writes[state]]
+    if min(update) == 0 or min(update) != max(update):
+        return None
+    parameters = {
+        tensor.views[0].name: index
+        for index, tensor in enumerate(graph.tensors)
+        if tensor.role.value == "parameter"
+        and index in writes
+        and sum(begin < writes[index][0] for begin in begins) == update[0]
+    }
+    parameter = _parameter_of(graph.tensors[state], parameters)
+    if parameter is None or sum(begin < writes[parameters[parameter]][-1] for begin in begins) != update[0]:
+        return None
+    of = [index for index, tensor in enumerate(graph.tensors) if tensor.of == parameter]
+    made = [index for index in of if graph.tensors[index].born > 0]
+    if len(made) != 1:
+        return None
+    (gradient,), begin = made, begins[update[0] - 1]
+    tensor, steps = graph.tensors[gradient], len(graph.ops)
+    if tensor.size_bytes != graph.tensors[parameters[parameter]].size_bytes:
+        return None
+    if writes[gradient][-1] > begin or tensor.freed <= begin:
+        return None
+    before = [graph.tensors[index].freed for index in of if index != gradient]
+    stays = tensor.freed == steps and bool(before)
+    return Consumed(gradient, begin, max(1, min(before)) if stays else tensor.freed - steps)
+
+
+def _parameter_of(tensor: Tensor, parameters: Mapping[str, int]) -> str | None:
+    """The name of the parameter that this is, or is an entry of: the longest that its own begins with."""
+    if tensor.role.value == "parameter":
+        return tensor.views[0].name
+    if tensor.role.value != "optimizer":
+        return None
+    path = StateName(tensor.views[0].name).path
+    paths = [StateName(name).path for name in parameters]
+    fits: list[tuple[int, str]] = []
+    for name in parameters:
+        known = StateName(name).path if paths.count(StateName(name).path) == 1 else name
+        if path.startswith(f"{known}."):
+            fits.append((len(known), name))
+    return max(fits)[1] if fits else None
