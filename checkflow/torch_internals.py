@@ -60,6 +60,19 @@ def is_batch_norm(module: torch.nn.Module) -> bool:
     return isinstance(module, _NormBase)
 
 
+def unhooked_step(optimizer: torch.optim.Optimizer) -> None:
+    """An update as the optimizer's class makes it: no hook runs, nor what a scheduler put in its place."""
+    step = type(optimizer).step
+    while getattr(step, "hooked", False):
+        step = step.__wrapped__  # type: ignore[attr-defined]
+    step(optimizer)
+
+
+def grad_scale_of(optimizer: torch.optim.Optimizer) -> object:
+    """By what a GradScaler has a fused update unscale its gradients; None where it has done that itself."""
+    return getattr(optimizer, "grad_scale", None)
+
+
 def own_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
     """Those of this module alone, by name: the dict that it keeps them in."""
     return module._parameters

@@ -159,6 +159,11 @@ def attach(
             f"interval: {interval} is not the {schedule.interval} that the schedule was compiled for, after which it "
             f"pauses until a checkpoint has arrived; compile it with --interval {interval}"
         )
+    if schedule is not None and interval is not None and interval <= max((a.back for a in schedule.actions), default=0):
+        raise InputError(
+            f"interval: {interval} is less than the {schedule.interval} iterations that a checkpoint of this schedule "
+            f"is taken in; compile it with --interval {interval}"
+        )
     if when_full not in ("skip", "wait"):
         raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
     if on_event is not None and not callable(on_event):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from checkflow.checkpointing.files import without_bytes
+from checkflow.checkpointing.files import in_slot, saved_in, without_bytes
 from checkflow.checkpointing.fitting import Fitting
 from checkflow.checkpointing.sink import StoreSink
 from checkflow.errors import CheckflowError, InputError
@@ -23,10 +23,16 @@ from checkflow.runtime.executor import Executor
 from checkflow.runtime.hook import Removable, register
 from checkflow.runtime.host import HostDevice
 from checkflow.runtime.lifecycle import Inside
+from checkflow.runtime.in_flight import InFlight
+from checkflow.runtime.parts import Parts
 from checkflow.runtime.pipeline import Record
 from checkflow.runtime.settings import Settings
+from checkflow.state.holders import optimizers_of
 from checkflow.state.host.objects import HostObjects
+from checkflow.state.host.record import ReplayRecord
+from checkflow.state.live import parameter_names
 from checkflow.state.restore import check_restorable
+from checkflow.state.restore.replay import match_replay
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.training import Training
 
@@ -135,7 +141,25 @@ class Engine:
             tell=self._notify,
             inside=self.inside,
             note=self.events.append,
+            parting=lambda bound, pipeline: Parts(
+                fitting.schedule, self._training, bound, pipeline, fitting.host, self._prove, self._notify
+            ),
         )
+
+    def _prove(self, checkpoint: InFlight) -> str:
+        """Makes a checkpoint's updates again beside the training that they are of."""
+        assert checkpoint.updates is not None
+        names = parameter_names(self._training)
+        files = in_slot(self.fitting.binding.targets.values(), checkpoint.slot.view)
+        try:
+            record = ReplayRecord.model_validate_json(checkpoint.updates.text())
+            replay = match_replay(record, files, optimizers_of(self._training), names)
+            other = replay.differs(lambda parameter: saved_in(files, names[id(parameter)]))
+        except CheckflowError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 (of the optimizer's own code)
+            return f"an update cannot be made again ({type(error).__name__}: {str(error).splitlines()[0]:.200})"
+        return "" if other is None else f"{names[id(other)]} is not the same, to the bit, when its updates are made again"
 
     def _capture(self, iteration: int) -> Record:
         captured = self.fitting.host.capture(iteration)

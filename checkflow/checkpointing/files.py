@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+
 from checkflow.dtypes import CODES
 from checkflow.runtime.binding import Binding, Target
 from checkflow.state import refused
@@ -39,6 +43,27 @@ def without_bytes(layout: Layout) -> dict[str, TensorFile]:
         )
         for file in layout.specs
     }
+
+
+def in_slot(targets: Iterable[Target], view: Callable[[StateName], memoryview]) -> dict[str, TensorFile]:
+    """The same with the bytes that a slot has."""
+    found: dict[str, dict[str, FileTensor]] = {}
+    for target in targets:
+        if target.alias_of is None:
+            file, name = file_and_tensor(target.name)
+            dtype, data = getattr(torch, target.dtype), view(target.name)
+            if target.order != tuple(range(len(target.shape))):
+                lying = FileTensor(dtype, tuple(target.shape[dim] for dim in target.order), data).view()
+                back = [target.order.index(dim) for dim in range(len(target.shape))]
+                data = memoryview(lying.permute(back).contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+            found.setdefault(file, {})[name] = FileTensor(dtype, target.shape, data)
+    return {file: TensorFile(tensors, {}) for file, tensors in found.items()}
+
+
+def saved_in(files: Mapping[str, TensorFile], name: StateName) -> FileTensor:
+    """A tensor of these files by its state name."""
+    file, tensor = file_and_tensor(name)
+    return files[file].tensors[tensor]
 
 
 def file_and_tensor(name: StateName) -> tuple[str, str]:

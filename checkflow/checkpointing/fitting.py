@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from checkflow.checkpointing.files import layout_of
-from checkflow.runtime.binding import Binding, add_rooms
+from checkflow.runtime.binding import Binding, add_gradient_rooms, add_rooms
 from checkflow.runtime.matching import bind
 from checkflow.schedule import Schedule
 from checkflow.state.host.capture import HostState, check_capturable
@@ -31,6 +31,7 @@ def fit(schedule: Schedule, training: Training, objects: HostObjects) -> Fitting
     """Raises InputError for what the schedule and the training differ in, and for what cannot be saved."""
     binding = bind(schedule, training)
     add_rooms(binding, in_files(objects.objects))
+    add_gradient_rooms(binding, schedule)
     targets = binding.targets.values()
     host = HostState(
         training,

@@ -10,8 +10,9 @@ import torch
 
 from checkflow.dtypes import name_of
 from checkflow.runtime.device import CopyEvent
+from checkflow.schedule import Schedule
 from checkflow.state.live import Live
-from checkflow.state.names import StateName
+from checkflow.state.names import StateName, gradient_name
 from checkflow.torch_internals import versions
 from checkflow.training import Training
 
@@ -155,6 +156,16 @@ def _of_modules(
         if live.module is not None and storage is not None:
             found.setdefault(live.module, {})[storage] = None
     return {module: tuple(storages) for module, storages in found.items()}
+
+
+def add_gradient_rooms(binding: Binding, schedule: Schedule) -> None:
+    """Targets for gradients, which lie in memory as their parameters do."""
+    parameters = {row.id: row.parameter for row in schedule.gradients}
+    for row in schedule.actions:
+        if row.tensor in parameters:
+            view = parameters[row.tensor]
+            name = gradient_name(row.back, view.name)
+            binding.targets[name] = Target(name, view.dtype, view.shape, binding.targets[StateName(view.name)].order)
 
 
 def add_rooms(binding: Binding, tensors: Mapping[StateName, torch.Tensor]) -> None:

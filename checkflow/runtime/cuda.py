@@ -79,6 +79,9 @@ class CudaDevice:
         self._counters.snapshot_bytes += sum(source.numel() for source in sources)
         return made
 
+    def hold(self, source: torch.Tensor) -> Snapshot:
+        return Snapshot(source, torch.cuda.current_stream(self._device))
+
     def offload(self, batch: Batch) -> CudaEvent:
         self._forget_ended()
         start, end = _timed_event(), _timed_event()

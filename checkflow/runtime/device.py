@@ -57,7 +57,7 @@ class Batch(tuple[Copy, ...]):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy of state bytes in device memory; its memory returns when `release` drops it."""
+    """A copy of state bytes in device memory, or a gradient that is held; it returns when `release` drops it."""
 
     data: torch.Tensor  # uint8
     stream: object = None  # the compute stream it was made on
@@ -80,6 +80,9 @@ class Device(Protocol):
 
     def snapshot(self, sources: Sequence[torch.Tensor]) -> list[Snapshot]:
         """Copies in device memory, made on the compute stream. Raises DeviceError where there is no memory."""
+
+    def hold(self, source: torch.Tensor) -> Snapshot:
+        """Bytes that nothing writes any more, kept where they are."""
 
     def offload(self, batch: Batch) -> CopyEvent:
         """Copy to slots on the offload stream, behind all that the compute stream was given so far."""

@@ -23,6 +23,7 @@ from checkflow.runtime.device import Device
 from checkflow.runtime.firings import Firings
 from checkflow.runtime.guards import CAUSES, Guard, GuardKind, changes
 from checkflow.runtime.lifecycle import Inside, Lifecycle, Phase
+from checkflow.runtime.parts import Parts
 from checkflow.runtime.pipeline import Pipeline, Record
 from checkflow.runtime.settings import Settings
 from checkflow.runtime.sink import Sink
@@ -50,6 +51,7 @@ class Executor:
         tell: told, in one line, what is slower than planned.
         inside: entered while this works.
         note: takes note, in whatever thread, of a due iteration that has no checkpoint.
+        parting: makes what is asked where checkpoints are filled in several iterations; without it none is.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Executor:
         tell: Callable[[str], None] = _LOG.warning,
         inside: Inside | None = None,
         note: Callable[[Skipped], None] = lambda _: None,
+        parting: Callable[[Bound, Pipeline], Parts] | None = None,
     ) -> None:
         self.interval = settings.interval or schedule.interval  # iterations from one checkpoint to the next
         self.timetable = timetable_of(schedule, device.few_bytes)
@@ -85,6 +88,8 @@ class Executor:
         self.touched = False  # something ran since the last iteration ended
         self._restored = -1  # iteration
         self.bound = Bound(schedule, training, binding, self.pipeline, tell)
+        self.parts = parting(self.bound, self.pipeline) if parting and self.timetable.parts > 1 else None
+        self.pipeline.parts_allowed = self.parts is not None
         self._device = device
         self._sink = sink
         self._capture = capture
@@ -160,10 +165,18 @@ class Executor:
 
     def updated(self, number: int) -> None:
         """Optimizer `number` has made an update. Raises InputError if state is still absent after the first."""
+        if self.parts is not None and self.awake and not self.lifecycle.deaf:
+            self.parts.updated(number)
         if self.bound.binding.absent and not self.lifecycle.deaf and not self._settings.learns:
             if self.bound.is_stale:
                 self.rebind()
             self.bound.check_updated(number)
+
+    def consumes(self, number: int, arguments: tuple[object, ...]) -> None:
+        """Optimizer `number` makes an update next, of gradients that are as it consumes them."""
+        if self.parts is not None and self.awake and not self.lifecycle.deaf and not self._captured():
+            with self._entered():
+                self.parts.consumes(self.completed + 1, number, arguments)
 
     def consult(self, update: Update) -> None:
         """One that asks before anything is staged whether state was written unseen."""
@@ -204,7 +217,7 @@ class Executor:
         if self.lifecycle.refusal is not None:
             raise InputError(f"step: {self.lifecycle.refusal}")
         is_due = (self.completed + 1) % self.interval == 0
-        next_is_due = (self.completed + 2) % self.interval == 0
+        next_is_due = self._due(self.completed + 2) is not None
         if self.awake or is_due or next_is_due:
             with self._entered():
                 self._end(next_is_due=next_is_due)
@@ -350,7 +363,14 @@ class Executor:
 
     def _advance(self, running: int, anchor: int) -> None:
         self._anchor = anchor
-        self.pipeline.advance(running, anchor, due=running % self.interval == 0)
+        self.pipeline.advance(running, anchor, due=self._due(running))
+        if (parted := self.pipeline.parted) is not None:
+            parted.let_go()
+
+    def _due(self, running: int) -> int | None:
+        """The checkpoint that iteration `running` ends, or is a part of."""
+        due = -(-running // self.interval) * self.interval
+        return due if due - running < self.timetable.parts else None
 
     def _end(self, *, next_is_due: bool) -> None:
         """An iteration ended that a checkpoint was filled or due in, or after which one is."""
@@ -363,12 +383,29 @@ class Executor:
             self.firings.end()
         if self.completed % self.interval == 0:
             self._begin(wait=self._settings.wait_when_full)
+        elif self.pipeline.parted is not None:
+            self._part_ended()
         self.bound.distrust()
         self._anchor, self.touched = 0, False
         self._device.collect()
         self.pipeline.stage_finished()
         filling = next_is_due or self.pipeline.busy or self._audit is not None
         self._to(Phase.FILLING if filling else Phase.IDLE)
+
+    def _part_ended(self) -> None:
+        """A part of the checkpoint that is being filled is as it is now."""
+        assert self.parts is not None
+        for update in self._updates:
+            update.settle()
+        if self.bound.is_stale:
+            try:
+                self._rebind()
+            except InputError as error:
+                self._problems.append(error)
+                return
+        self.parts.part_ended(self.completed)
+        if unwatched := self.bound.cover():
+            self.pipeline.protect(unwatched, Cause.UNWATCHED)
 
     @staticmethod
     def _wrote(storages: Iterable[BoundStorage], kind: GuardKind) -> None:
@@ -388,8 +425,14 @@ class Executor:
             return
         self.bound.begin(before)
         self._to(Phase.FILLING)
+        if self.parts is not None:
+            self.parts.part_ended(self.completed)
         if not self.pipeline.begin(self.completed, self._capture, wait=wait):
             return
+        if self.parts is not None and not self.parts.prove():
+            self.pipeline.stage_finished()  # its slot is free again
+            if not self.pipeline.begin(self.completed, self._capture, wait=wait):
+                return
         unwatched = self.bound.cover()
         if unwatched and GuardKind.UNWATCHED not in self._disarmed:
             self.pipeline.protect(unwatched, Cause.UNWATCHED)

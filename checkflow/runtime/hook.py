@@ -148,9 +148,15 @@ def _on_optimizer(
     def after_load(_optimizer: torch.optim.Optimizer) -> None:
         executor.rebind()
 
+    def consumes(_optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if not torch.compiler.is_compiling():
+            executor.consumes(number, (*args[1:], *kwargs.values()))
+
     first = optimizer.register_step_pre_hook(before)
     step_pre_hooks(optimizer).move_to_end(first.id, last=False)  # before a user's hook that writes
     handles: list[Removable] = [update, first, optimizer.register_step_post_hook(after)]
+    if executor.parts is not None:  # after a user's hooks, which may clip
+        handles.append(optimizer.register_step_pre_hook(consumes))
     if takes_load_hooks(optimizer):
         handles += [
             optimizer.register_load_state_dict_pre_hook(before_load),

@@ -55,6 +55,9 @@ class HostDevice:
         self._counters.snapshot_bytes += sum(source.numel() for source in sources)
         return made
 
+    def hold(self, source: torch.Tensor) -> Snapshot:
+        return Snapshot(source)
+
     def offload(self, batch: Batch) -> HostEvent:
         self.check()
         self._given += 1

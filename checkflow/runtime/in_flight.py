@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
 from itertools import chain, groupby
 
@@ -14,7 +14,9 @@ from checkflow.runtime.counters import Cause
 from checkflow.runtime.device import Batch, Copy, CopyEvent, Device, Snapshot
 from checkflow.runtime.sink import NamedSlot
 from checkflow.runtime.timetable import ActionKind, Timetable
+from checkflow.state.host.updates import Updates
 from checkflow.state.names import StateName
+from checkflow.torch_internals import versions
 
 _KEPT_BATCHES = 1000
 
@@ -46,8 +48,8 @@ class SlotMap:
 
         What has no storage here, absent or on the host, has no copies and stands between no others.
         """
-        indices = tuple(indices)
-        bound = [index for index in indices if self._timetable.moves[index].storage in self.binding.storages]
+        indices, moves = tuple(indices), self._timetable.moves
+        bound = [index for index in indices if moves[index].gradient or moves[index].storage in self.binding.storages]
         batch = [] if len(bound) == len(indices) else sorted(set(indices).difference(bound))
         for _, group in groupby(bound, key=self._awaited_by):
             more = list(group)
@@ -116,6 +118,12 @@ class SlotMap:
                 copies.append(Copy(into, storage.data[low:high]))
         return tuple(copies)
 
+    def of_gradient(self, slot: NamedSlot, index: int, data: torch.Tensor) -> Copy:
+        """The copy of a move's bytes of a gradient."""
+        move = self._timetable.moves[index]
+        assert move.gradient is not None
+        return Copy(self._target(slot, move.gradient)[move.offset_bytes : move.offset_bytes + move.size_bytes], data)
+
     def copy_loose(self, slot: NamedSlot) -> None:
         """What does not lie in memory as the slot has it, element by element; returns when it is there."""
         for live in self.binding.loose:
@@ -138,13 +146,27 @@ class SlotMap:
 
 
 class InFlight:
-    """A checkpoint being filled. It is *open* until the iteration that it saves has ended."""
+    """A checkpoint being filled. It is *open* until the iteration that it saves has ended.
 
-    def __init__(self, iteration: int, slot: NamedSlot, timetable: Timetable, slots: SlotMap, device: Device) -> None:
+    A part of it that is saved as it was some iterations before is closed when that iteration ends. `whole`: no part is,
+    whatever the timetable says: all is read as it is at the end, and no gradients.
+    """
+
+    def __init__(
+        self,
+        iteration: int,
+        slot: NamedSlot,
+        timetable: Timetable,
+        slots: SlotMap,
+        device: Device,
+        *,
+        whole: bool = False,
+    ) -> None:
         self.binding = slots.binding
         self.iteration = iteration
         self.slot = slot
-        self.open = True
+        self.updates: Updates | None = None if whole or timetable.parts == 1 else Updates()
+        self._left = 1 if whole else timetable.parts  # iterations that have to end until it is closed
         self.record: Callable[[], bytes] | None = None
         self.last: CopyEvent | None = None  # of everything issued so far
         self.checks: dict[BoundStorage, tuple[int, ...]] = {}  # static state being copied: no write until it is staged
@@ -160,6 +182,19 @@ class InFlight:
         self._snapshots: dict[int, Snapshot] = {}
         self._events: dict[int, CopyEvent] = {}  # of moves that left from a snapshot
         self._early: dict[int, tuple[int, ...]] = {}  # move -> version that it copied while open
+        self._held: dict[int, tuple[torch.Tensor, int]] = {}  # move -> its gradient, and the version that is consumed
+        self._overdue: set[int] = set()  # moves of gradients that are planned to have left, and are not there yet
+        if whole:
+            self._leave_out(index for index, move in enumerate(timetable.moves) if move.gradient)
+
+    @property
+    def open(self) -> bool:
+        """Whether the iteration that it saves has not ended."""
+        return self._left > 0
+
+    def _is_open(self, index: int) -> bool:
+        """Whether the iteration whose value a move carries has not ended."""
+        return self._left > (0 if self.updates is None else self._timetable.moves[index].back)
 
     @property
     def issued(self) -> bool:
@@ -190,15 +225,61 @@ class InFlight:
 
     def close(self, slots: SlotMap, record: Callable[[], bytes], *, keep_early: bool = False) -> None:
         """The iteration has ended: what was copied before and written since is copied again, unless `keep_early`."""
-        self.binding, self._slots = slots.binding, slots
+        self.binding, self._slots, self.record = slots.binding, slots, record
+        self._left = 1
+        self.part_ended(keep_early=keep_early)
+
+    def part_ended(self, *, keep_early: bool = False) -> None:
+        """An iteration has ended, and with it the part of the checkpoint that is saved as it is now.
+
+        A gradient of it that is not there yet will not come: its optimizer made no update, or it had none.
+        """
+        self._left -= 1
         for index, version in list(self._early.items()):
-            storage = self.binding.storages.get(self._timetable.moves[index].storage)
-            if not keep_early and (storage is None or storage.version() != version):
-                self._reset(index)
-        self._early.clear()
-        self.open, self.record = False, record
+            if not self._is_open(index):
+                storage = self.binding.storages.get(self._timetable.moves[index].storage)
+                del self._early[index]
+                if not keep_early and (storage is None or storage.version() != version):
+                    self._reset(index)
+        if self.updates is not None:
+            self._leave_out(
+                index
+                for index, move in enumerate(self._timetable.moves)
+                if move.gradient and move.back == self._left and self._progress[index] is Progress.PENDING
+            )
         again, self._again = self._again, []
         self._do(snapshots=again, offloads=again, releases=())
+
+    def consume(self, back: int, gradients: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> bool:
+        """An update, `back` iterations before the checkpoint's, is about to consume these: by id, each with its bytes.
+
+        They are held until they have left. False where one was consumed before in the same iteration.
+        """
+        for row, (gradient, data) in gradients.items():
+            for index in self._timetable.moves_of.get(row, ()):
+                move = self._timetable.moves[index]
+                if move.back != back:
+                    continue
+                if self._progress[index] is not Progress.PENDING:
+                    return False
+                self._snapshots[index] = self._device.hold(data[move.offset_bytes : move.offset_bytes + move.size_bytes])
+                self._held[index] = gradient, versions([gradient])[0]
+                self._progress[index] = Progress.SNAPSHOT
+        overdue = sorted(index for index in self._overdue if index in self._held)
+        self._overdue.difference_update(overdue)
+        self._do(snapshots=(), offloads=overdue, releases=())
+        return True
+
+    def let_go(self, *, ended: bool = False) -> None:
+        """Of gradients that have left. `ended`: all of it has."""
+        for index in list(self._held):
+            event = self._events.get(index)
+            if ended or (event is not None and self._device.done(event)):
+                self._release(index)
+
+    def unchanged(self) -> bool:
+        """Whether gradients that are on their way are as their updates consumed them."""
+        return all(versions([gradient])[0] == version for gradient, version in self._held.values())
 
     def secure(self, storages: Iterable[BoundStorage]) -> None:
         """These are about to be written: nothing of them may be pending afterwards."""
@@ -207,7 +288,7 @@ class InFlight:
             index
             for storage in storages
             for index in moves_of.get(storage.id, ())
-            if progress[index] is Progress.PENDING
+            if progress[index] is Progress.PENDING and not self._is_open(index)
         ]
         if due:
             planned = [index for index in due if self._timetable.moves[index].snapshot]
@@ -228,8 +309,13 @@ class InFlight:
                 self._release(index)
             else:
                 later.append(index)
-        self._take([index for index in snapshots if self._progress[index] is Progress.PENDING])
+        moves = self._timetable.moves
+        self._take([i for i in snapshots if self._progress[i] is Progress.PENDING and not moves[i].gradient])
         left = [index for index in offloads if self._progress[index] is not Progress.ISSUED]
+        if self.updates is not None:
+            missing = [i for i in left if moves[i].gradient and self._progress[i] is Progress.PENDING]
+            self._overdue.update(missing)
+            left = [index for index in left if index not in self._overdue]
         for together in self._slots.batches(left):
             self._issue(together)
         for index in later:
@@ -252,7 +338,7 @@ class InFlight:
         for (index, storage, _), snapshot in zip(sources, made, strict=True):
             self._snapshots[index] = snapshot
             self._progress[index] = Progress.SNAPSHOT
-            if self.open:
+            if self._is_open(index):
                 self._early[index] = storage.version()
 
     def _issue(self, indices: list[int]) -> None:
@@ -262,8 +348,8 @@ class InFlight:
         batch, read = self._slots.of_moves(self.slot, direct)
         if len(direct) < len(indices):
             batch = Batch((*batch, *(copy for index in indices for copy in self._from_snapshot(index))))
-        if self.open:
-            for index in direct:
+        for index in direct:
+            if self._is_open(index):
                 storage = self.binding.storages.get(self._timetable.moves[index].storage)
                 self._early[index] = () if storage is None else storage.version()
         self.last = self._device.offload(batch)
@@ -280,14 +366,26 @@ class InFlight:
         snapshot = self._snapshots.get(index)
         if snapshot is None:
             return
+        if index in self._held:
+            yield self._slots.of_gradient(self.slot, index, snapshot.data)
+            return
         for copy in self._slots.of_move(self.slot, index):
             start = int(copy.source.storage_offset()) - self._timetable.moves[index].offset_bytes
             yield Copy(copy.destination, snapshot.data[start : start + copy.source.numel()])
 
     def _release(self, index: int) -> None:
+        gradient, version = self._held.pop(index, (None, 0))
+        self.written_unseen |= gradient is not None and versions([gradient])[0] != version
         snapshot, event = self._snapshots.pop(index, None), self._events.pop(index, None)
         if snapshot is not None and event is not None:
             self._device.release(snapshot, event)
+
+    def _leave_out(self, indices: Iterable[int]) -> None:
+        """Moves whose bytes no restore will look at."""
+        for index in list(indices):
+            self._progress[index] = Progress.ISSUED
+            self._pending -= 1
+            self._overdue.discard(index)
 
     def _reset(self, index: int) -> None:
         if self._progress[index] is Progress.ISSUED:

@@ -42,6 +42,8 @@ class Pipeline:
         self.last_staged = -1  # iteration
         self.problems: list[Exception] = []  # each cost a checkpoint and nothing else; to be raised between iterations
         self.vouched_by: list[Callable[[], None]] = []  # asked before anything is staged; may call `doubt`
+        self.timetable = timetable
+        self.parts_allowed = True  # a checkpoint may be filled in several iterations, where it is planned so
         self._timetable = timetable
         self._device = device
         self._sink = sink
@@ -58,7 +60,9 @@ class Pipeline:
         self._statics: dict[tuple[int, str], tuple[int, ...]] = {}  # (slot, storage) -> version that the slot holds
 
     def rebind(self, binding: Binding) -> None:
-        """Checkpoints that are closed keep the tensors that they began with."""
+        """Checkpoints that are closed keep the tensors that they began with; one of which only parts are is given up."""
+        if self.parted is not None:
+            self.drop_open()
         self._binding, self._slots = binding, SlotMap(self._timetable, binding)
 
     @property
@@ -67,24 +71,41 @@ class Pipeline:
         return self._open is not None or bool(self._closed)
 
     @property
+    def parted(self) -> InFlight | None:
+        """The checkpoint that is open, if parts of it leave in several iterations."""
+        return self._open if self._open is not None and self._open.updates is not None else None
+
+    @property
+    def newest(self) -> InFlight | None:
+        """The checkpoint that was closed last."""
+        return self._closed[-1] if self._closed else None
+
+    @property
     def waiting(self) -> bool:
         """Whether a closed checkpoint is not staged yet."""
         return bool(self._closed)
 
-    def advance(self, running: int, anchor: int, *, due: bool) -> None:
-        """Iteration `running`, a checkpoint of which is `due` or not, has reached an anchor."""
+    def advance(self, running: int, anchor: int, *, due: int | None) -> None:
+        """Iteration `running` has reached an anchor; it is `due`, or parts of a checkpoint that is due then leave in it."""
         for checkpoint in self._closed:
             checkpoint.advance(self._timetable.time(running - checkpoint.iteration, anchor))
-        now = self._timetable.time(0, anchor)
-        if due and self._timetable.first <= now:
-            if self._open is None and self._tried_to_open != running and anchor < self._timetable.anchor_count:
-                self._tried_to_open = running
+        now = self._timetable.time(0 if due is None else running - due, anchor)
+        if due is not None and self._timetable.first <= now:
+            if self._open is None and self._tried_to_open != due and self._may_open(running, anchor, due):
+                self._tried_to_open = due
                 slot = self._free_slot()  # without one the copies are made when the iteration ends
                 if slot is not None:
-                    self._open = InFlight(running, slot, self._timetable, self._slots, self._device)
+                    self._open = InFlight(due, slot, self._timetable, self._slots, self._device)
             if self._open is not None:
                 self._open.advance(now)
         self.stage_finished()
+
+    def _may_open(self, running: int, anchor: int, due: int) -> bool:
+        """Before the iteration's end; of several, in the first one, and while all state is where it is planned."""
+        if self._timetable.parts == 1:
+            return anchor < self._timetable.anchor_count
+        misplaced = self._binding.loose or self._binding.hosted or self._binding.absent
+        return self.parts_allowed and not misplaced and due - running == self._timetable.parts - 1
 
     def begin(self, iteration: int, capture: Callable[[int], Record], *, wait: bool) -> bool:
         """The state now is that of a checkpoint. False where no slot is free; `wait` makes one free if possible.
@@ -99,7 +120,7 @@ class Pipeline:
                 self.skipped += 1
                 self._note(Skipped(iteration, "no slot was free"))
                 return False
-            checkpoint = InFlight(iteration, slot, self._timetable, self._slots, self._device)
+            checkpoint = InFlight(iteration, slot, self._timetable, self._slots, self._device, whole=True)
         try:
             record = capture(iteration)
         except BaseException as error:
@@ -109,6 +130,8 @@ class Pipeline:
             self.problems.append(error)
             self._note(Skipped(iteration, "the host's state could not be read"))
             return False
+        if (updates := checkpoint.updates) is not None:
+            state, record = record, lambda: updates.added_to(state())
         checkpoint.close(self._slots, record, keep_early=self._keep_early)
         self._closed.append(checkpoint)
         self.started += 1
@@ -125,6 +148,8 @@ class Pipeline:
         latest: CopyEvent | None = None
         for checkpoint in self._closed:
             checkpoint.secure(storages)
+        if (parted := self.parted) is not None:
+            parted.secure(storages)
         for storage in storages:
             if storage.reading is not None and (latest is None or storage.reading.order > latest.order):
                 latest = storage.reading
@@ -150,6 +175,7 @@ class Pipeline:
             for vouch in self.vouched_by:
                 vouch()
             self._closed.popleft()
+            checkpoint.let_go(ended=True)
             assert checkpoint.record is not None
             if checkpoint.written_unseen or any(s.version() != version for s, version in checkpoint.checks.items()):
                 self._discard(checkpoint)
@@ -178,6 +204,12 @@ class Pipeline:
         self.stage_finished()
         self._counters.stalled(Cause.DRAIN, time.perf_counter_ns() - started)
         return in_time
+
+    def complete(self, checkpoint: InFlight) -> None:
+        """Wait until all of its bytes are in its slot."""
+        checkpoint.finish()
+        if checkpoint.last is not None:
+            self._device.synchronize(checkpoint.last)
 
     def has(self, iteration: int) -> bool:
         """Whether this iteration's checkpoint is staged, as the newest, or in flight."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from checkflow.schedule import Place, Schedule
+from checkflow.state.names import StateName, gradient_name
 
 
 class ActionKind(IntEnum):
@@ -18,18 +19,23 @@ class ActionKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One action: bytes of a state storage on their way to the slot."""
+    """One action: bytes of a state storage, or of a gradient, on their way to the slot."""
 
-    storage: int  # StateRow.id
+    storage: int  # StateRow.id, or GradientRow.id
     offset_bytes: int
     size_bytes: int
     snapshot: bool
     release: int | None  # when the snapshot's memory is returned
+    back: int = 0  # iterations before the checkpoint's whose value it is
+    gradient: StateName | None = None  # of a gradient: its name in the slot
 
 
 @dataclass(frozen=True)
 class Timetable:
-    """`time` orders places: all anchors of iteration 0, then those of iteration 1, and so on."""
+    """`time` orders places: all anchors of iteration 0, which the checkpoint ends, then those of iteration 1, and so on.
+
+    A checkpoint of which parts leave in several iterations has places in iterations before 0.
+    """
 
     moves: tuple[Move, ...]
     events: tuple[tuple[int, ActionKind, int], ...]  # (time, kind, index of its move), ascending
@@ -41,6 +47,7 @@ class Timetable:
     acts_in_updates: bool  # something is planned between an update's functions
     few_bytes: int = 0  # to copy them costs less than to do it apart
     pause: int | None = None  # when training stands still until all of a checkpoint has arrived
+    parts: int = 1  # iterations in which a part of a checkpoint is as it will be saved
 
     def time(self, iteration: int, anchor: int) -> int:
         return iteration * (self.anchor_count + 1) + anchor
@@ -62,7 +69,8 @@ def timetable_of(schedule: Schedule, few_bytes: int = 0) -> Timetable:
     A move without a snapshot holds no memory, so any place after the last write will do, as long as what is before it
     on the link stays before it. Those planned before the iteration's end leave at the end if together they are at most
     `few_bytes`, and all of them if no move has a snapshot. Those planned after it leave, where `few_bytes` is not 0, at
-    the end or with the snapshot that is before them on the link: many together, and none later than planned.
+    the end or with the snapshot that is before them on the link: many together, and none later than planned. Neither
+    is done where parts leave in several iterations.
     """
     count = len(schedule.anchors)
 
@@ -74,14 +82,16 @@ def timetable_of(schedule: Schedule, few_bytes: int = 0) -> Timetable:
     direct = [number for number, row in enumerate(schedule.actions) if row.snapshot is None]
     early = [number for number in direct if planned[number] < count]
     all_direct = few_bytes > 0 and len(direct) == len(planned)
-    if all_direct or sum(schedule.actions[number].bytes for number in early) <= few_bytes:
+    parts = 1 + max((row.back for row in schedule.actions), default=0)
+    if parts == 1 and (all_direct or sum(schedule.actions[number].bytes for number in early) <= few_bytes):
         for number in early:
             offloads[number] = count
-    if few_bytes:
+    if few_bytes and parts == 1:
         before = count
         for number in sorted(range(len(planned)), key=lambda number: (planned[number], number)):
             if planned[number] > count:
                 offloads[number] = before = planned[number] if schedule.actions[number].snapshot is not None else before
+    named = {row.id: row.parameter.name for row in schedule.gradients}
     events: list[tuple[int, ActionKind, int]] = []
     moves_of: dict[int, list[int]] = {}
     for index, row in enumerate(schedule.actions):
@@ -103,6 +113,8 @@ def timetable_of(schedule: Schedule, few_bytes: int = 0) -> Timetable:
                 row.bytes,
                 row.snapshot is not None,
                 None if row.release is None else time(row.release),
+                row.back,
+                gradient_name(row.back, named[row.tensor]) if row.tensor in named else None,
             )
             for row in schedule.actions
         ),
@@ -115,4 +127,5 @@ def timetable_of(schedule: Schedule, few_bytes: int = 0) -> Timetable:
         acts_in_updates=any(schedule.anchors[number - 1].kind == "update" for number in used if number),
         few_bytes=few_bytes,
         pause=pause,
+        parts=parts,
     )

@@ -95,6 +95,11 @@ def is_of_kind(holder: str, kind: str) -> bool:
     return holder.partition(".")[0] == kind
 
 
+def gradient_name(back: int, parameter: str) -> StateName:
+    """Of a parameter's gradient that an update consumed so many iterations before the checkpoint's."""
+    return StateName.of(f"gradient.{back}", parameter)
+
+
 def file_of(holder: str) -> str:
     """The file of its tensors: "model" -> "model.safetensors"."""
     return f"{holder}.safetensors"

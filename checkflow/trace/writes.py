@@ -1,4 +1,4 @@
-"""Which arguments an operator writes: its schema says, except for the operators in UNDECLARED.
+"""Which arguments an operator writes: its schema says, except for the operators in UNDECLARED and UNSCALING.
 
 The table is checked by comparing bytes: WriteChecker runs operators on real tensors and collects what they changed
 without `written` saying so.
@@ -36,6 +36,9 @@ def aten(names: str) -> frozenset[str]:
     """Schema names of operators of aten."""
     return frozenset(f"aten::{name}" for name in names.split())
 
+
+# They declare that they write gradients, and do so where they are given a scale to take off.
+UNSCALING = aten("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_")
 
 # They overwrite their first argument without reading it.
 OVERWRITES = aten(
@@ -108,14 +111,16 @@ def named_arguments(
 
 def written(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> frozenset[str]:
     """Names of the arguments whose tensors this call changes."""
-    known = traits(op)
+    known, declared = traits(op), traits(op).written
+    if schema_of(op).name in UNSCALING and dict(named_arguments(op, args, kwargs)).get("grad_scale") is None:
+        declared -= {"grads"}
     if not known.undeclared:
-        return known.written
+        return declared
     if known.flag:
         flag = dict(named_arguments(op, args, kwargs)).get(known.flag)
         if flag is None or flag is False:
-            return known.written
-    return known.written | known.undeclared
+            return declared
+    return declared | known.undeclared
 
 
 def check_writes(

@@ -12,7 +12,7 @@ batch was consumed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -99,6 +99,17 @@ class HostState:
         metadata = dump(encode(dict(self._objects.metadata), "metadata"))
         end = f'],"rng":{rng},"metadata":{metadata}{self._about_text()}{self._losses_text()}}}'
         return Captured((f'{before},"objects":[', *objects, end))
+
+    def part(self, back: int, parameters: Sequence[str]) -> str:
+        """PartRecord's JSON: of these, optimizers' state as it is now is saved with a checkpoint `back` iterations on."""
+        head = dump({"back": back, "parameters": list(parameters)})
+        return f'{head[:-1]},"optimizers":[{",".join(reader.read() for reader in self._optimizers)}]}}'
+
+    def update(self, number: int, back: int, gradients: Sequence[str]) -> str:
+        """UpdateRecord's JSON, of the update that optimizer `number` is about to make. Raises InputError."""
+        reader = self._optimizers[number]
+        head = dump({"back": back, "optimizer": reader.name, "gradients": list(gradients)})
+        return f'{head[:-1]},"groups":[{reader.groups()}]}}'
 
     def _about_text(self) -> str:
         run = self._objects.run

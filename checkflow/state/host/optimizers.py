@@ -113,7 +113,7 @@ class OptimizerReader:
 
     def read(self) -> str:
         """OptimizerRecord's JSON. Raises InputError that names what cannot be saved."""
-        groups = ",".join(self._group(index) for index in range(len(self._optimizer.param_groups)))
+        groups = self.groups()
         if self._cohorts is None or self._stale or self._changed():
             self._cohorts = self._form()
         cohorts = ",".join(self._cohort(cohort) for cohort in self._cohorts)
@@ -121,6 +121,15 @@ class OptimizerReader:
         text = f'{head[:-1]},"groups":[{groups}],"cohorts":[{cohorts}]{self._places}}}'
         self._stale = any(cohort.values for cohort in self._cohorts)  # replaced, not changed: nothing tells
         return text
+
+    @property
+    def name(self) -> str:
+        """ "optimizer", or "optimizer.1" of several."""
+        return self._prefix
+
+    def groups(self) -> str:
+        """GroupRecords' JSON, as they are now. Raises InputError that names what cannot be saved."""
+        return ",".join(self._group(index) for index in range(len(self._optimizer.param_groups)))
 
     def _group(self, index: int) -> str:
         group = self._optimizer.param_groups[index]

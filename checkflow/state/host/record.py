@@ -74,6 +74,42 @@ class OptimizerRecord(BaseModel):
     orders: dict[str, tuple[int, ...]] = {}
 
 
+class PartRecord(BaseModel):
+    """Parameters that are saved, with their optimizers' state, as they were `back` iterations before the others.
+
+    `optimizers` are as they were then; of their parameters only these count.
+    """
+
+    model_config = _STRICT
+
+    back: Annotated[int, Field(ge=1)]
+    parameters: tuple[str, ...]
+    optimizers: tuple[OptimizerRecord, ...]
+
+
+class UpdateRecord(BaseModel):
+    """An update, `back` iterations before the checkpoint's: its optimizer's groups as they were, and what had gradients.
+
+    A parameter's gradient is in the file "gradient.<back>.safetensors" under the parameter's name.
+    """
+
+    model_config = _STRICT
+
+    back: Annotated[int, Field(ge=0)]
+    optimizer: str
+    groups: tuple[GroupRecord, ...]
+    gradients: tuple[str, ...]
+
+
+class ReplayRecord(BaseModel):
+    """The updates, in order, that bring each part to the checkpoint's iteration: those since it was saved."""
+
+    model_config = _STRICT
+
+    parts: tuple[PartRecord, ...]
+    updates: tuple[UpdateRecord, ...]
+
+
 class ObjectRecord(BaseModel):
     """The state_dict of something the user attached.
 
@@ -107,6 +143,7 @@ class Record(BaseModel):
     rng: RngRecord
     metadata: Json
     about: About = About()
+    replay: ReplayRecord | None = None  # of state that is saved as it was some iterations before
     losses: tuple[float, ...] = ()  # the last ones that step() was given, oldest first
 
 

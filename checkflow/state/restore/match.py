@@ -25,6 +25,7 @@ from checkflow.state.names import StateName, nearest, subject_of
 from checkflow.state.restore.files import FileTensor, TensorFile, parse_file
 from checkflow.state.restore.objects import ObjectPlan, match_object
 from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer
+from checkflow.state.restore.replay import Replay, gradient_files, match_replay
 from checkflow.training import Training
 
 _ADVICE = "restore into the model that was saved"
@@ -98,6 +99,7 @@ class _Matched:
     generators: RngStates
     metadata: dict[str, object]
     missing: tuple[str, ...]
+    replay: Replay | None
 
     def apply(self) -> None:
         for found in self.objects:
@@ -109,7 +111,9 @@ class _Matched:
         for module, state in self.extra:
             module.set_extra_state(state)
         for plan in self.plans:
-            plan.apply()
+            (plan if self.replay is None else self.replay.begun(plan)).apply()
+        if self.replay is not None:
+            self.replay.run()
         for found in self.objects:
             if not found.is_loader:
                 found.load()
@@ -143,7 +147,8 @@ def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training
     metadata = decode(parsed.metadata, "metadata")
     if not isinstance(metadata, dict):
         raise FormatError("metadata: is no object; take another checkpoint")
-    return _Matched(matched, copies, extra, plans, generators, metadata, missing)
+    replay = None if parsed.replay is None else match_replay(parsed.replay, tensors, optimizers, names)
+    return _Matched(matched, copies, extra, plans, generators, metadata, missing, replay)
 
 
 def _files(record: Record, files: Mapping[str, memoryview]) -> dict[str, TensorFile]:
@@ -152,6 +157,7 @@ def _files(record: Record, files: Mapping[str, memoryview]) -> dict[str, TensorF
 
 def _file_names(record: Record) -> list[str]:
     names = [model.file for model in record.models] + [optimizer.file for optimizer in record.optimizers]
+    names += gradient_files(record.replay) if record.replay is not None else []
     return names + [found.file for found in record.objects if found.file]
 
 

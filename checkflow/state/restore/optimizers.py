@@ -57,15 +57,31 @@ class OptimizerPlan:
             self.optimizer.state.pop(parameter, None)
             return
         state = self.optimizer.state[parameter]
-        made: dict[str, object] = {}
-        for entry, value in values.items():
-            on_host = entry in self.apart.get(parameter, ())
-            if entry == "step":  # torch's own rule
-                on_host = not read_scalars(group)
-            device = torch.device("cpu") if on_host else parameter.device
-            made[entry] = placing.placed(value, state.get(entry), device, parameter, as_read=as_read)
+        made = {
+            entry: placing.placed(
+                value, state.get(entry), self._device(parameter, entry, group), parameter, as_read=as_read
+            )
+            for entry, value in values.items()
+        }
         state.clear()
         state.update(made)
+
+
+    def made(self, parameter: torch.Tensor, like: torch.Tensor) -> dict[str, object]:
+        """A parameter's state for another tensor like it, which shares nothing with what is live."""
+        group = next(group for group in self.optimizer.param_groups if any(p is parameter for p in group["params"]))
+        placing = _Placing()
+        return {
+            entry: placing.placed(value, None, self._device(parameter, entry, group), like)
+            for entry, value in self.states[parameter].items()
+        }
+
+    def _device(self, parameter: torch.Tensor, entry: str, group: Mapping[str, object]) -> torch.device:
+        """Where an entry lies."""
+        on_host = entry in self.apart.get(parameter, ())
+        if entry == "step":  # torch's own rule
+            on_host = not read_scalars(group)
+        return torch.device("cpu") if on_host else parameter.device
 
 
 def match_optimizer(

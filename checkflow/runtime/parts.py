@@ -1,0 +1,178 @@
+"""Several iterations for one checkpoint: gradients go along, and what would make a part no longer exact ends it.
+
+A parameter and its entries may be saved as they were some iterations before, for the updates since then are made again
+when the checkpoint is restored. That is exact only while nothing else writes them. So their version counters are compared
+between updates, what an update consumes must stay as it was until it has left, and the first checkpoint of a training is
+proven: its updates are made again beside it, and compared byte for byte. Where any of this fails it is told once, and each
+checkpoint is read as a whole when its iteration ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from checkflow.errors import CheckflowError
+from checkflow.runtime.binding import BoundStorage
+from checkflow.runtime.bound import Bound
+from checkflow.runtime.in_flight import InFlight
+from checkflow.runtime.pipeline import Pipeline
+from checkflow.schedule import Schedule
+from checkflow.state.live import parameter_names
+from checkflow.state.names import gradient_name
+from checkflow.torch_internals import grad_scale_of, versions
+from checkflow.training import Training
+
+
+class HostTexts(Protocol):
+    """What is read of the host's state for the updates that are to be made again."""
+
+    def part(self, back: int, parameters: tuple[str, ...]) -> str: ...
+    def update(self, number: int, back: int, gradients: tuple[str, ...]) -> str: ...
+
+
+Prove = Callable[[InFlight], str]  # why a checkpoint whose bytes are all there is not exact; "" where it is
+
+
+class Parts:
+    """Of one executor whose schedule has parts.
+
+    Args:
+        schedule: what is followed.
+        training: the live one.
+        host: texts for the record.
+        prove: compares a first checkpoint with what is live.
+        tell: told, once, why checkpoints are read as a whole.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        training: Training,
+        bound: Bound,
+        pipeline: Pipeline,
+        host: HostTexts,
+        prove: Prove,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.refused = ""  # why no checkpoint has parts any more
+        self._bound = bound
+        self._pipeline = pipeline
+        self._host = host
+        self._prove = prove
+        self._tell = tell
+        self._proven = False
+        self._names = {id_: str(name) for id_, name in parameter_names(training).items()}
+        self._parts = pipeline.timetable.parts
+        self._rows = {row.parameter.name: row.id for row in schedule.gradients}
+        self._optimizers = training.optimizers
+        self._earlier = {row.tensor: row.back for row in schedule.actions if row.tensor not in self._rows.values()}
+        saved = {view.name: self._earlier.get(row.id, 0) for row in schedule.state for view in row.views}
+        self._of: dict[int, tuple[str, ...]] = {  # by how many iterations before the checkpoint's
+            back: tuple(name for name in self._rows if saved[name] == back) for back in set(saved.values()) if back
+        }
+        self._back_of = {name: back for back, names in self._of.items() for name in names}
+        self._after: dict[int, dict[BoundStorage, list[int]]] = {}  # by optimizer: versions after its last update
+
+    def consumes(self, running: int, number: int, arguments: tuple[object, ...]) -> None:
+        """Optimizer `number` is about to make an update, and no other hook runs before it."""
+        self._compare(number)
+        checkpoint = self._pipeline.parted
+        if checkpoint is None:
+            return
+        back = checkpoint.iteration - running
+        optimizer = self._optimizers[number]
+        if any(argument is not None for argument in arguments):
+            self.refuse("an update was given a closure, which computes its gradients within")
+        elif grad_scale_of(optimizer) is not None:
+            self.refuse("a scaler has a fused optimizer unscale its gradients within the update")
+        elif self._pipeline.parted is not None and back < self._parts - 1:
+            self._consume(checkpoint, back, number, optimizer)
+
+    def _consume(self, checkpoint: InFlight, back: int, number: int, optimizer: torch.optim.Optimizer) -> None:
+        found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        names: list[str] = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name = self._names.get(id(parameter), "")
+                row, gradient = self._rows.get(name), parameter.grad
+                if row is None or gradient is None or self._back_of.get(name, 0) <= back:
+                    continue
+                order = self._bound.binding.targets[gradient_name(back, name)].order
+                if gradient.layout is not torch.strided or gradient.shape != parameter.shape:
+                    self.refuse(f"the gradient of {name} is no dense tensor like its parameter")
+                    return
+                lying = gradient.detach().permute(order).contiguous()
+                found[row] = gradient, lying.reshape(-1).view(torch.uint8)
+                names.append(name)
+        try:
+            text = self._host.update(number, back, tuple(names))
+        except CheckflowError as error:
+            self.refuse(str(error))
+            return
+        assert checkpoint.updates is not None
+        checkpoint.updates.add_update(text)
+        if not checkpoint.consume(back, found):
+            self.refuse("an optimizer makes several updates in one iteration")
+
+    def updated(self, number: int) -> None:
+        """It has made the update."""
+        if self._pipeline.parted is not None and not self._pipeline.parted.unchanged():
+            self.refuse("an update writes the gradients that it consumes")
+        if self.refused:
+            return
+        storages = self._bound.binding.optimizer_storages[number]
+        self._after[number] = {s: versions(s.counted) for s in storages if self._earlier.get(s.id, 0)}
+
+    def part_ended(self, completed: int) -> None:
+        """An iteration has ended within a checkpoint, or with one."""
+        for number in tuple(self._after):
+            self._compare(number)
+        checkpoint = self._pipeline.parted
+        if checkpoint is None:
+            return
+        back = checkpoint.iteration - completed
+        if back > 0:
+            checkpoint.part_ended()
+            try:
+                text = self._host.part(back, self._of.get(back, ()))
+            except CheckflowError as error:
+                self.refuse(str(error))
+                return
+            assert checkpoint.updates is not None
+            checkpoint.updates.add_part(text)
+
+    def prove(self) -> bool:
+        """A checkpoint has begun: the first one is proven, which training waits for. False where it is not exact."""
+        checkpoint = self._pipeline.newest
+        if self._proven or checkpoint is None or checkpoint.updates is None:
+            return True
+        self._pipeline.complete(checkpoint)
+        why = self._prove(checkpoint)
+        if why:
+            self._pipeline.doubt()
+            self.refuse(why)
+        self._proven = True
+        return not why
+
+    def refuse(self, why: str) -> None:
+        """No checkpoint is saved in parts from now on."""
+        self._pipeline.drop_open()
+        self._after.clear()
+        self._pipeline.parts_allowed = False
+        if not self.refused:
+            self.refused = why
+            self._tell(f"checkpoints are not saved in parts: {why}; each is read as a whole when its iteration ends")
+
+    def moved(self) -> None:
+        """Tensors were bound anew: nothing is known of them."""
+        self._after.clear()
+
+    def _compare(self, number: int) -> None:
+        """With what an update left: nothing else may have written it."""
+        for storage, counted in self._after.get(number, {}).items():
+            if versions(storage.counted) != counted:
+                self.refuse(f"{storage.name} is written by something else than its optimizer's update")
+                return

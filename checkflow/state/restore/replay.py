@@ -1,0 +1,227 @@
+"""Updates made again: state that was saved some iterations before its checkpoint, brought to it by its gradients.
+
+Each update is made by the training's own optimizer class, with its groups as they were, of the parameters that were
+saved before it and had a gradient; torch's optimizers leave the others alone. Nothing else runs: no hook, and nothing
+that a scheduler put in the place of step().
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from checkflow.errors import FormatError, InputError
+from checkflow.state.groups import IMPLEMENTATION
+from checkflow.state.host.decode import decode
+from checkflow.state.host.record import GroupRecord, ReplayRecord
+from checkflow.state.names import StateName, file_of, gradient_name
+from checkflow.state.restore.files import FileTensor, TensorFile, Tied
+from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer
+from checkflow.torch_internals import unhooked_step
+
+_ADVICE = "take another checkpoint"
+_PROVEN_AT_A_TIME_BYTES = 2**26
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePlan:
+    """One update: values of each of the groups, and gradients by parameter."""
+
+    optimizer: torch.optim.Optimizer
+    back: int
+    groups: tuple[Mapping[str, object], ...]
+    gradients: Mapping[torch.Tensor, FileTensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What is to be made again. `back`: of each parameter that is saved before the others, how many iterations."""
+
+    back: Mapping[torch.Tensor, int]
+    parts: Mapping[int, Mapping[torch.optim.Optimizer, OptimizerPlan]]  # by `back`
+    updates: tuple[UpdatePlan, ...]  # in order
+
+    def begun(self, plan: OptimizerPlan) -> OptimizerPlan:
+        """An optimizer's plan with the state that each parameter had when it was saved."""
+        states, apart = dict(plan.states), dict(plan.apart)
+        for parameter, back in self.back.items():
+            then = self.parts[back][plan.optimizer]
+            for now, earlier in ((states, then.states), (apart, then.apart)):
+                now.pop(parameter, None)
+                if parameter in earlier:
+                    now[parameter] = earlier[parameter]  # type: ignore[assignment]
+        return OptimizerPlan(plan.optimizer, plan.groups, states, apart)
+
+    def run(self) -> None:
+        """Live parameters and state are as they were saved; afterwards they are the checkpoint's."""
+        live = {parameter: parameter for parameter in self.back}
+        for update in self.updates:
+            self._make(update, live, update.optimizer.state)
+
+    def differs(self, saved: Callable[[torch.Tensor], FileTensor]) -> torch.Tensor | None:
+        """A parameter that is not as it is now, to the bit, when its updates are made again beside it; None where all are.
+
+        `saved`: a parameter as it was saved. Takes device memory for a few parameters at a time.
+        """
+        for some in self._some_at_a_time():
+            copies = {p: _copy(p, saved(p)) for p in some}
+            states: dict[torch.optim.Optimizer, dict[torch.Tensor, dict[str, object]]] = {}
+            for optimizer in {update.optimizer for update in self.updates}:
+                states[optimizer] = state = defaultdict(dict)
+                for parameter, copy in copies.items():
+                    then = self.parts[self.back[parameter]][optimizer]
+                    if parameter in then.states:
+                        state[copy] = then.made(parameter, copy)
+            for update in self.updates:
+                self._make(update, copies, states[update.optimizer])
+            for parameter, copy in copies.items():
+                if not _same(parameter, copy):
+                    return parameter
+                for optimizer, state in states.items():
+                    now, again = optimizer.state.get(parameter, {}), state.get(copy, {})
+                    if now.keys() != again.keys() or not all(_same(now[key], again[key]) for key in now):
+                        return parameter
+        return None
+
+    def _some_at_a_time(self) -> Iterator[list[torch.Tensor]]:
+        some: list[torch.Tensor] = []
+        size_bytes = 0
+        for parameter in self.back:
+            if some and size_bytes + parameter.nbytes > _PROVEN_AT_A_TIME_BYTES:
+                yield some
+                some, size_bytes = [], 0
+            some.append(parameter)
+            size_bytes += parameter.nbytes
+        if some:
+            yield some
+
+    def _make(
+        self,
+        update: UpdatePlan,
+        parameters: Mapping[torch.Tensor, torch.Tensor],
+        state: Mapping[torch.Tensor, dict[str, object]],
+    ) -> None:
+        """One update of those of the parameters (each with what stands for it) that were saved before it."""
+        found = {p: g for p, g in update.gradients.items() if p in parameters and self.back[p] > update.back}
+        if not found:
+            return
+        optimizer = update.optimizer
+        groups: list[dict[str, object]] = []
+        for group, values in zip(optimizer.param_groups, update.groups, strict=True):
+            updated = [parameters[p] for p in group["params"] if p in found]
+            kept = {key: value for key, value in group.items() if key in IMPLEMENTATION}
+            if updated:
+                groups.append({**values, **kept, "params": updated})
+        before = {p: parameters[p].grad for p in found}
+        again = object.__new__(type(optimizer))
+        again.__dict__.update(optimizer.__dict__)
+        again.__dict__ |= {"param_groups": groups, "state": state}
+        try:
+            for parameter, gradient in found.items():
+                parameters[parameter].grad = _copy(parameter, gradient)
+            unhooked_step(again)
+        finally:
+            for parameter, gradient_before in before.items():
+                parameters[parameter].grad = gradient_before
+
+
+def match_replay(
+    record: ReplayRecord,
+    files: Mapping[str, TensorFile],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    names: Mapping[int, StateName],
+) -> Replay:
+    """What to do, checked. Raises FormatError for what no checkpoint has, InputError where the training is another."""
+    parameters = {
+        str(names[id(p)]): p for found in optimizers.values() for group in found.param_groups for p in group["params"]
+    }
+    back: dict[torch.Tensor, int] = {}
+    parts: dict[int, dict[torch.optim.Optimizer, OptimizerPlan]] = {}
+    empty = TensorFile({}, {})
+    for part in record.parts:
+        for name in part.parameters:
+            if name not in parameters or parameters[name] in back:
+                raise FormatError(f"replay: {name!r:.200} is not once a parameter; {_ADVICE}")
+            back[parameters[name]] = part.back
+        if [found.name for found in part.optimizers] != list(optimizers):
+            raise FormatError(f"replay: a part has other optimizers than the checkpoint; {_ADVICE}")
+        parts[part.back] = {
+            optimizers[found.name]: match_optimizer(optimizers[found.name], names, found, files.get(found.file, empty))
+            for found in part.optimizers
+        }
+        for plan in parts[part.back].values():
+            tied = [p for p, state in plan.states.items() if back.get(p) == part.back and _ties(state)]
+            if tied:
+                raise FormatError(f"replay: state of {names[id(tied[0])]} is tied to other state; {_ADVICE}")
+    updates: list[UpdatePlan] = []
+    for update in record.updates:
+        if update.optimizer not in optimizers:
+            raise FormatError(f"replay: an update is of {update.optimizer!r:.80}, which there is not; {_ADVICE}")
+        if updates and update.back > updates[-1].back:
+            raise FormatError(f"replay: its updates are not in order; {_ADVICE}")
+        optimizer = optimizers[update.optimizer]
+        if len(update.groups) != len(optimizer.param_groups):
+            raise FormatError(f"replay: an update has {len(update.groups)} groups; {_ADVICE}")
+        for number, (group, then) in enumerate(zip(optimizer.param_groups, update.groups, strict=True)):
+            _check_implementation(f"{update.optimizer}.param_groups[{number}]", group, then)
+        gradients = {parameters[name]: _gradient(name, update.back, files, parameters) for name in update.gradients}
+        updates.append(UpdatePlan(optimizer, update.back, tuple(map(_values, update.groups)), gradients))
+    return Replay(back, parts, tuple(updates))
+
+
+def gradient_files(record: ReplayRecord) -> list[str]:
+    """Names of the files that it needs."""
+    return sorted({file_of(gradient_name(found.back, "").holder) for found in record.updates if found.gradients})
+
+
+def _check_implementation(where: str, group: Mapping[str, object], then: GroupRecord) -> None:
+    """Another way to compute an update may give other bits."""
+    for key in IMPLEMENTATION:
+        if key in then.values and then.values[key] != group.get(key):
+            raise InputError(
+                f"{where}: {key} is {group.get(key)}, and {then.values[key]} in the checkpoint, whose updates have to "
+                "be made again as they were; restore into the optimizer that was saved"
+            )
+
+
+def _ties(state: Mapping[str, object]) -> bool:
+    return any(isinstance(value, Tied) for value in state.values())
+
+
+def _values(group: GroupRecord) -> Mapping[str, object]:
+    if group.stored:
+        raise FormatError(f"replay: an update's {group.stored[0]!r:.80} is in no file; {_ADVICE}")
+    return {key: decode(value, f"replay: {key}") for key, value in group.values.items()}
+
+
+def _gradient(
+    name: str, back: int, files: Mapping[str, TensorFile], parameters: Mapping[str, torch.Tensor]
+) -> FileTensor:
+    where = gradient_name(back, name)
+    file = files.get(file_of(where.holder))
+    found = None if file is None or name not in parameters else file.tensors.get(where.path)
+    if found is None:
+        raise FormatError(f"replay: no file has the gradient of {name!r:.200}; {_ADVICE}")
+    parameter = parameters[name]
+    if (found.shape, found.dtype) != (tuple(parameter.shape), parameter.dtype):
+        raise FormatError(f"replay: the gradient of {name!r:.200} is not like its parameter; {_ADVICE}")
+    return found
+
+
+def _copy(parameter: torch.Tensor, source: FileTensor) -> torch.Tensor:
+    """On the parameter's device, and as it lies in memory."""
+    with torch.no_grad():
+        return torch.empty_like(parameter, requires_grad=False).copy_(source.view())
+
+
+def _same(one: object, other: object) -> bool:
+    """To the bit."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and one == other
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    first, second = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
+    return torch.equal(first, second.to(first.device))
