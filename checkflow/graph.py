@@ -61,7 +61,7 @@ class Tensor:
     born: int  # step that allocates it; 0: resident before the iteration
     freed: int  # last step during which it is resident; T: alive when the iteration ends
     views: tuple[View, ...] = ()  # state only; the first one names it
-    of: str = ""  # a gradient only: the name of its parameter, where it is all of this storage
+    of: str = ""  # of a gradient or an optimizer's entry: the name of its parameter, where all of the storage is of one
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,8 +236,8 @@ def _wrong_tensors(graph: Graph) -> Iterator[str]:
             yield f"{where}: is state, which lives from 0 to {graph.steps}, not from {tensor.born} to {tensor.freed}"
         if tensor.role.is_state != bool(tensor.views):
             yield f"{where}: has {len(tensor.views)} views; state has at least one, nothing else has any"
-        if tensor.of and tensor.role is not Role.GRADIENT:
-            yield f"{where}: is of {tensor.of!r}, which only a gradient is"
+        if tensor.of and tensor.role not in (Role.GRADIENT, Role.OPTIMIZER):
+            yield f"{where}: is of {tensor.of!r}, which only a gradient or an optimizer's entry is"
         for view in tensor.views:
             if view.name in names:
                 yield f"{where}: the name {view.name!r} stands for two storages"

@@ -50,7 +50,7 @@ class StateRow(_Model):
 
 
 class GradientRow(_Model):
-    """The gradient of one parameter, as its optimizer consumes it. `id` is its storage's index in the graph's tensors."""
+    """The gradient of one parameter, as its optimizer consumes it. `id` is its index in the graph's tensors."""
 
     id: Count
     bytes: Positive
@@ -278,6 +278,8 @@ def _dangling(schedule: Schedule) -> Iterator[str]:
         for place in (action.snapshot, action.offload, action.release):
             if place is not None and place[1] > len(positions):
                 yield f"field actions.{number}: anchor {place[1]} is not one of the {len(positions)}"
+            if place is not None and place[0] <= -schedule.interval:
+                yield f"field actions.{number}: iteration {place[0]} is before those of a checkpoint"
     if schedule.pause is not None and schedule.pause[1] > len(positions):
         yield f"field pause: anchor {schedule.pause[1]} is not one of the {len(positions)}"
 

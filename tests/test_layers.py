@@ -99,6 +99,7 @@ ALLOWED_WITHIN: dict[str, dict[str, set[str]]] = {
         "__init__": {"answer", "problem"},
         "timeline": {"__init__"},
         "infeasible": {"__init__"},
+        "rebuilt": {"problem"},
         "streaming": {"__init__", "timeline", "infeasible"},
         "packed": {"__init__", "timeline", "infeasible"},
         "solve": {"__init__", "infeasible", "streaming", "packed"},

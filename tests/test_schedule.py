@@ -19,6 +19,7 @@ from checkflow.schedule import (
     ActionRow,
     AnchorRow,
     Certificate,
+    GradientRow,
     Schedule,
     StateRow,
     UnlistedRow,
@@ -119,7 +120,15 @@ MALFORMED: dict[str, tuple[str, str]] = {
     "empty chunk": (with_row("actions", 0, bytes=0), r"field actions\.0\.bytes: "),
     "negative offset": (with_row("actions", 0, offset=-10), r"field actions\.0\.offset: "),
     "anchor nought": (with_row("actions", 0, offload=[0, 0]), r"field actions\.0\.offload\.1: "),
-    "iteration before the checkpoint's": (with_row("actions", 0, offload=[-1, 1]), r"field actions\.0\.offload\.0: "),
+    "iteration before the checkpoint's": (
+        with_row("actions", 0, offload=[-1, 1]),
+        r"field actions\.0: iteration -1 is before those of a checkpoint",
+    ),
+    "value of an earlier checkpoint": (with_row("actions", 0, back=1), r"field actions\.0\.back: 1 is not below"),
+    "gradient that is state": (
+        edited(gradients=[{"id": 0, "bytes": 1, "parameter": {"name": "p", "dtype": "uint8", "shape": [1]}}]),
+        "field gradients: has the id of state",
+    ),
     "place of three numbers": (with_row("actions", 0, offload=[0, 1, 2]), r"field actions\.0\.offload: "),
     "place of one number": (with_row("actions", 0, offload=1), r"field actions\.0\.offload: "),
     "unknown kind of anchor": (with_row("anchors", 0, kind="step"), r"field anchors\.0\.kind: "),
@@ -208,7 +217,7 @@ def test_format_page_names_every_field_and_its_rows_are_rows() -> None:
     """schedules/FORMAT.md shows rows that a reader accepts, and leaves no field out."""
     text = (SCHEMA.parent / "FORMAT.md").read_text()
     shown = [json.loads(line) for line in text.splitlines() if line.startswith("    {")]
-    rows: list[type[BaseModel]] = [StateRow, AnchorRow, ActionRow, UnlistedRow]
+    rows: list[type[BaseModel]] = [StateRow, AnchorRow, ActionRow, GradientRow, UnlistedRow]
     for model in rows:
         examples = [row for row in shown if row.keys() <= model.model_fields.keys()]
         assert examples, f"no row is a {model.__name__}"

@@ -22,8 +22,8 @@ from checkflow.runtime.device import Device
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.hook import Removable, register
 from checkflow.runtime.host import HostDevice
-from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.in_flight import InFlight
+from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.parts import Parts
 from checkflow.runtime.pipeline import Record
 from checkflow.runtime.settings import Settings
@@ -159,7 +159,9 @@ class Engine:
             return str(error)
         except Exception as error:  # noqa: BLE001 (of the optimizer's own code)
             return f"an update cannot be made again ({type(error).__name__}: {str(error).splitlines()[0]:.200})"
-        return "" if other is None else f"{names[id(other)]} is not the same, to the bit, when its updates are made again"
+        return (
+            "" if other is None else f"{names[id(other)]} is not the same, to the bit, when its updates are made again"
+        )
 
     def _capture(self, iteration: int) -> Record:
         captured = self.fitting.host.capture(iteration)

@@ -22,7 +22,7 @@ TICKS_PER_BYTE = 1_000_000_000  # of the link's clock
 class StateTensor:
     """A state tensor that the iteration writes, or a gradient that rebuilds some (plan/rebuilt.py).
 
-    What is lost while the next iteration runs is lost at `first_write`; at or before the iteration's end it is 0 or less.
+    At `first_write` the live one is lost: of state while the next iteration runs; 0 or less is before that begins.
     """
 
     tensor: int  # index into Graph.tensors

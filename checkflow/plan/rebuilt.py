@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from checkflow.graph import AnchorKind, Graph, Role, Tensor
+from checkflow.graph import AnchorKind, Graph, Role
 from checkflow.plan.problem import Problem, StateTensor
-from checkflow.state.names import StateName, owner, stems
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Rebuilt:
 
     state: tuple[int, ...]  # the parameter first
     gradient: int
-    final: int  # step after which the gradient is as it is consumed: its last write, or the beginning of the update
+    final: int  # position of the anchor at which the update begins, from which on the gradient is as it is consumed
     gone: int  # step of the next iteration by which it is freed; 0 or less: before the iteration ends
     state_bytes: int
     gradient_bytes: int
@@ -84,33 +83,16 @@ class _Reading:
         return tuple(a.position for a in self.graph.anchors if a.kind is AnchorKind.OPTIMIZER_PRE)
 
     @cached_property
-    def _gradients(self) -> dict[str, list[int]]:
-        """By the name of their parameter."""
+    def _of(self) -> dict[str, list[int]]:
+        """Gradients, and what optimizers keep, by the name of their parameter."""
         found: dict[str, list[int]] = {}
         for index, tensor in enumerate(self.graph.tensors):
             if tensor.of:
                 found.setdefault(tensor.of, []).append(index)
         return found
 
-    @cached_property
-    def _entries(self) -> dict[int, list[int]]:
-        """Optimizers' entries by their parameter, of which the same update writes both."""
-        parameters: dict[int, dict[StateName, int]] = {}
-        for index in self.graph.written_state:
-            if self.graph.tensors[index].role is Role.PARAMETER:
-                parameters.setdefault(self._update(index), {})[self._name(index)] = index
-        found: dict[int, list[int]] = {}
-        for index in self.graph.written_state:
-            if self.graph.tensors[index].role is Role.OPTIMIZER:
-                name, updated = self._name(index), parameters.get(self._update(index), {})
-                by_stem = {stem: updated[parameter] for parameter, stem in stems(name.holder, updated).items()}
-                parameter = owner(name, by_stem)
-                if parameter is not None:
-                    found.setdefault(parameter, []).append(index)
-        return found
-
-    def _name(self, index: int) -> StateName:
-        return StateName(self.graph.tensors[index].views[0].name)
+    def _all_of(self, name: str, role: Role) -> list[int]:
+        return [index for index in self._of.get(name, ()) if self.graph.tensors[index].role is role]
 
     def _update(self, index: int) -> int:
         """Which update writes it first, from 1; 0: it is written before any."""
@@ -121,22 +103,21 @@ class _Reading:
         tensor, update = self.graph.tensors[index], self._update(index)
         if tensor.role is not Role.PARAMETER or not update or self._several(index):
             return None
-        name = self._name(index)
-        consumed = [g for g in self._gradients.get(name, ()) if self.graph.tensors[g].born]
+        name = tensor.views[0].name
+        consumed = [found for found in self._all_of(name, Role.GRADIENT) if self.graph.tensors[found].born]
         if len(consumed) != 1 or self.graph.tensors[consumed[0]].size_bytes != tensor.size_bytes:
             return None
         gradient, begins = consumed[0], self._begins[update - 1]
-        writes = self.graph.writes[gradient]
-        if writes[-1] > begins or self.graph.tensors[gradient].freed <= begins:
+        if self.graph.writes[gradient][-1] > begins or self.graph.tensors[gradient].freed <= begins:
             return None
-        entries = self._entries.get(index, ())
-        if any(self._several(entry) for entry in entries):
+        entries = [found for found in self._all_of(name, Role.OPTIMIZER) if found in self.graph.writes]
+        if any(self._update(entry) != update or self._several(entry) for entry in entries):
             return None
         state = (index, *entries)
         return Rebuilt(
             state,
             gradient,
-            max(writes[-1], begins),
+            begins,
             self._gone(name, gradient),
             sum(self.graph.tensors[each].size_bytes for each in state),
             self.graph.tensors[gradient].size_bytes,
@@ -148,8 +129,7 @@ class _Reading:
 
     def _gone(self, name: str, gradient: int) -> int:
         """One that is there when the iteration begins is the last one's: it goes when that goes."""
-        left = [g for g in self._gradients[name] if g != gradient]
+        left = [found for found in self._all_of(name, Role.GRADIENT) if found != gradient]
         if self.graph.tensors[gradient].freed == self.graph.steps and left:
             return max(1, min(self.graph.tensors[each].freed for each in left))
         return self.graph.tensors[gradient].freed - self.graph.steps
-

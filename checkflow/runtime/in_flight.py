@@ -262,7 +262,9 @@ class InFlight:
                     continue
                 if self._progress[index] is not Progress.PENDING:
                     return False
-                self._snapshots[index] = self._device.hold(data[move.offset_bytes : move.offset_bytes + move.size_bytes])
+                self._snapshots[index] = self._device.hold(
+                    data[move.offset_bytes : move.offset_bytes + move.size_bytes]
+                )
                 self._held[index] = gradient, versions([gradient])[0]
                 self._progress[index] = Progress.SNAPSHOT
         overdue = sorted(index for index in self._overdue if index in self._held)

@@ -1,10 +1,10 @@
 """Several iterations for one checkpoint: gradients go along, and what would make a part no longer exact ends it.
 
-A parameter and its entries may be saved as they were some iterations before, for the updates since then are made again
-when the checkpoint is restored. That is exact only while nothing else writes them. So their version counters are compared
-between updates, what an update consumes must stay as it was until it has left, and the first checkpoint of a training is
-proven: its updates are made again beside it, and compared byte for byte. Where any of this fails it is told once, and each
-checkpoint is read as a whole when its iteration ends.
+A parameter and its entries may be saved as they were some iterations before, for the updates since then are made
+again when the checkpoint is restored. That is exact only while nothing else writes them. So their version counters are
+compared between updates, what an update consumes must stay as it was until it has left, and the first checkpoint of a
+training is proven: its updates are made again beside it, and compared byte for byte. Where any of this fails it is told
+once, and each checkpoint is read as a whole when its iteration ends.
 """
 
 from __future__ import annotations

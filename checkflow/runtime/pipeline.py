@@ -60,7 +60,7 @@ class Pipeline:
         self._statics: dict[tuple[int, str], tuple[int, ...]] = {}  # (slot, storage) -> version that the slot holds
 
     def rebind(self, binding: Binding) -> None:
-        """Checkpoints that are closed keep the tensors that they began with; one of which only parts are is given up."""
+        """Checkpoints that are closed keep the tensors that they began with. One that is only in parts is given up."""
         if self.parted is not None:
             self.drop_open()
         self._binding, self._slots = binding, SlotMap(self._timetable, binding)
@@ -86,7 +86,7 @@ class Pipeline:
         return bool(self._closed)
 
     def advance(self, running: int, anchor: int, *, due: int | None) -> None:
-        """Iteration `running` has reached an anchor; it is `due`, or parts of a checkpoint that is due then leave in it."""
+        """Iteration `running` has reached an anchor. `due`: the iteration whose checkpoint it is, or is a part of."""
         for checkpoint in self._closed:
             checkpoint.advance(self._timetable.time(running - checkpoint.iteration, anchor))
         now = self._timetable.time(0 if due is None else running - due, anchor)

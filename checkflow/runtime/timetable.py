@@ -32,9 +32,9 @@ class Move:
 
 @dataclass(frozen=True)
 class Timetable:
-    """`time` orders places: all anchors of iteration 0, which the checkpoint ends, then those of iteration 1, and so on.
+    """`time` orders places: all anchors of iteration 0, then those of iteration 1, and so on.
 
-    A checkpoint of which parts leave in several iterations has places in iterations before 0.
+    A checkpoint of which parts leave in several iterations has places in iterations before 0, too.
     """
 
     moves: tuple[Move, ...]

@@ -15,11 +15,12 @@ from checkflow.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """One action handed to the link. A direct one (no snapshot) is what a guard waits for."""
+    """One action handed to the link. A guard waits for a direct one (no snapshot), but of a gradient: it is held."""
 
     action: int  # index into Schedule.actions
     size_bytes: int
     guard: int | None  # index into Route.guards
+    held: bool  # until its release
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def route_of(schedule: Schedule, problem: Problem) -> Route:
     A guard stands where PyTorch runs its hook, at the last anchor before the first write of what it guards. Raises
     InputError where the two are not of one trace.
     """
-    written = {tensor.tensor for tensor in problem.state}
+    written = {tensor.tensor for tensor in problem.state} | {row.id for row in schedule.gradients}
     if schedule.steps != problem.steps or any(row.tensor not in written for row in schedule.actions):
         raise InputError(
             f"schedule: of {schedule.model} with {schedule.steps} operators, and not of this graph, which has "
@@ -137,7 +138,10 @@ def _turn(schedule: Schedule, age: int, acts: _Acts, guard_of: dict[int, int]) -
         releases=tuple(action for action in acts.releases if action not in new),
         offloads=tuple(
             Offload(
-                action, rows[action].bytes, guard_of[rows[action].tensor] if rows[action].snapshot is None else None
+                action,
+                rows[action].bytes,
+                guard_of.get(rows[action].tensor) if rows[action].snapshot is None else None,
+                held=rows[action].release is not None,
             )
             for action in acts.offloads
         ),

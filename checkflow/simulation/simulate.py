@@ -159,9 +159,9 @@ class _Player:
             took = offload.size_bytes * ticks_per_byte
             self._free = begin + took
             self.busy += took
-            if offload.guard is None:
+            if offload.held:
                 self._ends[checkpoint, offload.action] = self._free
-            else:
+            if offload.guard is not None:
                 self._reading[offload.guard] = self._free
             self._note(checkpoint, (offload.action, begin, self._free))
         if turn.pauses:

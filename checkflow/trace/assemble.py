@@ -59,6 +59,7 @@ def assemble(
     for state, storage in states:
         shape, dtype = tuple(state.tensor.shape), name_of(state.tensor.dtype)
         views.setdefault(storage, []).append(View(str(state.name), dtype, shape))
+        storage.of = state.of if len(views[storage]) == 1 else ""
     host_state_bytes = sum(storage.size_bytes for storage in views if ledger.is_host(storage))
     kept = [s for s in _in_graph(views, operators, ledger) if not ledger.is_host(s) and s.size_bytes]
     index = {storage: position for position, storage in enumerate(kept)}
@@ -117,7 +118,7 @@ def _tensor(storage: Storage, views: tuple[View, ...], number: int, steps: int) 
     role = storage.role or (Role.ACTIVATION if storage.born else Role.INPUT)
     freed = steps if storage.freed is None else max(storage.freed, storage.last_use, storage.born)
     name = views[0].name if views else storage.name or f"%unused_{number}"
-    of = storage.of if role is Role.GRADIENT else ""
+    of = storage.of if role in (Role.GRADIENT, Role.OPTIMIZER) else ""
     return Tensor(name, role, storage.size_bytes, storage.born, steps if role.is_state else freed, views, of)
 
 

@@ -12,7 +12,7 @@ from checkflow.errors import InputError, TraceError
 from checkflow.extra import Holder
 from checkflow.graph import Role
 from checkflow.state import refused
-from checkflow.state.live import Live, asked_state, live_state
+from checkflow.state.live import Live, asked_state, live_state, parameter_names
 from checkflow.state.names import StateName
 from checkflow.training import Training
 
@@ -26,6 +26,7 @@ class TracedState:
     tensor: torch.Tensor
     host: bool  # on the host, whatever the device: never crosses the link
     may_change: bool = False  # in shape, or not be there: a dict of the user's holds it
+    of: str = ""  # an optimizer's entry: the name of its parameter
 
 
 def state_of(training: Training, model: str) -> tuple[TracedState, ...]:
@@ -41,12 +42,13 @@ def state_of(training: Training, model: str) -> tuple[TracedState, ...]:
 
 def live_states(training: Training) -> Iterator[TracedState]:
     """The same. Raises InputError."""
-    lives = live_state(training)
+    lives, names = live_state(training), parameter_names(training)
     refused.device_of(live.tensor for live in lives)
     for live in lives:
         if not live.is_host_scalar_anywhere:
             refused.check_dtype(live.name, name_of(live.tensor.dtype))
-        yield TracedState(live.name, _role(live), live.tensor, live.is_host_scalar_anywhere)
+        of = "" if live.parameter is None else names.get(id(live.parameter), "")
+        yield TracedState(live.name, _role(live), live.tensor, live.is_host_scalar_anywhere, of=of)
     dicts = {holder: member for holder, member in training.listed.objects.items() if isinstance(member, Holder)}
     for name, tensor in asked_state(dicts):
         refused.check_stored(name, tensor)

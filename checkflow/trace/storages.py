@@ -26,7 +26,7 @@ class Storage:
     scalar: bool  # made from host scalars alone: Adam's step, a constant, or computed from such
     name: str = ""
     role: Role | None = None
-    of: str = ""  # a gradient: the name of its parameter, where it is all of the storage
+    of: str = ""  # of a gradient or an optimizer's entry: its parameter's name, where all of the storage is of one
     born: int = 0  # step that allocated it; 0: before the iteration, or no operator did
     freed: int | None = None  # last step during which it was resident; None: still alive
     last_use: int = 0

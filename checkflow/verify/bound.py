@@ -42,9 +42,8 @@ def fluid_bound(terms: Terms) -> int:
 
     Nothing is done between two anchors: windows end on them, and what is left at one stays until the next.
 
-    At position 0 all is released, and each class {deadline <= p} only shrinks from there: all there is to find is the
-    tick at which it is empty. The previous checkpoint's bytes go first, but since both fit the period they are gone
-    before they can make a class empty later than its own releases do.
+    At its deadline all of a class {deadline <= p} is released, and it only shrinks from there: all there is to find is
+    the tick at which it is empty. The previous checkpoint's bytes go first: it begins when they are gone, or later.
     """
     places = terms.places()
     windows = [
@@ -55,7 +54,9 @@ def fluid_bound(terms: Terms) -> int:
         (terms.clock(release), due, size_bytes) for release, due, size_bytes in sorted(windows, reverse=True)
     ]
     deadlines = sorted({deadline for _, deadline, _ in latest_first})
-    emptied = [_emptied(latest_first, deadline) for deadline in deadlines]
+    period = terms.clock(terms.interval * terms.steps)
+    free = _emptied(latest_first, deadlines[-1], None) - period if deadlines else 0
+    emptied = [_emptied(latest_first, deadline, free) for deadline in deadlines]
     bound_bytes = 0
     first = min(0, deadlines[0]) + 1 if deadlines else 1  # of an earlier iteration's value
     for step in range(first, min(terms.interval, 2) * terms.steps + 1):  # later iterations repeat, with fewer left
@@ -71,17 +72,18 @@ def ideal_bound(terms: Terms) -> int:
     return fluid_bound(replace(terms, anchors=None))
 
 
-def _emptied(latest_first: Sequence[tuple[int, int, int]], deadline: int) -> int:
+def _emptied(latest_first: Sequence[tuple[int, int, int]], deadline: int, free: int | None) -> int:
     """Tick at which the link has sent all that is due by a deadline, from rows (tick of release, deadline, bytes).
 
-    The largest, over the releases a, of clock(a) + what is released from a on.
+    The largest, over the releases a, of clock(a) + what is released from a on, and of all after the tick at which the
+    link is free (None: it is idle).
     """
     ticks, ends = 0, []
     for opened, due, size_bytes in latest_first:
         if due <= deadline:
             ticks += size_bytes * TICKS_PER_BYTE
             ends.append(opened + ticks)
-    return max(ends)
+    return max(ends if free is None else (*ends, free + ticks))
 
 
 def paper_bound(terms: Terms, known_bytes: int) -> int:

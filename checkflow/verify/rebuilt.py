@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from checkflow.graph import Graph, Tensor
+from checkflow.graph import Graph
 from checkflow.schedule import Schedule
-from checkflow.state.names import StateName
 from checkflow.verify.failure import fail
 from checkflow.verify.terms import Saved
 
@@ -67,7 +66,9 @@ def _earlier(saved: Saved, back: int, steps: int) -> Saved:
 
 def _check_rows(schedule: Schedule, graph: Graph, asked: Mapping[int, object]) -> None:
     if sorted(asked) != [row.id for row in schedule.gradients]:
-        fail(f"gradients: are {[row.id for row in schedule.gradients]}, and what is saved earlier takes {sorted(asked)}")
+        fail(
+            f"gradients: are {[row.id for row in schedule.gradients]}, and what is saved earlier takes {sorted(asked)}"
+        )
     for row in schedule.gradients:
         tensor = graph.tensors[row.id]
         views = [view for other in graph.tensors for view in other.views if view.name == tensor.of]
@@ -93,42 +94,26 @@ def _consumed(graph: Graph, writes: Mapping[int, list[int]], state: int) -> Cons
     update = [sum(begin < step for begin in begins) for step in writes[state]]
     if min(update) == 0 or min(update) != max(update):
         return None
-    parameters = {
-        tensor.views[0].name: index
-        for index, tensor in enumerate(graph.tensors)
-        if tensor.role.value == "parameter"
-        and index in writes
-        and sum(begin < writes[index][0] for begin in begins) == update[0]
-    }
-    parameter = _parameter_of(graph.tensors[state], parameters)
-    if parameter is None or sum(begin < writes[parameters[parameter]][-1] for begin in begins) != update[0]:
+    name = graph.tensors[state].of or graph.tensors[state].views[0].name
+    parameters = [i for i, tensor in enumerate(graph.tensors) if name in [view.name for view in tensor.views]]
+    if len(parameters) != 1 or graph.tensors[parameters[0]].role.value != "parameter" or parameters[0] not in writes:
         return None
-    of = [index for index, tensor in enumerate(graph.tensors) if tensor.of == parameter]
+    if graph.tensors[state].role.value not in ("parameter", "optimizer"):
+        return None
+    together = [i for i, tensor in enumerate(graph.tensors) if tensor.of == name and tensor.role.value == "optimizer"]
+    for other in (*parameters, *together):  # are of this update alone
+        if {sum(begin < step for begin in begins) for step in writes.get(other, [])} - set(update):
+            return None
+    of = [i for i, tensor in enumerate(graph.tensors) if tensor.of == name and tensor.role.value == "gradient"]
     made = [index for index in of if graph.tensors[index].born > 0]
     if len(made) != 1:
         return None
     (gradient,), begin = made, begins[update[0] - 1]
     tensor, steps = graph.tensors[gradient], len(graph.ops)
-    if tensor.size_bytes != graph.tensors[parameters[parameter]].size_bytes:
+    if tensor.size_bytes != graph.tensors[parameters[0]].size_bytes:
         return None
     if writes[gradient][-1] > begin or tensor.freed <= begin:
         return None
     before = [graph.tensors[index].freed for index in of if index != gradient]
     stays = tensor.freed == steps and bool(before)
     return Consumed(gradient, begin, max(1, min(before)) if stays else tensor.freed - steps)
-
-
-def _parameter_of(tensor: Tensor, parameters: Mapping[str, int]) -> str | None:
-    """The name of the parameter that this is, or is an entry of: the longest that its own begins with."""
-    if tensor.role.value == "parameter":
-        return tensor.views[0].name
-    if tensor.role.value != "optimizer":
-        return None
-    path = StateName(tensor.views[0].name).path
-    paths = [StateName(name).path for name in parameters]
-    fits: list[tuple[int, str]] = []
-    for name in parameters:
-        known = StateName(name).path if paths.count(StateName(name).path) == 1 else name
-        if path.startswith(f"{known}."):
-            fits.append((len(known), name))
-    return max(fits)[1] if fits else None

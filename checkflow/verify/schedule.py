@@ -123,5 +123,7 @@ def _parts(terms: Terms, rows: Sequence[ActionRow]) -> list[Part]:
     index_of = {(saved.tensor, saved.back): index for index, saved in enumerate(terms.state)}
     for number, row in enumerate(rows):
         if (row.tensor, row.back) not in index_of:
-            fail(f"actions row {number}: tensor {row.tensor} is not state that the iteration writes, or what rebuilds it")
+            fail(
+                f"actions row {number}: tensor {row.tensor} is not state that the iteration writes, or what rebuilds it"
+            )
     return [Part(index_of[row.tensor, row.back], row.offset, row.bytes) for row in rows]

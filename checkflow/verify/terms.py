@@ -26,8 +26,7 @@ STATE_ROLES = ("parameter", "buffer", "optimizer")
 
 
 class Saved(NamedTuple):
-    """A state tensor that the iteration writes, or a gradient; the live one holds what is saved from release to deadline.
-    """
+    """A state tensor that the iteration writes, or a gradient; the live one is as it is saved until the deadline."""
 
     tensor: int  # index into Graph.tensors
     name: str

@@ -141,6 +141,9 @@ class LateDevice:
         self._counters.snapshot_bytes += sum(source.numel() for source in sources)
         return [Snapshot(source.clone()) for source in sources]
 
+    def hold(self, source: torch.Tensor) -> Snapshot:
+        return Snapshot(source)
+
     def offload(self, batch: Batch) -> HostEvent:
         self._jobs.append(batch)
         self._given += 1

@@ -72,6 +72,9 @@ class VirtualDevice:
             weakref.finalize(snapshot.data, self._freed, snapshot.data.numel())
         return made
 
+    def hold(self, source: torch.Tensor) -> Snapshot:
+        return Snapshot(source)
+
     def offload(self, batch: Batch) -> VirtualEvent:
         size_bytes = batch.size_bytes
         self._free = max(self._free, self.now) + size_bytes * self.ticks_per_byte

@@ -101,7 +101,7 @@ class HostState:
         return Captured((f'{before},"objects":[', *objects, end))
 
     def part(self, back: int, parameters: Sequence[str]) -> str:
-        """PartRecord's JSON: of these, optimizers' state as it is now is saved with a checkpoint `back` iterations on."""
+        """PartRecord's JSON: of these parameters, for a checkpoint `back` iterations on. Raises InputError."""
         head = dump({"back": back, "parameters": list(parameters)})
         return f'{head[:-1]},"optimizers":[{",".join(reader.read() for reader in self._optimizers)}]}}'
 

@@ -88,7 +88,7 @@ class PartRecord(BaseModel):
 
 
 class UpdateRecord(BaseModel):
-    """An update, `back` iterations before the checkpoint's: its optimizer's groups as they were, and what had gradients.
+    """An update, `back` iterations before the checkpoint's: its groups as they were, and what had gradients.
 
     A parameter's gradient is in the file "gradient.<back>.safetensors" under the parameter's name.
     """

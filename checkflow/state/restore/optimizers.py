@@ -66,7 +66,6 @@ class OptimizerPlan:
         state.clear()
         state.update(made)
 
-
     def made(self, parameter: torch.Tensor, like: torch.Tensor) -> dict[str, object]:
         """A parameter's state for another tensor like it, which shares nothing with what is live."""
         group = next(group for group in self.optimizer.param_groups if any(p is parameter for p in group["params"]))

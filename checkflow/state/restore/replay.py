@@ -62,7 +62,7 @@ class Replay:
             self._make(update, live, update.optimizer.state)
 
     def differs(self, saved: Callable[[torch.Tensor], FileTensor]) -> torch.Tensor | None:
-        """A parameter that is not as it is now, to the bit, when its updates are made again beside it; None where all are.
+        """A parameter that is not as it is now, to the bit, when its updates are made again beside it; None: all are.
 
         `saved`: a parameter as it was saved. Takes device memory for a few parameters at a time.
         """
@@ -70,7 +70,8 @@ class Replay:
             copies = {p: _copy(p, saved(p)) for p in some}
             states: dict[torch.optim.Optimizer, dict[torch.Tensor, dict[str, object]]] = {}
             for optimizer in {update.optimizer for update in self.updates}:
-                states[optimizer] = state = defaultdict(dict)
+                state: dict[torch.Tensor, dict[str, object]] = defaultdict(dict)
+                states[optimizer] = state
                 for parameter, copy in copies.items():
                     then = self.parts[self.back[parameter]][optimizer]
                     if parameter in then.states:
@@ -80,8 +81,8 @@ class Replay:
             for parameter, copy in copies.items():
                 if not _same(parameter, copy):
                     return parameter
-                for optimizer, state in states.items():
-                    now, again = optimizer.state.get(parameter, {}), state.get(copy, {})
+                for optimizer, made in states.items():
+                    now, again = optimizer.state.get(parameter, {}), made.get(copy, {})
                     if now.keys() != again.keys() or not all(_same(now[key], again[key]) for key in now):
                         return parameter
         return None

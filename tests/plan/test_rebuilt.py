@@ -1,0 +1,265 @@
+"""Several iterations for one checkpoint: what leaves is enough to make the state again, and is read in time.
+
+The judge of it is an iteration played symbolically, which shares nothing with planner or verifier: each storage has a
+value, the history of what made it; a restore makes updates of what was read, and has to get the values of the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from drawn import NS, updates
+from hypothesis import event, given, reject
+from hypothesis import strategies as st
+
+from checkflow import policies
+from checkflow.errors import VerificationError
+from checkflow.graph import Graph, Role
+from checkflow.plan import Infeasible, problem_of
+from checkflow.plan.rebuilt import over_iterations, rebuilt_in
+from checkflow.policies.rule import Link
+from checkflow.schedule import ActionRow, Schedule, sealed
+from checkflow.verify import verify
+
+GONE = ("gone",)
+Value = tuple[object, ...]
+
+
+class Played:
+    """Values of each storage after each step of several iterations; `values[step]`, unrolled from 0 on."""
+
+    def __init__(self, graph: Graph, iterations: int) -> None:
+        self.graph = graph
+        self.steps = len(graph.ops)
+        begins = [a.position for a in graph.anchors if a.kind.value == "optimizer_pre"]
+        now: dict[int, Value] = {i: ("first", i) for i, t in enumerate(graph.tensors) if t.role.is_state}
+        self.values = [dict(now)]
+        for iteration in range(iterations):
+            self._hand_over(now)
+            consumed: dict[int, Value] = {}
+            for step, op in enumerate(graph.ops, start=1):
+                updating = sum(begin < step for begin in begins)
+                if step - 1 in begins:
+                    consumed = dict(now)
+                for index in op.writes:
+                    tensor = graph.tensors[index]
+                    what: Value = ("op", iteration, step)
+                    if updating and tensor.role in (Role.PARAMETER, Role.OPTIMIZER):
+                        what = self._update(consumed, index, updating, step)
+                    now[index] = (*now.get(index, ()), what) if tensor.role is Role.GRADIENT else (now.get(index), what)
+                self.values.append(dict(now))
+                for index, tensor in enumerate(graph.tensors):
+                    if tensor.freed == step < self.steps and not tensor.role.is_state:
+                        now[index] = GONE
+
+    def _hand_over(self, now: dict[int, Value]) -> None:
+        """What the last iteration made and left is what this one finds under the same parameter's name."""
+        for index, tensor in enumerate(self.graph.tensors):
+            if tensor.role is Role.GRADIENT and tensor.born:
+                now[index] = GONE
+
+    def _update(self, consumed: dict[int, Value], index: int, update: int, step: int) -> Value:
+        """An update's operator works on what it writes, and on the gradient as it was when the update began."""
+        name = self.graph.tensors[index].of or self.graph.tensors[index].views[0].name
+        of = [i for i, t in enumerate(self.graph.tensors) if t.of == name and t.role is Role.GRADIENT]
+        found = (consumed.get(i) for i in of)
+        return ("update", update, step, tuple(value for value in found if value not in (None, GONE)))
+
+
+def restored(schedule: Schedule, graph: Graph, iterations: int, checkpoint: int) -> dict[int, Value] | None:
+    """What a restore makes of what is read, by tensor; None where something is read too early or too late."""
+    played = Played(graph, iterations)
+    rows = schedule.actions
+    times = [op.time_ns * (10**6 - schedule.slack_ppm) // 10**6 for op in graph.ops]
+    bandwidth = schedule.bandwidth_bytes_per_s * (10**6 - schedule.slack_ppm) // 10**6
+
+    def clock(position: int) -> int:
+        whole, within = divmod(position, len(times))
+        return bandwidth * (whole * sum(times) + sum(times[:within]))
+
+    free, read = 0, dict[tuple[int, int], list[tuple[int, Value]]]()
+    for number in range(schedule.interval, iterations + 1, schedule.interval):
+        base = number * len(times)
+        for row in rows:
+            begin = max(free, clock(base + schedule.position(row.offload)))
+            free = begin + row.bytes * NS
+            if number != checkpoint:
+                continue
+            if row.snapshot is not None and row.release is not None:
+                at = base + schedule.position(row.snapshot)
+                if clock(base + schedule.position(row.release)) < free:
+                    return None
+                span = [at]
+            else:
+                first, last = at_clock(clock, begin, iterations * len(times)), at_clock(clock, free, 10**6, up=True)
+                span = list(range(max(first, base + schedule.position(row.offload)), last))
+                span = span or [base + schedule.position(row.offload)]
+            found = {played.values[p].get(row.tensor, GONE) for p in span if p < len(played.values)}
+            if len(found) != 1 or GONE in found:
+                return None
+            read.setdefault((row.tensor, row.back), []).append((row.bytes, found.pop()))
+    made: dict[int, Value] = {}
+    for (tensor, back), parts in sorted(read.items(), key=lambda one: -one[0][1]):
+        if not graph.tensors[tensor].role.is_state:
+            continue
+        if (
+            len({value for _, value in parts}) != 1
+            or sum(size for size, _ in parts) != graph.tensors[tensor].size_bytes
+        ):
+            return None
+        made[tensor] = again(graph, read, tensor, back, parts[0][1])
+    return made
+
+
+def at_clock(clock: object, ticks: int, most: int, *, up: bool = False) -> int:
+    """The last position whose clock is not after; with `up` the first that is not before."""
+    position = 0
+    while position < most and clock(position + 1) <= ticks:  # type: ignore[operator]
+        position += 1
+    return position + 1 if up and clock(position) < ticks else position  # type: ignore[operator]
+
+
+def again(
+    graph: Graph, read: dict[tuple[int, int], list[tuple[int, Value]]], tensor: int, back: int, value: Value
+) -> Value:
+    """A value, brought on by the operators of `back` updates, each of the gradient that was read for it."""
+    begins = [a.position for a in graph.anchors if a.kind.value == "optimizer_pre"]
+    name = graph.tensors[tensor].of or graph.tensors[tensor].views[0].name
+    named = [i for i, t in enumerate(graph.tensors) if t.of == name and t.role is Role.GRADIENT]
+    for earlier in range(back - 1, -1, -1):
+        for step, op in enumerate(graph.ops, start=1):
+            if tensor in op.writes:
+                gradients = tuple(read[i, earlier][0][1] for i in named if (i, earlier) in read)
+                value = (value, ("update", sum(begin < step for begin in begins), step, gradients))
+    return value
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Graph, Schedule]:
+    """A schedule in up to four parts, on a link with little to spare."""
+    graph = draw(updates())
+    interval = draw(st.integers(2, 4))
+    problem = problem_of(
+        graph, bandwidth_bytes_per_s=NS, interval=interval, granule_bytes=draw(st.sampled_from((1, 3)))
+    )
+    bytes_ = sum(source.size_bytes for source in over_iterations(problem, graph, interval).state)
+    least = -(-bytes_ * NS // (interval * graph.iteration_time_ns))
+    bandwidth = least + draw(st.sampled_from((0, 1, NS // 3, NS)))
+    answer = policies.load("gockpt").schedule(replace(problem, bandwidth_bytes_per_s=bandwidth), graph, Link(bandwidth))
+    if isinstance(answer, Infeasible):
+        reject()
+    return graph, answer
+
+
+@given(cases())
+def test_what_is_read_makes_the_state_again(case: tuple[Graph, Schedule]) -> None:
+    """Every tensor has the value of the checkpoint's iteration, by the updates that its gradients make again."""
+    graph, schedule = case
+    verify(schedule, graph)
+    event(f"parts: {len({row.back for row in schedule.actions})}")
+    checkpoint = 3 * schedule.interval
+    made = restored(schedule, graph, checkpoint + 3, checkpoint)
+    assert made is not None
+    after = Played(graph, checkpoint).values[-1]
+    assert made == {index: after[index] for index in graph.written_state}
+
+
+@given(case=cases(), data=st.data())
+def test_a_changed_schedule_is_accepted_only_if_it_restores(case: tuple[Graph, Schedule], data: st.DataObject) -> None:
+    """Rows of other iterations, at other places, without what they hold, or fewer gradients."""
+    graph, schedule = case
+    rows = list(schedule.actions)
+    number = data.draw(st.integers(0, len(rows) - 1))
+    place = st.tuples(st.integers(1 - schedule.interval, 1), st.integers(1, len(graph.anchors)))
+    kind = data.draw(st.sampled_from(("back", "offload", "snapshot", "release", "live", "left out", "whole")))
+    tensor = rows[number].tensor
+    if kind == "back":
+        other = data.draw(st.integers(0, schedule.interval - 1))
+        rows = [row.model_copy(update={"back": other}) if row.tensor == tensor else row for row in rows]
+    elif kind == "live":
+        rows[number] = rows[number].model_copy(update={"snapshot": None, "release": None})
+    elif kind == "left out":
+        rows = [row for row in rows if (row.tensor, row.back) != (tensor, rows[number].back)]
+    elif kind == "whole":
+        rows = [row.model_copy(update={"back": 0}) for row in rows if graph.tensors[row.tensor].role.is_state]
+    else:
+        rows[number] = rows[number].model_copy(update={kind: data.draw(place)})
+    kept = {row.tensor for row in rows}
+    gradients = tuple(row for row in schedule.gradients if row.id in kept)
+    changed = schedule.model_copy(update={"actions": tuple(rows), "gradients": gradients})
+    if not claims(changed, graph):
+        event(f"{kind}: refused")
+        return
+    event(f"{kind}: accepted")
+    checkpoint = 3 * schedule.interval
+    after = Played(graph, checkpoint).values[-1]
+    assert restored(changed, graph, checkpoint + 3, checkpoint) == {i: after[i] for i in graph.written_state}
+
+
+def claims(schedule: Schedule, graph: Graph) -> bool:
+    """Whether verify accepts it, whatever its certificate says of memory."""
+    claimed = schedule.certificate
+    for _ in range(8):
+        try:
+            verify(sealed(schedule.model_copy(update={"certificate": claimed})), graph)
+        except VerificationError as error:
+            name, _, rest = str(error).removeprefix("certificate.").partition(": ")
+            if not str(error).startswith("certificate.") or "is claimed" not in rest:
+                return False
+            found = rest.split(", ")[1].removesuffix(" is found")
+            claimed = claimed.model_copy(update={name: float(found) if name == "gap" else int(found)})
+        else:
+            return True
+    raise AssertionError("the certificate cannot be mended")
+
+
+@given(updates())
+def test_parts_are_of_what_is_rebuilt_alone(graph: Graph) -> None:
+    """Each parameter is in one part with all that is kept of it, and its gradients are those of the parts after it."""
+    problem = problem_of(graph, bandwidth_bytes_per_s=NS)
+    units = rebuilt_in(graph)
+    event(f"rebuilt: {len(units)}")
+    for count in (1, 2, 5):
+        sources = over_iterations(problem, graph, count).state
+        back = {source.tensor: source.back for source in sources if source.role is not Role.GRADIENT}
+        assert back.keys() == set(graph.written_state)
+        for unit in units:
+            assert len({back[index] for index in unit.state}) == 1
+            has = [source.back for source in sources if source.tensor == unit.gradient]
+            assert has == list(range(back[unit.state[0]]))
+        others = set(back) - {index for unit in units for index in unit.state}
+        assert all(back[index] == 0 for index in others)
+
+
+def row_of(schedule: Schedule, tensor: int) -> ActionRow:
+    return next(row for row in schedule.actions if row.tensor == tensor)
+
+
+@pytest.mark.parametrize("share", [1, 3])
+def test_each_iteration_carries_as_much(share: int) -> None:
+    """Twelve parameters alike, each with so much more than its gradient: parts differ by one of them at most."""
+    from checkflow.graph import Anchor, AnchorKind, Op, Tensor, View
+
+    def view(name: str) -> tuple[View, ...]:
+        return (View(name, "uint8", (10,)),)
+
+    names = [f"model/p{number}" for number in range(12)]
+    tensors = [Tensor(name, Role.PARAMETER, 10, 0, 3, view(name)) for name in names]
+    for entry in range(share - 1):
+        tensors += [
+            Tensor(f"{name}.{entry}", Role.OPTIMIZER, 10, 0, 3, view(f"optimizer/{name}.{entry}"), name)
+            for name in names
+        ]
+    state = len(tensors)
+    tensors += [Tensor(f"{name}'", Role.GRADIENT, 10, 1, 3, (), name) for name in names]
+    made, updated = tuple(range(state, len(tensors))), tuple(range(state))
+    graph = Graph(
+        "m", (), "d", "cpu",
+        tuple(Op("op", (), writes, 0, 0, "float32", 100) for writes in (made, (), updated)), tuple(tensors),
+        (Anchor(AnchorKind.OPTIMIZER_PRE, "optimizer", 1, 2), Anchor(AnchorKind.ITERATION_END, "", 1, 3)),
+    )  # fmt: skip
+    sources = over_iterations(problem_of(graph, bandwidth_bytes_per_s=NS), graph, 3).state
+    carried = [sum(source.size_bytes for source in sources if source.back == back) for back in range(3)]
+    unit = 10 * share
+    assert max(carried) - min(carried) <= 2 * unit
