@@ -56,6 +56,52 @@ def _graph(*writes: tuple[int, ...]) -> Graph:
     )
 
 
+def _parts() -> Graph:
+    """Two updates, from positions 9 and 11 on: of a with what is kept of it, then of b, and of d, which both write."""
+
+    def of(name: str, kib: int, kept: int = 0) -> list[Tensor]:
+        found = [Tensor(f"model/{name}", Role.PARAMETER, kib * KIB, 0, 13, _view(f"model/{name}", kib))]
+        for entry in range(kept):
+            view = _view(f"optimizer/{name}.{entry}", kib)
+            found.append(Tensor(view[0].name, Role.OPTIMIZER, kib * KIB, 0, 13, view, f"model/{name}"))
+        return found
+
+    state = (*of("a", 90, 2), *of("b", 60, 2), *of("d", 100, 2))
+    buffer = Tensor("model/c", Role.BUFFER, 10 * KIB, 0, 13, _view("model/c", 10))
+    gradients = (
+        Tensor("ga", Role.GRADIENT, 90 * KIB, 5, 11, (), "model/a"),
+        Tensor("gb", Role.GRADIENT, 60 * KIB, 6, 13, (), "model/b"),
+        Tensor("gd", Role.GRADIENT, 100 * KIB, 6, 13, (), "model/d"),
+        Tensor("before", Role.GRADIENT, 60 * KIB, 0, 1, (), "model/b"),
+    )
+    writes: tuple[tuple[int, ...], ...] = (
+        (9,), (), (), (), (10,), (11, 12), (10,), (), (), (0, 1, 2, 6, 7, 8), (0,), (3, 4, 5, 6, 7, 8), (),
+    )  # fmt: skip
+    hooks = [
+        (AnchorKind.OPTIMIZER_PRE if position in (9, 11) else AnchorKind.FORWARD, position) for position in range(12)
+    ]
+    graph = Graph(
+        model="parts",
+        arguments=(),
+        device="paper",
+        traced_on="cpu",
+        ops=tuple(Op("op", (), indices, 0, 0, "float32", 10 * KIB) for indices in writes),
+        tensors=(*state, buffer, *gradients),
+        anchors=(
+            *(Anchor(kind, f"at {position}", 1, position) for kind, position in hooks),
+            Anchor(AnchorKind.ITERATION_END, "", 1, 13),
+        ),
+    )
+    resident = graph.resident_bytes  # the same at each step, so that whatever is held is seen
+    filled = (max(resident) - found for found in resident)
+    others = tuple(Tensor("x", Role.ACTIVATION, found, step, step) for step, found in enumerate(filled, start=1))
+    return replace(graph, tensors=(*graph.tensors, *others))
+
+
+def _view(name: str, kib: int) -> tuple[View, ...]:
+    return (View(name, "uint8", (kib * KIB,)),)
+
+
 EARLY = _graph((1,), (), (0, 1), (), (0, 2), (2,))  # windows of a: -1..2, b: -3..0, c: 0..4
 LATE = _graph((), (), (), (0,), (0, 1), (1, 2))  # the paper's model has no snapshot of what step 1 writes
 FULL = _graph((), (), (), (), (0,), ())  # the peak, at step 3, is just before what a's deadline leaves is held
@@ -99,6 +145,7 @@ SETTINGS = {
         LATE, _options(2_600_000_000, 1, *_DIRECT, policy="checkfreq", memory_limit_bytes=790 * KIB)
     ),
     "checkfreq_cpu": Setting(LATE, _options(2_600_000_000, 1, *_DIRECT, policy="checkfreq_cpu")),
+    "parts": Setting(_parts(), _options(3_000_000_000, 3, *_DIRECT, policy="gockpt")),
     "synchronous": Setting(LATE, _options(2_600_000_000, 1, *_DIRECT, policy="synchronous")),
 }
 _RULES = ("checkfreq", "checkfreq_cpu", "synchronous")
@@ -265,7 +312,7 @@ _ALL_PACKED = ("packed", "packed, solved", "compact", "compact, solved", "paper"
 
 MUTANTS: dict[str, list[Mutant]] = {
     "plan.problem:Problem.steps": [Mutant("streaming", gives(by(-1)))],
-    "plan.problem:Problem.state_bytes": [Mutant("streaming", gives(half))],
+    "plan.problem:Problem.state_bytes": [Mutant("too slow", gives(half))],
     "plan.problem:Problem.training_peak_bytes": [Mutant("streaming", gives(by(-KIB)))],
     "plan.problem:Problem.iteration_time_ns": [Mutant("streaming", gives(times(2)))],
     "plan.problem:Problem._elapsed_ns": [Mutant("streaming", gives(lambda ns: tuple(map(times(2), ns))))],
@@ -355,6 +402,31 @@ MUTANTS: dict[str, list[Mutant]] = {
     "policies.synchronous:rule": [Mutant("synchronous", gives(field("acts", all_but_last)))],
     "policies.synchronous:schedule": [Mutant("synchronous", gives(action(0, offload=(0, 3))))],
     "compiler:_ruled": in_all(gives(certified("pause_ns", by(1))), *_RULES),
+    "policies.gockpt:schedule": [Mutant("parts", gives(action(0, back=1)))],
+    "policies.gockpt:_scheduled": [Mutant("parts", gives(certified("peak_bytes", by(-KIB))))],
+    "plan.rebuilt:rebuilt_in": [
+        Mutant("parts", gives(each(final=by(-2)))),
+        Mutant("parts", gives(each(state=all_but_last))),
+    ],
+    "plan.rebuilt:over_iterations": [
+        Mutant("parts", gives(field("state", all_but_last))),
+        Mutant("parts", gives(field("state", each(back=by(1))))),
+    ],
+    "plan.rebuilt:_Reading._begins": [
+        Mutant("parts", gives(lambda found: found[:1])),
+        Mutant("parts", gives(lambda found: tuple(map(by(-2), found)))),
+    ],
+    "plan.rebuilt:_Reading._of": [
+        Mutant("parts", gives(lambda found: {name: indices[1:] for name, indices in found.items()}))
+    ],
+    "plan.rebuilt:_Reading._all_of": [
+        Mutant(
+            "parts", lambda original: lambda self, name, role: original(self, name, role)[: 1 + (role != "optimizer")]
+        )
+    ],
+    "plan.rebuilt:_Reading._several": [Mutant("parts", gives(lambda _: False))],
+    "plan.rebuilt:_Reading._gone": [Mutant("parts", gives(by(4)))],
+    "lower:_gradient_rows": [Mutant("parts", gives(all_but_last))],
     "lower:_state_rows": [Mutant("streaming", gives(all_but_last))],
     "compiler:_planned": [
         Mutant("limit", takes(0, field("memory_limit_bytes", times(2)))),
@@ -554,6 +626,9 @@ VALID: dict[str, tuple[Mutant, str]] = {
         "finer chunks",
     ),
     "plan.packed.formulations.counts:_balance": (Mutant("compact, solved", gives(times(0))), _RECOUNTED),
+    "plan.rebuilt:_parts": (Mutant("parts", gives(lambda found: [0 for _ in found])), "all is of one part"),
+    "plan.rebuilt:_Reading._update": (Mutant("parts", gives(lambda _: 0)), "all is of one part"),
+    "plan.rebuilt:_Reading.of": (Mutant("parts", gives(lambda _: None)), "all is of one part"),
     **{
         f"plan.packed.formulations.paper:{name}": (Mutant("paper", gives(relaxed)), _RECOUNTED)
         for name in ("_after", "eq2", "eq3", "eq5", "eq7", "eq10", "eq11")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from checkflow import strictjson
 from checkflow.cli import _console
 from checkflow.cli._options import json_option
 from checkflow.dtypes import CODES
@@ -48,6 +49,7 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
             raise StoreError(f"{store}: no checkpoint yet; nothing to export")
         for skipped in newest.skipped:
             _console.tell(f"checkflow: skipped {skipped}")
+        _check_whole(store, newest.loaded)
         progress(f"writing {output}")
         partial = output.with_name(f".{output.name}.partial")
         try:
@@ -64,6 +66,16 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
     else:
         _console.say(f"{output}: {checkpoint.path.name}, verified, as {target}")
     return EXIT_DONE
+
+
+def _check_whole(store: Path, loaded: Loaded) -> None:
+    """Files of several iterations are no state until its training has made the updates again that lead to one."""
+    record = strictjson.loads(loaded.record)
+    if isinstance(record, dict) and record.get("replay"):
+        raise InputError(
+            f"{store}: {loaded.checkpoint.path.name} was saved in parts, which only its training can bring together; "
+            "restore() it there and save(), or choose another --iteration"
+        )
 
 
 def _safetensors(loaded: Loaded, path: Path) -> None:

@@ -35,6 +35,7 @@ def with_gradients(schedule: Schedule, graph: Graph, state: Sequence[Saved]) -> 
         if row.tensor not in gradients:
             backs.setdefault(row.tensor, set()).add(row.back)
     writes = _writes(graph)
+    _check_together(graph, state, backs)
     found: list[Saved] = []
     asked: dict[int, tuple[Consumed, int]] = {}  # by gradient: how many iterations of it
     for saved in state:
@@ -45,9 +46,7 @@ def with_gradients(schedule: Schedule, graph: Graph, state: Sequence[Saved]) -> 
             consumed = _consumed(graph, writes, saved.tensor)
             if consumed is None:
                 fail(f"{saved.name}: is saved {back} iterations before its checkpoint, and no gradient rebuilds it")
-            known = asked.setdefault(consumed.tensor, (consumed, back))
-            if known[1] != back:
-                fail(f"{saved.name}: is of another iteration than what the same gradient rebuilds")
+            asked[consumed.tensor] = consumed, back
         found.append(_earlier(saved, back, len(graph.ops)))
     _check_rows(schedule, graph, asked)
     for consumed, count in asked.values():
@@ -58,6 +57,16 @@ def with_gradients(schedule: Schedule, graph: Graph, state: Sequence[Saved]) -> 
         )  # fmt: skip
         found += [_earlier(as_final, back, len(graph.ops)) for back in range(count)]
     return tuple(found)
+
+
+def _check_together(graph: Graph, state: Sequence[Saved], backs: Mapping[int, set[int]]) -> None:
+    """A parameter and what its optimizer keeps of it are of one iteration: an update takes both as they are."""
+    first: dict[str, tuple[str, set[int]]] = {}
+    for saved in state:
+        tensor, its = graph.tensors[saved.tensor], backs.get(saved.tensor, {0})
+        other, known = first.setdefault(tensor.of or tensor.views[0].name, (saved.name, its))
+        if its != known:
+            fail(f"{saved.name}: is of iterations {sorted(its)} before its checkpoint, and {other} of {sorted(known)}")
 
 
 def _earlier(saved: Saved, back: int, steps: int) -> Saved:

@@ -88,7 +88,7 @@ def main(mode: str, device: str, iterations: int, schedule: str = "", store: str
     with checkflow.attach(
         model, optimizer, store=store, schedule=None if schedule == "learned" else schedule, scheduler=scheduler,
         loader=loader, when_full="wait", slots=int(slots), notify=lambda _: None,
-        interval=1,  # what is learned may be of more, where the link was slow
+        interval=1 if schedule == "learned" else None,  # what is learned may be of more, where the link was slow
     ) as ckpt:  # fmt: skip
         first = ckpt.restore()
         say(first)

@@ -22,8 +22,15 @@ from checkflow.policies.rule import Link
 from checkflow.schedule import ActionRow, Schedule, sealed
 from checkflow.verify import verify
 
-GONE = ("gone",)
-Value = tuple[object, ...]
+Value = int  # stands for the history of what made it: equal where that is
+_KNOWN: dict[tuple[object, ...], Value] = {}
+
+
+def value_of(*history: object) -> Value:
+    return _KNOWN.setdefault(history, len(_KNOWN))
+
+
+GONE = value_of("gone")
 
 
 class Played:
@@ -33,7 +40,7 @@ class Played:
         self.graph = graph
         self.steps = len(graph.ops)
         begins = [a.position for a in graph.anchors if a.kind.value == "optimizer_pre"]
-        now: dict[int, Value] = {i: ("first", i) for i, t in enumerate(graph.tensors) if t.role.is_state}
+        now: dict[int, Value] = {i: value_of("first", i) for i, t in enumerate(graph.tensors) if t.role.is_state}
         self.values = [dict(now)]
         for iteration in range(iterations):
             self._hand_over(now)
@@ -44,10 +51,10 @@ class Played:
                     consumed = dict(now)
                 for index in op.writes:
                     tensor = graph.tensors[index]
-                    what: Value = ("op", iteration, step)
+                    what = value_of("op", iteration, step)
                     if updating and tensor.role in (Role.PARAMETER, Role.OPTIMIZER):
                         what = self._update(consumed, index, updating, step)
-                    now[index] = (*now.get(index, ()), what) if tensor.role is Role.GRADIENT else (now.get(index), what)
+                    now[index] = value_of(now.get(index), what)
                 self.values.append(dict(now))
                 for index, tensor in enumerate(graph.tensors):
                     if tensor.freed == step < self.steps and not tensor.role.is_state:
@@ -60,11 +67,11 @@ class Played:
                 now[index] = GONE
 
     def _update(self, consumed: dict[int, Value], index: int, update: int, step: int) -> Value:
-        """An update's operator works on what it writes, and on the gradient as it was when the update began."""
+        """An update's operator works on a parameter, its entries and gradient, as they were when the update began."""
         name = self.graph.tensors[index].of or self.graph.tensors[index].views[0].name
-        of = [i for i, t in enumerate(self.graph.tensors) if t.of == name and t.role is Role.GRADIENT]
-        found = (consumed.get(i) for i in of)
-        return ("update", update, step, tuple(value for value in found if value not in (None, GONE)))
+        found = (consumed.get(i) for i, t in enumerate(self.graph.tensors) if t.of == name and t.role is Role.GRADIENT)
+        gradients = tuple(value for value in found if value not in (None, GONE))
+        return value_of("update", update, step, gradients, tuple(consumed[i] for i in together(self.graph, name)))
 
 
 def restored(schedule: Schedule, graph: Graph, iterations: int, checkpoint: int) -> dict[int, Value] | None:
@@ -99,17 +106,24 @@ def restored(schedule: Schedule, graph: Graph, iterations: int, checkpoint: int)
             if len(found) != 1 or GONE in found:
                 return None
             read.setdefault((row.tensor, row.back), []).append((row.bytes, found.pop()))
+    state = {tensor: parts for (tensor, _), parts in read.items() if graph.tensors[tensor].role.is_state}
     made: dict[int, Value] = {}
-    for (tensor, back), parts in sorted(read.items(), key=lambda one: -one[0][1]):
-        if not graph.tensors[tensor].role.is_state:
-            continue
+    for tensor, parts in state.items():
         if (
             len({value for _, value in parts}) != 1
             or sum(size for size, _ in parts) != graph.tensors[tensor].size_bytes
         ):
             return None
-        made[tensor] = again(graph, read, tensor, back, parts[0][1])
+        made[tensor] = parts[0][1]
+    for index in [i for i in made if graph.tensors[i].role is Role.PARAMETER]:
+        back = next(back for tensor, back in read if tensor == index)
+        again(graph, read, index, back, made)
     return made
+
+
+def together(graph: Graph, name: str) -> list[int]:
+    """A parameter and what its optimizer keeps of it."""
+    return [i for i, t in enumerate(graph.tensors) if t.role.is_state and name in (t.of, t.views[0].name)]
 
 
 def at_clock(clock: object, ticks: int, most: int, *, up: bool = False) -> int:
@@ -121,18 +135,21 @@ def at_clock(clock: object, ticks: int, most: int, *, up: bool = False) -> int:
 
 
 def again(
-    graph: Graph, read: dict[tuple[int, int], list[tuple[int, Value]]], tensor: int, back: int, value: Value
-) -> Value:
-    """A value, brought on by the operators of `back` updates, each of the gradient that was read for it."""
+    graph: Graph, read: dict[tuple[int, int], list[tuple[int, Value]]], index: int, back: int, made: dict[int, Value]
+) -> None:
+    """A parameter and its entries, brought on by the operators of `back` updates, each of the gradient read for it."""
     begins = [a.position for a in graph.anchors if a.kind.value == "optimizer_pre"]
-    name = graph.tensors[tensor].of or graph.tensors[tensor].views[0].name
+    name = graph.tensors[index].views[0].name
+    members = together(graph, name)
     named = [i for i, t in enumerate(graph.tensors) if t.of == name and t.role is Role.GRADIENT]
     for earlier in range(back - 1, -1, -1):
+        gradients = tuple(read[i, earlier][0][1] for i in named if (i, earlier) in read)
+        before = tuple(made.get(i, value_of("first", i)) for i in members)
         for step, op in enumerate(graph.ops, start=1):
-            if tensor in op.writes:
-                gradients = tuple(read[i, earlier][0][1] for i in named if (i, earlier) in read)
-                value = (value, ("update", sum(begin < step for begin in begins), step, gradients))
-    return value
+            for member in members:
+                if member in op.writes:
+                    update = value_of("update", sum(begin < step for begin in begins), step, gradients, before)
+                    made[member] = value_of(made[member], update)
 
 
 @st.composite

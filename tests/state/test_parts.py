@@ -1,0 +1,338 @@
+"""Several iterations for one checkpoint, on real trainings: bit-identical, or it is told why there are none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from trainings_to_resume import TRAININGS, Make, Run, Small, adamw, batch, sgd, simple
+
+import checkflow
+from checkflow.cli import run as run_command
+from checkflow.errors import InputError
+from checkflow.graph import Graph
+from checkflow.lower import lower
+from checkflow.plan import Infeasible, on_anchors, problem_of
+from checkflow.plan.rebuilt import over_iterations
+from checkflow.plan.streaming.planner import plan_streaming
+from checkflow.schedule import Schedule
+from checkflow.state.host.objects import HostObjects
+from checkflow.torch_internals import unhooked_step
+from checkflow.trace import trace_training
+from checkflow.training import Training
+from checkflow.verify import verify
+
+ITERATIONS = 9
+WHOLE = {  # no gradient rebuilds their state: what is traced already says so
+    "scaler, fused": "its gradients are unscaled within the update",
+    "calm scaler, fused": "the same",
+}
+
+
+def begun(make: Make) -> Run:
+    torch.manual_seed(7)
+    np.random.seed(7)
+    return make()
+
+
+def traced(make: Make) -> Graph:
+    def factory() -> Training:
+        run = begun(make)
+        return replace(run.training, iteration=lambda: next(run.steps))
+
+    graph = trace_training(factory, model="parts", cuda_defaults=False, real=True).graph
+    return graph.retimed("even", [1000] * graph.steps)
+
+
+def in_parts(graph: Graph, interval: int) -> Schedule:
+    """For a link that carries state and gradients with ease; also where to save all at the end takes less memory."""
+    least = sum(tensor.size_bytes for tensor in graph.tensors if tensor.role.is_state) * 2 * 10**9
+    bandwidth = least // graph.iteration_time_ns
+    whole = on_anchors(problem_of(graph, bandwidth_bytes_per_s=bandwidth), graph)
+    problem = over_iterations(whole, graph, interval)
+    plan = plan_streaming(problem)
+    assert not isinstance(plan, Infeasible)
+    schedule = lower(plan, problem, graph, bandwidth_bytes_per_s=bandwidth, policy="gockpt")
+    verify(schedule, graph)
+    return schedule
+
+
+def attached(run: Run, schedule: Schedule, store: Path, notify: Callable[[str], None]) -> checkflow.Checkpointer:
+    objects = run.objects.objects
+    return checkflow.attach(
+        run.training.model,
+        run.training.optimizer,
+        store=store,
+        schedule=schedule,
+        scheduler=[found for name, found in objects.items() if name.startswith("scheduler")] or None,
+        scaler=objects.get("scaler"),
+        generators=run.objects.generators,
+        when_full="wait",
+        persist_every=checkflow.PersistEvery(iterations=1),
+        retention=checkflow.Retention(last=100),
+        notify=notify,
+        tell=lambda _: None,
+    )
+
+
+def state_of(run: Run) -> list[object]:
+    """All that a resume has to bring back, in bytes."""
+    found: list[object] = [torch.get_rng_state().numpy().tobytes()]
+    entries = [entry for model in run.training.models for entry in model.state_dict().values()]
+    tensors = [entry for entry in entries if isinstance(entry, torch.Tensor)]
+    found += [entry for entry in entries if not isinstance(entry, torch.Tensor)]
+    for optimizer in run.training.optimizers:
+        for group in optimizer.param_groups:
+            found.append([(key, str(value)) for key, value in group.items() if key != "params"])
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                found.append(sorted(state))
+                tensors += [state[key] for key in sorted(state) if isinstance(state[key], torch.Tensor)]
+                found += [state[key] for key in sorted(state) if not isinstance(state[key], torch.Tensor)]
+    found += [tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
+    return found
+
+
+def trained(make: Make, schedule: Schedule, store: Path) -> tuple[dict[int, list[object]], list[str]]:
+    """The state after each iteration, and what was told."""
+    told: list[str] = []
+    run = begun(make)
+    with attached(run, schedule, store, told.append) as ckpt:
+        assert ckpt.restore() == 0
+        expected = {}
+        for iteration in range(1, ITERATIONS + 1):
+            next(run.steps)
+            expected[iteration] = state_of(run)
+            ckpt.step()
+    return expected, told
+
+
+def records(store: Path) -> dict[int, dict[str, object]]:
+    """Of the checkpoints, by iteration."""
+    found = {}
+    for path in store.glob("*-iteration-*"):
+        found[int(path.name.rpartition("-")[2])] = json.loads((path / "commit.json").read_text())
+    return found
+
+
+def check_each(make: Make, schedule: Schedule, store: Path, expected: dict[int, list[object]]) -> None:
+    """Every checkpoint brings back the state of its iteration into another start of the training."""
+    for iteration in records(store):
+        run = begun(make)
+        for parameter in run.training.models[0].parameters():
+            with torch.no_grad():
+                parameter.add_(1)
+        with attached(run, schedule, store, lambda _: None) as ckpt:
+            assert ckpt.restore(iteration) == iteration
+            assert state_of(run) == expected[iteration], f"iteration {iteration} differs"
+
+
+@pytest.mark.parametrize("interval", [2, 3])
+@pytest.mark.parametrize("name", [name for name in TRAININGS if name != "lbfgs"])
+def test_a_checkpoint_in_parts_is_bit_identical(name: str, interval: int, tmp_path: Path) -> None:
+    """Each optimizer, scheduler, accumulation, scaler; two optimizers, of which one makes an update now and then."""
+    make = TRAININGS[name]
+    schedule = in_parts(traced(make), interval)
+    expected, told = trained(make, schedule, tmp_path / "store")
+    replayed = [iteration for iteration, record in records(tmp_path / "store").items() if "replay" in record]
+    if name in WHOLE:
+        assert not replayed
+    else:
+        assert replayed and not told
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+def small(change: Callable[[nn.Module, torch.optim.Optimizer, int], None], *, in_place: bool = False) -> Make:
+    """A training of which something is done beside its updates."""
+
+    def make() -> Run:
+        net = Small()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=True)
+        run = Run(Training(net, optimizer, lambda: None), HostObjects.of(), iter(()))
+
+        def steps() -> Iterator[None]:
+            count = 0
+            while True:
+                x, y = batch()
+                optimizer.zero_grad(set_to_none=not in_place)
+                torch.autograd.backward(nn.functional.cross_entropy(net(x), y))
+                optimizer.step()
+                count += 1
+                change(net, optimizer, count)
+                yield
+
+        run.steps = steps()
+        return run
+
+    return make
+
+
+def nothing(_net: nn.Module, _optimizer: torch.optim.Optimizer, _iteration: int) -> None:
+    """No change."""
+
+
+def clamped(net: nn.Module, _optimizer: torch.optim.Optimizer, iteration: int) -> None:
+    """Weights are clipped after an update, as a critic's are."""
+    if iteration >= 5:
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.clamp_(-0.02, 0.02)
+
+
+def twice(_net: nn.Module, optimizer: torch.optim.Optimizer, iteration: int) -> None:
+    if iteration >= 5:
+        optimizer.step()
+
+
+def loaded(net: nn.Module, _optimizer: torch.optim.Optimizer, iteration: int) -> None:
+    if iteration == 5:
+        net.load_state_dict({name: tensor * 0.5 for name, tensor in net.state_dict().items()})
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (clamped, "is written by something else than its optimizer's update"),
+        (twice, "several updates in one iteration"),
+        (loaded, "is written by something else than its optimizer's update"),
+    ],
+)
+def test_what_an_update_does_not_make_is_read_as_a_whole(
+    change: Callable[[nn.Module, torch.optim.Optimizer, int], None], why: str, tmp_path: Path
+) -> None:
+    """It was not so when it was traced. It is told once, and no checkpoint is wrong."""
+    schedule = in_parts(traced(small(nothing)), 3)
+    expected, told = trained(small(change), schedule, tmp_path / "store")
+    assert len(told) == 1 and why in told[0] and "\n" not in told[0]
+    found = records(tmp_path / "store")
+    assert "replay" not in found[6] or "replay" not in found[9]
+    check_each(small(change), schedule, tmp_path / "store", expected)
+
+
+def test_gradients_zeroed_in_place_are_seen_when_traced(tmp_path: Path) -> None:
+    """Nothing tells before that write, so no gradient rebuilds anything; and what is not seen so is not wrong."""
+    zeroed = in_parts(traced(small(nothing, in_place=True)), 3)
+    assert not zeroed.gradients
+    schedule = in_parts(traced(small(nothing)), 3)
+    assert schedule.gradients
+    make = small(nothing, in_place=True)
+    expected, _ = trained(make, schedule, tmp_path / "store")
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+def test_a_closure_is_refused(tmp_path: Path) -> None:
+    """Its gradients are made within the update."""
+
+    def make() -> Run:
+        run = small(nothing)()
+        (net,), (optimizer,) = run.training.models, run.training.optimizers
+
+        def steps() -> Iterator[None]:
+            while True:
+                x, y = batch()
+
+                def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+                    optimizer.zero_grad()
+                    loss = nn.functional.cross_entropy(net(x), y)
+                    torch.autograd.backward(loss)
+                    return loss
+
+                optimizer.step(closure)  # type: ignore[arg-type]
+                yield
+
+        run.steps = steps()
+        return run
+
+    schedule = in_parts(traced(small(nothing)), 3)
+    expected, told = trained(make, schedule, tmp_path / "store")
+    assert len(told) == 1 and "closure" in told[0]
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+def test_the_first_checkpoint_is_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an update made again gives other bits, it is told, and every checkpoint is read as a whole."""
+
+    def wrong(optimizer: torch.optim.Optimizer) -> None:
+        unhooked_step(optimizer)
+        with torch.no_grad():
+            optimizer.param_groups[-1]["params"][-1].view(-1)[0] += 1e-6
+
+    monkeypatch.setattr("checkflow.state.restore.replay.unhooked_step", wrong)
+    make = TRAININGS["adamw foreach"]
+    schedule = in_parts(traced(make), 3)
+    expected, told = trained(make, schedule, tmp_path / "store")
+    assert len(told) == 1 and "is not the same, to the bit" in told[0]
+    found = records(tmp_path / "store")
+    assert found and not any("replay" in record for record in found.values())
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+@contextmanager
+def hooked_by_user(optimizer: torch.optim.Optimizer, calls: list[str]) -> Iterator[None]:
+    handles = [
+        optimizer.register_step_pre_hook(lambda *_: calls.append("before")),
+        optimizer.register_step_post_hook(lambda *_: calls.append("after")),
+    ]
+    yield
+    for handle in handles:
+        handle.remove()
+
+
+def test_a_restore_calls_no_hook_and_leaves_no_gradient(tmp_path: Path) -> None:
+    """What a user's hook or a scheduler does with an update was done when it was made."""
+    make = TRAININGS["scheduler step"]
+    schedule = in_parts(traced(make), 3)
+    expected, _ = trained(make, schedule, tmp_path / "store")
+    assert "replay" in records(tmp_path / "store")[6]
+    run, calls = begun(make), list[str]()
+    (optimizer,) = run.training.optimizers
+    with hooked_by_user(optimizer, calls), attached(run, schedule, tmp_path / "store", lambda _: None) as ckpt:
+        assert ckpt.restore(6) == 6
+        assert not calls and all(p.grad is None for p in run.training.models[0].parameters())
+        assert state_of(run) == expected[6]
+
+
+def test_another_implementation_of_the_update_is_refused(tmp_path: Path) -> None:
+    """It might give other bits: the line says which setting differs."""
+    schedule = in_parts(traced(TRAININGS["adamw foreach"]), 3)
+    trained(TRAININGS["adamw foreach"], schedule, tmp_path / "store")
+    assert "replay" in records(tmp_path / "store")[6]
+    run = begun(partial(simple, adamw(foreach=False)))
+    with attached(run, schedule, tmp_path / "store", lambda _: None) as ckpt:
+        with pytest.raises(InputError, match="foreach is False, and True in the checkpoint") as error:
+            ckpt.restore(6)
+        ckpt.restore(3)
+    assert "\n" not in str(error.value)
+
+
+def test_a_shorter_interval_is_refused(tmp_path: Path) -> None:
+    """The iterations of one checkpoint do not fit in fewer; a longer one is taken."""
+    schedule = in_parts(traced(TRAININGS["sgd"]), 3)
+    run = begun(partial(simple, sgd))
+    with pytest.raises(InputError, match="interval: 2 is less than the 3 iterations") as error:
+        checkflow.attach(
+            run.training.model, run.training.optimizer, store=tmp_path / "s", schedule=schedule, interval=2
+        )
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "s").exists()
+
+
+def test_what_has_to_be_rebuilt_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its files are of several iterations: only the training brings them together."""
+    make = TRAININGS["sgd"]
+    schedule = in_parts(traced(make), 3)
+    trained(make, schedule, tmp_path / "store")
+    assert "replay" in records(tmp_path / "store")[6]
+    out = str(tmp_path / "out.pt")
+    code = run_command(["export", str(tmp_path / "store"), "--to", "torch", "--iteration", "6", "-o", out])
+    line = capsys.readouterr().err.strip().splitlines()[-1]  # after the progress
+    assert code == 2 and "was saved in parts" in line and "restore() it there and save()" in line
+    assert not (tmp_path / "out.pt").exists()
