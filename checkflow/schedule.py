@@ -139,6 +139,16 @@ class Schedule(_Model):
     pause: Place | None = None  # where training stands still until all of the checkpoint has arrived
     gradients: tuple[GradientRow, ...] = ()  # that rebuild state which is saved as it was some iterations before
 
+    def names(self) -> dict[int, str]:
+        """For a person, by the ids that actions have: state by its first name, gradients by their parameter's."""
+        gradients = {row.id: f"gradient of {row.parameter.name}" for row in self.gradients}
+        return {row.id: row.views[0].name for row in self.state} | gradients
+
+    def held_bytes(self) -> int:
+        """Of the certificate's snapshots: gradients, which are kept and not copied."""
+        gradients = {row.id for row in self.gradients}
+        return sum(row.bytes for row in self.actions if row.snapshot is not None and row.tensor in gradients)
+
     def position(self, place: Place) -> int:
         """The unrolled position of a place in `actions`."""
         iteration, anchor = place

@@ -138,7 +138,7 @@ def command(
             result,
             notes=timed.notes,
             memory_bytes=timed.profile.memory_bytes if timed.profile else None,
-            snapshot_ns=timed.copy_ns(result.schedule.certificate.snapshot_bytes),
+            snapshot_ns=timed.copy_ns(result.schedule.certificate.snapshot_bytes - result.schedule.held_bytes()),
             trace_s=timed.trace_s,
         )
         _console.out.print(f"\nschedule: {output}", soft_wrap=True)

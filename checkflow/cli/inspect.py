@@ -81,11 +81,13 @@ def _show_schedule(schedule: Schedule, limit: int | None) -> None:
         soft_wrap=True,
         markup=False,
     )
-    table = _table("tensor", "bytes", "snapshot at", "offload at", "release at")
-    names = {row.id: row.views[0].name for row in schedule.state}
+    parts = any(row.back for row in schedule.actions)
+    table = _table("tensor", *(["before"] if parts else []), "bytes", "snapshot at", "offload at", "release at")
+    names = schedule.names()
     for row in schedule.actions[:limit]:
         table.add_row(
             f"{names[row.tensor]}[{row.offset}:{row.offset + row.bytes}]",
+            *([str(row.back)] if parts else []),
             format_bytes(row.bytes),
             *(_where(schedule, place) for place in (row.snapshot, row.offload, row.release)),
         )

@@ -28,6 +28,7 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
     capacity = problem.clock(problem.steps) * problem.interval / 1e9
     arguments = " ".join(f"{name}={value}" for name, value in compiled.graph.arguments)
     path = critical_path(compiled.graph)
+    moved_bytes, held_bytes = sum(row.bytes for row in schedule.actions), schedule.held_bytes()
     every = "every iteration" if problem.interval == 1 else f"every {problem.interval} iterations"
     rows = [
         ("model", f"{compiled.graph.model} {arguments}".strip()),
@@ -37,14 +38,19 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
         ),
         ("critical path", f"{format_ns(path.time_ns)}, {path.share:.0%} of it, through {len(path.steps)} operators"),
         ("state", f"{format_bytes(problem.state_bytes)} in {len(problem.state)} tensors, checkpointed {every}"),
-        ("link", f"{format_rate(schedule.bandwidth_bytes_per_s)}, {problem.state_bytes / capacity:.0%} used"),
+        ("link", f"{format_rate(schedule.bandwidth_bytes_per_s)}, {moved_bytes / capacity:.0%} used"),
         ("training peak", format_bytes(certificate.training_peak_bytes)),
         ("peak", _against(certificate.peak_bytes, certificate.training_peak_bytes)),
         ("CheckFreq's peak", _against(checkfreq.at_best(problem).peak_bytes, certificate.training_peak_bytes)),
-        ("snapshots", f"{format_bytes(certificate.snapshot_bytes)}; the rest leaves directly"),
+        ("snapshots", f"{format_bytes(certificate.snapshot_bytes - held_bytes)}; the rest leaves directly"),
         ("certificate", certified(certificate)),
         ("solver", f"{certificate.solver}: {certificate.solver_why}"),
     ]
+    if schedule.gradients:
+        parts = len({row.back for row in schedule.actions})
+        gradients = f"{format_bytes(moved_bytes - problem.state_bytes)} of gradients go along"
+        held = f", {format_bytes(held_bytes)} of them held a while" if held_bytes else ""
+        rows.insert(4, ("parts", f"{parts}, each as it is in another iteration; {gradients} to rebuild them{held}"))
     if schedule.policy != CHECKFLOW:
         rows.insert(-1, ("policy", schedule.policy))
         rows.insert(-1, ("pause", f"{format_ns(certificate.pause_ns)} for each checkpoint"))

@@ -72,7 +72,7 @@ def timeline_of(compiled: Compiled) -> Timeline:
             for iteration in range(problem.interval)
             for anchor in graph.anchors
         ),
-        due=_due(problem, graph, edges),
+        due=() if schedule.gradients else _due(problem, graph, edges),  # parts are of several iterations
     )
 
 
@@ -80,7 +80,7 @@ def _spans(compiled: Compiled, edges: tuple[int, ...]) -> tuple[LinkUse, ...]:
     """`edges`: when training leaves each position of a period, after a pause there."""
     problem, schedule = compiled.problem, compiled.schedule
     bandwidth = problem.bandwidth_bytes_per_s
-    names = {row.id: row.views[0].name for row in schedule.state}
+    names = schedule.names()
 
     def held(row: ActionRow) -> tuple[float, float] | None:
         if row.snapshot is None or row.release is None:

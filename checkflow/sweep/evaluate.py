@@ -80,7 +80,7 @@ def _compiled(row: Row, graph: Graph, profile: hardware.Profile | None) -> Row:
         result.problem,
         profile,
         pause_ns=certificate.pause_ns,
-        snapshot_bytes=certificate.snapshot_bytes,
+        snapshot_bytes=certificate.snapshot_bytes - result.schedule.held_bytes(),
     )
 
 
