@@ -39,7 +39,7 @@ except ImportError as error:
 
 if not hasattr(Trainer, "_finalize_training"):
     raise ImportError(
-        f"checkflow.integrations.transformers needs transformers >= 5.23, this is {version('transformers')}; "
+        f"checkflow.integrations.transformers needs transformers >= 5.5, this is {version('transformers')}; "
         "pip install 'checkflow[transformers]'"
     )
 
@@ -176,7 +176,7 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
         callbacks = [one for one in (*trainer.callback_handler.callbacks, trainer.control) if _has_state(one)]
         stateful = TrainerState(stateful_callbacks=callbacks).stateful_callbacks
         state = vars(trainer.state) | {"stateful_callbacks": stateful}
-        numbers = {name: getattr(trainer, name) for name in _NUMBERS}
+        numbers = {name: getattr(trainer, name) for name in _NUMBERS if hasattr(trainer, name)}
         return {"state": state, "numbers": numbers, "seconds": time.monotonic() - self._began_s}
 
 

@@ -41,7 +41,7 @@ def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasibl
         if not isinstance(found, Infeasible):
             held_bytes = found.certificate.snapshot_bytes
             return replace(answer, smallest_interval=count, snapshot_bytes_at_that_interval=held_bytes)
-    return replace(answer, smallest_interval=None, snapshot_bytes_at_that_interval=None)
+    return answer  # as a whole it may be, at some longer interval
 
 
 def _scheduled(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:

@@ -395,17 +395,21 @@ class Executor:
     def _part_ended(self) -> None:
         """A part of the checkpoint that is being filled is as it is now."""
         assert self.parts is not None
+        if self._found():
+            self.parts.part_ended(self.completed)
+            self.pipeline.protect(self.bound.cover(), Cause.UNWATCHED)
+
+    def _found(self) -> bool:
+        """The tensors are where they are bound, or bound anew. False where they are no longer what the schedule has."""
         for update in self._updates:
             update.settle()
-        if self.bound.is_stale:
-            try:
+        try:
+            if self.bound.is_stale:
                 self._rebind()
-            except InputError as error:
-                self._problems.append(error)
-                return
-        self.parts.part_ended(self.completed)
-        if unwatched := self.bound.cover():
-            self.pipeline.protect(unwatched, Cause.UNWATCHED)
+        except InputError as error:
+            self._problems.append(error)
+            return False
+        return True
 
     @staticmethod
     def _wrote(storages: Iterable[BoundStorage], kind: GuardKind) -> None:
@@ -414,25 +418,19 @@ class Executor:
                 storage.epoch += 1
 
     def _begin(self, *, wait: bool) -> None:
-        for update in self._updates:
-            update.settle()
         before = self.bound.binding
-        try:
-            if self.bound.is_stale:
-                self._rebind()
-        except InputError as error:
-            self._problems.append(error)
+        if not self._found():
             return
         self.bound.begin(before)
         self._to(Phase.FILLING)
         if self.parts is not None:
             self.parts.part_ended(self.completed)
-        if not self.pipeline.begin(self.completed, self._capture, wait=wait):
-            return
-        if self.parts is not None and not self.parts.prove():
+        begun = self.pipeline.begin(self.completed, self._capture, wait=wait)
+        if begun and self.parts is not None and not self.parts.prove():
             self.pipeline.stage_finished()  # its slot is free again
-            if not self.pipeline.begin(self.completed, self._capture, wait=wait):
-                return
+            begun = self.pipeline.begin(self.completed, self._capture, wait=wait)
+        if not begun:
+            return
         unwatched = self.bound.cover()
         if unwatched and GuardKind.UNWATCHED not in self._disarmed:
             self.pipeline.protect(unwatched, Cause.UNWATCHED)

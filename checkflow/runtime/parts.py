@@ -166,10 +166,6 @@ class Parts:
             self.refused = why
             self._tell(f"checkpoints are not saved in parts: {why}; each is read as a whole when its iteration ends")
 
-    def moved(self) -> None:
-        """Tensors were bound anew: nothing is known of them."""
-        self._after.clear()
-
     def _compare(self, number: int) -> None:
         """With what an update left: nothing else may have written it."""
         for storage, counted in self._after.get(number, {}).items():

@@ -88,7 +88,7 @@ def mark_gradient(parameter: torch.Tensor, name: str, ledger: Ledger) -> None:
         storage = ledger.see(gradient)
         storage.role = storage.role or Role.GRADIENT
         storage.scalar = False
-        storage.of = name if gradient.numel() * gradient.element_size() == storage.size_bytes else ""
+        storage.of = str(name) if gradient.numel() * gradient.element_size() == storage.size_bytes else ""
 
 
 def _on_module(module: torch.nn.Module, subject: str, firings: FiredAnchors) -> list[torch.utils.hooks.RemovableHandle]:

@@ -47,7 +47,7 @@ def live_states(training: Training) -> Iterator[TracedState]:
     for live in lives:
         if not live.is_host_scalar_anywhere:
             refused.check_dtype(live.name, name_of(live.tensor.dtype))
-        of = "" if live.parameter is None else names.get(id(live.parameter), "")
+        of = "" if live.parameter is None else str(names.get(id(live.parameter), ""))
         yield TracedState(live.name, _role(live), live.tensor, live.is_host_scalar_anywhere, of=of)
     dicts = {holder: member for holder, member in training.listed.objects.items() if isinstance(member, Holder)}
     for name, tensor in asked_state(dicts):

@@ -66,6 +66,10 @@ class Replay:
 
         `saved`: a parameter as it was saved. Takes device memory for a few parameters at a time.
         """
+        with torch.random.fork_rng(sorted({p.device.index for p in self.back if p.device.type == "cuda"})):
+            return self._first_that_differs(saved)
+
+    def _first_that_differs(self, saved: Callable[[torch.Tensor], FileTensor]) -> torch.Tensor | None:
         for some in self._some_at_a_time():
             copies = {p: _copy(p, saved(p)) for p in some}
             states: dict[torch.optim.Optimizer, dict[torch.Tensor, dict[str, object]]] = {}
