@@ -90,8 +90,8 @@ def get_lr(it):
 
 
 X, Y = get_batch("train")  # the very first batch
-loop = checkflow.Variables(globals(), "X", "Y", "best_val_loss")
-ckpt = checkflow.attach(model, optimizer, scaler=scaler, extra={"loop": loop}, store=os.path.join(out_dir, "store"))
+kept = {"loop": checkflow.Variables(globals(), "X", "Y", "best_val_loss")}
+ckpt = checkflow.attach(model, optimizer, scaler=scaler, extra=kept, store="checkpoints")
 iter_num = ckpt.restore()
 t0 = time.time()
 while True:
