@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def start(
     path = os.pathsep.join(filter(None, (str(BENCHMARKS), str(BENCHMARKS.parent), os.environ.get("PYTHONPATH"))))
     with (folder / "stdout").open("ab") as out, (folder / "stderr").open("ab") as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "looping.life", str(script), str(theirs), ",".join(loop.kept), str(turn), *arguments],
+            [*(sys.executable, "-m", "looping.life", script, str(theirs), ",".join(loop.kept), str(turn)), *arguments],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.PIPE,
@@ -56,7 +57,7 @@ class Life:
     completed: int
     batches: dict[int, list[str]] = field(default_factory=dict)  # what each iteration was given
     left: dict[str, Any] | None = None  # of a life that was not killed
-    learned: bool = False
+    learned: bool = False  # it followed a schedule that was learned, by itself or before
 
 
 def live(loop: Loop, script: Path, arguments: list[str], folder: Path, kill: tuple[int, float] | None = None) -> Life:
@@ -64,7 +65,7 @@ def live(loop: Loop, script: Path, arguments: list[str], folder: Path, kill: tup
     told = len(_read(folder / "stderr"))
     process, says = start(loop, script, arguments, folder)
     life, times_s, last_s = Life(-1, -1), list[float](), 0.0
-    with open(says, "rb") as lines, _watched(process):
+    with os.fdopen(says, "rb") as lines, watched(process):
         for line in lines:
             kind, _, rest = line.decode().rstrip("\n").partition(" ")
             if life.first < 0:
@@ -82,7 +83,8 @@ def live(loop: Loop, script: Path, arguments: list[str], folder: Path, kill: tup
                 time.sleep(kill[1] * (statistics.median(times_s[1:]) if len(times_s) > 1 else 0.1))
                 process.kill()
                 kill = None
-    life.learned = "learned its schedule" in _read(folder / "stderr")
+    said = _read(folder / "stderr")[told:]
+    life.learned = "learned its schedule" in said or "learns its schedule" not in said
     if process.wait() != (0 if life.left is not None else -9):
         raise LoopError(f"{script.name} ended with {process.returncode}: {_last_line(folder / 'err')}")
     if life.left is None and kill is not None:
@@ -95,8 +97,7 @@ class Outcome:
     kills: int
     lost: int  # iterations that were completed, and had to be made again
     differs: tuple[str, ...]  # what is not as in the loop that was never interrupted
-    learned: bool
-    state_bytes: int = 0
+    learned: bool  # the last life followed a schedule that was learned
 
 
 def killed(loop: Loop, data: Path, folder: Path, iterations: int, kills: int, seed: int) -> Outcome:
@@ -111,7 +112,7 @@ def killed(loop: Loop, data: Path, folder: Path, iterations: int, kills: int, se
     ]  # fmt: skip
     lives.append(live(loop, loop.attached, arguments, folder / "attached"))
     deaths = [one for one in lives if one.left is None]
-    lost = sum(max(0, one.completed - after.first) for one, after in zip(lives, lives[1:], strict=False))
+    lost = sum(max(0, one.completed - after.first) for one, after in pairwise(lives))
     batches: dict[int, list[str]] = {}
     for one in lives:
         batches |= one.batches
@@ -132,7 +133,7 @@ def _differences(whole: Life, last: Life, batches: dict[int, list[str]]) -> Iter
 
 
 @contextlib.contextmanager
-def _watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """What is left of it ends with us."""
     try:
         yield

@@ -2,10 +2,10 @@
 
     python -m looping.life SCRIPT SAYS KEPT TURN ARGUMENT...
 
-To the descriptor SAYS go lines: "b DIGEST" of what the model is given in training, "u" for each update. With a TURN of n
-nothing is digested: after n updates their seconds go there, "t S S ...", and the script stands still until a byte comes
-from stdin. In the end comes "end JSON": digests of the script's variables KEPT ("model,trainer.state") and of the random
-generators, and what Checkpointer.stats() said.
+To the descriptor SAYS go lines: "b DIGEST" of what the model is given in training, "u" for each update. With a TURN of
+n nothing is digested: after n updates their seconds go there, "t S S ...", and the script stands still until a byte
+comes from stdin. In the end comes "end JSON": digests of the script's variables KEPT ("model,trainer.state") and of the
+random generators, and what Checkpointer.stats() said.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _add(content: hashlib._Hash, value: object) -> None:
     """Every byte. Raises TypeError for what it does not know, rather than leave it out."""
     if isinstance(value, torch.Tensor):
         content.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, np.ndarray):
         content.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
     elif isinstance(value, Mapping):

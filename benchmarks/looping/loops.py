@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+ROUND = 10  # iterations from one evaluation to the next, in each of them
 FOLDER = Path(__file__).parent.parent / "public_loops"
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """`arguments` of (folder of the data, iterations, a multiple of `round`); `kept` are paths from the script's variables."""
+    """`arguments` of (folder of the data, iterations, a multiple of ROUND); `kept`: paths from a script's variables."""
 
     name: str
     arguments: Callable[[Path, int], list[str]]
     kept: tuple[str, ...]
     packages: tuple[str, ...] = ()
-    round: int = 10  # iterations from one evaluation to the next
 
     @property
     def plain(self) -> Path:
@@ -35,7 +35,11 @@ class Loop:
 
 
 def _nanogpt(data: Path, iterations: int) -> list[str]:
-    return [f"--data_dir={data}", f"--max_iters={iterations - 1}", f"--lr_decay_iters={iterations}"]  # it makes one more
+    return [
+        f"--data_dir={data}",
+        f"--max_iters={iterations - 1}",
+        f"--lr_decay_iters={iterations}",
+    ]  # it makes one more
 
 
 def _transformers(data: Path, iterations: int) -> list[str]:

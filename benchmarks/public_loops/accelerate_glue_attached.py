@@ -60,8 +60,8 @@ def main():
     os.makedirs(args.output_dir, exist_ok=True)
 
     config = BertConfig(
-        vocab_size=259, hidden_size=128, num_hidden_layers=3, num_attention_heads=4, intermediate_size=512, num_labels=2,
-        pad_token_id=258,
+        vocab_size=259, hidden_size=128, num_hidden_layers=3, num_attention_heads=4, intermediate_size=512,
+        num_labels=2, pad_token_id=258,
     )  # fmt: skip
     model = BertForSequenceClassification(config)
     train_dataset = load(args.train_file, args.max_length)

@@ -6,11 +6,9 @@ A token is a byte, so that no tokenizer has to be fetched.
 """
 
 import math
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
