@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         Stalled,
         Verified,
     )
-    from checkflow.extra import Stateful
+    from checkflow.extra import Stateful, Variables
     from checkflow.frontend import compile
     from checkflow.runtime.stats import Stats
     from checkflow.schedule import Schedule
@@ -79,6 +79,7 @@ __all__ = [
     "StoreError",
     "TraceError",
     "Training",
+    "Variables",
     "VerificationError",
     "Verified",
     "__version__",
@@ -109,6 +110,7 @@ _HOME = {
     "Stats": "checkflow.runtime.stats",
     "Status": "checkflow.store.trainer.status",
     "Training": "checkflow.training",
+    "Variables": "checkflow.extra",
     "attach": "checkflow.checkpointing.attach",
     "compile": "checkflow.frontend",
 }

@@ -8,10 +8,11 @@ time: its tensors, "extra.batch/x", may be others in each iteration.
 from __future__ import annotations
 
 import re
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -45,6 +46,37 @@ class Holder:  # checkpoints have this name as the type of such an object
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         self._held.clear()
         self._held.update(state_dict)
+
+
+class Variables:
+    """Variables that a script replaces as it goes: `extra={"loop": Variables(globals(), "batch", "best")}`.
+
+    Restoring sets them, where their namespace is one that can be written to: a module's, or an object's `vars()`.
+
+    Args:
+        namespace: of the variables.
+        names: of those to take along: tensors and plain values.
+    """
+
+    def __init__(self, namespace: MutableMapping[str, Any], *names: str) -> None:
+        caller = sys._getframe(1)
+        if namespace is not caller.f_globals and namespace.keys() == caller.f_locals.keys():
+            raise InputError(
+                "Variables: a function's locals() cannot be set; keep them in a dict, extra={'held': held}"
+            )
+        for name in names:
+            if name not in namespace:
+                raise InputError(f"Variables: there is no {name!r} yet; make this where all of them have a value")
+        if not names:
+            raise InputError('Variables: names none; give those to take along, Variables(globals(), "batch")')
+        self._namespace = namespace
+        self._names = names
+
+    def state_dict(self) -> dict[str, object]:
+        return {name: self._namespace[name] for name in self._names}
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        self._namespace.update((name, value) for name, value in state_dict.items() if name in self._names)
 
 
 @dataclass(frozen=True, slots=True)

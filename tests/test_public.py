@@ -33,7 +33,7 @@ EVENTS = {
 }
 SURFACE = ERRORS | EVENTS | {
     "Checkpointer", "PersistEvery", "ResumableLoader", "Retention", "Schedule", "Stateful", "Stats", "Status",
-    "Training", "__version__", "attach", "compile",
+    "Training", "Variables", "__version__", "attach", "compile",
 }  # fmt: skip
 
 

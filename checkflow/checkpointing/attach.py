@@ -103,7 +103,8 @@ def attach(
         generators: the user's own random generators, by name.
         extra: what else the training carries from one iteration to the next, by name: {"ema": ema, "batch": held}.
             A module or a tensor, which is to be changed in place; a dict, whose tensors may be others each time, so
-            that a loop keeps there what it replaces; or any object with state_dict and load_state_dict. Of any size.
+            that a loop keeps there what it replaces; checkflow.Variables of a script; or any object with state_dict and
+            load_state_dict. Of any size.
         metadata: the user's own JSON; read anew for each checkpoint. `Checkpointer.metadata` is what was restored.
         interval: iterations from one checkpoint to the next; the schedule's unless given, or the fewest that the link
             allows where it is learned. A schedule that pauses where the next checkpoint begins is for its own alone.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -80,6 +81,7 @@ class Checkpointer:
         if sigterm_deadline_s is not None:
             self._deadline_s = sigterm_deadline_s
             self._on_terminate = OnTerminate(self._terminate, self._patience_s, self._inside, sigterm_deadline_s)
+        atexit.register(self._left_open)
 
     @property
     def _executor(self) -> Executor:
@@ -244,6 +246,7 @@ class Checkpointer:
     def close(self) -> None:
         """Make the last completed iteration durable, due or not, and let the training go.
 
+        A process that exits without it makes durable what is due.
         Where the next iteration has begun, its host state has moved on: the last checkpoint that was due is the newest.
         """
         self._close(complete=True)
@@ -257,9 +260,18 @@ class Checkpointer:
                 with self._inside:
                     self._end(complete=complete)
             finally:
+                atexit.unregister(self._left_open)
                 if self._on_terminate is not None:
                     self._on_terminate.remove()
         _LOG.info("%s: %s", self._store, self.stats())
+
+    def _left_open(self) -> None:
+        """The process exits. What is due becomes durable; nobody knows whether the loader is ahead of it.
+
+        A thread that copies must not be there any more when the interpreter ends it.
+        """
+        with self._told(Exception, "exit: "):
+            self._close(complete=False)
 
     def _end(self, *, complete: bool) -> None:
         if self._adapting is not None:

@@ -163,6 +163,35 @@ def test_a_tensor_too_large_for_the_record_that_no_file_has_room_for_is_refused(
         ckpt.step()
 
 
+def test_variables_of_a_script_are_set_again(bare: Schedule, tmp_path: Path) -> None:
+    """As what they are replaced by; others stay."""
+    script: dict[str, object] = {"batch": torch.zeros(2), "best": 1e9, "other": 1}
+    life = Life()
+    with life.attach(
+        bare, tmp_path / "store", [], extra={"loop": checkflow.Variables(script, "batch", "best")}
+    ) as ckpt:
+        for i in range(3):
+            life.iteration()
+            script["batch"], script["best"] = torch.full((2,), float(i)), i / 2
+            ckpt.step()
+    again: dict[str, object] = {"batch": None, "best": None, "other": 2}
+    with Life().attach(
+        bare, tmp_path / "store", [], extra={"loop": checkflow.Variables(again, "batch", "best")}
+    ) as ckpt:
+        assert ckpt.restore() == 3
+    assert str(again) == "{'batch': tensor([2., 2.]), 'best': 1.0, 'other': 2}"
+
+
+def test_variables_that_cannot_be_set_again_are_refused() -> None:
+    batch = 1
+    with pytest.raises(InputError, match=r"^Variables: a function's locals\(\) cannot be set; keep them in a dict"):
+        checkflow.Variables(locals(), "batch")
+    with pytest.raises(InputError, match=r"^Variables: there is no 'missing' yet"):
+        checkflow.Variables(globals(), "missing")
+    with pytest.raises(InputError, match=r"^Variables: names none"):
+        checkflow.Variables({"b": batch})
+
+
 class Table:
     """A scheduler with tensors of any size."""
 
