@@ -46,7 +46,9 @@ class Costs:
             if name != "name" and getattr(self, name) < 0:
                 raise InputError(f"{self.name}: {name} is {getattr(self, name)}; give at least 0")
         if self.base_every > 1 and (max(self.write_ns, self.delta_write_ns) > self.iteration_ns * self.interval):
-            raise InputError(f"{self.name}: a write takes longer than an interval, so deltas pile up; give a longer one")
+            raise InputError(
+                f"{self.name}: a write takes longer than an interval, so deltas pile up; give a longer one"
+            )
 
     @property
     def period_ns(self) -> int:

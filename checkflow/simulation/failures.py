@@ -37,7 +37,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Trial:
     """Of one run. Bytes are those of one device."""
 
     span_ns: int
@@ -58,7 +58,7 @@ class Outcome:
         return self.spent.wasted_ns / self.span_ns
 
 
-def run(costs: Costs, incidents: Iterable[Incident], span_ns: int) -> Outcome:
+def run(costs: Costs, incidents: Iterable[Incident], span_ns: int) -> Trial:
     """Train for `span_ns`, or until MOST_FAILURES. `incidents` ascend in time."""
     training = _Training(costs)
     for number, incident in enumerate(incidents):
@@ -96,7 +96,7 @@ class _Training:
         self._restore_end_ns = self._restart_end_ns + self._restore_ns
         self._up_at_ns = self._restore_end_ns + replay_ns
 
-    def end(self, now_ns: int) -> Outcome:
+    def end(self, now_ns: int) -> Trial:
         costs = self._costs
         iterations = self._restored * costs.interval
         self._spent.useful_ns = iterations * costs.iteration_ns
@@ -108,9 +108,7 @@ class _Training:
             iterations = life.iterations
             self._link_bytes += life.link_bytes
             self._disk_bytes += life.disk_bytes
-        return Outcome(
-            now_ns, self._spent, iterations, self._failures, self._redone, self._link_bytes, self._disk_bytes
-        )
+        return Trial(now_ns, self._spent, iterations, self._failures, self._redone, self._link_bytes, self._disk_bytes)
 
     def _die(self, now_ns: int, loss: Loss) -> None:
         """While it trains."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from checkflow.errors import InputError
 from checkflow.schedule import read_schedule
 from checkflow.simulation.costs import Costs, costs_of
-from checkflow.simulation.failures import Outcome, run, spread
+from checkflow.simulation.failures import Trial, run, spread
 from checkflow.simulation.incidents import Incident, Loss, exponential, read_incidents
 from checkflow.simulation.life import Life, Lives
 
@@ -96,7 +96,7 @@ def test_each_nanosecond_is_counted_once(costs: Costs, drawn: list[tuple[int, Lo
     assert sum(outcome.failures.values()) == sum(at < span for at, _ in drawn)
 
 
-def runs(costs: Costs, mtbf_s: float, failures: int, machines: float = 1.0, seeds: int = 30) -> list[Outcome]:
+def runs(costs: Costs, mtbf_s: float, failures: int, machines: float = 1.0, seeds: int = 30) -> list[Trial]:
     span = int(mtbf_s * failures * SECOND)
     return [run(costs, exponential(mtbf_s * SECOND, machines, seed), span) for seed in range(seeds)]
 
