@@ -30,7 +30,7 @@ MOST_DEVICES, MOST_DAYS = 10**7, 36_500
 @click.option("--failures", type=click.Path(path_type=Path), help="A CSV file of what failed when, instead of --mtbf.")
 @click.option("--devices", default="1", show_default=True, metavar="N,A..B,...",
               help="A..B doubles from A on; any device's failure stops all.")  # fmt: skip
-@click.option("--lost-machines", type=click.FloatRange(0, 1), default=0.5, show_default=True,
+@click.option("--lost-machines", type=float, default=0.5, show_default=True,
               help="Share of the failures that take host memory along; the others kill a trainer.")  # fmt: skip
 @click.option("--days", type=float, default=30.0, show_default=True)
 @click.option("--disk", type=Rate(), default="2GB/s", show_default=True, help="What a device's share of it writes.")
@@ -44,9 +44,7 @@ MOST_DEVICES, MOST_DAYS = 10**7, 36_500
 @click.option("--state", type=Size(), help="Without a SCHEDULE: of one device.")
 @click.option("--bandwidth", type=Rate(), help="Without a SCHEDULE: of the link to the host.")
 @click.option("--interval", metavar="N,...", help="Without a SCHEDULE: iterations between checkpoints  [default: 1]")
-@click.option(
-    "--stall", type=Duration(), help="Without a SCHEDULE: what training waits for a checkpoint  [default: 0s]"
-)
+@click.option("--stall", type=Duration(), help="Without a SCHEDULE: of training, for a checkpoint  [default: 0s]")
 @click.option("--figure", type=click.Path(path_type=Path), help="Draw the time wasted, .png or .svg.")
 @json_option
 def command(
@@ -82,6 +80,8 @@ def command(
         raise InputError("--mtbf, --failures: give one of them; --mtbf 1000h is the mean of one device")
     if not 0 < days <= MOST_DAYS:
         raise InputError(f"--days {days}: is not above 0 and up to {MOST_DAYS}; write it like 30")
+    if not 0 <= lost_machines <= 1:
+        raise InputError(f"--lost-machines {lost_machines}: is not in [0, 1]; 0.5 is every other failure")
     span_ns = max(1, round(days * DAY_NS))
     gap = None if persist_every == "auto" else parse_ns(persist_every, "--persist-every")
     if schedules:

@@ -37,7 +37,7 @@ class Trials:
 
     def share(self, cause: str) -> float:
         """Of the time, the median of the runs."""
-        return median(getattr(outcome.spent, f"{cause}_ns") / outcome.span_ns for outcome in self.runs)
+        return median(float(getattr(outcome.spent, f"{cause}_ns")) / outcome.span_ns for outcome in self.runs)
 
     def redone(self, loss: Loss) -> float:
         """Iterations for each such failure, of all runs together."""

@@ -67,7 +67,7 @@ def test_the_table_and_the_picture(capfd: pytest.CaptureFixture[str]) -> None:
         assert run(asked) == EXIT_DONE
         out = capfd.readouterr().out
         assert out.count("vit-32: checkflow, every 1") == out.count("vgg-32: checkflow, every 1") == 2
-        assert out.count("31.2 h") == out.count("2.0 h") == 1
+        assert out.count("1.3 d") == out.count("2.0 h") == 1
     assert Path("waste.png").stat().st_size > 10_000
     assert "mean time between failures" in Path("waste.svg").read_text()
 
@@ -98,7 +98,7 @@ def test_failures_come_from_a_file(capfd: pytest.CaptureFixture[str]) -> None:
         ([*FLAGS, "--mtbf", "3h", "--interval", "0"], "--interval 0: is not a positive whole number"),
         ([VIT, "--mtbf", "3h", "--persist-every", "often"], "--persist-every: 'often' is not a time"),
         ([VIT, "--mtbf", "3h", "--days", "nan"], "--days nan: is not above 0"),
-        ([VIT, "--mtbf", "3h", "--lost-machines", "nan"], "share of lost machines: nan is not in"),
+        ([VIT, "--mtbf", "3h", "--lost-machines", "nan"], "--lost-machines nan: is not in"),
         (["no.json", "--mtbf", "3h"], "no.json"),
     ],
 )
