@@ -71,3 +71,15 @@ def _format(value: int, base: int, suffixes: tuple[str, ...]) -> str:
     if power == 0:
         return f"{value} {suffixes[0]}"
     return f"{scaled:.{max(0, 3 - len(str(int(abs(scaled)))))}f} {suffixes[power]}"
+
+
+_TIMES_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
+_SPAN = re.compile(rf"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>{'|'.join(_TIMES_NS)})\s*")
+
+
+def parse_ns(text: str, what: str = "time") -> int:
+    """ "3h" -> 10800000000000. Raises InputError unless it is a time with its unit; "0s" is one."""
+    match = _SPAN.fullmatch(text)
+    if match is None:
+        raise InputError(f"{what}: {text!r} is not a time; write it like 3h, 20min, 30s or 445ms")
+    return int(Fraction(match["number"]) * _TIMES_NS[match["unit"]])

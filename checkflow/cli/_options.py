@@ -10,9 +10,10 @@ from typing import TypeVar
 import click
 
 from checkflow.errors import InputError
-from checkflow.units import parse_bytes, parse_rate
+from checkflow.units import parse_bytes, parse_ns, parse_rate
 
 Command = TypeVar("Command", bound=Callable[..., object])
+Value = TypeVar("Value")
 
 
 class Size(click.ParamType[int]):
@@ -31,6 +32,15 @@ class Rate(click.ParamType[int]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002
         return value if isinstance(value, int) else parse_rate(str(value), _name(param))
+
+
+class Duration(click.ParamType[int]):
+    """3h, in nanoseconds"""
+
+    name = "TIME"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002
+        return value if isinstance(value, int) else parse_ns(str(value), _name(param))
 
 
 def _name(param: click.Parameter | None) -> str:
@@ -85,6 +95,14 @@ def default_output(model: str, kind: str) -> Path:
     """What a command writes where -o does not say: "nets/net.py:small" -> net-small.<kind>.json, in this folder."""
     name = re.sub(r"\.py(?=:|$)|(\.graph)?\.json$", "", Path(model).name)
     return Path(f"{name.replace(':', '-')}.{kind}.json")
+
+
+def list_of(text: str, convert: Callable[[str], Value], option: str) -> tuple[Value, ...]:
+    """ "1,32" -> (1, 32), each once. Raises InputError where a value is missing or wrong."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise InputError(f"{option} {text!r}: a value is missing; separate values by single commas, like 1,32")
+    return tuple(dict.fromkeys(convert(part) for part in parts))
 
 
 def interval_of(text: str) -> int | None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
 
 import click
 
 from checkflow.cli import EXIT_INTERRUPTED, _console
-from checkflow.cli._options import interval_of, json_option, settings_of
+from checkflow.cli._options import interval_of, json_option, list_of, settings_of
 from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
 from checkflow.plan import Formulation
 from checkflow.report.figure import check_output
@@ -21,8 +19,6 @@ from checkflow.sweep import files, tables
 from checkflow.sweep.cells import Axis, Grid, Question
 from checkflow.sweep.running import Given, answers, in_order
 from checkflow.units import fraction_ppm, parse_bytes, parse_rate
-
-Value = TypeVar("Value")
 
 
 @click.command()
@@ -79,18 +75,18 @@ def command(
     grid = Grid(
         models=tuple(dict.fromkeys(models)),
         settings=tuple(
-            (name, _list(value, str, f"--set {name}")) for name, value in settings_of(settings, batch_size).items()
+            (name, list_of(value, str, f"--set {name}")) for name, value in settings_of(settings, batch_size).items()
         ),
-        devices=(None,) if device is None else _list(device, str, "--device"),
-        policies=_list(policy, str, "--policy"),
-        formulations=_list(formulation, _formulation, "--formulation"),
-        chunks_bytes=(None,) if chunk is None else _list(chunk, lambda text: parse_bytes(text, "--chunk"), "--chunk"),
-        slacks_ppm=_list(slack, _slack, "--slack"),
-        intervals=_list(interval, interval_of, "--interval"),
+        devices=(None,) if device is None else list_of(device, str, "--device"),
+        policies=list_of(policy, str, "--policy"),
+        formulations=list_of(formulation, _formulation, "--formulation"),
+        chunks_bytes=(None,) if chunk is None else list_of(chunk, lambda text: parse_bytes(text, "--chunk"), "--chunk"),
+        slacks_ppm=list_of(slack, _slack, "--slack"),
+        intervals=list_of(interval, interval_of, "--interval"),
         bandwidths_bytes_per_s=(
             (None,)
             if bandwidth is None
-            else _list(bandwidth, lambda text: parse_rate(text, "--bandwidth"), "--bandwidth")
+            else list_of(bandwidth, lambda text: parse_rate(text, "--bandwidth"), "--bandwidth")
         ),
     )
     questions: tuple[Question, ...] = grid.searches(Axis(find), up_to) if find else grid.cells()
@@ -114,14 +110,6 @@ def command(
         reused = sum(each.reused for each in given)
         tables.show(_console.out, found, reused=reused, wall_s=time.monotonic() - began, jobs=jobs)
     return EXIT_NO if any(answer.failed for answer in found) else EXIT_DONE
-
-
-def _list(text: str, convert: Callable[[str], Value], option: str) -> tuple[Value, ...]:
-    """ "1,32" -> (1, 32), each once. Raises InputError where a value is missing or wrong."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(parts):
-        raise InputError(f"{option} {text!r}: a value is missing; separate values by single commas, like 1,32")
-    return tuple(dict.fromkeys(convert(part) for part in parts))
 
 
 def _formulation(text: str) -> Formulation:

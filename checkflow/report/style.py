@@ -25,13 +25,13 @@ DPI = 110
 
 
 @contextmanager
-def styled() -> Iterator[None]:
+def styled(option: str = "--report") -> Iterator[None]:
     """Draw in this style: a context, or a decorator of a function that draws. Raises InputError without matplotlib."""
     try:
         from matplotlib import rc_context
         from matplotlib.rcsetup import cycler
     except ImportError:
-        raise InputError("--report: needs matplotlib; pip install 'checkflow[plot]'") from None
+        raise InputError(f"{option}: needs matplotlib; pip install 'checkflow[plot]'") from None
     style = rc_context(
         {
             "axes.axisbelow": True,

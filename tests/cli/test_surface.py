@@ -30,6 +30,11 @@ OPTIONS = {
         "models", "--batch-size", "--set", "--bandwidth", "--device", "--policy", "--formulation", "--interval",
         "--chunk", "--slack", "--find", "--up-to", "--jobs", "-o", "--output", "--journal", "--json",
     },
+    "simulate": {
+        "schedules", "--mtbf", "--failures", "--devices", "--lost-machines", "--days", "--disk", "--persist-every",
+        "--restart", "--replace", "--seeds", "--seed", "--iteration", "--state", "--bandwidth", "--interval", "--stall",
+        "--figure", "--json",
+    },
     "export": {"store", "--to", "-o", "--output", "--iteration", "--json"},
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ from checkflow.cli import run
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+FAILURES = ROOT / "docs" / "howto" / "simulate.svg"
 _MADE = re.compile(
     r"<!-- made by: (?P<command>[^;\n]+)(?P<masked>; numbers differ)?(?:; last (?P<last>\d+) lines)? -->\n+"
     r"```\n(?P<text>.*?)\n```",
@@ -83,7 +84,18 @@ def programs(page: Path) -> str:
     return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
 
 
+def draw_failures(path: Path) -> int:
+    """The picture of howto/simulate.md, by the commands that it gives."""
+    page = (ROOT / "docs" / "howto" / "simulate.md").read_text()
+    commands = [shlex.split(line)[2:] for line in re.findall(r"^    \$ checkflow .*$", page, re.MULTILINE)]
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
+        codes = [run([str(path) if argument == "waste.svg" else argument for argument in each]) for each in commands]
+    return max(codes, default=1)
+
+
 def main() -> None:
+    if not sys.argv[1:] or "simulate" in sys.argv[1:]:
+        draw_failures(FAILURES)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for block in reversed(outputs()):  # from the end of a page, so that what is before stays where it is
             if sys.argv[1:] and not any(word in block.command for word in sys.argv[1:]):

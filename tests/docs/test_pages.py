@@ -11,12 +11,12 @@ import warnings
 from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT, Output, outputs, programs
+from pages import FAILURES, PAGES, ROOT, Output, draw_failures, outputs, programs
 
 HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
 SHOWING = {
     "README.md": [["demo"], ["compile", "bert"]],
-    "commands.md": [["compile", "alexnet"], ["compile", "bert"]],
+    "commands.md": [["compile", "alexnet"], ["compile", "bert"], ["simulate", "--iteration"]],
 }
 SHORTER = {"checkflow demo": "checkflow demo --iterations 4"}  # prints the same but for numbers
 
@@ -48,6 +48,15 @@ def test_how_tos_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         if "lightning" in program:  # it warns of its own dependencies
             warnings.simplefilter("ignore")
         exec(compile(program, str(page), "exec"), {"__name__": "howto"})
+
+
+def test_the_picture_of_failures_is_what_the_command_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python tests/docs/pages.py simulate` draws it anew. Its text is compared; paths differ between matplotlibs."""
+    monkeypatch.chdir(ROOT)
+    drawn = tmp_path / "waste.svg"
+    assert draw_failures(drawn) == 0
+    now, shown = (re.findall("<!-- (.+?) -->", path.read_text()) for path in (drawn, FAILURES))
+    assert now == shown and {"checkflow, every 2", "checkfreq, every 1"} <= set(now)
 
 
 def test_the_quickstart_survives_a_kill(tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""What fails, and when: drawn from an exponential distribution, or read from a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from checkflow.errors import FormatError, InputError
+
+_DRAWN = 1024  # at a time
+
+
+class Loss(StrEnum):
+    """What a failure takes: what the trainer had, or all that the machine's memory had."""
+
+    TRAINER = "trainer"
+    MACHINE = "machine"
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    at_ns: int  # since training began
+    loss: Loss
+
+
+def exponential(mtbf_ns: float, machine_share: float, seed: int) -> Iterator[Incident]:
+    """Without end. `mtbf_ns`: of all devices together; each of n fails n times as seldom."""
+    if not mtbf_ns > 0:
+        raise InputError(f"mean time between failures: {mtbf_ns} ns is not positive; give more")
+    if not 0 <= machine_share <= 1:
+        raise InputError(f"share of lost machines: {machine_share} is not in [0, 1]; 0.5 is every other failure")
+    generator = np.random.default_rng(seed)
+    now = 0.0
+    while True:
+        gaps = generator.exponential(mtbf_ns, _DRAWN).tolist()
+        draws = generator.random(_DRAWN).tolist()
+        for gap, draw in zip(gaps, draws, strict=True):
+            now += gap
+            yield Incident(int(now), Loss.MACHINE if draw < machine_share else Loss.TRAINER)
+
+
+def read_incidents(path: Path) -> tuple[Incident, ...]:
+    """Those of a CSV file, in order.
+
+    Either its columns are time_s and loss (trainer or machine), or Time and GPUs, as in PCcheck's record of preempted
+    machines: each time that fewer GPUs are there than before is a lost machine. Raises FormatError for what is neither.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InputError(f"{path}: cannot be read ({reason}); give a CSV file") from None
+    rows = csv.DictReader(io.StringIO(text))
+    columns = set(rows.fieldnames or ())
+    if {"time_s", "loss"} <= columns:
+        found = [Incident(_ns(path, rows.line_num, row["time_s"]), _loss(path, rows.line_num, row["loss"]))
+                 for row in rows]  # fmt: skip
+    elif {"Time", "GPUs"} <= columns:
+        counts = [(_ns(path, rows.line_num, row["Time"]), _count(path, rows.line_num, row["GPUs"])) for row in rows]
+        began = counts[0][0] if counts else 0
+        found = [Incident(now - began, Loss.MACHINE) for (_, before), (now, left) in pairwise(counts) if left < before]
+    else:
+        raise FormatError(f"{path}: its first line names neither time_s and loss nor Time and GPUs; write one of them")
+    if any(later.at_ns < earlier.at_ns for earlier, later in pairwise(found)):
+        raise FormatError(f"{path}: times do not ascend; sort the rows")
+    return tuple(found)
+
+
+def _ns(path: Path, line: int, text: str | None) -> int:
+    try:
+        seconds = float(text or "")
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise FormatError(f"{path}: line {line}: {text!r} is not a time in seconds; write it like 3600.5")
+    return round(seconds * 10**9)
+
+
+def _loss(path: Path, line: int, text: str | None) -> Loss:
+    try:
+        return Loss((text or "").strip())
+    except ValueError:
+        raise FormatError(f"{path}: line {line}: loss {text!r} is neither trainer nor machine; write one") from None
+
+
+def _count(path: Path, line: int, text: str | None) -> int:
+    if not (text or "").strip().isdecimal():
+        raise FormatError(f"{path}: line {line}: {text!r} is not a number of GPUs; write a whole one")
+    return int(text or "")
