@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,7 +82,9 @@ class Checkpointer:
         if sigterm_deadline_s is not None:
             self._deadline_s = sigterm_deadline_s
             self._on_terminate = OnTerminate(self._terminate, self._patience_s, self._inside, sigterm_deadline_s)
-        atexit.register(self._left_open)
+        left_open = weakref.WeakMethod(self._left_open)  # one that nobody has any more is let go
+        self._at_exit = lambda: None if (close := left_open()) is None else close()
+        atexit.register(self._at_exit)
 
     @property
     def _executor(self) -> Executor:
@@ -260,7 +263,7 @@ class Checkpointer:
                 with self._inside:
                     self._end(complete=complete)
             finally:
-                atexit.unregister(self._left_open)
+                atexit.unregister(self._at_exit)
                 if self._on_terminate is not None:
                     self._on_terminate.remove()
         _LOG.info("%s: %s", self._store, self.stats())

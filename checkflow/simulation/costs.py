@@ -69,7 +69,8 @@ def costs_of(
     A schedule has no operators' times: they are taken as equally long, which moves the moment of being staged by less
     than an iteration.
     """
-    size = schedule.state_bytes + schedule.static_state_bytes
+    moved_bytes = sum(action.bytes for action in schedule.actions)  # gradients too
+    size = moved_bytes + schedule.static_state_bytes
     write_ns = _over(size, disk_bytes_per_s)
     load_ns = _over(size, schedule.bandwidth_bytes_per_s)
     return Costs(
@@ -84,7 +85,7 @@ def costs_of(
         restore_disk_ns=write_ns + load_ns,
         restart_ns=restart_ns,
         replace_ns=replace_ns,
-        link_bytes=schedule.state_bytes,
+        link_bytes=moved_bytes,
         disk_bytes=size,
     )
 
