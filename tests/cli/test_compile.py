@@ -53,26 +53,44 @@ def test_compile_prints_its_figures_and_writes_a_schedule_that_verifies(capfd: p
     assert verified["peak_bytes"] == figures["peak_bytes"]
 
 
+PLANNED = ("checkflow", "gockpt")  # never pause
+
+
 @pytest.mark.parametrize("policy", policies.names())
 def test_every_policy_is_compiled_verified_shown_and_drawn(policy: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Its schedule says whose it is and where training stands still; reports have the pause as time of its own."""
     assert run(["trace", "alexnet", "--batch-size", "32", "--set", "small=true", "-o", "graph.json"]) == EXIT_DONE
-    slow = ("--bandwidth", "300MB/s" if policy != "checkflow" else "63GB/s", "--interval", "1")
+    slow = ("--bandwidth", "300MB/s" if policy not in PLANNED else "63GB/s", "--interval", "1")
     arguments = ("compile", "graph.json", "--policy", policy, *slow, "-o", "s.json")
     figures = _json(capfd, *arguments, "--trace-out", "t.json", "--report", "r.html")
     schedule = read_schedule(Path("s.json"))
     assert figures["policy"] == schedule.policy == policy
     pause_ns = schedule.certificate.pause_ns
-    assert figures["pause_ns"] == pause_ns and (pause_ns > 0) == (policy != "checkflow")
+    assert figures["pause_ns"] == pause_ns and (pause_ns > 0) == (policy not in PLANNED)
     assert _json(capfd, "verify", "s.json", "graph.json")["pause_ns"] == pause_ns
     events = json.loads(Path("t.json").read_text())["traceEvents"]
     paused = [event["dur"] for event in events if event["name"] == "pause"]
     assert paused == ([pause_ns / 1e3] if pause_ns else [])
     assert max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") == pytest.approx(
         (schedule.iteration_time_ns + pause_ns) / 1e3, rel=1e-3
-    ) or policy in ("checkflow", "checkfreq")  # whose bytes may move on into the next period
+    ) or policy in (*PLANNED, "checkfreq")  # whose bytes may move on into the next period
     assert run([*arguments]) == run(["inspect", "s.json"]) == run(["verify", "s.json", "graph.json"]) == EXIT_DONE
     assert capfd.readouterr().out.count("stands still") == (2 if pause_ns else 0)
+
+
+def test_parts_are_shown_and_drawn(capfd: pytest.CaptureFixture[str]) -> None:
+    """How many there are, how many bytes of gradients go along, and of which iteration each transfer is."""
+    cell = ("alexnet", "--batch-size", "1", "--set", "optimizer=adamw", "--bandwidth", "63GB/s")
+    arguments = ("compile", *cell, "--policy", "gockpt", "-o", "s.json")
+    for picture in ("r.html", "r.png"):
+        assert run([*arguments, "--trace-out", "t.json", "--report", picture]) == EXIT_DONE
+    out = capfd.readouterr().out
+    assert "2, each as it is in another iteration" in out and "MiB of gradients go along" in out
+    assert "no added byte" in out
+    assert run(["inspect", "s.json"]) == EXIT_DONE
+    assert "gradient of model/" in capfd.readouterr().out
+    whole = _json(capfd, "compile", *cell, "--interval", "2")
+    assert whole["peak_bytes"] != whole["training_peak_bytes"]
 
 
 @pytest.mark.parametrize(("policy", "interval"), [("checkfreq", 8), ("checkfreq_cpu", 1), ("synchronous", 1)])
