@@ -87,7 +87,7 @@ def main() -> None:
         data.write(Path(folder) / "data")
         for loop in loops:
             rows.append(row_of(loop, given, Path(folder)))
-            progress.log(rows[-1], markup=False)
+            progress.log(results.line(rows[-1]), markup=False)
     report = results.Report(
         describe(), time.strftime("%Y-%m-%d"), load, given.seed, time.monotonic() - began, versions(), tuple(rows)
     )

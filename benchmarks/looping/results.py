@@ -51,6 +51,11 @@ def write(path: Path, report: Report) -> None:
     path.write_bytes(_REPORT.dump_json(report, indent=1) + b"\n")
 
 
+def line(row: Row) -> str:
+    """For progress."""
+    return f"{row.loop}: {row.wrong or ', '.join(_cells(row))}"
+
+
 def show(report: Report, console: Console) -> None:
     columns = ("loop", "lines", "iterations", "kills", "lost", "bit-identical", "learned")
     table = Table(*columns, "plain ms", "attached ms", "overhead (quartiles)", "stall ms", box=None)
