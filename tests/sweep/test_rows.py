@@ -96,7 +96,7 @@ def test_every_axis_reaches_the_planner(options: dict[str, object], small: Trace
     )
 
 
-@pytest.mark.parametrize("name", [name for name in policies.names() if name != "checkflow"])
+@pytest.mark.parametrize("name", ["checkfreq", "checkfreq_cpu", "synchronous"])
 def test_a_row_is_what_a_policy_says(name: str, small: TracedModel) -> None:
     """Peak and pause are those of its schedule; a link so slow that training pauses costs what the pause takes."""
     cell = SMALL.model_copy(update={"policy": name, "formulation": None, "bandwidth_bytes_per_s": 10**7})
@@ -109,6 +109,17 @@ def test_a_row_is_what_a_policy_says(name: str, small: TracedModel) -> None:
     assert row.peak_bytes == certificate.peak_bytes and row.packed_peak_bytes is None
     assert row.snapshot_bytes == certificate.snapshot_bytes and row.copy_ns is not None
     assert row.overhead == (certificate.pause_ns + row.copy_ns) / graph.iteration_time_ns
+
+
+def test_a_row_of_parts_is_what_gockpt_says(small: TracedModel) -> None:
+    """Its peak, and as copies what is copied: a gradient that is held is not."""
+    cell = SMALL.model_copy(update={"policy": "gockpt", "formulation": None, "interval": 2})
+    (row,) = rows_of(small, cell)
+    graph = hardware.retime(small.graph, hardware.load_profile("rtx3090"))
+    problem = problem_of(graph, bandwidth_bytes_per_s=BANDWIDTH, interval=2)
+    schedule = policies.load("gockpt").schedule(problem, graph, Link(BANDWIDTH))
+    assert isinstance(schedule, Schedule) and row.peak_bytes == schedule.certificate.peak_bytes
+    assert row.snapshot_bytes == schedule.certificate.snapshot_bytes - schedule.held_bytes() and not row.pause_ns
 
 
 def test_policy_checkflow_is_the_direct_formulation(small: TracedModel) -> None:
