@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from checkflow import strictjson
 from checkflow.cli import _console
 from checkflow.cli._options import json_option
 from checkflow.dtypes import CODES
@@ -70,7 +71,7 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
 def _check_whole(store: Path, loaded: Loaded) -> None:
     """Files of several iterations are no state until its training has made the updates again that lead to one."""
     try:
-        record = json.loads(loaded.record)
+        record = strictjson.loads(loaded.record)
     except (ValueError, RecursionError):
         return  # it is exported as it is
     if isinstance(record, dict) and record.get("replay"):
