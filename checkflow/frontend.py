@@ -96,7 +96,8 @@ def compile(
         interval: iterations between checkpoints; "auto": the fewest that the link allows.
         slack: drift of times and bandwidth to tolerate; 0.1 is 10%.
         policy: "checkflow"; or another tool's rule, "checkfreq", "checkfreq_cpu" or "synchronous", which leaves nothing
-            to choose. With those "auto" is the interval at which training stands still least.
+            to choose. With those "auto" is the interval at which training stands still least. "gockpt" takes
+            `interval` iterations for one checkpoint, which leaves in parts.
         formulation: "direct", "compact" or "paper".
         transfers: "streaming" or "packed"; streaming for direct, else packed, unless given.
         solver: "auto", "gurobi", "highs" or "cbc".

@@ -16,7 +16,7 @@ from checkflow.errors import EXIT_DONE, InputError
 from checkflow.report import waste
 from checkflow.report.trials import DAY_NS, Trials, document_of, lines_of, table_of
 from checkflow.schedule import read_schedule
-from checkflow.simulation.costs import Costs, as_often_as_costs_nothing, costs_of
+from checkflow.simulation.costs import Costs, costs_at, costs_of
 from checkflow.simulation.failures import run
 from checkflow.simulation.incidents import exponential, read_incidents
 from checkflow.units import parse_ns
@@ -95,22 +95,18 @@ def command(
     else:
         if iteration is None or state is None or bandwidth is None:
             raise InputError("SCHEDULE: none is given; give one, or --iteration, --state and --bandwidth")
-        write_ns, load_ns = -(-state * 10**9 // disk), -(-state * 10**9 // bandwidth)
         policies = [
-            Costs(
-                name=f"every {each}",
-                iteration_ns=iteration,
-                interval=each,
+            costs_at(
+                f"every {each}",
+                iteration,
+                each,
+                state,
+                bandwidth,
+                disk,
                 stall_ns=stall or 0,
-                staged_after_ns=load_ns,
-                write_ns=write_ns,
-                persist_gap_ns=as_often_as_costs_nothing(write_ns) if gap is None else gap,
-                restore_memory_ns=load_ns,
-                restore_disk_ns=write_ns + load_ns,
+                persist_gap_ns=gap,
                 restart_ns=restart,
                 replace_ns=replacing,
-                link_bytes=state,
-                disk_bytes=state,
             )
             for each in list_of(interval or "1", partial(_positive, "--interval"), "--interval")
         ]

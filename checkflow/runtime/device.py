@@ -57,7 +57,7 @@ class Batch(tuple[Copy, ...]):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy of state bytes in device memory, or a gradient that is held; it returns when `release` drops it."""
+    """A copy of state in device memory, or a gradient that is held; its memory returns when `release` drops it."""
 
     data: torch.Tensor  # uint8
     stream: object = None  # the compute stream it was made on

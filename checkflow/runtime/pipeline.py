@@ -44,7 +44,6 @@ class Pipeline:
         self.vouched_by: list[Callable[[], None]] = []  # asked before anything is staged; may call `doubt`
         self.timetable = timetable
         self.parts_allowed = True  # a checkpoint may be filled in several iterations, where it is planned so
-        self._timetable = timetable
         self._device = device
         self._sink = sink
         self._counters = counters
@@ -63,7 +62,7 @@ class Pipeline:
         """Checkpoints that are closed keep the tensors that they began with. One that is only in parts is given up."""
         if self.parted is not None:
             self.drop_open()
-        self._binding, self._slots = binding, SlotMap(self._timetable, binding)
+        self._binding, self._slots = binding, SlotMap(self.timetable, binding)
 
     @property
     def busy(self) -> bool:
@@ -88,24 +87,24 @@ class Pipeline:
     def advance(self, running: int, anchor: int, *, due: int | None) -> None:
         """Iteration `running` has reached an anchor. `due`: the iteration whose checkpoint it is, or is a part of."""
         for checkpoint in self._closed:
-            checkpoint.advance(self._timetable.time(running - checkpoint.iteration, anchor))
-        now = self._timetable.time(0 if due is None else running - due, anchor)
-        if due is not None and self._timetable.first <= now:
+            checkpoint.advance(self.timetable.time(running - checkpoint.iteration, anchor))
+        now = self.timetable.time(0 if due is None else running - due, anchor)
+        if due is not None and self.timetable.first <= now:
             if self._open is None and self._tried_to_open != due and self._may_open(running, anchor, due):
                 self._tried_to_open = due
                 slot = self._free_slot()  # without one the copies are made when the iteration ends
                 if slot is not None:
-                    self._open = InFlight(due, slot, self._timetable, self._slots, self._device)
+                    self._open = InFlight(due, slot, self.timetable, self._slots, self._device)
             if self._open is not None:
                 self._open.advance(now)
         self.stage_finished()
 
     def _may_open(self, running: int, anchor: int, due: int) -> bool:
         """Before the iteration's end; of several, in the first one, and while all state is where it is planned."""
-        if self._timetable.parts == 1:
-            return anchor < self._timetable.anchor_count
+        if self.timetable.parts == 1:
+            return anchor < self.timetable.anchor_count
         misplaced = self._binding.loose or self._binding.hosted or self._binding.absent
-        return self.parts_allowed and not misplaced and due - running == self._timetable.parts - 1
+        return self.parts_allowed and not misplaced and due - running == self.timetable.parts - 1
 
     def begin(self, iteration: int, capture: Callable[[int], Record], *, wait: bool) -> bool:
         """The state now is that of a checkpoint. False where no slot is free; `wait` makes one free if possible.
@@ -120,7 +119,7 @@ class Pipeline:
                 self.skipped += 1
                 self._note(Skipped(iteration, "no slot was free"))
                 return False
-            checkpoint = InFlight(iteration, slot, self._timetable, self._slots, self._device, whole=True)
+            checkpoint = InFlight(iteration, slot, self.timetable, self._slots, self._device, whole=True)
         try:
             record = capture(iteration)
         except BaseException as error:
@@ -139,7 +138,7 @@ class Pipeline:
             foreach_copy(*hosted.lists, non_blocking=False)
         self._copy_loose(checkpoint)
         self._copy_statics(checkpoint)
-        checkpoint.advance(self._timetable.time(0, self._timetable.anchor_count))
+        checkpoint.advance(self.timetable.time(0, self.timetable.anchor_count))
         return True
 
     def protect(self, storages: Iterable[BoundStorage], cause: Cause) -> None:
@@ -258,7 +257,7 @@ class Pipeline:
             self._note(Skipped(checkpoint.iteration, "it was in flight when the training was let go"))
         self.discarded += len(self._closed)
         self._closed.clear()
-        self._slots = SlotMap(self._timetable, self._binding)
+        self._slots = SlotMap(self.timetable, self._binding)
 
     def _copy_loose(self, checkpoint: InFlight) -> None:
         """State that is not where the plan has it. What was copied early to its place has been waited for:

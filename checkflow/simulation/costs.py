@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from checkflow.errors import InputError
 from checkflow.schedule import Schedule
@@ -70,23 +70,50 @@ def costs_of(
     than an iteration.
     """
     moved_bytes = sum(action.bytes for action in schedule.actions)  # gradients too
-    size = moved_bytes + schedule.static_state_bytes
-    write_ns = _over(size, disk_bytes_per_s)
-    load_ns = _over(size, schedule.bandwidth_bytes_per_s)
-    return Costs(
-        name=schedule.policy,
-        iteration_ns=max(1, schedule.iteration_time_ns),
-        interval=schedule.interval,
+    made = costs_at(
+        schedule.policy,
+        max(1, schedule.iteration_time_ns),
+        schedule.interval,
+        moved_bytes + schedule.static_state_bytes,
+        schedule.bandwidth_bytes_per_s,
+        disk_bytes_per_s,
         stall_ns=schedule.certificate.pause_ns,
-        staged_after_ns=_staged_after_ns(schedule),
+        persist_gap_ns=persist_gap_ns,
+        restart_ns=restart_ns,
+        replace_ns=replace_ns,
+    )
+    return replace(made, staged_after_ns=_staged_after_ns(schedule), link_bytes=moved_bytes)
+
+
+def costs_at(
+    name: str,
+    iteration_ns: int,
+    interval: int,
+    size_bytes: int,
+    bandwidth_bytes_per_s: int,
+    disk_bytes_per_s: int,
+    *,
+    stall_ns: int = 0,
+    persist_gap_ns: int | None = None,
+    restart_ns: int = 0,
+    replace_ns: int = 0,
+) -> Costs:
+    """The same of a checkpoint of this size, which begins to leave when its iteration has ended."""
+    write_ns, load_ns = _over(size_bytes, disk_bytes_per_s), _over(size_bytes, bandwidth_bytes_per_s)
+    return Costs(
+        name=name,
+        iteration_ns=iteration_ns,
+        interval=interval,
+        stall_ns=stall_ns,
+        staged_after_ns=load_ns,
         write_ns=write_ns,
         persist_gap_ns=as_often_as_costs_nothing(write_ns) if persist_gap_ns is None else persist_gap_ns,
         restore_memory_ns=load_ns,
         restore_disk_ns=write_ns + load_ns,
         restart_ns=restart_ns,
         replace_ns=replace_ns,
-        link_bytes=moved_bytes,
-        disk_bytes=size,
+        link_bytes=size_bytes,
+        disk_bytes=size_bytes,
     )
 
 
@@ -96,12 +123,13 @@ def as_often_as_costs_nothing(write_ns: int) -> int:
 
 
 def _staged_after_ns(schedule: Schedule) -> int:
-    """When the link, which carries one action after the other, has carried the last."""
-    free_ns = 0
+    """When the link, which carries one action after the other, has carried the last; some leave before the end."""
+    free_ns: int | None = None
     for action in schedule.actions:
         issued_ns = schedule.position(action.offload) * schedule.iteration_time_ns // schedule.steps
-        free_ns = max(free_ns, issued_ns) + _over(action.bytes, schedule.bandwidth_bytes_per_s)
-    return free_ns
+        began_ns = issued_ns if free_ns is None else max(free_ns, issued_ns)
+        free_ns = began_ns + _over(action.bytes, schedule.bandwidth_bytes_per_s)
+    return max(0, free_ns or 0)
 
 
 def _over(size_bytes: int, bytes_per_s: int) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from handmade import TIGHT
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -210,3 +211,12 @@ def test_costs_that_make_no_sense_are_refused() -> None:
         Costs("bad", 1, 0)
     with pytest.raises(InputError, match="write_ns is -1"):
         replace(Costs("bad", 1, 1), write_ns=-1)
+
+
+def test_what_left_before_the_end_keeps_nothing_from_being_staged() -> None:
+    """Of a checkpoint in parts only what leaves at its iteration's end is still on the link then."""
+    first = TIGHT.actions[0].model_copy(update={"offload": (-2, 1), "snapshot": None, "release": None})
+    last = first.model_copy(update={"offload": (0, len(TIGHT.anchors))})
+    costs = costs_of(TIGHT.model_copy(update={"actions": (first, last), "interval": 3}), 10**9)
+    assert costs.staged_after_ns == -(-last.bytes * 10**9 // TIGHT.bandwidth_bytes_per_s)
+    assert costs.link_bytes == first.bytes + last.bytes

@@ -117,9 +117,8 @@ class Replay:
         groups: list[dict[str, object]] = []
         for group, values in zip(optimizer.param_groups, update.groups, strict=True):
             updated = [parameters[p] for p in group["params"] if p in found]
-            kept = {key: value for key, value in group.items() if key in IMPLEMENTATION}
             if updated:
-                groups.append({**values, **kept, "params": updated})
+                groups.append({**values, "params": updated})
         before = {p: parameters[p].grad for p in found}
         again = object.__new__(type(optimizer))
         again.__dict__.update(optimizer.__dict__)
