@@ -108,7 +108,7 @@ ALLOWED_WITHIN: dict[str, dict[str, set[str]]] = {
         "libc": set(),
         "format": {"libc"},
         "memory": {"libc", "format"},
-        "both": {"format"},
+        "both": {"libc", "format"},
         "saver": {"format", "memory", "both"},
         "trainer": {"format", "memory", "both"},
         "repair": {"format", "both"},

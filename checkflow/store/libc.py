@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import struct
 from collections.abc import Callable
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p
+_EMPTY_PATH, _BIRTH = 0x1000, 0x800  # AT_EMPTY_PATH, STATX_BTIME
 
 
 def raise_unless(succeeded: bool, *tolerated: int) -> None:
@@ -24,3 +26,14 @@ def call(function: Callable[..., int], *arguments: object) -> int:
         answer = function(*arguments)
         if answer != -1 or ctypes.get_errno() != errno.EINTR:
             return answer
+
+
+def birth_ns(fd: int) -> int:
+    """When a file or directory was made, in ns since 1970; 0 where the file system does not say (statx(2))."""
+    if not hasattr(LIBC, "statx"):
+        return 0
+    answer = ctypes.create_string_buffer(256)
+    if call(LIBC.statx, fd, b"", _EMPTY_PATH, _BIRTH, answer):
+        return 0
+    (mask,), (seconds, ns) = struct.unpack_from("=I", answer), struct.unpack_from("=qI", answer, 80)
+    return seconds * 10**9 + ns if mask & _BIRTH else 0

@@ -263,6 +263,24 @@ def test_a_log_beside_the_store_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     os.close(other)
 
 
+def test_a_log_is_not_told_of_the_directory_that_has_a_removed_ones_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many file systems give it to the next directory that is made."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    store = tmp_path / "store"
+    (store / LOG).mkdir(parents=True)
+    fd = os.open(store, os.O_RDONLY)
+    write_log(store, fd, ["of the removed one"])
+    os.close(fd)
+    shutil.rmtree(store)
+    for name in range(20):
+        (tmp_path / str(name)).mkdir()
+        fd = os.open(tmp_path / str(name), os.O_RDONLY)
+        assert take_log(tmp_path / str(name), fd) == ()
+        os.close(fd)
+
+
 def test_a_folder_that_others_write_to_takes_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody could have put a link or a pipe there."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -13,6 +13,7 @@ from pathlib import Path
 import xxhash
 
 from checkflow.store.format.regular_file import open_regular
+from checkflow.store.libc import birth_ns
 from checkflow.text import plain
 
 LOG = "saver.log"
@@ -90,8 +91,9 @@ def _take(path: str, directory_fd: int | None = None) -> list[str]:
 
 
 def _of_directory(fd: int) -> str:
+    """Of no other directory, ever: the number of one that was removed is given again, with a later birth."""
     information = os.fstat(fd)
-    return f"{information.st_dev:x}.{information.st_ino:x}"
+    return f"{information.st_dev:x}.{information.st_ino:x}.{birth_ns(fd):x}"
 
 
 def _of_path(store: Path) -> str:
