@@ -2,7 +2,7 @@
 
 A module's tensors are named as a model's, "extra.ema/module.weight"; a tensor is "extra.hidden/tensor". Both are bound
 once, so they have to be changed in place. A dict, or an object with state_dict and load_state_dict, is asked anew each
-time: its tensors, "extra.batch/x", may be others in each iteration.
+time: its tensors, "extra.batch/x", may be others in each iteration. So is a module whose code adds to its state_dict.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from checkflow.errors import InputError
-from checkflow.torch_internals import is_persistent, own_buffers, own_parameters
+from checkflow.torch_internals import EXTRA_STATE, is_persistent, own_buffers, own_parameters
 
 TENSOR = "tensor"  # the path of a tensor that is listed itself
 _PREFIX = "extra."  # of its holders
@@ -98,7 +98,15 @@ class Extra:
                 raise InputError(f"extra: {name!r:.80} cannot be a file's name; use letters, digits, _ and -")
             holder = _PREFIX + name
             if isinstance(value, torch.nn.Module):
-                found.modules[holder] = value
+                if added_entries(value):
+                    found.objects[holder] = value
+                elif is_empty(value):
+                    raise InputError(
+                        f"{holder}: a {type(value).__name__} that gives no state; leave it out, or make its state "
+                        "part of its state_dict() (a metric: metric.persistent(True))"
+                    )
+                else:
+                    found.modules[holder] = value
             elif isinstance(value, torch.Tensor):
                 found.tensors[holder] = value
             elif isinstance(value, dict):
@@ -138,6 +146,26 @@ def module_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modu
         for name, buffer in own_buffers(part).items():
             if buffer is not None and is_persistent(part, name):
                 yield start + name, part, name, True
+
+
+def added_entries(module: torch.nn.Module) -> tuple[str, ...]:
+    """What a module's own code adds to its state_dict, as metrics do: neither parameter, buffer nor extra state."""
+    known = {
+        id((own_buffers if is_buffer else own_parameters)(part)[name])
+        for _, part, name, is_buffer in module_tensors(module)
+    }
+    try:
+        given = module.state_dict(keep_vars=True)
+    except TypeError:  # one of its own, without arguments
+        given = module.state_dict()
+    return tuple(
+        key for key, value in given.items() if id(value) not in known and key.rpartition(".")[2] != EXTRA_STATE
+    )
+
+
+def is_empty(module: torch.nn.Module) -> bool:
+    """Whether a checkpoint has nothing of it."""
+    return not any(True for _ in module_tensors(module)) and not module.state_dict()
 
 
 def with_leaves(state: object, kinds: tuple[type, ...], change: Callable[[str, object], object]) -> object:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException as Dynamic
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from torch.optim.optimizer import _foreach_supported_types as _types_in_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as _types_in_utils
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -26,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from torch.utils._pytree import tree_map as tree_map
 
 MODULE_DICTS = ("_modules", "_parameters", "_buffers")  # where a module keeps what is in it
+EXTRA_STATE = _EXTRA_STATE_KEY_SUFFIX  # the end of the state_dict's key of what get_extra_state gives
 COMPILED_FROM = "_orig_mod"  # where torch.compile's wrapper keeps what it wraps; so do paths through it
 SCALER_TENSORS = ("_scale", "_growth_tracker")  # where a GradScaler keeps what it updates; None before its first use
 

@@ -17,7 +17,7 @@ from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.earlier import of_now
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.fitting import Fitting, fit
-from checkflow.checkpointing.listing import carried, missing, unplanned
+from checkflow.checkpointing.listing import added, carried, missing, unplanned
 from checkflow.collector import paused_collector
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
 from checkflow.events import Event
@@ -28,6 +28,7 @@ from checkflow.learning.provisional import provisional
 from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.settings import Settings
 from checkflow.schedule import Schedule, read_schedule
+from checkflow.state.holders import models_of
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.refused import check_supported
 from checkflow.store.both.retry import RETRY_S
@@ -214,6 +215,8 @@ def attach(
                 planned = fit(of_now(schedule, training), training, objects)
             fitting = planned or fit(provisional(training), training, objects)
             lacks(carried(fitting.schedule))
+            for beside in added(models_of(training), training.listed):
+                warn(beside)
             if planned and (line := unplanned(planned.schedule, training.listed)):
                 warn(line)
             handle = open_store(fitting)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from checkflow.extra import Extra, Holder, key_of
+from checkflow.extra import Extra, Holder, added_entries, key_of
 from checkflow.schedule import Schedule
 from checkflow.state.live import asked_state, listed_state
 from checkflow.state.names import StateName
@@ -35,6 +35,19 @@ def missing(found: Iterable[Unlisted], extra: Extra, *, scaler: bool) -> tuple[s
         elif not (one.scaler and scaler) and keys.isdisjoint(one.name.split(".")):
             left.append(one)
     return lines_of(left, _ADVICE)
+
+
+def added(models: Mapping[str, torch.nn.Module], extra: Extra) -> Iterator[str]:
+    """What the code of a model's modules adds to its state_dict and `extra` does not list, a line for each model."""
+    listed = {id(member) for member in extra.objects.values()}
+    for holder, model in models.items():
+        paths = tuple(f"{path}." for path, module in model.named_modules() if id(module) in listed)
+        if keys := [key for key in added_entries(model) if not key.startswith(paths)]:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            yield (
+                f"{holder}: its state_dict() gives {keys[0]!r}{more}, no parameter or buffer, and in no checkpoint; "
+                "list the module that has it: attach(extra={...})"
+            )
 
 
 def unplanned(schedule: Schedule, extra: Extra) -> str | None:

@@ -58,6 +58,25 @@ def compiled(*, listed: bool) -> Schedule:
     return answer.schedule
 
 
+class Count(torch.nn.Module):
+    """Keeps what it counts as metrics do: in attributes, which it adds to its state_dict by itself, if at all."""
+
+    def __init__(self, persistent: bool = True) -> None:
+        super().__init__()
+        self.seen = torch.zeros(3)
+        self.persistent = persistent
+
+    def _save_to_state_dict(self, destination: dict[str, object], prefix: str, _: bool) -> None:
+        if self.persistent:
+            destination[prefix + "seen"] = self.seen
+
+    def _load_from_state_dict(self, state_dict: dict[str, torch.Tensor], prefix: str, *_: object) -> None:
+        self.seen = state_dict[prefix + "seen"]
+
+    def count(self) -> None:
+        self.seen = self.seen + torch.arange(3.0)
+
+
 @pytest.fixture(scope="module")
 def bare() -> Schedule:
     return compiled(listed=False)
@@ -144,6 +163,10 @@ def test_a_checkpoint_from_before_an_extra_was_listed_is_taken_and_said(bare: Sc
         ({"g": torch.Generator()}, r"^extra.g: a torch.Generator .* give it in generators="),
         ({"h": {"x": torch.eye(2).to_sparse()}}, "^extra.h/x: layout torch.sparse_coo is not supported"),
         ({"h": {"f": print}}, "^extra.h.f: a function cannot be saved"),
+        (
+            {"m": Count(persistent=False)},
+            r"^extra\.m: a Count that gives no state; leave it out",
+        ),
         ([1], "^extra: is a list; give a dict"),
     ],
 )
@@ -190,6 +213,36 @@ def test_variables_that_cannot_be_set_again_are_refused() -> None:
         checkflow.Variables(globals(), "missing")
     with pytest.raises(InputError, match=r"^Variables: names none"):
         checkflow.Variables({"b": batch})
+
+
+def test_a_module_that_adds_to_its_state_dict_is_asked_for_it(bare: Schedule, tmp_path: Path) -> None:
+    """As a metric does whose state is persistent: no buffer of its has what it counts."""
+
+    def seen(until: int) -> torch.Tensor:
+        life, metric = Life(), torch.nn.ModuleDict({"count": Count()})
+        with life.attach(bare, tmp_path / "store", [], extra={"metric": metric}) as ckpt:
+            for _ in range(ckpt.restore(), until):
+                life.iteration()
+                metric["count"].count()  # type: ignore[operator]
+                ckpt.step()
+        return metric["count"].seen  # type: ignore[return-value]
+
+    assert seen(2).tolist() == [0, 2, 4]
+    assert seen(5).tolist() == [0, 5, 10]
+
+
+def test_what_a_model_adds_to_its_state_dict_is_said_unless_it_is_listed(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), Count())
+    optimizer = torch.optim.SGD(model.parameters())
+    told: list[str] = []
+    checkflow.attach(model, optimizer, store=tmp_path / "one", notify=told.append).close()
+    line = (
+        "model: its state_dict() gives '1.seen', no parameter or buffer, and in no checkpoint; list the module that has"
+    )
+    assert sum(line in each for each in told) == 1
+    told.clear()
+    checkflow.attach(model, optimizer, store=tmp_path / "two", notify=told.append, extra={"count": model[1]}).close()
+    assert not any("state_dict" in each for each in told)
 
 
 class Table:
