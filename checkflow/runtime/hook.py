@@ -13,7 +13,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from checkflow.runtime.compiled import OnCompile
-from checkflow.runtime.executor import Executor
+from checkflow.runtime.follower import Follower
 from checkflow.runtime.guards import Guard, GuardKind
 from checkflow.runtime.update import Update
 from checkflow.state.holders import models_of, optimizers_of, uncompiled
@@ -29,7 +29,7 @@ class Removable(Protocol):
     def remove(self) -> None: ...
 
 
-def register(executor: Executor, training: Training) -> list[Removable]:
+def register(executor: Follower, training: Training) -> list[Removable]:
     """Hooks at the anchors of the timetable, and guards everywhere. Removing what is returned undoes it."""
     handles: list[Removable] = [OnCompile(executor.compiling)]
     guards: list[Guard] = []
@@ -44,7 +44,7 @@ def register(executor: Executor, training: Training) -> list[Removable]:
 
 
 def _on_model(
-    executor: Executor, model: torch.nn.Module, holder: str, handles: list[Removable], guards: list[Guard]
+    executor: Follower, model: torch.nn.Module, holder: str, handles: list[Removable], guards: list[Guard]
 ) -> None:
     anchors = executor.timetable.hooked
     original = uncompiled(model)
@@ -72,7 +72,7 @@ def _on_model(
 
 
 def _on_module(
-    executor: Executor, module: torch.nn.Module, subject: str, guard: Guard | None, *, first: bool
+    executor: Follower, module: torch.nn.Module, subject: str, guard: Guard | None, *, first: bool
 ) -> list[RemovableHandle]:
     anchored = ("forward_pre", subject) in executor.timetable.hooked
 
@@ -96,7 +96,7 @@ def _on_module(
     return handles
 
 
-def _gradient(executor: Executor, subject: str) -> Callable[[torch.Tensor], None]:
+def _gradient(executor: Follower, subject: str) -> Callable[[torch.Tensor], None]:
     """A tensor hook: a user's post-accumulate hook, which may update the parameter, runs after it."""
 
     def ready(_gradient: torch.Tensor) -> None:
@@ -108,7 +108,7 @@ def _gradient(executor: Executor, subject: str) -> Callable[[torch.Tensor], None
     return ready
 
 
-def _loading(executor: Executor, guard: Guard) -> Callable[..., None]:
+def _loading(executor: Follower, guard: Guard) -> Callable[..., None]:
     def before(*_args: object) -> None:
         executor.guard(guard)
 
@@ -116,7 +116,7 @@ def _loading(executor: Executor, guard: Guard) -> Callable[..., None]:
 
 
 def _on_optimizer(
-    executor: Executor, optimizer: torch.optim.Optimizer, subject: str, number: int, guard: Guard
+    executor: Follower, optimizer: torch.optim.Optimizer, subject: str, number: int, guard: Guard
 ) -> list[Removable]:
     def before(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         if torch.compiler.is_compiling():

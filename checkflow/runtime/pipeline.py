@@ -31,6 +31,7 @@ class Pipeline:
         binding: Binding,
         device: Device,
         sink: Sink,
+        capture: Callable[[int], Record],
         counters: Counters,
         *,
         keep_early: bool,
@@ -46,6 +47,7 @@ class Pipeline:
         self.parts_allowed = True  # a checkpoint may be filled in several iterations, where it is planned so
         self._device = device
         self._sink = sink
+        self._capture = capture
         self._counters = counters
         self._keep_early = keep_early  # for tests: it tears checkpoints
         self._late = late  # tensors of the checkpoint whose host state was just captured
@@ -106,7 +108,7 @@ class Pipeline:
         misplaced = self._binding.loose or self._binding.hosted or self._binding.absent
         return self.parts_allowed and not misplaced and due - running == self.timetable.parts - 1
 
-    def begin(self, iteration: int, capture: Callable[[int], Record], *, wait: bool) -> bool:
+    def begin(self, iteration: int, *, wait: bool) -> bool:
         """The state now is that of a checkpoint. False where no slot is free; `wait` makes one free if possible.
 
         False, too, where `capture` cannot read the host's state: that is the training's own code, costs one
@@ -121,7 +123,7 @@ class Pipeline:
                 return False
             checkpoint = InFlight(iteration, slot, self.timetable, self._slots, self._device, whole=True)
         try:
-            record = capture(iteration)
+            record = self._capture(iteration)
         except BaseException as error:
             self._keep(checkpoint.slot)
             if not isinstance(error, Exception):

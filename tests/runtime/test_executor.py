@@ -259,7 +259,7 @@ def test_what_is_written_while_the_hosts_state_is_read_is_guarded(monkeypatch: p
         monkeypatch.undo()
         return bytes
 
-    made.executor._capture = capture
+    made.executor.pipeline._capture = capture
     made.run(1)
     assert causes == [Cause.FORWARD]
 
@@ -318,14 +318,14 @@ def test_the_last_iteration_is_complete_after_close_and_hooks_are_gone() -> None
 def test_a_failed_capture_raises_and_costs_no_slot() -> None:
     """The host's state cannot be read once: the error is the loop's, and the next checkpoint has a slot."""
     made = rig(trainings.sgd, random_schedule(trainings.sgd, 0), slots=2)
-    capture, failing = made.executor._capture, [True]
+    capture, failing = made.executor.pipeline._capture, [True]
 
     def flaky(iteration: int) -> Callable[[], bytes]:
         if failing.pop() if failing else False:
             raise RuntimeError("no state")
         return capture(iteration)
 
-    made.executor._capture = flaky
+    made.executor.pipeline._capture = flaky
     with pytest.raises(RuntimeError, match="no state"):
         made.run(1)
     made.run(3)
