@@ -27,9 +27,12 @@ from checkflow.errors import InputError
 try:
     import lightning.pytorch as pl
 except ImportError as error:
-    raise ImportError(
-        f"checkflow.integrations.lightning needs lightning >= 2.6 ({error}); pip install 'checkflow[lightning]'"
-    ) from None
+    try:
+        import pytorch_lightning as pl  # the same code under its older name; a Trainer of either takes the callback
+    except ImportError:
+        raise ImportError(
+            f"checkflow.integrations.lightning needs lightning >= 2.6 ({error}); pip install 'checkflow[lightning]'"
+        ) from None
 
 __all__ = ["CheckflowCallback"]
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import random
 import signal
@@ -12,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import lives
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import checkflow
 from checkflow.integrations.lightning import CheckflowCallback
+
+pl: Any = importlib.import_module(os.environ.get("FITS_NAMESPACE", "lightning.pytorch"))
 
 ITEMS, BATCH, ACCUMULATED, EPOCHS, WIDTH = 22, 2, 2, 3, 6  # 11 batches, 6 steps an epoch, of which the last has 1 batch
 Data = torch.utils.data.TensorDataset

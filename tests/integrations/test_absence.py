@@ -16,11 +16,13 @@ NEEDS = {
     "torchtitan": "torchtitan >= 0.3",
     "transformers": "transformers and accelerate",
 }
+OTHERS = {"lightning": ("pytorch_lightning",)}  # that would do, too
 
 
 @pytest.mark.parametrize("name", NEEDS)
 def test_its_absence_is_told_in_a_line(name: str, tmp_path: Path) -> None:
-    (tmp_path / f"{name}.py").write_text("raise ImportError('no')")
+    for module in (name, *OTHERS.get(name, ())):
+        (tmp_path / f"{module}.py").write_text("raise ImportError('no')")
     command = [sys.executable, "-c", f"import checkflow; checkflow.attach; import checkflow.integrations.{name}"]
     there = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": there})

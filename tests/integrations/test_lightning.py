@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,18 @@ def test_it_resumes_where_it_was_killed(case: str, root: Path) -> None:
     """No step that ended is taken again."""
     again = begun(root, case) - begun(root, plain(case))
     assert set(again) <= {str(KILLS[case] + 1)}
+
+
+def test_under_its_older_name_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytorch_lightning, and no lightning beside it."""
+    (tmp_path / "lightning.py").write_text("raise ImportError('no')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("FITS_NAMESPACE", "pytorch_lightning")
+    cases = ["stateful:batch:4", "stateful:validation:4"]
+    run(Path(fits.__file__), tmp_path, "stateful:plain:0", *cases)
+    for case in cases:
+        assert statuses(tmp_path, case) == [-9, 0]
+        assert told(tmp_path, case) == told(tmp_path, "stateful:plain:0")
 
 
 def fit(folder: Path, **options: Any) -> None:
