@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from checkflow.compiler import CHECKFLOW, Compiled
-from checkflow.plan import Plan, ProvenBy, Transfers
+from checkflow.plan import PPM, Plan, ProvenBy, Transfers
 from checkflow.policies import checkfreq
 from checkflow.report.certificate import certified
 from checkflow.report.operators import critical_path
@@ -64,7 +64,8 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
         rows.append(("slack", f"planned with times and bandwidth {schedule.slack_ppm / 1e4:g}% short"))
     drift = tolerated_drift_ppm(schedule, compiled.graph)
     waits = "training waits longer" if certificate.pause_ns else "anything waits"
-    rows.append(("drift", f"the link may be {drift / 1e4:.1f}% slower, or operators faster, before {waits}"))
+    cut = ": cut to end at deadlines; --slack leaves room" if drift < PPM // 1000 and not schedule.slack_ppm else ""
+    rows.append(("drift", f"the link may be {drift / 1e4:.1f}% slower, or operators faster, before {waits}{cut}"))
     return rows
 
 

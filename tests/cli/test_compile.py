@@ -255,3 +255,14 @@ def test_what_user_code_prints_is_no_part_of_the_answer(capfd: pytest.CaptureFix
     assert _json(capfd, "compile", "nets.py:small")["schedule"] == "nets-small.schedule.json"
     assert _json(capfd, "trace", "nets.py:other")["graph"] == "nets-other.graph.json"
     assert _json(capfd, "compile", "nets-other.graph.json")["schedule"] == "nets-other.schedule.json"
+
+
+def test_a_plan_without_room_says_what_leaves_some(capfd: pytest.CaptureFixture[str]) -> None:
+    """What leaves directly is cut to end at its deadline; one that was planned with slack has room."""
+    graph = Path(__file__).parents[2] / "graphs" / "alexnet-32.json"
+    command = ["compile", str(graph), "--interval", "3", "--bandwidth", "12GB/s"]
+    said = "the link may be 0.0% slower, or operators faster, before anything waits: cut to end at deadlines"
+    assert run(command) == EXIT_DONE
+    assert said in capfd.readouterr().out
+    assert run([*command, "--slack", "0.02"]) == EXIT_DONE
+    assert "cut to end" not in capfd.readouterr().out
