@@ -16,9 +16,9 @@ from dataclasses import replace
 
 from checkflow.graph import Graph
 from checkflow.lower import lower
-from checkflow.plan import Infeasible, Problem, on_anchors
+from checkflow.plan import Infeasible, Plan, Problem, on_anchors
 from checkflow.plan.rebuilt import over_iterations
-from checkflow.plan.streaming.planner import plan_streaming
+from checkflow.plan.streaming.planner import construct_streaming, plan_streaming
 from checkflow.policies.rule import Link
 from checkflow.schedule import Schedule
 
@@ -31,28 +31,27 @@ def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasibl
     Where no gradient rebuilds any state (they are zeroed in place, or updates write them), all of it is of one part.
     """
     problem = on_anchors(problem, graph)
-    answer = _scheduled(problem, graph, link)
-    if not isinstance(answer, Infeasible):
-        return answer
+    if (found := _least(problem, graph)) is not None:
+        return _lowered(*found, graph, link)
+    answer = plan_streaming(problem)
+    assert isinstance(answer, Infeasible)
     limit = problem.memory_limit_bytes
     hopeless = limit is not None and limit < problem.training_peak_bytes
     for count in range(problem.interval + 1, 1 if hopeless else LONGEST + 1):
-        found = _scheduled(replace(problem, interval=count), graph, link)
-        if not isinstance(found, Infeasible):
-            held_bytes = found.certificate.snapshot_bytes
+        if (found := _least(replace(problem, interval=count), graph)) is not None:
+            held_bytes = _lowered(*found, graph, link).certificate.snapshot_bytes
             return replace(answer, smallest_interval=count, snapshot_bytes_at_that_interval=held_bytes)
     return answer  # as a whole it may be, at some longer interval
 
 
-def _scheduled(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
+def _least(problem: Problem, graph: Graph) -> tuple[Plan, Problem] | None:
     """In parts, or as a whole where that needs less: gradients may be as much as the state that they rebuild."""
-    found = [(plan_streaming(each), each) for each in (over_iterations(problem, graph, problem.interval), problem)]
-    plans = [(plan, each) for plan, each in found if not isinstance(plan, Infeasible)]
-    if not plans:
-        answer = found[-1][0]
-        assert isinstance(answer, Infeasible)
-        return answer
-    plan, planned = min(plans, key=lambda one: one[0].peak_bytes)
+    tried = [(construct_streaming(each), each) for each in (over_iterations(problem, graph, problem.interval), problem)]
+    plans = [(plan, each) for plan, each in tried if plan is not None]
+    return min(plans, key=lambda one: one[0].peak_bytes) if plans else None
+
+
+def _lowered(plan: Plan, planned: Problem, graph: Graph, link: Link) -> Schedule:
     return lower(
         plan,
         planned,

@@ -37,7 +37,7 @@ def plan_streaming(problem: Problem) -> Plan | Infeasible:
 
 def construct_streaming(problem: Problem) -> Plan | None:
     """The plan of least peak, if the link carries the state and the plan keeps to the memory limit."""
-    if not link_carries(TimeGrid.of(problem)):
+    if not _possible(problem):
         return None
     plan = _plan(problem)
     return plan if keeps_limit(problem, plan, as_planned) else None
@@ -58,6 +58,7 @@ def _plan(problem: Problem) -> Plan:
 
 
 def _possible(problem: Problem) -> bool:
+    """Whether the link and the bound leave room for a plan, which costs less to tell than to make one."""
     grid, limit = TimeGrid.of(problem), problem.memory_limit_bytes
     if not link_carries(grid):
         return False
