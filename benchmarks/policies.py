@@ -6,7 +6,7 @@ checkpoints. Lost is what a kill at an iteration's end would lose: iterations th
 not on disk (the machine is lost), the mean over all measured iterations. What does not fit an interval says why, and a
 policy of ours that another one beats somewhere and is beaten by nowhere, beyond what rounds differ by, is named.
 
-    python benchmarks/policies.py [--models small,gpt2] [--intervals 1,4] [--rounds 3] [--iterations 12] [--json FILE]
+    python benchmarks/policies.py [--models small,gpt2] [--intervals 1,4] [--rounds 5] [--iterations 12] [--json FILE]
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="small,gpt2")
     parser.add_argument("--intervals", default="1,4")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5, help="figures of 3 differ by chance in one of ten")
     parser.add_argument("--iterations", type=int, default=12, help="measured in each round, or whole intervals of more")
     parser.add_argument("--persist-every", type=int, default=4, help="iterations, at least")
     parser.add_argument("--json", type=Path)
