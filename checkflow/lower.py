@@ -21,6 +21,7 @@ from checkflow.plan import (
     Transfers,
     on_anchors,
 )
+from checkflow.plan.rebuilt import replay_ns
 from checkflow.plan.streaming.place import Placed, place, snapshots_of
 from checkflow.plan.timeline.fluid import earliest_deadline_first, lower_bound_bytes
 from checkflow.plan.timeline.grid import TimeGrid
@@ -147,6 +148,7 @@ def schedule_of(
                 solver=solver.name,
                 solver_why=solver.why,
                 pause_ns=pause.time_ns if pause else 0,
+                replay_ns=replay_ns(problem, graph),
             ),
             state=_state_rows(graph),
             anchors=tuple(

@@ -104,6 +104,7 @@ class Certificate(_Model):
     solver: str
     solver_why: str
     pause_ns: Count = 0  # training stands still for so long for each checkpoint, with slack taken off
+    replay_ns: Count = 0  # a restore makes updates again for so long
 
 
 class Schedule(_Model):
@@ -167,7 +168,7 @@ def schedule_document(schedule: Schedule) -> dict[str, object]:
     tables = {"state", "anchors", "actions", "unlisted", "gradients"}
     left_out = {name for name in ("policy", "pause") if getattr(schedule, name) == _DEFAULTS[name].default}
     document: dict[str, object] = schedule.model_dump(mode="json", exclude=tables | left_out | {"certificate"})
-    quiet = {"pause_ns"} if not schedule.certificate.pause_ns else set[str]()
+    quiet = {name for name in ("pause_ns", "replay_ns") if not getattr(schedule.certificate, name)}
     document["certificate"] = schedule.certificate.model_dump(mode="json", exclude=quiet)
     for name, rows in (
         ("state", schedule.state),

@@ -403,7 +403,11 @@ MUTANTS: dict[str, list[Mutant]] = {
     "policies.synchronous:schedule": [Mutant("synchronous", gives(action(0, offload=(0, 3))))],
     "compiler:_ruled": in_all(gives(certified("pause_ns", by(1))), *_RULES),
     "policies.gockpt:schedule": [Mutant("parts", gives(action(0, back=1)))],
-    "policies.gockpt:_scheduled": [Mutant("parts", gives(certified("peak_bytes", by(-KIB))))],
+    "policies.gockpt:_least": [
+        Mutant("parts", gives(lambda found: (field("transfers", all_but_last)(found[0]), found[1]))),
+    ],
+    "policies.gockpt:_lowered": [Mutant("parts", gives(certified("peak_bytes", by(-KIB))))],
+    "plan.rebuilt:replay_ns": [Mutant("parts", gives(by(1)))],
     "plan.rebuilt:rebuilt_in": [
         Mutant("parts", gives(each(final=by(-2)))),
         Mutant("parts", gives(each(state=all_but_last))),

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 from checkflow.graph import AnchorKind, Graph, Role
 from checkflow.plan.problem import Problem, StateTensor
@@ -52,6 +53,24 @@ def over_iterations(problem: Problem, graph: Graph, count: int) -> Problem:
         for earlier in range(backs)
     ]  # fmt: skip
     return replace(problem, state=(*state, *gradients), interval=count)
+
+
+def replay_ns(problem: Problem, graph: Graph) -> int:
+    """What a restore takes to make updates again, at the graph's times (docs/model.md)."""
+    back_of = {found.tensor: found.back for found in problem.state if found.role is not Role.GRADIENT}
+    begins = [a.position for a in graph.anchors if a.kind is AnchorKind.OPTIMIZER_PRE]
+    total_ns = 0
+    for begin, end in pairwise((*begins, graph.steps)):
+        written = [
+            index
+            for index in graph.written_state
+            if begin < graph.writes[index][0] <= end and graph.tensors[index].role in (Role.PARAMETER, Role.OPTIMIZER)
+        ]
+        size_bytes = sum(graph.tensors[index].size_bytes for index in written)
+        again_bytes = sum(graph.tensors[index].size_bytes * back_of.get(index, 0) for index in written)
+        if again_bytes:
+            total_ns += sum(op.time_ns for op in graph.ops[begin:end]) * again_bytes // size_bytes
+    return total_ns
 
 
 def _parts(units: Sequence[Rebuilt], state_bytes: int, count: int) -> list[int]:

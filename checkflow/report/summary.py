@@ -28,6 +28,7 @@ def of_compiled(compiled: Compiled, trace_s: float, path: str) -> Figures:
         "proven_by": plan.proven_by.value if plan else ProvenBy.BOUND.value,
         "policy": compiled.schedule.policy,
         "pause_ns": certificate.pause_ns,
+        "replay_ns": certificate.replay_ns,
         "memory_limit_bytes": compiled.problem.memory_limit_bytes,
         "checkfreq_peak_bytes": checkfreq.at_best(compiled.problem).peak_bytes,
         "formulation": compiled.schedule.formulation,

@@ -31,6 +31,7 @@ class Costs:
     replace_ns: int = 0  # of a lost machine, likewise
     link_bytes: int = 0  # of each base
     disk_bytes: int = 0
+    remake_ns: int = 0  # of each restore, from either: updates that a checkpoint in parts needs made again
     base_every: int = 1  # checkpoints
     replay_ns: int = 0  # of each delta since the base
     delta_stall_ns: int = 0
@@ -82,7 +83,12 @@ def costs_of(
         restart_ns=restart_ns,
         replace_ns=replace_ns,
     )
-    return replace(made, staged_after_ns=_staged_after_ns(schedule), link_bytes=moved_bytes)
+    return replace(
+        made,
+        staged_after_ns=_staged_after_ns(schedule),
+        link_bytes=moved_bytes,
+        remake_ns=schedule.certificate.replay_ns,
+    )
 
 
 def costs_at(

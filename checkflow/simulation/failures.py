@@ -90,7 +90,8 @@ class _Training:
         else:
             self._die_again(now_ns, loss)
         down_ns = self._costs.replace_ns if loss is Loss.MACHINE else self._costs.restart_ns
-        replay_ns = self._restored % self._costs.base_every * self._costs.replay_ns
+        deltas = self._restored % self._costs.base_every
+        replay_ns = deltas * self._costs.replay_ns + (self._costs.remake_ns if self._restored else 0)
         self._down_at_ns = now_ns
         self._restart_end_ns = max(now_ns + down_ns, self._saved_at_ns)
         self._restore_end_ns = self._restart_end_ns + self._restore_ns

@@ -59,6 +59,26 @@ def with_gradients(schedule: Schedule, graph: Graph, state: Sequence[Saved]) -> 
     return tuple(found)
 
 
+def replay_ns(schedule: Schedule, graph: Graph) -> int:
+    """How long a restore makes updates again: of each update's time the share of its bytes that is made again,
+    as often as it is."""
+    gradients = {row.id for row in schedule.gradients}
+    backs = {row.tensor: row.back for row in schedule.actions if row.tensor not in gradients}
+    begins = [anchor.position for anchor in graph.anchors if anchor.kind.value == "optimizer_pre"]
+    spent_ns, bytes_of, again_of = [0] * (len(begins) + 1), [0] * (len(begins) + 1), [0] * (len(begins) + 1)
+    seen: set[int] = set()
+    for step, op in enumerate(graph.ops, start=1):
+        update = sum(begin < step for begin in begins)  # 0: none has begun
+        spent_ns[update] += op.time_ns
+        for index in set(op.writes) - seen:
+            seen.add(index)
+            if graph.tensors[index].role.value in ("parameter", "optimizer"):
+                bytes_of[update] += graph.tensors[index].size_bytes
+                again_of[update] += graph.tensors[index].size_bytes * backs.get(index, 0)
+    made = zip(spent_ns[1:], again_of[1:], bytes_of[1:], strict=True)
+    return sum(time_ns * again // size for time_ns, again, size in made if again)
+
+
 def _check_together(graph: Graph, state: Sequence[Saved], backs: Mapping[int, set[int]]) -> None:
     """A parameter and what its optimizer keeps of it are of one iteration: an update takes both as they are."""
     first: dict[str, tuple[str, set[int]]] = {}

@@ -12,7 +12,7 @@ from checkflow.verify.bound import fluid_bound, ideal_bound
 from checkflow.verify.executed import executed
 from checkflow.verify.failure import fail
 from checkflow.verify.memory import peak_of
-from checkflow.verify.rebuilt import with_gradients
+from checkflow.verify.rebuilt import replay_ns, with_gradients
 from checkflow.verify.rows import Part
 from checkflow.verify.terms import Terms, is_state, terms_of_schedule
 
@@ -27,6 +27,7 @@ class VerifiedSchedule:
     ideal_peak_bytes: int  # the bound with an anchor between any two operators
     snapshot_bytes: int
     pause_ns: int  # for each checkpoint
+    replay_ns: int  # of a restore
 
 
 def verify(schedule: Schedule, graph: Graph) -> VerifiedSchedule:
@@ -49,6 +50,7 @@ def verify(schedule: Schedule, graph: Graph) -> VerifiedSchedule:
         ideal_peak_bytes=terms.training_peak_bytes if pauses else ideal_bound(terms),
         snapshot_bytes=sum(hold.size_bytes for hold in holds),
         pause_ns=pause_ns,
+        replay_ns=replay_ns(schedule, graph),
     )
     claims, above = schedule.certificate, verified.peak_bytes - verified.lower_bound_bytes
     for field, claimed, found in (
@@ -59,6 +61,7 @@ def verify(schedule: Schedule, graph: Graph) -> VerifiedSchedule:
         ("gap", claims.gap, above / verified.lower_bound_bytes if above else 0.0),
         ("snapshot_bytes", claims.snapshot_bytes, verified.snapshot_bytes),
         ("pause_ns", claims.pause_ns, verified.pause_ns),
+        ("replay_ns", claims.replay_ns, verified.replay_ns),
     ):
         if claimed is not None and claimed != found:  # version 1 did not say
             fail(f"certificate.{field}: {claimed} is claimed, {found} is found")

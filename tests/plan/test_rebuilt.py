@@ -7,6 +7,7 @@ value, the history of what made it; a restore makes updates of what was read, an
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from drawn import NS, updates
@@ -167,6 +168,28 @@ def cases(draw: st.DrawFn) -> tuple[Graph, Schedule]:
     if isinstance(answer, Infeasible):
         reject()
     return graph, answer
+
+
+@given(cases())
+def test_its_replay_is_the_updates_made_again(case: tuple[Graph, Schedule]) -> None:
+    """Counted iteration by iteration: of each update, the share by size of what is older than that."""
+    graph, schedule = case
+    state = {row.id for row in schedule.state}
+    backs = {row.tensor: row.back for row in schedule.actions if row.tensor in state}
+    begins = [a.position for a in graph.anchors if a.kind.value == "optimizer_pre"]
+    expected = 0
+    for begin, end in zip(begins, [*begins[1:], len(graph.ops)], strict=True):
+        first = {index: steps[0] for index, steps in graph.writes.items()}
+        sizes = {
+            index: graph.tensors[index].size_bytes
+            for index in backs
+            if begin < first[index] <= end and graph.tensors[index].role is not Role.BUFFER
+        }
+        time_ns = sum(op.time_ns for op in graph.ops[begin:end])
+        older = [sum(size for index, size in sizes.items() if backs[index] > n) for n in range(schedule.interval)]
+        expected += int(sum(Fraction(time_ns * size, sum(sizes.values())) for size in older if size))
+    event(f"replay: {expected > 0}")
+    assert schedule.certificate.replay_ns == expected
 
 
 @given(cases())

@@ -35,7 +35,7 @@ def costs(draw: st.DrawFn) -> Costs:
         persist_gap_ns=draw(few) if base_every == 1 else 0, restore_memory_ns=draw(few), restore_disk_ns=draw(few),
         restart_ns=draw(few), replace_ns=draw(few), link_bytes=7, disk_bytes=11, base_every=base_every,
         replay_ns=draw(few), delta_stall_ns=draw(few), delta_write_ns=min(write, draw(few)), delta_link_bytes=3,
-        delta_disk_bytes=5,
+        delta_disk_bytes=5, remake_ns=draw(few),
     )  # fmt: skip
 
 
@@ -95,6 +95,15 @@ def test_each_nanosecond_is_counted_once(costs: Costs, drawn: list[tuple[int, Lo
     assert spent.replay_ns >= 0 and min(outcome.redone.values()) >= 0
     assert outcome.iterations == spent.useful_ns // costs.iteration_ns
     assert sum(outcome.failures.values()) == sum(at < span for at, _ in drawn)
+
+
+def test_parts_are_made_again_at_each_restore() -> None:
+    """From memory and from disk; not where nothing is restored."""
+    costs = Costs("parts", 10, 2, remake_ns=7, base_every=1)
+    assert run(costs, [Incident(5, Loss.TRAINER)], 100).spent.replay_ns == 0
+    killed, lost = Incident(45, Loss.TRAINER), Incident(75, Loss.MACHINE)
+    assert run(costs, [killed], 100).spent.replay_ns == 7
+    assert run(costs, [killed, lost], 200).spent.replay_ns == 14
 
 
 def runs(costs: Costs, mtbf_s: float, failures: int, machines: float = 1.0, seeds: int = 30) -> list[Trial]:
