@@ -51,7 +51,7 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
         gradients = f"{format_bytes(moved_bytes - problem.state_bytes)} of gradients go along"
         held = f", {format_bytes(held_bytes)} of them held a while" if held_bytes else ""
         rows.insert(4, ("parts", f"{parts}, each as it is in another iteration; {gradients} to rebuild them{held}"))
-        rows.insert(5, ("restore", f"makes updates again for {format_ns(certificate.replay_ns)}, beside reading"))
+        rows.insert(5, ("restore", f"reads, then makes updates again for {format_ns(certificate.replay_ns)}"))
     if schedule.policy != CHECKFLOW:
         rows.insert(-1, ("policy", schedule.policy))
         rows.insert(-1, ("pause", f"{format_ns(certificate.pause_ns)} for each checkpoint"))

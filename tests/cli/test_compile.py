@@ -16,6 +16,7 @@ from checkflow.cli import run
 from checkflow.errors import EXIT_DONE, EXIT_NO
 from checkflow.hardware import measure
 from checkflow.schedule import read_schedule
+from checkflow.units import format_ns
 
 FEASIBLE = {
     "feasible", "model", "device", "bandwidth_bytes_per_s", "interval", "steps", "state_tensors", "state_bytes",
@@ -266,3 +267,13 @@ def test_a_plan_without_room_says_what_leaves_some(capfd: pytest.CaptureFixture[
     assert said in capfd.readouterr().out
     assert run([*command, "--slack", "0.02"]) == EXIT_DONE
     assert "cut to end" not in capfd.readouterr().out
+
+
+def test_the_report_says_what_a_restore_of_parts_takes(capfd: pytest.CaptureFixture[str]) -> None:
+    """An AdamW that gradients rebuild over four iterations."""
+    command = ["compile", "bert", "--batch-size", "1", "--set", "optimizer=adamw_foreach", "--policy", "gockpt"]
+    assert run([*command, "--interval", "4", "--bandwidth", "40GB/s", "-o", "parts.json"]) == EXIT_DONE
+    said = capfd.readouterr().out
+    replay_ns = read_schedule(Path("parts.json")).certificate.replay_ns
+    assert replay_ns > 0
+    assert f"reads, then makes updates again for {format_ns(replay_ns)}" in said
