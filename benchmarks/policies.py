@@ -37,7 +37,7 @@ from checkflow.schedule import Schedule
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.trace import trace_training
 
-OURS = ("checkflow", "gockpt")
+OURS = ("checkflow", "gockpt", "rolling")
 
 
 @dataclass(frozen=True, slots=True)

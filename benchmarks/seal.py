@@ -38,7 +38,7 @@ def main() -> None:
     size = parse_bytes(options.size, "--size")
     shared.LARGE_BYTES = min(shared.LARGE_BYTES, size)  # to see what smaller ones would cost
     layout = Layout.of((FileSpec("model.safetensors", (TensorSpec("w", "U8", (size,)),)),))
-    memory = SharedMemory.create(layout, slots=3, record_room_bytes=2**17, config=b"{}")
+    memory = SharedMemory.create([layout], slots=3, record_room_bytes=2**17, config=b"{}")
     while memory.pages.wait_for_more():
         pass
     torch.set_num_threads(1)

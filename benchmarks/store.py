@@ -235,7 +235,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.directory, prefix="store-benchmark-") as name:
         folder = Path(name)
         handle = StoreHandle.open(
-            folder / "checkflow", layout, slots=2, persist_every=PersistEvery(iterations=10**9), retention=Retention(1)
+            folder / "checkflow",
+            [layout],
+            slots=2,
+            persist_every=PersistEvery(iterations=10**9),
+            retention=Retention(1),
         )
         with handle:
             persisted = run_persist(handle, layout, folder, options.rounds)

@@ -138,7 +138,26 @@ class Schedule(_Model):
     unlisted: tuple[UnlistedRow, ...] = ()
     policy: Annotated[str, StringConstraints(pattern="^[a-z][a-z0-9_]*$")] = "checkflow"
     pause: Place | None = None  # where training stands still until all of the checkpoint has arrived
+    lanes: Positive = 1  # iterations of which each checkpoint has a part; after so many the actions begin anew
     gradients: tuple[GradientRow, ...] = ()  # that rebuild state which is saved as it was some iterations before
+
+    @property
+    def period(self) -> int:
+        """Iterations after which the actions begin anew."""
+        return self.interval * self.lanes
+
+    def lane_of(self, back: int) -> int:
+        """The lane of the iteration so many before one of lane 0. Iteration i is of lane i modulo their number."""
+        return -back % self.lanes
+
+    def rebuilt(self) -> dict[int, int]:
+        """Where there are lanes: of written state that gradients rebuild, the one that has it. All else each has."""
+        gradients = {row.id for row in self.gradients}
+        backs: dict[int, set[int]] = {}
+        for row in self.actions if self.lanes > 1 else ():
+            if row.tensor not in gradients:
+                backs.setdefault(row.tensor, set()).add(row.back)
+        return {tensor: self.lane_of(min(its)) for tensor, its in backs.items() if len(its) == 1}
 
     def names(self) -> dict[int, str]:
         """For a person, by the ids that actions have: state by its first name, gradients by their parameter's."""
@@ -166,7 +185,7 @@ def schedule_document(schedule: Schedule) -> dict[str, object]:
     So does the whole, of what came with the policies: what has no pause has the digest that it had before them.
     """
     tables = {"state", "anchors", "actions", "unlisted", "gradients"}
-    left_out = {name for name in ("policy", "pause") if getattr(schedule, name) == _DEFAULTS[name].default}
+    left_out = {name for name in ("policy", "pause", "lanes") if getattr(schedule, name) == _DEFAULTS[name].default}
     document: dict[str, object] = schedule.model_dump(mode="json", exclude=tables | left_out | {"certificate"})
     quiet = {name for name in ("pause_ns", "replay_ns") if not getattr(schedule.certificate, name)}
     document["certificate"] = schedule.certificate.model_dump(mode="json", exclude=quiet)
@@ -280,8 +299,8 @@ def _dangling(schedule: Schedule) -> Iterator[str]:
     for number, action in enumerate(schedule.actions):
         if action.tensor not in size_of:
             yield f"field actions.{number}.tensor: {action.tensor} is not the id of written state or a gradient"
-        elif action.back >= schedule.interval:
-            yield f"field actions.{number}.back: {action.back} is not below the interval, {schedule.interval}"
+        elif action.back >= schedule.period:
+            yield f"field actions.{number}.back: {action.back} is not one of the {schedule.period} iterations of a plan"
         elif action.offset + action.bytes > size_of[action.tensor]:
             yield f"field actions.{number}: ends at byte {action.offset + action.bytes} of {size_of[action.tensor]}"
         if (action.snapshot is None) != (action.release is None):
@@ -289,8 +308,10 @@ def _dangling(schedule: Schedule) -> Iterator[str]:
         for place in (action.snapshot, action.offload, action.release):
             if place is not None and place[1] > len(positions):
                 yield f"field actions.{number}: anchor {place[1]} is not one of the {len(positions)}"
-            if place is not None and place[0] <= -schedule.interval:
+            if place is not None and place[0] <= -schedule.period:
                 yield f"field actions.{number}: iteration {place[0]} is before those of a checkpoint"
+    if schedule.lanes > 1 and (schedule.interval > 1 or schedule.pause is not None):
+        yield f"field lanes: {schedule.lanes} go with an interval of 1 and no pause"
     if schedule.pause is not None and schedule.pause[1] > len(positions):
         yield f"field pause: anchor {schedule.pause[1]} is not one of the {len(positions)}"
 

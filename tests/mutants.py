@@ -146,6 +146,7 @@ SETTINGS = {
     ),
     "checkfreq_cpu": Setting(LATE, _options(2_600_000_000, 1, *_DIRECT, policy="checkfreq_cpu")),
     "parts": Setting(_parts(), _options(3_000_000_000, 3, *_DIRECT, policy="gockpt")),
+    "lanes": Setting(_parts(), _options(5_000_000_000, 1, *_DIRECT, policy="rolling")),
     "synchronous": Setting(LATE, _options(2_600_000_000, 1, *_DIRECT, policy="synchronous")),
 }
 _RULES = ("checkfreq", "checkfreq_cpu", "synchronous")
@@ -407,6 +408,15 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("parts", gives(lambda found: (field("transfers", all_but_last)(found[0]), found[1]))),
     ],
     "policies.gockpt:_lowered": [Mutant("parts", gives(certified("peak_bytes", by(-KIB))))],
+    "policies.rolling:schedule": [Mutant("lanes", gives(action(0, back=0)))],
+    "policies.rolling:_in_lanes": [
+        Mutant("lanes", gives(lambda found: [(field("transfers", all_but_last)(p), of) for p, of in found])),
+    ],
+    "plan.rebuilt:in_lanes": [
+        Mutant("lanes", gives(lambda found: found and field("state", all_but_last)(found))),
+    ],
+    "plan.rebuilt:_gradient": [Mutant("parts", gives(field("size_bytes", by(-KIB))))],
+    "plan.rebuilt:_replay_ns": [Mutant("parts", gives(by(1)))],
     "plan.rebuilt:replay_ns": [Mutant("parts", gives(by(1)))],
     "plan.rebuilt:rebuilt_in": [
         Mutant("parts", gives(each(final=by(-2)))),

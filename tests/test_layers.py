@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "wrapped": {"torch_internals"},
     "strictjson": set(),
     "dtypes": set(),
+    "lanes": set(),
     "safetensorsfile": {"strictjson", "dtypes"},
     "units": {"errors"},
     "unlisted": {"units"},
@@ -57,11 +58,11 @@ ALLOWED: dict[str, set[str]] = {
     "frontend": {"errors", "units", "graph", "plan", "schedule", "compiler", "timedgraph"},
     "store": {
         "background", "errors", "events", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile",
-        "jsonfile",
+        "jsonfile", "lanes",
     },
     "state": {
         "about", "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra", "wrapped",
-        "torch_internals",
+        "torch_internals", "lanes",
     },
     "runtime": {
         "errors", "events", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals",
@@ -74,7 +75,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "checkpointing": {
         "about", "collector", "data", "errors", "events", "interrupts", "text", "dtypes", "units", "unlisted",
-        "training", "extra", "state", "schedule", "runtime", "store", "torch_internals", "learning",
+        "training", "extra", "state", "schedule", "runtime", "store", "torch_internals", "learning", "lanes",
     },
     "integrations": {"checkpointing", "data", "errors", "state", "store"},
     "examples": {"__init__", "integrations"},

@@ -125,7 +125,7 @@ MALFORMED: dict[str, tuple[str, str]] = {
         with_row("actions", 0, offload=[-9, 1]),
         r"field actions\.0: iteration -9 is before those of a checkpoint",
     ),
-    "value of an earlier checkpoint": (with_row("actions", 0, back=9), r"field actions\.0\.back: 9 is not below"),
+    "value of an earlier checkpoint": (with_row("actions", 0, back=9), r"field actions\.0\.back: 9 is not one of"),
     "gradient that is state": (
         edited(gradients=[{"id": 0, "bytes": 1, "parameter": {"name": "p", "dtype": "uint8", "shape": [1]}}]),
         "field gradients: has the id of state",

@@ -82,7 +82,7 @@ class Adapting:
             return False
         self._sizes = sizes
         fitting = self._provisional()
-        if fitting.layout.files == self._engine.handle.layout.files:
+        if fitting.fits(self._engine.handle.layouts):
             return False
         self._learner.anew("its state has other tensors")
         self._engine.change_over(fitting)

@@ -156,16 +156,8 @@ def attach(
         schedule = read_schedule(Path(schedule))
     if interval is not None and interval < 1:
         raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
-    if schedule is not None and interval not in (None, schedule.interval) and _pauses_between(schedule):
-        raise InputError(
-            f"interval: {interval} is not the {schedule.interval} that the schedule was compiled for, after which it "
-            f"pauses until a checkpoint has arrived; compile it with --interval {interval}"
-        )
-    if schedule is not None and interval is not None and interval <= max((a.back for a in schedule.actions), default=0):
-        raise InputError(
-            f"interval: {interval} is less than the {schedule.interval} iterations that a checkpoint of this schedule "
-            f"is taken in; compile it with --interval {interval}"
-        )
+    if schedule is not None:
+        _check_takes(schedule, interval, slots)
     if when_full not in ("skip", "wait"):
         raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
     if on_event is not None and not callable(on_event):
@@ -191,7 +183,7 @@ def attach(
     def open_store(fitting: Fitting, *, after: StoreHandle | None = None) -> StoreHandle:
         return StoreHandle.open(
             Path(store),
-            fitting.layout,
+            fitting.layouts,
             after=after,
             slots=slots,
             when_full=when_full,
@@ -238,10 +230,35 @@ def attach(
             undo.push(checkpointer.__exit__)
         if start_over:
             _keep_earlier(handle.path, warn, tell)
-        size_bytes = planned.layout.size_bytes if planned else None
+        size_bytes = sum(layout.size_bytes for layout in planned.layouts) if planned else None
         tell(f"{store}: {_plan(engine.interval, size_bytes, slots, persist_every)}")
         undo.pop_all()
     return checkpointer
+
+
+def _check_takes(schedule: Schedule, interval: int | None, slots: int) -> None:
+    """Raises InputError for what a schedule cannot be followed with."""
+    if schedule.lanes > 1 and slots == 1:
+        raise InputError(
+            "slots: 1 has no room for the next checkpoint beside the newest, which this schedule needs; use 2 or 3"
+        )
+    if interval is None or interval == schedule.interval:
+        return
+    if schedule.lanes > 1:
+        raise InputError(
+            f"interval: {interval}, but this schedule has a checkpoint each iteration, a part of it in each of "
+            f"{schedule.lanes}; leave it out, or compile with --interval {interval}"
+        )
+    if _pauses_between(schedule):
+        raise InputError(
+            f"interval: {interval} is not the {schedule.interval} that the schedule was compiled for, after which it "
+            f"pauses until a checkpoint has arrived; compile it with --interval {interval}"
+        )
+    if interval <= max((a.back for a in schedule.actions), default=0):
+        raise InputError(
+            f"interval: {interval} is less than the {schedule.interval} iterations that a checkpoint of this schedule "
+            f"is taken in; compile it with --interval {interval}"
+        )
 
 
 def _pauses_between(schedule: Schedule) -> bool:

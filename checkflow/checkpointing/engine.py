@@ -7,15 +7,16 @@ state has other sizes than the slots, all that is staged is durable before they 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from checkflow.checkpointing.files import in_slot, saved_in, without_bytes
+from checkflow.checkpointing.files import in_slot, saved_in, targets_in, without_bytes
 from checkflow.checkpointing.fitting import Fitting
 from checkflow.checkpointing.sink import StoreSink
 from checkflow.errors import CheckflowError, InputError
 from checkflow.interrupts import held_back
+from checkflow.lanes import lane_file
 from checkflow.runtime.counters import Counters
 from checkflow.runtime.cuda import CudaDevice
 from checkflow.runtime.device import Device
@@ -26,12 +27,14 @@ from checkflow.runtime.in_flight import InFlight
 from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.parts import Parts
 from checkflow.runtime.pipeline import Record
+from checkflow.runtime.rolling import Rolling
 from checkflow.runtime.settings import Settings
 from checkflow.state.holders import optimizers_of
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.host.record import ReplayRecord
 from checkflow.state.live import parameter_names
 from checkflow.state.restore import check_restorable
+from checkflow.state.restore.lanes import gathered
 from checkflow.state.restore.replay import match_replay
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.training import Training
@@ -92,7 +95,7 @@ class Engine:
             self._take_hooks_off()
             before = self.executor
             before.retire()
-            if fitting.layout.files != self.handle.layout.files:
+            if not fitting.fits(self.handle.layouts):
                 self._device.close()
                 self.handle = self._open_store(fitting, after=self.handle)
                 self._device = self._device_of(self.handle)
@@ -141,20 +144,25 @@ class Engine:
             tell=self._notify,
             inside=self.inside,
             note=self.events.append,
-            parting=lambda bound, pipeline: Parts(
+            parting=lambda bound, pipeline: (Rolling if fitting.schedule.lanes > 1 else Parts)(
                 fitting.schedule, self._training, bound, pipeline, fitting.host, self._prove, self._notify
             ),
         )
 
-    def _prove(self, checkpoint: InFlight) -> str:
+    def _prove(self, replay: str, filled: Mapping[int, InFlight], backs: Sequence[int]) -> str:
         """Makes a checkpoint's updates again beside the training that they are of."""
-        assert checkpoint.updates is not None
         names = parameter_names(self._training)
-        files = in_slot(self.fitting.binding.targets.values(), checkpoint.slot.view)
+        binding = self.executor.bound.binding
+        files = {
+            (lane_file(lane, name) if backs else name): file
+            for lane, checkpoint in filled.items()
+            for name, file in in_slot(targets_in(binding, lane), checkpoint.slot.view).items()
+        }
+        files = gathered(backs, files) if backs else files
         try:
-            record = ReplayRecord.model_validate_json(checkpoint.updates.text())
-            replay = match_replay(record, files, optimizers_of(self._training), names)
-            other = replay.differs(lambda parameter: saved_in(files, names[id(parameter)]))
+            record = ReplayRecord.model_validate_json(replay)
+            again = match_replay(record, files, optimizers_of(self._training), names)
+            other = again.differs(lambda parameter: saved_in(files, names[id(parameter)]))
         except CheckflowError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 (of the optimizer's own code)
@@ -173,7 +181,7 @@ class Engine:
     def _checked(self, record: bytes) -> bytes:
         """The first record of its kind. Raises InputError where no restore would take it."""
         try:
-            check_restorable(without_bytes(self.handle.layout), record, self._training, self._objects)
+            check_restorable(without_bytes(self.handle.layouts), record, self._training, self._objects)
         except CheckflowError as error:
             raise InputError(f"{self._store}: no restore would take this training's checkpoints: {error}") from None
         return record

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
 from checkflow.dtypes import CODES
+from checkflow.lanes import lane_file
 from checkflow.runtime.binding import Binding, Target
 from checkflow.state import refused
 from checkflow.state.names import StateName, file_of
 from checkflow.state.restore.files import DTYPES, FileTensor, TensorFile
+from checkflow.state.restore.lanes import gathered
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 
 
-def layout_of(binding: Binding) -> Layout:
-    """The files of a training's checkpoint: one for each model and each optimizer that has tensors."""
+def layouts_of(binding: Binding, lanes: int) -> tuple[Layout, ...]:
+    """The files of a training's checkpoint: one for each model and each optimizer that has tensors; of each lane."""
+    return tuple(_layout_of(binding, lane) for lane in range(lanes))
+
+
+def _layout_of(binding: Binding, lane: int) -> Layout:
     tensors: dict[str, list[TensorSpec]] = {}
     aliases: dict[str, list[tuple[str, str]]] = {}
-    for target in binding.targets.values():
+    for target in targets_in(binding, lane):
         file, name = file_and_tensor(target.name)
         tensors.setdefault(file, [])
         if target.alias_of is not None:
@@ -28,14 +34,27 @@ def layout_of(binding: Binding) -> Layout:
     return Layout.of(tuple(FileSpec(f, tuple(found), tuple(aliases.get(f, ()))) for f, found in tensors.items()))
 
 
+def targets_in(binding: Binding, lane: int) -> list[Target]:
+    """What slots of a lane have."""
+    return [target for name, target in binding.targets.items() if binding.lanes.get(name, lane) == lane]
+
+
 def _spec(name: str, target: Target) -> TensorSpec:
     refused.check_dtype(target.name, target.dtype)
     logical = target.order == tuple(range(len(target.shape)))
     return TensorSpec(name, CODES[target.dtype], target.shape, None if logical else target.order)
 
 
-def without_bytes(layout: Layout) -> dict[str, TensorFile]:
-    """The files as they will be written, to be matched with a training."""
+def without_bytes(layouts: Sequence[Layout]) -> dict[str, TensorFile]:
+    """The files as they will be read, to be matched with a training."""
+    if len(layouts) > 1:
+        named = {
+            lane_file(lane, name): file
+            for lane, layout in enumerate(layouts)
+            for name, file in without_bytes([layout]).items()
+        }
+        return gathered(range(len(layouts)), named)
+    (layout,) = layouts
     return {
         file.name: TensorFile(
             {one.name: FileTensor(DTYPES[one.dtype], one.shape, memoryview(b"")) for one in file.tensors},

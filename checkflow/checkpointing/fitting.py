@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from checkflow.checkpointing.files import layout_of
+from checkflow.checkpointing.files import layouts_of
 from checkflow.runtime.binding import Binding, add_gradient_rooms, add_rooms
 from checkflow.runtime.matching import bind
 from checkflow.schedule import Schedule
@@ -23,8 +24,12 @@ class Fitting:
 
     schedule: Schedule
     binding: Binding
-    layout: Layout
+    layouts: tuple[Layout, ...]  # of the slots of each lane
     host: HostState
+
+    def fits(self, layouts: Sequence[Layout]) -> bool:
+        """Whether slots of these layouts will do."""
+        return [layout.files for layout in self.layouts] == [layout.files for layout in layouts]
 
 
 def fit(schedule: Schedule, training: Training, objects: HostObjects) -> Fitting:
@@ -44,6 +49,6 @@ def fit(schedule: Schedule, training: Training, objects: HostObjects) -> Fitting
             if target.name.holder in objects.objects
         },
     )
-    layout = layout_of(binding)
+    layouts = layouts_of(binding, schedule.lanes)
     check_capturable(host)
-    return Fitting(schedule, binding, layout, host)
+    return Fitting(schedule, binding, layouts, host)

@@ -39,17 +39,17 @@ class StoreSink:
         self._inside = inside
         self._next_poll_s = 0.0  # time.monotonic
 
-    def try_acquire(self) -> _StoreSlot | None:
-        slot = self._handle.try_acquire()
+    def try_acquire(self, lane: int = 0) -> _StoreSlot | None:
+        slot = self._handle.try_acquire(lane)
         return None if slot is None else _StoreSlot(slot)
 
-    def acquire(self) -> _StoreSlot | None:
-        slot = self._handle.acquire()
+    def acquire(self, lane: int = 0) -> _StoreSlot | None:
+        slot = self._handle.acquire(lane)
         return None if slot is None else _StoreSlot(slot)
 
-    def stage(self, slot: NamedSlot, iteration: int, record: bytes) -> None:
+    def stage(self, slot: NamedSlot, iteration: int, record: bytes, *, whole: bool = True) -> None:
         assert isinstance(slot, _StoreSlot)
-        self._handle.stage(slot.slot, iteration, record)
+        self._handle.stage(slot.slot, iteration, record, whole=whole)
 
     def abandon(self, slot: NamedSlot) -> None:
         assert isinstance(slot, _StoreSlot)

@@ -19,6 +19,7 @@ from checkflow.errors import EXIT_DONE, InputError, StoreError
 from checkflow.store.format.manifest import RECORD
 from checkflow.store.format.reader import Loaded, load_newest
 from checkflow.store.format.tensor_file import contents_of
+from checkflow.store.format.together import without_lanes
 
 if TYPE_CHECKING:
     import torch
@@ -50,16 +51,17 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
         for skipped in newest.skipped:
             _console.tell(f"checkflow: skipped {skipped}")
         _check_whole(store, newest.loaded)
+        loaded = without_lanes(newest.loaded)
         progress(f"writing {output}")
         partial = output.with_name(f".{output.name}.partial")
         try:
-            _WRITERS[target](newest.loaded, partial)
+            _WRITERS[target](loaded, partial)
             partial.rename(output)
         except (OSError, RuntimeError) as error:  # torch's own writers raise RuntimeError for a full disk
             raise InputError(f"--output {output}: cannot be written ({error}); choose another") from None
         finally:
             _discard(partial)
-    checkpoint = newest.loaded.checkpoint
+    checkpoint = loaded.checkpoint
     if as_json:
         figures = {"checkpoint": checkpoint.path.name, "iteration": checkpoint.iteration, "output": str(output)}
         click.echo(json.dumps(figures))

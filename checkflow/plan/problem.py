@@ -42,7 +42,8 @@ class Problem:
     resident_bytes: tuple[int, ...]  # of training alone, at steps 1..T
     state: tuple[StateTensor, ...]
     bandwidth_bytes_per_s: int
-    interval: int = 1  # iterations from one checkpoint to the next, k
+    interval: int = 1  # iterations after which the plan begins anew, k: from one checkpoint to the next
+    lanes: int = 1  # k too, where each of them ends with a checkpoint that has a part of the others; else 1
     chunk_bytes: int | None = None  # largest chunk; None: as large as the formulation likes
     granule_bytes: int = 512  # splits fall on multiples of this (CUDA's allocator rounds to it)
     memory_limit_bytes: int | None = None  # M

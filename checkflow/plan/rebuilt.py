@@ -8,7 +8,7 @@ along. All else that the iteration writes (buffers, averages) is of the checkpoi
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -45,19 +45,56 @@ def over_iterations(problem: Problem, graph: Graph, count: int) -> Problem:
     of_state = {index: backs for unit, backs in zip(units, back, strict=True) for index in unit.state}
     state = [replace(tensor, back=of_state.get(tensor.tensor, 0)) for tensor in problem.state]
     gradients = [
-        StateTensor(
-            unit.gradient, f"gradient of {graph.tensors[unit.state[0]].name}", unit.gradient_bytes, unit.gone,
-            unit.final, Role.GRADIENT, earlier,
-        )
-        for unit, backs in zip(units, back, strict=True)
-        for earlier in range(backs)
-    ]  # fmt: skip
+        _gradient(unit, graph, earlier) for unit, backs in zip(units, back, strict=True) for earlier in range(backs)
+    ]
     return replace(problem, state=(*state, *gradients), interval=count)
 
 
+def in_lanes(problem: Problem, graph: Graph, count: int) -> Problem | None:
+    """The problem of a checkpoint each iteration, of which each of `count` iterations carries a part in turn.
+
+    In each of them a part of what gradients rebuild leaves, the gradients of the other parts, and all that none
+    rebuilds. The parts are such that each iteration has as many bytes to carry. None where no gradient rebuilds any.
+    """
+    units = rebuilt_in(graph)
+    if not units or count < 2:
+        return None
+    part_of: dict[int, int] = {}  # by unit
+    load = [0] * count
+    saved = [unit.state_bytes - unit.gradient_bytes for unit in units]  # by a part that has no gradient of its own
+    for index in sorted(range(len(units)), key=lambda index: (-saved[index], index)):
+        part_of[index] = min(range(count), key=lambda part: (load[part], part))
+        load[part_of[index]] += saved[index]
+    of_state = {tensor: part_of[index] for index, unit in enumerate(units) for tensor in unit.state}
+    state = [
+        replace(tensor, back=back)
+        for tensor in problem.state
+        for back in ([of_state[tensor.tensor]] if tensor.tensor in of_state else range(count))
+    ]
+    gradients = [
+        _gradient(unit, graph, back)
+        for index, unit in enumerate(units)
+        for back in range(count)
+        if back != part_of[index]
+    ]
+    return replace(problem, state=(*state, *gradients), interval=count, lanes=count)
+
+
 def replay_ns(problem: Problem, graph: Graph) -> int:
-    """What a restore takes to make updates again, at the graph's times (docs/model.md)."""
-    back_of = {found.tensor: found.back for found in problem.state if found.role is not Role.GRADIENT}
+    """What a restore takes to make updates again, at the graph's times (docs/model.md).
+
+    Where checkpoints have lanes, of the one that takes longest.
+    """
+    backs: dict[int, list[int]] = {}
+    for found in problem.state:
+        if found.role is not Role.GRADIENT:
+            backs.setdefault(found.tensor, []).append(found.back)
+    rebuilt = {tensor: its[0] for tensor, its in backs.items() if len(its) == 1}
+    turned = ({t: (b + turn) % problem.lanes for t, b in rebuilt.items()} for turn in range(problem.lanes))
+    return max(_replay_ns(graph, back_of if problem.lanes > 1 else rebuilt) for back_of in turned)
+
+
+def _replay_ns(graph: Graph, back_of: Mapping[int, int]) -> int:
     begins = [a.position for a in graph.anchors if a.kind is AnchorKind.OPTIMIZER_PRE]
     total_ns = 0
     for begin, end in pairwise((*begins, graph.steps)):
@@ -71,6 +108,11 @@ def replay_ns(problem: Problem, graph: Graph) -> int:
         if again_bytes:
             total_ns += sum(op.time_ns for op in graph.ops[begin:end]) * again_bytes // size_bytes
     return total_ns
+
+
+def _gradient(unit: Rebuilt, graph: Graph, back: int) -> StateTensor:
+    name = f"gradient of {graph.tensors[unit.state[0]].name}"
+    return StateTensor(unit.gradient, name, unit.gradient_bytes, unit.gone, unit.final, Role.GRADIENT, back)
 
 
 def _parts(units: Sequence[Rebuilt], state_bytes: int, count: int) -> list[int]:

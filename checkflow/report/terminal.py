@@ -25,7 +25,7 @@ ROWS = 8
 def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
     """The summary a person reads, as (name, value)."""
     problem, certificate, schedule = compiled.problem, compiled.schedule.certificate, compiled.schedule
-    capacity = problem.clock(problem.steps) * problem.interval / 1e9
+    capacity = problem.clock(problem.steps) * schedule.period / 1e9
     arguments = " ".join(f"{name}={value}" for name, value in compiled.graph.arguments)
     path = critical_path(compiled.graph)
     moved_bytes, held_bytes = sum(row.bytes for row in schedule.actions), schedule.held_bytes()
@@ -46,7 +46,12 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
         ("certificate", certified(certificate)),
         ("solver", f"{certificate.solver}: {certificate.solver_why}"),
     ]
-    if schedule.gradients:
+    if schedule.lanes > 1:
+        each = f"{format_bytes(moved_bytes // schedule.lanes)} an iteration with the gradients of the others"
+        held = f", {format_bytes(held_bytes)} of them held a while" if held_bytes else ""
+        rows.insert(4, ("parts", f"one of {schedule.lanes} leaves in each iteration: {each}{held}"))
+        rows.insert(5, ("restore", f"reads, then makes updates again for up to {format_ns(certificate.replay_ns)}"))
+    elif schedule.gradients:
         parts = len({row.back for row in schedule.actions})
         gradients = f"{format_bytes(moved_bytes - problem.state_bytes)} of gradients go along"
         held = f", {format_bytes(held_bytes)} of them held a while" if held_bytes else ""
@@ -98,7 +103,7 @@ def show(
     for name, value in rows_of(compiled):
         table.add_row(name, Text(value))
     if snapshot_ns:
-        share = snapshot_ns / (compiled.graph.iteration_time_ns * compiled.problem.interval)
+        share = snapshot_ns / (compiled.graph.iteration_time_ns * compiled.schedule.period)
         table.add_row("snapshot copies", f"{format_ns(snapshot_ns)} on the compute stream, {share:.1%} of the time")
     table.add_row("took", f"trace {trace_s:.2f} s, plan {compiled.plan_s:.3f} s")
     for note in notes:

@@ -44,8 +44,8 @@ class Timeline:
 def timeline_of(compiled: Compiled) -> Timeline:
     """The timeline of a schedule, at the derated times it was planned with."""
     problem, schedule, graph = compiled.problem, compiled.schedule, compiled.graph
-    steps = problem.steps * problem.interval
-    times = list(problem.time_ns * problem.interval)
+    steps = problem.steps * schedule.period
+    times = list(problem.time_ns * schedule.period)
     pause = None if schedule.pause is None else schedule.position(schedule.pause) % steps or steps
     if pause is not None:
         times.insert(pause, schedule.certificate.pause_ns)
@@ -56,7 +56,7 @@ def timeline_of(compiled: Compiled) -> Timeline:
         if row.snapshot is not None and row.release is not None:
             for step in range(schedule.position(row.snapshot), schedule.position(row.release)):
                 extra[step % steps] += row.bytes
-    training = list(problem.resident_bytes * problem.interval)
+    training = list(problem.resident_bytes * schedule.period)
     if pause is not None:  # nothing is allocated then
         for held in (training, extra):
             held.insert(pause, min(held[pause - 1], held[pause % steps]))
@@ -69,7 +69,7 @@ def timeline_of(compiled: Compiled) -> Timeline:
         phases=_phases(graph, edges),
         anchors_ns=tuple(
             edges[iteration * graph.steps + anchor.position]
-            for iteration in range(problem.interval)
+            for iteration in range(schedule.period)
             for anchor in graph.anchors
         ),
         due=() if schedule.gradients else _due(problem, graph, edges),  # parts are of several iterations

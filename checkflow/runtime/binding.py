@@ -82,6 +82,7 @@ class Binding:
     module_storages: dict[torch.nn.Module, tuple[BoundStorage, ...]]  # parameters and buffers
     sizes: tuple[int, ...]  # of the optimizers
     _tensors: list[tuple[Live, int, tuple[int, ...] | None]] = field(repr=False)  # address, strides if they may turn
+    lanes: dict[StateName, int] = field(repr=False)  # of a target that only slots of one lane have
 
     @classmethod
     def of(
@@ -95,6 +96,7 @@ class Binding:
         loose: tuple[Live, ...],
         absent: frozenset[StateName],
         targets: dict[StateName, Target],
+        lanes: dict[StateName, int],
     ) -> Binding:
         """With each storage under the optimizer that updates it, and the modules that have it."""
         by_tensor = {id(live.tensor): storage for storage in storages.values() for live in storage.lives}
@@ -105,6 +107,7 @@ class Binding:
             loose=loose,
             absent=absent,
             targets=targets,
+            lanes=lanes,
             optimizer_storages=tuple(
                 _of_optimizer(number, optimizer, lives, by_tensor)
                 for number, optimizer in enumerate(training.optimizers)
@@ -159,13 +162,19 @@ def _of_modules(
 
 
 def add_gradient_rooms(binding: Binding, schedule: Schedule) -> None:
-    """Targets for gradients, which lie in memory as their parameters do."""
+    """Targets for gradients, which lie in memory as their parameters do. Where there are lanes, each has its own."""
     parameters = {row.id: row.parameter for row in schedule.gradients}
     for row in schedule.actions:
         if row.tensor in parameters:
             view = parameters[row.tensor]
-            name = gradient_name(row.back, view.name)
+            name = gradient_name(row.back if schedule.lanes == 1 else 0, view.name)
             binding.targets[name] = Target(name, view.dtype, view.shape, binding.targets[StateName(view.name)].order)
+
+
+def lanes_of(schedule: Schedule) -> dict[StateName, int]:
+    """Of state that only slots of one lane have, which; of none where there are no lanes."""
+    lanes = schedule.rebuilt()
+    return {StateName(view.name): lanes[row.id] for row in schedule.state if row.id in lanes for view in row.views}
 
 
 def add_rooms(binding: Binding, tensors: Mapping[StateName, torch.Tensor]) -> None:

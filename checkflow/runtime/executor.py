@@ -145,6 +145,8 @@ class Executor(Follower):
             self._begin(wait=self._settings.wait_when_full)
         elif self.pipeline.parted is not None:
             self._part_ended()
+        if self.parts is not None and self.parts.refused:  # what is read as a whole is more than a link carries at once
+            self.interval = max(self.interval, self.timetable.lanes)
         self.bound.distrust()
         self._anchor, self.touched = 0, False
         self._device.collect()
@@ -185,6 +187,8 @@ class Executor(Follower):
             begun = self.pipeline.begin(self.completed, wait=wait)
         if not begun:
             return
+        if wait and self.pipeline.lanes > 1 and self.pipeline.goes_on(self.completed + 1):
+            self.pipeline.open(self.completed + 1, wait=True)  # later there is no moment at which training may wait
         unwatched = self.bound.cover()
         if unwatched and GuardKind.UNWATCHED not in self._disarmed:
             self.pipeline.protect(unwatched, Cause.UNWATCHED)

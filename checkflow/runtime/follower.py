@@ -26,7 +26,7 @@ from checkflow.runtime.parts import Parts
 from checkflow.runtime.pipeline import Pipeline, Record
 from checkflow.runtime.settings import Settings
 from checkflow.runtime.sink import Sink
-from checkflow.runtime.timetable import timetable_of
+from checkflow.runtime.timetable import timetables_of
 from checkflow.runtime.update import Update
 from checkflow.schedule import Schedule
 from checkflow.state.names import StateName
@@ -71,11 +71,12 @@ class Follower:
         parting: Callable[[Bound, Pipeline], Parts] | None = None,
     ) -> None:
         self.interval = settings.interval or schedule.interval  # iterations from one checkpoint to the next
-        self.timetable = timetable_of(schedule, device.few_bytes)
+        timetables = timetables_of(schedule, device.few_bytes)
+        self.timetable = timetables[0]  # what all have in common
         self.firings = Firings(self.timetable)
         self._planned = self.timetable.used != {self.timetable.anchor_count}  # something before an iteration's end
         self.pipeline = Pipeline(
-            self.timetable, binding, device, sink, capture, counters,
+            timetables, binding, device, sink, capture, counters,
             keep_early=GuardKind.REWRITE in settings.disarmed, late=late, note=note,
         )  # fmt: skip
         self._problems = self.pipeline.problems
@@ -86,7 +87,8 @@ class Follower:
         self.listens = self.awake and self._planned  # something is done at anchors, or waits to be staged at one
         self.touched = False  # something ran since the last iteration ended
         self.bound = Bound(schedule, training, binding, self.pipeline, tell)
-        self.parts = parting(self.bound, self.pipeline) if parting and self.timetable.parts > 1 else None
+        rebuilds = self.timetable.parts > 1 or self.timetable.lanes > 1
+        self.parts = parting(self.bound, self.pipeline) if parting and rebuilds else None
         self.pipeline.parts_allowed = self.parts is not None
         self._device = device
         self._sink = sink

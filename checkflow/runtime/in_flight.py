@@ -30,8 +30,9 @@ class Progress(IntEnum):
 class SlotMap:
     """The copies of each move to each slot, made once for a binding."""
 
-    def __init__(self, timetable: Timetable, binding: Binding) -> None:
+    def __init__(self, timetable: Timetable, binding: Binding, lane: int = 0) -> None:
         self._timetable = timetable
+        self._lane = lane
         self.binding = binding
         self._targets: dict[tuple[int, StateName], torch.Tensor] = {}
         self._moves: dict[tuple[int, int], tuple[Copy, ...]] = {}
@@ -110,6 +111,8 @@ class SlotMap:
         start, end = span or (0, storage.data.numel())
         copies: list[Copy] = []
         for segment in storage.segments:
+            if not self._has(segment.target):
+                continue
             low = max(start, segment.start_bytes)
             high = min(end, segment.start_bytes + segment.size_bytes)
             if low < high:
@@ -127,7 +130,7 @@ class SlotMap:
     def copy_loose(self, slot: NamedSlot) -> None:
         """What does not lie in memory as the slot has it, element by element; returns when it is there."""
         for live in self.binding.loose:
-            if self.binding.targets[live.name].alias_of is None:
+            if self.binding.targets[live.name].alias_of is None and self._has(live.name):
                 self.copy_now(slot, live.name, live.tensor)
 
     def copy_now(self, slot: NamedSlot, name: StateName, tensor: torch.Tensor) -> None:
@@ -137,6 +140,10 @@ class SlotMap:
             with torch.no_grad():
                 ordered = tensor.permute(self.binding.targets[name].order)
                 into.view(ordered.shape).copy_(ordered)
+
+    def _has(self, name: StateName) -> bool:
+        """Whether slots of this lane have a tensor."""
+        return self.binding.lanes.get(name, self._lane) == self._lane
 
     def _target(self, slot: NamedSlot, name: StateName) -> torch.Tensor:
         key = slot.index, name
@@ -165,7 +172,7 @@ class InFlight:
         self.binding = slots.binding
         self.iteration = iteration
         self.slot = slot
-        self.updates: Updates | None = None if whole or timetable.parts == 1 else Updates()
+        self.updates: Updates | None = None if whole or timetable.parts == timetable.lanes == 1 else Updates()
         self._left = 1 if whole else timetable.parts  # iterations that have to end until it is closed
         self.record: Callable[[], bytes] | None = None
         self.last: CopyEvent | None = None  # of everything issued so far
@@ -223,7 +230,7 @@ class InFlight:
                 self._device.wait(self.last, Cause.PAUSE)
             self._do(snapshots=(), offloads=(), releases=releases)
 
-    def close(self, slots: SlotMap, record: Callable[[], bytes], *, keep_early: bool = False) -> None:
+    def close(self, slots: SlotMap, record: Callable[[], bytes] | None, *, keep_early: bool = False) -> None:
         """The iteration has ended: what was copied before and written since is copied again, unless `keep_early`."""
         self.binding, self._slots, self.record = slots.binding, slots, record
         self._left = 1

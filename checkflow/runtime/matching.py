@@ -14,7 +14,7 @@ import torch
 
 from checkflow.dtypes import name_of
 from checkflow.errors import InputError
-from checkflow.runtime.binding import Binding, BoundStorage, Segment, Target
+from checkflow.runtime.binding import Binding, BoundStorage, Segment, Target, lanes_of
 from checkflow.schedule import Schedule, StateRow, ViewRow
 from checkflow.state import refused
 from checkflow.state.host.json_values import MAX_TENSOR_BYTES
@@ -91,6 +91,7 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
         loose=tuple(loose),
         absent=frozenset(absent),
         targets=targets,
+        lanes=lanes_of(schedule),
     )
 
 

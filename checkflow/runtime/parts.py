@@ -9,7 +9,7 @@ once, and each checkpoint is read as a whole when its iteration ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -20,6 +20,7 @@ from checkflow.runtime.bound import Bound
 from checkflow.runtime.in_flight import InFlight
 from checkflow.runtime.pipeline import Pipeline
 from checkflow.schedule import Schedule
+from checkflow.state.host.updates import Updates
 from checkflow.state.live import parameter_names
 from checkflow.state.names import gradient_name
 from checkflow.torch_internals import grad_scale_of, versions
@@ -29,11 +30,15 @@ from checkflow.training import Training
 class HostTexts(Protocol):
     """What is read of the host's state for the updates that are to be made again."""
 
-    def part(self, back: int, parameters: tuple[str, ...]) -> str: ...
-    def update(self, number: int, back: int, gradients: tuple[str, ...]) -> str: ...
+    def part(self) -> str: ...
+    def update(self, number: int, gradients: tuple[str, ...]) -> str: ...
 
 
-Prove = Callable[[InFlight], str]  # why a checkpoint whose bytes are all there is not exact; "" where it is
+class Prove(Protocol):
+    """Tells why a checkpoint whose bytes are all there is not exact; "" where it is."""
+
+    def __call__(self, replay: str, filled: Mapping[int, InFlight], backs: Sequence[int]) -> str:
+        """`replay`: a ReplayRecord's JSON; `filled`: by lane, each saved so many iterations `backs`."""
 
 
 class Parts:
@@ -68,13 +73,17 @@ class Parts:
         self._parts = pipeline.timetable.parts
         self._rows = {row.parameter.name: row.id for row in schedule.gradients}
         self._optimizers = training.optimizers
+        self._after: dict[int, dict[BoundStorage, list[int]]] = {}  # by optimizer: versions after its last update
+        self._prepare(schedule)
+
+    def _prepare(self, schedule: Schedule) -> None:
+        """Of what iteration each parameter is saved."""
         self._earlier = {row.tensor: row.back for row in schedule.actions if row.tensor not in self._rows.values()}
         saved = {view.name: self._earlier.get(row.id, 0) for row in schedule.state for view in row.views}
         self._of: dict[int, tuple[str, ...]] = {  # by how many iterations before the checkpoint's
             back: tuple(name for name in self._rows if saved[name] == back) for back in set(saved.values()) if back
         }
         self._back_of = {name: back for back, names in self._of.items() for name in names}
-        self._after: dict[int, dict[BoundStorage, list[int]]] = {}  # by optimizer: versions after its last update
 
     def consumes(self, running: int, number: int, arguments: tuple[object, ...]) -> None:
         """Optimizer `number` is about to make an update, and no other hook runs before it."""
@@ -88,17 +97,23 @@ class Parts:
             self.refuse("an update was given a closure, which computes its gradients within")
         elif grad_scale_of(optimizer) is not None:
             self.refuse("a scaler has a fused optimizer unscale its gradients within the update")
-        elif self._pipeline.parted is not None and back < self._parts - 1:
-            self._consume(checkpoint, back, number, optimizer)
+        elif self._pipeline.parted is not None and (wanted := self._wanted(running, back)):
+            self._consume(checkpoint, back, number, optimizer, wanted)
 
-    def _consume(self, checkpoint: InFlight, back: int, number: int, optimizer: torch.optim.Optimizer) -> None:
+    def _wanted(self, _running: int, back: int) -> frozenset[str]:
+        """Parameters whose gradients of then a restore may need."""
+        return frozenset(name for name, its in self._back_of.items() if its > back)
+
+    def _consume(
+        self, checkpoint: InFlight, back: int, number: int, optimizer: torch.optim.Optimizer, wanted: frozenset[str]
+    ) -> None:
         found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         names: list[str] = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 name = self._names.get(id(parameter), "")
                 row, gradient = self._rows.get(name), parameter.grad
-                if row is None or gradient is None or self._back_of.get(name, 0) <= back:
+                if row is None or gradient is None or name not in wanted:
                     continue
                 order = self._bound.binding.targets[gradient_name(back, name)].order
                 if gradient.layout is not torch.strided or gradient.shape != parameter.shape:
@@ -108,14 +123,17 @@ class Parts:
                 found[row] = gradient, lying.reshape(-1).view(torch.uint8)
                 names.append(name)
         try:
-            text = self._host.update(number, back, tuple(names))
+            text = self._host.update(number, tuple(names))
         except CheckflowError as error:
             self.refuse(str(error))
             return
-        assert checkpoint.updates is not None
-        checkpoint.updates.add_update(text)
+        self._texts(checkpoint).add_update(checkpoint.iteration - back, text)
         if not checkpoint.consume(back, found):
             self.refuse("an optimizer makes several updates in one iteration")
+
+    def _texts(self, checkpoint: InFlight) -> Updates:
+        assert checkpoint.updates is not None
+        return checkpoint.updates
 
     def updated(self, number: int) -> None:
         """It has made the update."""
@@ -136,25 +154,30 @@ class Parts:
         back = checkpoint.iteration - completed
         if back > 0:
             checkpoint.part_ended()
-            try:
-                text = self._host.part(back, self._of.get(back, ()))
-            except CheckflowError as error:
-                self.refuse(str(error))
-                return
-            assert checkpoint.updates is not None
-            checkpoint.updates.add_part(text)
+            if (text := self._part_text()) is not None:
+                self._texts(checkpoint).add_part(completed, self._of.get(back, ()), text)
+
+    def _part_text(self) -> str | None:
+        try:
+            return self._host.part()
+        except CheckflowError as error:
+            self.refuse(str(error))
+            return None
 
     def prove(self) -> bool:
         """A checkpoint has begun: the first one is proven, which training waits for. False where it is not exact."""
         checkpoint = self._pipeline.newest
         if self._proven or checkpoint is None or checkpoint.updates is None:
             return True
-        self._pipeline.complete(checkpoint)
-        why = self._prove(checkpoint)
+        self._proven = True
+        return self._holds(checkpoint.updates.text(checkpoint.iteration), {0: checkpoint}, ())
+
+    def _holds(self, replay: str, filled: Mapping[int, InFlight], backs: Sequence[int]) -> bool:
+        self._pipeline.complete()
+        why = self._prove(replay, filled, backs)
         if why:
             self._pipeline.doubt()
             self.refuse(why)
-        self._proven = True
         return not why
 
     def refuse(self, why: str) -> None:

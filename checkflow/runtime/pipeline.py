@@ -27,7 +27,7 @@ class Pipeline:
 
     def __init__(
         self,
-        timetable: Timetable,
+        timetables: tuple[Timetable, ...],
         binding: Binding,
         device: Device,
         sink: Sink,
@@ -43,7 +43,11 @@ class Pipeline:
         self.last_staged = -1  # iteration
         self.problems: list[Exception] = []  # each cost a checkpoint and nothing else; to be raised between iterations
         self.vouched_by: list[Callable[[], None]] = []  # asked before anything is staged; may call `doubt`
-        self.timetable = timetable
+        self.timetable = timetables[0]  # what all have in common
+        self.lanes = len(timetables)
+        self.beside: Callable[[int], str] = lambda _: ""  # what a checkpoint in lanes adds to its record
+        self.base = -1  # iteration of the last checkpoint that was read at once, as far as those since go on from it
+        self.chain: dict[int, InFlight] = {}  # by lane, of the newest checkpoint
         self.parts_allowed = True  # a checkpoint may be filled in several iterations, where it is planned so
         self._device = device
         self._sink = sink
@@ -53,18 +57,27 @@ class Pipeline:
         self._late = late  # tensors of the checkpoint whose host state was just captured
         self._note = note  # of checkpoints that there are not
         self._binding = binding
-        self._slots = SlotMap(timetable, binding)
+        self._timetables = timetables
+        self._slots = self._maps()
         self._closed: deque[InFlight] = deque()  # oldest first
         self._open: InFlight | None = None  # of the iteration that is running
         self._tried_to_open = -1  # iteration
-        self._spare: NamedSlot | None = None
+        self._spares: dict[int, NamedSlot] = {}  # by lane
         self._statics: dict[tuple[int, str], tuple[int, ...]] = {}  # (slot, storage) -> version that the slot holds
 
     def rebind(self, binding: Binding) -> None:
         """Checkpoints that are closed keep the tensors that they began with. One that is only in parts is given up."""
         if self.parted is not None:
             self.drop_open()
-        self._binding, self._slots = binding, SlotMap(self.timetable, binding)
+        self._binding = binding
+        self._slots = self._maps()
+
+    def _maps(self) -> tuple[SlotMap, ...]:
+        return tuple(SlotMap(each, self._binding, lane) for lane, each in enumerate(self._timetables))
+
+    def lane(self, iteration: int) -> int:
+        """Of which lane the slot is that an iteration fills."""
+        return iteration % self.lanes
 
     @property
     def busy(self) -> bool:
@@ -91,22 +104,40 @@ class Pipeline:
         for checkpoint in self._closed:
             checkpoint.advance(self.timetable.time(running - checkpoint.iteration, anchor))
         now = self.timetable.time(0 if due is None else running - due, anchor)
-        if due is not None and self.timetable.first <= now:
-            if self._open is None and self._tried_to_open != due and self._may_open(running, anchor, due):
-                self._tried_to_open = due
-                slot = self._free_slot()  # without one the copies are made when the iteration ends
-                if slot is not None:
-                    self._open = InFlight(due, slot, self.timetable, self._slots, self._device)
+        if due is not None and (self.lanes > 1 or self.timetable.first <= now):
+            if self._may_open(running, anchor, due):
+                self.open(due)
             if self._open is not None:
                 self._open.advance(now)
         self.stage_finished()
 
+    def open(self, iteration: int, *, wait: bool = False) -> None:
+        """Begin to fill an iteration's checkpoint before it ends, unless that was tried; `wait` as of `begin`."""
+        if self._open is None and self._tried_to_open != iteration:
+            self._tried_to_open = iteration
+            lane = self.lane(iteration)
+            slot = self._free_slot(lane)  # without one the copies are made when the iteration ends
+            if slot is None and wait:
+                slot = self._demanded_slot(lane, wait=True)
+            if slot is not None:
+                self._open = InFlight(iteration, slot, self._timetables[lane], self._slots[lane], self._device)
+
     def _may_open(self, running: int, anchor: int, due: int) -> bool:
         """Before the iteration's end; of several, in the first one, and while all state is where it is planned."""
+        if self.lanes > 1:
+            return anchor < self.timetable.anchor_count and self.goes_on(running)
         if self.timetable.parts == 1:
             return anchor < self.timetable.anchor_count
-        misplaced = self._binding.loose or self._binding.hosted or self._binding.absent
-        return self.parts_allowed and not misplaced and due - running == self.timetable.parts - 1
+        return self.parts_allowed and not self._misplaced and due - running == self.timetable.parts - 1
+
+    def goes_on(self, iteration: int) -> bool:
+        """Whether, of lanes, an iteration's slot may complete a checkpoint with those before it."""
+        linked = self.base >= 0 and self.chain[self.lane(iteration - 1)].iteration == iteration - 1
+        return linked and self.parts_allowed and not self._misplaced
+
+    @property
+    def _misplaced(self) -> bool:
+        return bool(self._binding.loose or self._binding.hosted or self._binding.absent)
 
     def begin(self, iteration: int, *, wait: bool) -> bool:
         """The state now is that of a checkpoint. False where no slot is free; `wait` makes one free if possible.
@@ -114,34 +145,61 @@ class Pipeline:
         False, too, where `capture` cannot read the host's state: that is the training's own code, costs one
         checkpoint, and is raised when the iteration's end is complete.
         """
-        checkpoint, self._open = self._open, None
-        if checkpoint is None:
-            slot = self._free_slot() or self._demanded_slot(wait=wait)
-            if slot is None:
+        if self._open is not None and self.lanes > 1 and not self.goes_on(iteration):
+            self.drop_open()
+        filled = [] if self._open is None else [self._open]
+        self._open = None
+        if not filled:
+            filled = self._whole(iteration, wait=wait)
+            if not filled:
                 self.skipped += 1
                 self._note(Skipped(iteration, "no slot was free"))
                 return False
-            checkpoint = InFlight(iteration, slot, self.timetable, self._slots, self._device, whole=True)
         try:
             record = self._capture(iteration)
         except BaseException as error:
-            self._keep(checkpoint.slot)
+            for checkpoint in filled:
+                self._keep(checkpoint.slot)
             if not isinstance(error, Exception):
                 raise
             self.problems.append(error)
             self._note(Skipped(iteration, "the host's state could not be read"))
             return False
-        if (updates := checkpoint.updates) is not None:
-            state, record = record, lambda: updates.added_to(state())
-        checkpoint.close(self._slots, record, keep_early=self._keep_early)
-        self._closed.append(checkpoint)
+        last = filled[-1]
+        if self.lanes > 1:
+            self.base = iteration if last.updates is None else self.base
+            self.chain.update({self.lane(iteration + 1 + at - len(filled)): each for at, each in enumerate(filled)})
+            state, text = record, self.beside(iteration)
+            record = lambda: state()[:-1] + text.encode("ascii") + b"}"  # noqa: E731 (as the one below)
+        elif (updates := last.updates) is not None:
+            state = record
+            record = lambda: updates.added_to(state(), iteration)  # noqa: E731
         self.started += 1
-        if hosted := self._slots.hosted(checkpoint.slot):
-            foreach_copy(*hosted.lists, non_blocking=False)
-        self._copy_loose(checkpoint)
-        self._copy_statics(checkpoint)
-        checkpoint.advance(self.timetable.time(0, self.timetable.anchor_count))
+        for checkpoint in filled:
+            slots = self._slots[checkpoint.slot.index % self.lanes]
+            checkpoint.close(slots, record if checkpoint is last else None, keep_early=self._keep_early)
+            self._closed.append(checkpoint)
+            if hosted := slots.hosted(checkpoint.slot):
+                foreach_copy(*hosted.lists, non_blocking=False)
+            self._copy_statics(checkpoint, slots)
+        self._copy_loose(filled)
+        for checkpoint in filled:
+            checkpoint.advance(self.timetable.time(0, self.timetable.anchor_count))
         return True
+
+    def _whole(self, iteration: int, *, wait: bool) -> list[InFlight]:
+        """To be read as it is now: of lanes a slot of each, the one that the next iteration fills first; or none."""
+        filled: list[InFlight] = []
+        for at in range(iteration + 1, iteration + 1 + self.lanes):
+            lane = self.lane(at)
+            slot = self._free_slot(lane) or self._demanded_slot(lane, wait=wait)
+            if slot is None:
+                for checkpoint in filled:
+                    self._keep(checkpoint.slot)
+                return []
+            timetable, slots = self._timetables[lane], self._slots[lane]
+            filled.append(InFlight(iteration, slot, timetable, slots, self._device, whole=True))
+        return filled
 
     def protect(self, storages: Iterable[BoundStorage], cause: Cause) -> None:
         """These are about to be written: what is still to be read of them is read first."""
@@ -164,6 +222,7 @@ class Pipeline:
     def doubt(self) -> None:
         """Something in flight may have been read too late: none of it is staged."""
         self.drop_open()
+        self.base = -1
         for checkpoint in self._closed:
             checkpoint.written_unseen = True
 
@@ -177,12 +236,15 @@ class Pipeline:
                 vouch()
             self._closed.popleft()
             checkpoint.let_go(ended=True)
-            assert checkpoint.record is not None
             if checkpoint.written_unseen or any(s.version() != version for s, version in checkpoint.checks.items()):
                 self._discard(checkpoint)
                 continue
+            record = checkpoint.record
             try:
-                self._sink.stage(checkpoint.slot, checkpoint.iteration, checkpoint.record())
+                if record is None:
+                    self._sink.stage(checkpoint.slot, checkpoint.iteration, b"{}", whole=False)
+                    continue
+                self._sink.stage(checkpoint.slot, checkpoint.iteration, record())
             except Exception as error:  # noqa: BLE001 (the record is made by a user's objects)
                 self.problems.append(error)
                 self._discard(checkpoint, str(error) or type(error).__name__)  # the slot is still ours
@@ -206,11 +268,12 @@ class Pipeline:
         self._counters.stalled(Cause.DRAIN, time.perf_counter_ns() - started)
         return in_time
 
-    def complete(self, checkpoint: InFlight) -> None:
-        """Wait until all of its bytes are in its slot."""
-        checkpoint.finish()
-        if checkpoint.last is not None:
-            self._device.synchronize(checkpoint.last)
+    def complete(self) -> None:
+        """Wait until all bytes of what has begun are in their slots."""
+        for checkpoint in self._closed:
+            checkpoint.finish()
+            if checkpoint.last is not None:
+                self._device.synchronize(checkpoint.last)
 
     def has(self, iteration: int) -> bool:
         """Whether this iteration's checkpoint is staged, as the newest, or in flight."""
@@ -221,6 +284,8 @@ class Pipeline:
         if self._open is not None:
             self._keep(self._open.slot)
             self._open = None
+            if self.lanes > 1:
+                self.base = -1
 
     def drop_unissued(self) -> None:
         """What was not read yet may be written without a guard: give it up."""
@@ -235,12 +300,12 @@ class Pipeline:
         while self._closed:
             self._discard(self._closed.popleft())
         self._statics.clear()
-        self._tried_to_open = -1
+        self._tried_to_open = self.base = -1
 
     def forget(self) -> None:
         """The state was replaced: what was staged is of another past. Nothing may be in flight."""
         assert not self.busy
-        self.last_staged = self._tried_to_open = -1
+        self.last_staged = self._tried_to_open = self.base = -1
         self._statics.clear()
 
     def succeed(self, before: Pipeline) -> None:
@@ -252,16 +317,17 @@ class Pipeline:
     def drop_all(self) -> None:
         """Hold on to no slot and no tensor."""
         self.drop_open()
-        if self._spare is not None:
-            self._sink.abandon(self._spare)
-            self._spare = None
+        while self._spares:
+            self._sink.abandon(self._spares.popitem()[1])
         for checkpoint in self._closed:
             self._note(Skipped(checkpoint.iteration, "it was in flight when the training was let go"))
         self.discarded += len(self._closed)
         self._closed.clear()
-        self._slots = SlotMap(self.timetable, self._binding)
+        self.chain.clear()
+        self.base = -1
+        self._slots = self._maps()
 
-    def _copy_loose(self, checkpoint: InFlight) -> None:
+    def _copy_loose(self, filled: Iterable[InFlight]) -> None:
         """State that is not where the plan has it. What was copied early to its place has been waited for:
 
         by the rebinding that found it gone, or to release its snapshot.
@@ -270,14 +336,16 @@ class Pipeline:
         if not self._binding.loose and not late:
             return
         started = time.perf_counter_ns()
-        self._slots.copy_loose(checkpoint.slot)
-        for name, tensor in late.items():
-            self._slots.copy_now(checkpoint.slot, name, tensor)
-        for live in self._binding.loose:
-            self._statics.pop((checkpoint.slot.index, live.name), None)
+        for slot in (checkpoint.slot for checkpoint in filled):
+            slots = self._slots[slot.index % self.lanes]
+            slots.copy_loose(slot)
+            for name, tensor in late.items():
+                slots.copy_now(slot, name, tensor)
+            for live in self._binding.loose:
+                self._statics.pop((slot.index, live.name), None)
         self._counters.stalled(Cause.UNWATCHED, time.perf_counter_ns() - started)
 
-    def _copy_statics(self, checkpoint: InFlight) -> None:
+    def _copy_statics(self, checkpoint: InFlight, slots: SlotMap) -> None:
         """State that the schedule does not move: into each slot once, and again when it changed."""
         changed: list[BoundStorage] = []
         for storage in self._binding.storages.values():
@@ -289,26 +357,26 @@ class Pipeline:
                     self._statics[key] = version
         if changed:
             self.static_bytes += sum(storage.data.numel() for storage in changed)
-            event = self._device.offload(Batch(c for s in changed for c in self._slots.of_storage(checkpoint.slot, s)))
+            event = self._device.offload(Batch(c for s in changed for c in slots.of_storage(checkpoint.slot, s)))
             checkpoint.last = event
             for storage in changed:
                 storage.reading = event
 
-    def _free_slot(self) -> NamedSlot | None:
-        slot, self._spare = self._spare, None
-        return slot if slot is not None else self._sink.try_acquire()
+    def _free_slot(self, lane: int) -> NamedSlot | None:
+        slot = self._spares.pop(lane, None)
+        return slot if slot is not None else self._sink.try_acquire(lane)
 
-    def _demanded_slot(self, *, wait: bool) -> NamedSlot | None:
+    def _demanded_slot(self, lane: int, *, wait: bool) -> NamedSlot | None:
         """What is in flight has to be staged before anything is waited for: the sink frees only what is older."""
         if wait:
             self.drain()
         else:
             self.stage_finished()
         started = time.perf_counter_ns()
-        slot = self._free_slot()  # one that was given up may be free now
+        slot = self._free_slot(lane)  # one that was given up may be free now
         if slot is None:
             try:
-                slot = self._sink.acquire()
+                slot = self._sink.acquire(lane)
             except CheckflowError as error:  # of an earlier checkpoint, maybe: this one goes without a slot
                 self.problems.append(error)
         if wait or slot is not None:  # whose memory was still on its way
@@ -316,12 +384,21 @@ class Pipeline:
         return slot
 
     def _discard(self, checkpoint: InFlight, reason: str = "its bytes cannot be vouched for") -> None:
-        self.discarded += 1
-        self._note(Skipped(checkpoint.iteration, reason))
         self._keep(checkpoint.slot)
+        if self.lanes > 1:
+            self._give_up_after(checkpoint)
+        if checkpoint.record is not None:
+            self.discarded += 1
+            self._note(Skipped(checkpoint.iteration, reason))
+
+    def _give_up_after(self, checkpoint: InFlight) -> None:
+        """What was to complete a checkpoint with it never will; what was read at once since stands by itself."""
+        for later in self._closed:
+            if later.updates is None and later.iteration != checkpoint.iteration:
+                return
+            later.written_unseen = True
+        self.base = -1
 
     def _keep(self, slot: NamedSlot) -> None:
-        if self._spare is None:
-            self._spare = slot
-        else:
+        if self._spares.setdefault(slot.index % self.lanes, slot) is not slot:
             self._sink.abandon(slot)

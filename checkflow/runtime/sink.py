@@ -8,7 +8,7 @@ from checkflow.state.names import StateName
 
 
 class NamedSlot(Protocol):
-    """Host memory for one checkpoint. Its bytes stay where they are from one use to the next."""
+    """Host memory for one checkpoint, or for its part of one lane. Its bytes stay where they are."""
 
     @property
     def index(self) -> int: ...
@@ -20,14 +20,18 @@ class NamedSlot(Protocol):
 class Sink(Protocol):
     """Takes checkpoints. Errors of its own background work are raised by `poll`."""
 
-    def try_acquire(self) -> NamedSlot | None:
-        """A slot to fill, if one is free. May be asked again for the same checkpoint."""
+    def try_acquire(self, lane: int = 0) -> NamedSlot | None:
+        """A slot of a lane to fill, if one is free. May be asked again for the same checkpoint."""
 
-    def acquire(self) -> NamedSlot | None:
-        """A slot to fill; waits for one if the sink is made to. None: this checkpoint is given up."""
+    def acquire(self, lane: int = 0) -> NamedSlot | None:
+        """A slot of a lane to fill; waits for one if the sink is made to. None: this checkpoint is given up."""
 
-    def stage(self, slot: NamedSlot, iteration: int, record: bytes) -> None:
-        """The slot holds the whole state as it was after `iteration` iterations; `record` is the host's part of it."""
+    def stage(self, slot: NamedSlot, iteration: int, record: bytes, *, whole: bool = True) -> None:
+        """The slot holds the state as it was after `iteration` iterations; `record` is the host's part of it.
+
+        Where there are lanes, its own part of it: with the slots staged right before, one of each other lane, the
+        state is `whole`, or not yet.
+        """
 
     def abandon(self, slot: NamedSlot) -> None:
         """The slot will not be filled."""

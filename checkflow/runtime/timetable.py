@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from checkflow.schedule import Place, Schedule
@@ -48,6 +48,7 @@ class Timetable:
     few_bytes: int = 0  # to copy them costs less than to do it apart
     pause: int | None = None  # when training stands still until all of a checkpoint has arrived
     parts: int = 1  # iterations in which a part of a checkpoint is as it will be saved
+    lanes: int = 1  # timetables that are followed in turn
 
     def time(self, iteration: int, anchor: int) -> int:
         return iteration * (self.anchor_count + 1) + anchor
@@ -61,6 +62,31 @@ class Timetable:
 # Hooked though nothing may be planned there: parts of an iteration's anchors, each at most twice as late as the one
 # before, so that what is copied by some anchor is staged by one not much more than twice as late.
 LOOKS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
+
+
+def timetables_of(schedule: Schedule, few_bytes: int = 0) -> tuple[Timetable, ...]:
+    """Of each lane: iteration i follows the one of lane i modulo their number. They hook the same anchors."""
+    if schedule.lanes == 1:
+        return (timetable_of(schedule, few_bytes),)
+    own = [timetable_of(_of_lane(schedule, lane), few_bytes) for lane in range(schedule.lanes)]
+    used = frozenset[int]().union(*(each.used for each in own))
+    hooked = frozenset[tuple[str, str]]().union(*(each.hooked for each in own))
+    in_updates = any(each.acts_in_updates for each in own)
+    return tuple(replace(each, used=used, hooked=hooked, acts_in_updates=in_updates, lanes=len(own)) for each in own)
+
+
+def _of_lane(schedule: Schedule, lane: int) -> Schedule:
+    """What one iteration carries, as of that iteration."""
+    rows = []
+    for row in schedule.actions:
+        if schedule.lane_of(row.back) == lane:
+            places = {
+                name: (place[0] + row.back, place[1])
+                for name in ("snapshot", "offload", "release")
+                if (place := getattr(row, name)) is not None
+            }
+            rows.append(row.model_copy(update={"back": 0, **places}))
+    return schedule.model_copy(update={"actions": tuple(rows)})
 
 
 def timetable_of(schedule: Schedule, few_bytes: int = 0) -> Timetable:

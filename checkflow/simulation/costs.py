@@ -75,7 +75,7 @@ def costs_of(
         schedule.policy,
         max(1, schedule.iteration_time_ns),
         schedule.interval,
-        moved_bytes + schedule.static_state_bytes,
+        moved_bytes + schedule.lanes * schedule.static_state_bytes,
         schedule.bandwidth_bytes_per_s,
         disk_bytes_per_s,
         stall_ns=schedule.certificate.pause_ns,
@@ -86,7 +86,7 @@ def costs_of(
     return replace(
         made,
         staged_after_ns=_staged_after_ns(schedule),
-        link_bytes=moved_bytes,
+        link_bytes=moved_bytes // schedule.lanes,
         remake_ns=schedule.certificate.replay_ns,
     )
 

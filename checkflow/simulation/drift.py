@@ -58,7 +58,7 @@ def tolerated_drift_ppm(schedule: Schedule, graph: Graph) -> int:
     """
     route, _, times_ns = _nominal(schedule, graph)
     state_ticks = sum(row.bytes for row in schedule.actions) * TICKS_PER_BYTE
-    period_ns = sum(times_ns) * schedule.interval + schedule.certificate.pause_ns
+    period_ns = sum(times_ns) * schedule.period + schedule.certificate.pause_ns
 
     def unstalled(drift_ppm: int) -> bool:
         bandwidth = schedule.bandwidth_bytes_per_s * (PPM - drift_ppm) // PPM
@@ -148,7 +148,7 @@ def tolerated(results: Sequence[Drifted]) -> float:
 
 def _nominal(schedule: Schedule, graph: Graph) -> tuple[Route, int, tuple[int, ...]]:
     """The route, the link's bandwidth and the operators' times, without slack or drift."""
-    problem = problem_of(graph, bandwidth_bytes_per_s=schedule.bandwidth_bytes_per_s, interval=schedule.interval)
+    problem = problem_of(graph, bandwidth_bytes_per_s=schedule.bandwidth_bytes_per_s, interval=schedule.period)
     return route_of(schedule, problem), problem.bandwidth_bytes_per_s, problem.time_ns
 
 

@@ -61,7 +61,7 @@ class Route:
     @property
     def settled(self) -> int:
         """An iteration by which the link's queue repeats, if nothing waits: the second checkpoint has left by then."""
-        return 2 * self.schedule.interval + self.oldest
+        return 2 * self.schedule.period + self.oldest
 
 
 @dataclass(slots=True)

@@ -128,7 +128,7 @@ class _Player:
 
     def iterate(self, number: int, arrivals: Sequence[int], ticks_per_byte: int) -> None:
         """Iteration `number`, from 1. `arrivals`: ticks from its beginning to each stop and to its end, unstalled."""
-        began, interval = self._now, self._route.schedule.interval
+        began, interval = self._now, self._route.schedule.period
         self._stalls = Counter()
         unstalled = 0
         for stop, arrival in zip(self._route.stops, arrivals, strict=False):

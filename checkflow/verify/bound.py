@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -44,6 +45,7 @@ def fluid_bound(terms: Terms) -> int:
 
     At its deadline all of a class {deadline <= p} is released, and it only shrinks from there: all there is to find is
     the tick at which it is empty. The previous checkpoint's bytes go first: it begins when they are gone, or later.
+    Until then all of the class is left, and so is what of theirs is past its deadline: they are a period further on.
     """
     places = terms.places()
     windows = [
@@ -57,14 +59,17 @@ def fluid_bound(terms: Terms) -> int:
     period = terms.clock(terms.interval * terms.steps)
     free = _emptied(latest_first, deadlines[-1], None) - period if deadlines else 0
     emptied = [_emptied(latest_first, deadline, free) for deadline in deadlines]
-    bound_bytes = 0
-    first = min(0, deadlines[0]) + 1 if deadlines else 1  # of an earlier iteration's value
-    for step in range(first, min(terms.interval, 2) * terms.steps + 1):  # later iterations repeat, with fewer left
-        held_from = last_to(step - 1, places, terms.steps)
+    due = [sum(size for _, last, size in windows if last <= deadline) * TICKS_PER_BYTE for deadline in deadlines]
+    left: Counter[int] = Counter()  # ticks by step - 1, folded
+    position = deadlines[0] if deadlines else 0
+    while deadlines and terms.clock(held_from := last_to(position, places, terms.steps)) < emptied[-1]:
         classes = bisect_right(deadlines, held_from)
-        left_bytes = max(late_bytes(emptied[classes - 1], terms.clock(held_from)), 0) if classes else 0
-        bound_bytes = max(bound_bytes, terms.resident_bytes[(step - 1) % terms.steps] + left_bytes)
-    return bound_bytes
+        if classes:
+            ticks = min(due[classes - 1], emptied[classes - 1] - terms.clock(held_from))
+            left[position % (terms.interval * terms.steps)] += max(0, ticks)
+        position += 1
+    held = (terms.resident_bytes[at % terms.steps] + late_bytes(ticks, 0) for at, ticks in left.items())
+    return max((terms.training_peak_bytes, *held))
 
 
 def ideal_bound(terms: Terms) -> int:

@@ -32,7 +32,7 @@ def executed(schedule: Schedule, parts: Sequence[Part], terms: Terms) -> Execute
         for name, place in (("snapshot", action.snapshot), ("offload", action.offload), ("release", action.release)):
             if place is not None and place[1] > len(positions):
                 fail(f"{where}: {name} at anchor {place[1]}, but the last is {len(positions)}")
-    _check_order(actions, wheres, schedule.interval)
+    _check_order(actions, wheres, schedule.period)
 
     def at(place: Place) -> int:
         return (place[0] - 1) * terms.steps + positions[place[1] - 1]
@@ -72,7 +72,7 @@ def executed(schedule: Schedule, parts: Sequence[Part], terms: Terms) -> Execute
     paused_bytes = 0
     if pause is not None and paused_at is not None:
         beside = terms.resident_bytes[(paused_at - 1) % terms.steps], terms.resident_bytes[paused_at % terms.steps]
-        paused_bytes = min(beside) + _held_at(pause, actions, schedule.interval)
+        paused_bytes = min(beside) + _held_at(pause, actions, schedule.period)
     return Executed(holds, -(-paused // terms.bandwidth_bytes_per_s), paused_bytes)
 
 
@@ -96,7 +96,7 @@ def _held_at(pause: Place, actions: Sequence[ActionRow], interval: int) -> int:
 
 def _check_pause(pause: Place, schedule: Schedule) -> None:
     """It waits for the whole of a checkpoint, which is that of an iteration that ended, and for nothing of the next."""
-    actions, interval, end = schedule.actions, schedule.interval, (0, len(schedule.anchors))
+    actions, interval, end = schedule.actions, schedule.period, (0, len(schedule.anchors))
     if pause[1] > len(schedule.anchors):
         fail(f"pause: at anchor {pause[1]}, but the last is {len(schedule.anchors)}")
     if not actions:

@@ -5,6 +5,7 @@ Derived here a second time from docs/model.md, "Several iterations for one check
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -34,6 +35,8 @@ def with_gradients(schedule: Schedule, graph: Graph, state: Sequence[Saved]) -> 
     for row in schedule.actions:
         if row.tensor not in gradients:
             backs.setdefault(row.tensor, set()).add(row.back)
+    if schedule.lanes > 1:
+        return _in_lanes(schedule, graph, state, backs)
     writes = _writes(graph)
     _check_together(graph, state, backs)
     found: list[Saved] = []
@@ -50,20 +53,52 @@ def with_gradients(schedule: Schedule, graph: Graph, state: Sequence[Saved]) -> 
         found.append(_earlier(saved, back, len(graph.ops)))
     _check_rows(schedule, graph, asked)
     for consumed, count in asked.values():
-        tensor = graph.tensors[consumed.tensor]
-        as_final = Saved(
-            consumed.tensor, f"gradient of {tensor.of}", tensor.size_bytes, consumed.gone,
-            consumed.final - len(graph.ops), consumed.gone - 1,
-        )  # fmt: skip
+        as_final = _as_final(graph, consumed)
         found += [_earlier(as_final, back, len(graph.ops)) for back in range(count)]
+    return tuple(found)
+
+
+def _in_lanes(
+    schedule: Schedule, graph: Graph, state: Sequence[Saved], backs: Mapping[int, set[int]]
+) -> tuple[Saved, ...]:
+    """One lane has a parameter with its entries, each other one its gradient; all else each of them has."""
+    writes, steps, lanes = _writes(graph), len(graph.ops), range(schedule.lanes)
+    _check_together(graph, state, backs)
+    found: list[Saved] = []
+    asked: dict[int, tuple[Consumed, int]] = {}
+    for saved in state:
+        its = backs.get(saved.tensor, set())
+        if its == set(lanes):
+            found += [_earlier(saved, back, steps) for back in lanes]
+            continue
+        if len(its) != 1:
+            fail(f"{saved.name}: its rows are of lanes {sorted(its)}; it takes one of them, or all {len(lanes)}")
+        consumed = _consumed(graph, writes, saved.tensor)
+        if consumed is None:
+            fail(f"{saved.name}: is in one lane of {len(lanes)}, and no gradient rebuilds it")
+        asked[consumed.tensor] = consumed, min(its)
+        found.append(_earlier(saved, min(its), steps))
+    _check_rows(schedule, graph, asked)
+    for consumed, own in asked.values():
+        as_final = _as_final(graph, consumed)
+        found += [_earlier(as_final, back, steps) for back in lanes if back != own]
     return tuple(found)
 
 
 def replay_ns(schedule: Schedule, graph: Graph) -> int:
     """How long a restore makes updates again: of each update's time the share of its bytes that is made again,
-    as often as it is."""
+    as often as it is. Of checkpoints in lanes, that of the one that takes longest."""
     gradients = {row.id for row in schedule.gradients}
-    backs = {row.tensor: row.back for row in schedule.actions if row.tensor not in gradients}
+    rows = {(row.tensor, row.back) for row in schedule.actions if row.tensor not in gradients}
+    times = Counter(tensor for tensor, _ in rows)
+    backs = {tensor: back for tensor, back in rows if times[tensor] == 1}
+    if schedule.lanes == 1:
+        return _replay_ns(graph, backs)
+    ends = range(schedule.lanes)
+    return max(_replay_ns(graph, {t: (back - end) % len(ends) for t, back in backs.items()}) for end in ends)
+
+
+def _replay_ns(graph: Graph, backs: Mapping[int, int]) -> int:
     begins = [anchor.position for anchor in graph.anchors if anchor.kind.value == "optimizer_pre"]
     spent_ns, bytes_of, again_of = [0] * (len(begins) + 1), [0] * (len(begins) + 1), [0] * (len(begins) + 1)
     seen: set[int] = set()
@@ -77,6 +112,14 @@ def replay_ns(schedule: Schedule, graph: Graph) -> int:
                 again_of[update] += graph.tensors[index].size_bytes * backs.get(index, 0)
     made = zip(spent_ns[1:], again_of[1:], bytes_of[1:], strict=True)
     return sum(time_ns * again // size for time_ns, again, size in made if again)
+
+
+def _as_final(graph: Graph, consumed: Consumed) -> Saved:
+    tensor = graph.tensors[consumed.tensor]
+    return Saved(
+        consumed.tensor, f"gradient of {tensor.of}", tensor.size_bytes, consumed.gone,
+        consumed.final - len(graph.ops), consumed.gone - 1,
+    )  # fmt: skip
 
 
 def _check_together(graph: Graph, state: Sequence[Saved], backs: Mapping[int, set[int]]) -> None:

@@ -98,7 +98,7 @@ def terms_of_schedule(schedule: Schedule, graph: Graph) -> Terms:
             if is_state(tensor) and index in writes
         ),
         bandwidth_bytes_per_s=bandwidth,
-        interval=schedule.interval,
+        interval=schedule.period,
         chunk_bytes=schedule.chunk_bytes,
         granule_bytes=schedule.granule_bytes,
         memory_limit_bytes=schedule.memory_limit_bytes,

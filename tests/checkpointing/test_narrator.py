@@ -129,7 +129,7 @@ def test_an_iteration_without_a_checkpoint_says_why(schedule: Schedule, tmp_path
             ckpt.step()
         scheduler.problem = None
         held = [ckpt._handle.acquire() for _ in range(3)]
-        ckpt._executor.pipeline._spare = None
+        ckpt._executor.pipeline._spares.clear()
         ckpt._training.iteration()
         ckpt.step()
         for slot in held:

@@ -221,11 +221,11 @@ def test_the_last_iteration_is_saved_after_a_caught_error(tmp_path: Path, monkey
     training = small()
     with attached(training, compiled(small, interval=3), tmp_path) as ckpt:
 
-        def refuse() -> None:
+        def refuse(*_: int) -> None:
             raise StoreError("the disk is full")
 
         train_more(training, ckpt, 2)
-        monkeypatch.setattr(ckpt._handle, "try_acquire", lambda: None)
+        monkeypatch.setattr(ckpt._handle, "try_acquire", lambda *_: None)
         monkeypatch.setattr(ckpt._handle, "acquire", refuse)
         with pytest.raises(StoreError, match="the disk is full"):
             train_more(training, ckpt, 1)

@@ -95,7 +95,7 @@ def test_a_sinks_error_costs_its_checkpoint_alone(monkeypatch: pytest.MonkeyPatc
         raise StoreError("older")
 
     made.run(2)
-    monkeypatch.setattr(made.sink, "try_acquire", lambda: None)
+    monkeypatch.setattr(made.sink, "try_acquire", lambda *_: None)
     monkeypatch.setattr(made.sink, "acquire", refuse)
     with pytest.raises(StoreError, match="older"):
         made.run(1)

@@ -82,13 +82,13 @@ class MemorySink:
         self._free = deque(self._all)
         self._held: deque[MemorySlot] = deque()
 
-    def acquire(self) -> MemorySlot | None:
+    def acquire(self, _lane: int = 0) -> MemorySlot | None:
         if not self._free and self.wait and len(self._held) > 1:  # never the newest staged one
             self.waited += 1
             self._free.append(self._held.popleft())
         return self.try_acquire()
 
-    def try_acquire(self) -> MemorySlot | None:
+    def try_acquire(self, _lane: int = 0) -> MemorySlot | None:
         if not self._free:
             return None
         slot = self._free.popleft()
@@ -97,7 +97,8 @@ class MemorySink:
         slot.staged = None
         return slot
 
-    def stage(self, slot: NamedSlot, iteration: int, record: bytes) -> None:
+    def stage(self, slot: NamedSlot, iteration: int, record: bytes, *, whole: bool = True) -> None:
+        assert whole
         mine = self._all[slot.index]
         mine.staged = {name: bytes(data) for name, data in mine.buffers.items()}
         self.staged[iteration] = mine.staged

@@ -134,13 +134,14 @@ class EndlessSlots:
     def view(self, name: str) -> memoryview:
         return memoryview(self._views[name])
 
-    def acquire(self) -> NamedSlot | None:
+    def acquire(self, _lane: int = 0) -> NamedSlot | None:
         return self
 
-    def try_acquire(self) -> NamedSlot | None:
+    def try_acquire(self, _lane: int = 0) -> NamedSlot | None:
         return self
 
-    def stage(self, _slot: NamedSlot, iteration: int, _record: bytes) -> None:
+    def stage(self, _slot: NamedSlot, iteration: int, _record: bytes, *, whole: bool = True) -> None:
+        assert whole
         self.staged.append(iteration)
 
     def abandon(self, slot: NamedSlot) -> None:

@@ -20,8 +20,8 @@ from checkflow.cli import run as run_command
 from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.lower import lower
-from checkflow.plan import Infeasible, on_anchors, problem_of
-from checkflow.plan.rebuilt import over_iterations
+from checkflow.plan import Infeasible, Problem, on_anchors, problem_of
+from checkflow.plan.rebuilt import in_lanes, over_iterations
 from checkflow.plan.streaming.planner import plan_streaming
 from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
@@ -54,15 +54,27 @@ def traced(make: Make) -> Graph:
 
 def in_parts(graph: Graph, interval: int) -> Schedule:
     """For a link that carries state and gradients with ease; also where to save all at the end takes less memory."""
+    return planned(graph, lambda whole: over_iterations(whole, graph, interval), "gockpt")
+
+
+def rolling(graph: Graph, lanes: int) -> Schedule:
+    """A checkpoint each iteration, a part of it in each; as a whole where no gradient rebuilds any of it."""
+    return planned(graph, lambda whole: in_lanes(whole, graph, lanes) or whole, "rolling")
+
+
+def planned(graph: Graph, parted: Callable[[Problem], Problem], policy: str) -> Schedule:
     least = sum(tensor.size_bytes for tensor in graph.tensors if tensor.role.is_state) * 2 * 10**9
     bandwidth = least // graph.iteration_time_ns
-    whole = on_anchors(problem_of(graph, bandwidth_bytes_per_s=bandwidth), graph)
-    problem = over_iterations(whole, graph, interval)
+    problem = parted(on_anchors(problem_of(graph, bandwidth_bytes_per_s=bandwidth), graph))
     plan = plan_streaming(problem)
     assert not isinstance(plan, Infeasible)
-    schedule = lower(plan, problem, graph, bandwidth_bytes_per_s=bandwidth, policy="gockpt")
+    schedule = lower(plan, problem, graph, bandwidth_bytes_per_s=bandwidth, policy=policy)
     verify(schedule, graph)
     return schedule
+
+
+Parted = Callable[[Graph, int], Schedule]
+BOTH = pytest.mark.parametrize("parted", [in_parts, rolling])
 
 
 def attached(run: Run, schedule: Schedule, store: Path, notify: Callable[[str], None]) -> checkflow.Checkpointer:
@@ -124,8 +136,8 @@ def records(store: Path) -> dict[int, dict[str, object]]:
 
 
 def check_each(make: Make, schedule: Schedule, store: Path, expected: dict[int, list[object]]) -> None:
-    """Every checkpoint brings back the state of its iteration into another start of the training."""
-    for iteration in records(store):
+    """Checkpoints bring back the state of their iteration into another start of the training: of many the last four."""
+    for iteration in sorted(records(store))[-4:]:
         run = begun(make)
         for parameter in run.training.models[0].parameters():
             with torch.no_grad():
@@ -135,12 +147,12 @@ def check_each(make: Make, schedule: Schedule, store: Path, expected: dict[int, 
             assert state_of(run) == expected[iteration], f"iteration {iteration} differs"
 
 
-@pytest.mark.parametrize("interval", [2, 3])
+@pytest.mark.parametrize(("parted", "count"), [(in_parts, 2), (in_parts, 3), (rolling, 3)])
 @pytest.mark.parametrize("name", [name for name in TRAININGS if name != "lbfgs"])
-def test_a_checkpoint_in_parts_is_bit_identical(name: str, interval: int, tmp_path: Path) -> None:
+def test_a_checkpoint_in_parts_is_bit_identical(name: str, parted: Parted, count: int, tmp_path: Path) -> None:
     """Each optimizer, scheduler, accumulation, scaler; two optimizers, of which one makes an update now and then."""
     make = TRAININGS[name]
-    schedule = in_parts(traced(make), interval)
+    schedule = parted(traced(make), count)
     expected, told = trained(make, schedule, tmp_path / "store")
     replayed = [iteration for iteration, record in records(tmp_path / "store").items() if "replay" in record]
     if name in WHOLE:
@@ -197,6 +209,7 @@ def loaded(net: nn.Module, _optimizer: torch.optim.Optimizer, iteration: int) ->
         net.load_state_dict({name: tensor * 0.5 for name, tensor in net.state_dict().items()})
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -206,10 +219,10 @@ def loaded(net: nn.Module, _optimizer: torch.optim.Optimizer, iteration: int) ->
     ],
 )
 def test_what_an_update_does_not_make_is_read_as_a_whole(
-    change: Callable[[nn.Module, torch.optim.Optimizer, int], None], why: str, tmp_path: Path
+    change: Callable[[nn.Module, torch.optim.Optimizer, int], None], why: str, parted: Parted, tmp_path: Path
 ) -> None:
     """It was not so when it was traced. It is told once, and no checkpoint is wrong."""
-    schedule = in_parts(traced(small(nothing)), 3)
+    schedule = parted(traced(small(nothing)), 3)
     expected, told = trained(small(change), schedule, tmp_path / "store")
     assert len(told) == 1 and why in told[0] and "\n" not in told[0]
     found = records(tmp_path / "store")
@@ -217,18 +230,20 @@ def test_what_an_update_does_not_make_is_read_as_a_whole(
     check_each(small(change), schedule, tmp_path / "store", expected)
 
 
-def test_gradients_zeroed_in_place_are_seen_when_traced(tmp_path: Path) -> None:
+@BOTH
+def test_gradients_zeroed_in_place_are_seen_when_traced(parted: Parted, tmp_path: Path) -> None:
     """Nothing tells before that write, so no gradient rebuilds anything; and what is not seen so is not wrong."""
-    zeroed = in_parts(traced(small(nothing, in_place=True)), 3)
+    zeroed = parted(traced(small(nothing, in_place=True)), 3)
     assert not zeroed.gradients
-    schedule = in_parts(traced(small(nothing)), 3)
+    schedule = parted(traced(small(nothing)), 3)
     assert schedule.gradients
     make = small(nothing, in_place=True)
     expected, _ = trained(make, schedule, tmp_path / "store")
     check_each(make, schedule, tmp_path / "store", expected)
 
 
-def test_a_closure_is_refused(tmp_path: Path) -> None:
+@BOTH
+def test_a_closure_is_refused(parted: Parted, tmp_path: Path) -> None:
     """Its gradients are made within the update."""
 
     def make() -> Run:
@@ -251,13 +266,14 @@ def test_a_closure_is_refused(tmp_path: Path) -> None:
         run.steps = steps()
         return run
 
-    schedule = in_parts(traced(small(nothing)), 3)
+    schedule = parted(traced(small(nothing)), 3)
     expected, told = trained(make, schedule, tmp_path / "store")
     assert len(told) == 1 and "closure" in told[0]
     check_each(make, schedule, tmp_path / "store", expected)
 
 
-def test_the_first_checkpoint_is_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@BOTH
+def test_the_first_checkpoint_is_proven(parted: Parted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where an update made again gives other bits, it is told, and every checkpoint is read as a whole."""
 
     def wrong(optimizer: torch.optim.Optimizer) -> None:
@@ -267,7 +283,7 @@ def test_the_first_checkpoint_is_proven(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("checkflow.state.restore.replay.unhooked_step", wrong)
     make = TRAININGS["adamw foreach"]
-    schedule = in_parts(traced(make), 3)
+    schedule = parted(traced(make), 3)
     expected, told = trained(make, schedule, tmp_path / "store")
     assert len(told) == 1 and "is not the same, to the bit" in told[0]
     found = records(tmp_path / "store")
@@ -323,6 +339,68 @@ def test_a_shorter_interval_is_refused(tmp_path: Path) -> None:
         )
     assert "\n" not in str(error.value)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"), [({"interval": 2}, "interval: 2, but this schedule"), ({"slots": 1}, "slots: 1 has no room")]
+)
+def test_lanes_take_each_iteration_and_two_checkpoints_in_memory(
+    arguments: dict[str, int], line: str, tmp_path: Path
+) -> None:
+    """Another interval, or a single slot, is refused in one line."""
+    run = begun(partial(simple, sgd))
+    schedule, models, optimizers = rolling(traced(TRAININGS["sgd"]), 3), run.training.model, run.training.optimizer
+    with pytest.raises(InputError, match=line) as error:
+        checkflow.attach(models, optimizers, store=tmp_path / "s", schedule=schedule, **arguments)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value) and not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("lost", [4, 5])
+def test_a_lane_that_is_lost_costs_no_later_checkpoint(lost: int, tmp_path: Path) -> None:
+    """The one after it is read at once, and lanes go on from there."""
+    make = TRAININGS["adamw foreach"]
+    schedule, run = rolling(traced(make), 3), begun(make)
+    expected = {}
+    with attached(run, schedule, tmp_path / "store", lambda _: None) as ckpt:
+        assert ckpt.restore() == 0
+        for iteration in range(1, ITERATIONS + 1):
+            next(run.steps)
+            expected[iteration] = state_of(run)
+            if iteration == lost:
+                ckpt._executor.give_up()  # as where something was written unseen
+            ckpt.step()
+    found = records(tmp_path / "store")
+    assert found[lost]["lanes"] == [0, 0, 0] and "replay" not in found[lost]
+    ages = found[ITERATIONS]["lanes"]
+    assert isinstance(ages, list) and sorted(ages) == [0, 1, 2]
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+def test_lanes_of_one_iteration_are_exported_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first checkpoint is read at once: its files are those that it would have without lanes."""
+    make = TRAININGS["adamw foreach"]
+    schedule = rolling(traced(make), 3)
+    trained(make, schedule, tmp_path / "store")
+    plain, out = tmp_path / "plain.pt", tmp_path / "out.pt"
+    whole = planned(traced(make), lambda problem: problem, "checkflow")
+    run = begun(make)
+    with attached(run, whole, tmp_path / "whole", lambda _: None) as ckpt:
+        ckpt.restore()
+        next(run.steps)
+        ckpt.step()
+    for store, path in ((tmp_path / "store", out), (tmp_path / "whole", plain)):
+        assert run_command(["export", str(store), "--to", "torch", "--iteration", "1", "-o", str(path)]) == 0
+        folder = path.with_suffix("")
+        assert run_command(["export", str(store), "--to", "safetensors", "--iteration", "1", "-o", str(folder)]) == 0
+    ours, theirs = torch.load(out, weights_only=True), torch.load(plain, weights_only=True)
+    assert ours.keys() == theirs.keys()
+    for file in ("model", "optimizer"):
+        assert ours[file].keys() == theirs[file].keys()
+        assert all(torch.equal(ours[file][name], tensor) for name, tensor in theirs[file].items())
+        name = f"{file}.safetensors"
+        assert (out.with_suffix("") / name).read_bytes() == (plain.with_suffix("") / name).read_bytes()
+    code = run_command(["export", str(tmp_path / "store"), "--to", "torch", "-o", str(tmp_path / "newest.pt")])
+    assert code == 2 and "was saved in parts" in capsys.readouterr().err
 
 
 def test_what_has_to_be_rebuilt_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import checkflow
-from checkflow.checkpointing.files import layout_of
+from checkflow.checkpointing.files import layouts_of
 from checkflow.errors import InputError, TraceError
 from checkflow.runtime.matching import bind
 from checkflow.schedule import Schedule, StateRow, ViewRow
@@ -198,7 +198,7 @@ def test_a_parameter_of_no_stored_dtype_is_refused_where_its_files_are_laid_out(
         state_of(training, "net.py")
     binding = bind(schedule.model_copy(update={"state": (*schedule.state, row)}), training)
     with pytest.raises(InputError) as attached:
-        layout_of(binding)
+        layouts_of(binding, 1)
     assert (str(attached.value), str(traced.value)) == (f"model/odd: {DTYPE}", f"net.py: model/odd: {DTYPE}")
 
 

@@ -105,9 +105,11 @@ class InProcess:
     def __post_init__(self) -> None:
         self.store.mkdir(exist_ok=True)
         self.reports: list[Message] = []
-        config = SaverConfig(self.store, self.layout.specs, self.retention, {}, newest_wins=True, retry_s=self.retry_s)
-        self.shared = SharedMemory.create(self.layout, slots=3, record_room_bytes=100, config=config.dump())
-        self.slots = Slots(self.shared, self.layout, "skip")
+        config = SaverConfig(
+            self.store, (self.layout.specs,), self.retention, {}, newest_wins=True, retry_s=self.retry_s
+        )
+        self.shared = SharedMemory.create([self.layout], slots=3, record_room_bytes=100, config=config.dump())
+        self.slots = Slots(self.shared, [self.layout], "skip")
         self.persister = Persister(self.shared, config, self.disk, self._report, self.store)
 
     def _report(self, message: Message) -> None:

@@ -179,7 +179,7 @@ def test_closing_says_that_no_training_follows(tmp_path: Path, monkeypatch: pyte
         tell(supervisor, word)
 
     monkeypatch.setattr(Supervisor, "tell", told)
-    with StoreHandle.open(tmp_path, LARGE, notify=silent, persist_every=PersistEvery(iterations=10)) as handle:
+    with StoreHandle.open(tmp_path, [LARGE], notify=silent, persist_every=PersistEvery(iterations=10)) as handle:
         assert stage(handle, LARGE, 1)
         assert words == []
     assert words[:2] == [LAST, NOW]

@@ -38,8 +38,8 @@ def test_every_field_of_the_manifest() -> None:
 
 def test_the_words_of_the_control_page() -> None:
     """Read from the memfd at the offsets that the page gives."""
-    shared = SharedMemory.create(SMALL, slots=3, record_room_bytes=100, config=b"configuration")
-    slots = Slots(shared, SMALL, "skip")
+    shared = SharedMemory.create([SMALL], slots=3, record_room_bytes=100, config=b"configuration")
+    slots = Slots(shared, [SMALL], "skip")
     slot = slots.try_acquire()
     assert slot is not None
     slots.stage(slot, 7, record_of(7), due=True)

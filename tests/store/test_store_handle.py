@@ -45,7 +45,7 @@ EACH = PersistEvery(iterations=1)
 def test_a_run_and_what_it_leaves(tmp_path: Path) -> None:
     """Staged, durable and verified are counted apart; after close the newest is on disk and the saver is gone."""
     store = tmp_path / "deep" / "store"
-    with StoreHandle.open(store, SMALL, notify=silent) as handle:
+    with StoreHandle.open(store, [SMALL], notify=silent) as handle:
         saver = saver_of(handle)
         for iteration in range(1, 6):
             assert stage(handle, SMALL, iteration)
@@ -62,7 +62,7 @@ def test_a_run_and_what_it_leaves(tmp_path: Path) -> None:
 
 def test_drain_is_durable(tmp_path: Path) -> None:
     """After drain the newest staged checkpoint is restored, while the handle is open."""
-    with StoreHandle.open(tmp_path, SMALL, notify=silent, persist_every=PersistEvery(iterations=1000)) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent, persist_every=PersistEvery(iterations=1000)) as handle:
         for iteration in (1, 2, 3):
             assert stage(handle, SMALL, iteration)
             assert handle.drain(60)
@@ -72,7 +72,7 @@ def test_drain_is_durable(tmp_path: Path) -> None:
 
 
 def test_nothing_staged_is_nothing_to_drain(tmp_path: Path) -> None:
-    with StoreHandle.open(tmp_path, SMALL, notify=silent) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent) as handle:
         assert handle.drain(60)
         assert handle.persist_now() is None
     assert newest_whole(tmp_path) == 0
@@ -80,7 +80,7 @@ def test_nothing_staged_is_nothing_to_drain(tmp_path: Path) -> None:
 
 def test_an_abandoned_slot_is_no_checkpoint(tmp_path: Path) -> None:
     """What was not staged is never restored."""
-    with StoreHandle.open(tmp_path, SMALL, notify=silent) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent) as handle:
         assert stage(handle, SMALL, 1)
         for _ in range(4):
             slot = handle.acquire()
@@ -93,7 +93,7 @@ def test_an_abandoned_slot_is_no_checkpoint(tmp_path: Path) -> None:
 def test_marked_checkpoints_are_retained(tmp_path: Path) -> None:
     """persist_now(keep=True) retains this one for good, whatever the pace."""
     with StoreHandle.open(
-        tmp_path, SMALL, notify=silent, persist_every=PersistEvery(iterations=1000), retention=Retention(last=1)
+        tmp_path, [SMALL], notify=silent, persist_every=PersistEvery(iterations=1000), retention=Retention(last=1)
     ) as handle:
         for iteration in range(1, 7):
             assert stage(handle, SMALL, iteration)
@@ -109,7 +109,7 @@ def test_marked_checkpoints_are_retained(tmp_path: Path) -> None:
 def test_block_persists_each_one_that_is_due(tmp_path: Path) -> None:
     """Nothing is given up: the trainer waits instead, and the wait is counted."""
     with StoreHandle.open(
-        tmp_path, SMALL, slots=2, when_full="wait", notify=silent, persist_every=EACH, retention=Retention(last=99)
+        tmp_path, [SMALL], slots=2, when_full="wait", notify=silent, persist_every=EACH, retention=Retention(last=99)
     ) as handle:
         for iteration in range(1, 13):
             assert stage(handle, SMALL, iteration)
@@ -121,7 +121,7 @@ def test_block_persists_each_one_that_is_due(tmp_path: Path) -> None:
 @pytest.mark.parametrize("slots", [2, 3])
 def test_skip_never_waits_and_the_newest_wins(tmp_path: Path, slots: int) -> None:
     """With a saver that does nothing there is always a slot; what is durable at last is the newest staged."""
-    with StoreHandle.open(tmp_path, SMALL, slots=slots, notify=silent, persist_every=EACH) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], slots=slots, notify=silent, persist_every=EACH) as handle:
         assert stage(handle, SMALL, 1)
         until_verified(handle, 1)  # not stopped in the middle of a change
         with stopped(handle):
@@ -134,7 +134,7 @@ def test_skip_never_waits_and_the_newest_wins(tmp_path: Path, slots: int) -> Non
 
 def test_a_single_slot_waits_until_its_checkpoint_is_durable(tmp_path: Path) -> None:
     """Under `skip` it has none to give until then; under `wait` the trainer waits. Each is persisted."""
-    with StoreHandle.open(tmp_path, SMALL, slots=1, notify=silent) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], slots=1, notify=silent) as handle:
         assert stage(handle, SMALL, 1)
         until_verified(handle, 1)
         with stopped(handle):
@@ -150,7 +150,7 @@ def test_a_single_slot_wakes_its_saver_each_time(tmp_path: Path) -> None:
     """Also one that has nothing left to settle and sleeps, and whatever persist_every says."""
     never = PersistEvery(iterations=1000)
     with StoreHandle.open(
-        tmp_path, SMALL, slots=1, when_full="wait", notify=silent, persist_every=never, hang_s=5.0
+        tmp_path, [SMALL], slots=1, when_full="wait", notify=silent, persist_every=never, hang_s=5.0
     ) as handle:
         for iteration in range(1, 4):
             assert stage(handle, SMALL, iteration)
@@ -162,7 +162,7 @@ def test_a_single_slot_wakes_its_saver_each_time(tmp_path: Path) -> None:
 def test_a_signal_handler_may_wait_for_the_saver_while_the_program_does(tmp_path: Path) -> None:
     """As SIGTERM does that arrives in `save`."""
     heard: list[bool] = []
-    with StoreHandle.open(tmp_path, SMALL, notify=silent) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent) as handle:
         assert stage(handle, SMALL, 1)
         until_verified(handle, 1)
         before = signal.signal(signal.SIGALRM, lambda *_: heard.append(handle.drain(60)))
@@ -176,7 +176,7 @@ def test_a_single_slot_is_filled_again_where_the_disk_fails(tmp_path: Path) -> N
     """What could not be made durable in time is told, and does not hold up what comes after it."""
     told: list[str] = []
     with StoreHandle.open(
-        tmp_path, SMALL, slots=1, when_full="wait", on_error="warn", notify=told.append, retry_s=0
+        tmp_path, [SMALL], slots=1, when_full="wait", on_error="warn", notify=told.append, retry_s=0
     ) as handle:
         assert stage(handle, SMALL, 1) and handle.drain(60)
         until_verified(handle, 1)
@@ -199,7 +199,7 @@ def test_a_drain_waits_for_its_own_attempt(tmp_path: Path) -> None:
     """An earlier attempt's failure, heard while it is tried again, is told, and is not the drain's answer."""
     told: list[str] = []
     with StoreHandle.open(
-        tmp_path, SMALL, persist_every=EACH, on_error="warn", notify=told.append, retry_s=0
+        tmp_path, [SMALL], persist_every=EACH, on_error="warn", notify=told.append, retry_s=0
     ) as handle:
         assert stage(handle, SMALL, 1) and handle.drain(60)
         until_verified(handle, 1)
@@ -221,7 +221,7 @@ def test_a_record_that_outgrows_its_room_gets_more(tmp_path: Path) -> None:
     """Each iteration's is longer, then short again; a saver that starts after it has grown finds it, too."""
     sizes = [5000, 9000, 9000, 40_000, 3_000_000, 20_000_000, 20_000_001, 17, 8192, 8193]
     open_room = StoreHandle.open(
-        tmp_path, SMALL, notify=silent, record_room_bytes=5000, persist_every=PersistEvery(seconds=10**6)
+        tmp_path, [SMALL], notify=silent, record_room_bytes=5000, persist_every=PersistEvery(seconds=10**6)
     )
     with open_room as handle:
         for iteration, size in enumerate(sizes, start=1):
@@ -257,7 +257,7 @@ def test_what_a_record_has_outgrown_is_given_back() -> None:
 def test_a_record_that_cannot_be_kept_leaves_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line; the slot can still be staged with a shorter one."""
     monkeypatch.setattr("checkflow.store.memory.shared_memory.MAX_RECORD_BYTES", 10_000)
-    with StoreHandle.open(tmp_path, SMALL, notify=silent, record_room_bytes=5000) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent, record_room_bytes=5000) as handle:
         slot = handle.acquire()
         assert slot is not None
         fill(slot.data, SMALL, 1)
@@ -273,7 +273,7 @@ def test_a_record_that_cannot_be_kept_leaves_its_slot(tmp_path: Path, monkeypatc
 
 
 def test_too_many_slots_in_use_is_an_error_not_a_hang(tmp_path: Path) -> None:
-    with StoreHandle.open(tmp_path, SMALL, slots=2, when_full="wait", notify=silent) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], slots=2, when_full="wait", notify=silent) as handle:
         first, second = handle.acquire(), handle.acquire()
         assert first is not None and second is not None
         with pytest.raises(StoreError, match="all are being filled"):
@@ -282,14 +282,14 @@ def test_too_many_slots_in_use_is_an_error_not_a_hang(tmp_path: Path) -> None:
 
 def test_a_slot_may_become_free_while_one_looks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is pending any more when the look for a slot has failed: one looks again."""
-    with StoreHandle.open(tmp_path, SMALL, slots=3, when_full="wait", notify=silent, persist_every=EACH) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], slots=3, when_full="wait", notify=silent, persist_every=EACH) as handle:
         saver = stop(handle)
         assert stage(handle, SMALL, 1) and stage(handle, SMALL, 2)
         filling = handle.acquire()
         assert filling is not None
         look = handle._slots.try_acquire
 
-        def too_early() -> None:
+        def too_early(_lane: int) -> None:
             os.kill(saver, signal.SIGCONT)
             until_idle(handle, 2)
             monkeypatch.setattr(handle._slots, "try_acquire", look)
@@ -303,7 +303,7 @@ def test_a_slot_may_become_free_while_one_looks_for_it(tmp_path: Path, monkeypat
 
 def test_a_dead_saver_is_started_again(tmp_path: Path) -> None:
     """A killed saver costs nothing: the next one persists what is due, and removes what it left."""
-    with StoreHandle.open(tmp_path, SMALL, notify=silent, persist_every=PersistEvery(iterations=1000)) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent, persist_every=PersistEvery(iterations=1000)) as handle:
         assert stage(handle, SMALL, 1)
         first = saver_of(handle)
         (tmp_path / ".incomplete-00000001-iteration-1-0-0").mkdir()
@@ -318,7 +318,7 @@ def test_a_dead_saver_is_started_again(tmp_path: Path) -> None:
 
 def test_a_saver_that_keeps_dying_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a few deaths in a row and the time to try again training is told, and close does not hang."""
-    handle = StoreHandle.open(tmp_path, SMALL, notify=silent, retry_s=0)
+    handle = StoreHandle.open(tmp_path, [SMALL], notify=silent, retry_s=0)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     os.kill(saver_of(handle), signal.SIGKILL)
 
@@ -337,7 +337,7 @@ def test_a_hanging_saver_is_an_error_by_policy(tmp_path: Path) -> None:
     """Told once, training goes on under "warn"; when it moves again, so does everything else."""
     told: list[str] = []
     with StoreHandle.open(
-        tmp_path, SMALL, notify=told.append, on_error="warn", persist_every=EACH, hang_s=0.05
+        tmp_path, [SMALL], notify=told.append, on_error="warn", persist_every=EACH, hang_s=0.05
     ) as handle:
         with stopped(handle):
 
@@ -357,7 +357,7 @@ def test_a_hanging_saver_is_an_error_by_policy(tmp_path: Path) -> None:
 
 def test_a_hanging_saver_does_not_hang_the_end(tmp_path: Path) -> None:
     """Close gives up at its deadline, kills it, and says so."""
-    handle = StoreHandle.open(tmp_path, SMALL, notify=silent)
+    handle = StoreHandle.open(tmp_path, [SMALL], notify=silent)
     saver = stop(handle)
     assert stage(handle, SMALL, 1)
     with pytest.raises(StoreError, match="not durable at the deadline"):
@@ -374,7 +374,7 @@ def test_the_end_of_a_saver_is_waited_for_and_not_asked_after(tmp_path: Path, mo
     program.chmod(0o755)
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", str(program))
-        handle = StoreHandle.open(tmp_path / "store", SMALL, notify=silent)
+        handle = StoreHandle.open(tmp_path / "store", [SMALL], notify=silent)
     waits = 0
     stirs = SaverProcess.stirs
 
@@ -391,7 +391,7 @@ def test_the_end_of_a_saver_is_waited_for_and_not_asked_after(tmp_path: Path, mo
 def test_block_with_a_hanging_saver_ends_too(tmp_path: Path) -> None:
     """Under "raise" the wait ends in the error."""
     handle = StoreHandle.open(
-        tmp_path, SMALL, slots=2, when_full="wait", notify=silent, persist_every=EACH, hang_s=0.05
+        tmp_path, [SMALL], slots=2, when_full="wait", notify=silent, persist_every=EACH, hang_s=0.05
     )
     stop(handle)
     with pytest.raises(StoreError, match="has not moved"):
@@ -406,7 +406,7 @@ def test_errors_of_the_saver_reach_the_trainer(tmp_path: Path, policy: str) -> N
     """What is not tried again any more: one clear line, by policy, at the next poll."""
     told: list[str] = []
     handle = StoreHandle.open(
-        tmp_path, SMALL, notify=told.append, on_error="raise" if policy == "raise" else "warn", persist_every=EACH,
+        tmp_path, [SMALL], notify=told.append, on_error="raise" if policy == "raise" else "warn", persist_every=EACH,
         retry_s=0,
     )  # fmt: skip
     assert stage(handle, SMALL, 1)
@@ -430,7 +430,7 @@ def test_errors_of_the_saver_reach_the_trainer(tmp_path: Path, policy: str) -> N
 def test_a_removed_store_is_an_error_at_once(tmp_path: Path) -> None:
     """It takes nothing ever again, and nobody makes another one behind the user's back."""
     store = tmp_path / "store"
-    handle = StoreHandle.open(store, SMALL, notify=silent, persist_every=EACH)
+    handle = StoreHandle.open(store, [SMALL], notify=silent, persist_every=EACH)
     assert stage(handle, SMALL, 1)
     until_verified(handle, 1)
     shutil.rmtree(store)
@@ -450,18 +450,18 @@ def test_too_little_memory_says_how_much_is_needed(tmp_path: Path, monkeypatch: 
         "checkflow.store.memory.shared_memory.allowance", lambda: Allowance(1000, "the machine's available memory")
     )
     with pytest.raises(StoreError, match=r"3 slots of 32\.0 KiB need .* available memory leaves 1000 B; use slots=2"):
-        StoreHandle.open(tmp_path, SMALL, notify=silent)
+        StoreHandle.open(tmp_path, [SMALL], notify=silent)
     monkeypatch.undo()
-    StoreHandle.open(tmp_path, SMALL, notify=silent).close()
+    StoreHandle.open(tmp_path, [SMALL], notify=silent).close()
 
 
 def test_a_store_that_cannot_be_written_is_refused_at_once() -> None:
     """In /proc, where root cannot make a directory either."""
     with pytest.raises(StoreError, match="cannot be"):
-        StoreHandle.open(Path("/proc/checkflow-store"), SMALL, notify=silent)
+        StoreHandle.open(Path("/proc/checkflow-store"), [SMALL], notify=silent)
 
 
 def test_a_store_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be"):
-        StoreHandle.open(tmp_path / "file" / "store", SMALL, notify=silent)
+        StoreHandle.open(tmp_path / "file" / "store", [SMALL], notify=silent)

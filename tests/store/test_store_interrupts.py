@@ -28,18 +28,18 @@ def test_an_interrupt_at_any_line_of_open_leaves_nothing(tmp_path: Path, monkeyp
     """Each line of the package that opening and closing run."""
     store = tmp_path / "store"
     monkeypatch.setattr(sys, "executable", str(plain_saver(tmp_path)))
-    with interrupted_at(0) as lines, StoreHandle.open(store, SMALL, notify=silent):
+    with interrupted_at(0) as lines, StoreHandle.open(store, [SMALL], notify=silent):
         pass
     every = range(1, lines[0] + 1)
     for line in every if NIGHTLY else sorted(random.Random(0).sample(every, 60)):
         with contextlib.suppress(KeyboardInterrupt), interrupted_at(line):
-            StoreHandle.open(store, SMALL, notify=silent).close(1.0)
+            StoreHandle.open(store, [SMALL], notify=silent).close(1.0)
         assert_nothing_is_left(store)
 
 
 def test_a_handle_that_is_lost_is_let_go(tmp_path: Path) -> None:
     """As where an interrupt came before anybody had it."""
-    handle = StoreHandle.open(tmp_path, SMALL, notify=silent)
+    handle = StoreHandle.open(tmp_path, [SMALL], notify=silent)
     assert stage(handle, SMALL, 1)
     del handle
     assert_nothing_is_left(tmp_path)
@@ -51,7 +51,7 @@ def test_two_interrupts_and_the_store_can_be_opened_again(tmp_path: Path) -> Non
     each = PersistEvery(iterations=1)
     with (
         pytest.raises(KeyboardInterrupt),
-        StoreHandle.open(tmp_path, SMALL, notify=silent, persist_every=each) as handle,
+        StoreHandle.open(tmp_path, [SMALL], notify=silent, persist_every=each) as handle,
     ):
         saver = stop(handle)
         assert stage(handle, SMALL, 1)

@@ -50,7 +50,7 @@ def traced_python(tmp_path: Path, name: str, options: str) -> str:
 
 def open_handle(store: Path) -> StoreHandle:
     return StoreHandle.open(
-        store, DIRECT, notify=silent, on_error="warn", persist_every=PersistEvery(iterations=1000),
+        store, [DIRECT], notify=silent, on_error="warn", persist_every=PersistEvery(iterations=1000),
         retention=Retention(last=1),
     )  # fmt: skip
 
@@ -146,7 +146,7 @@ from checkflow.store.trainer.persist_every import PersistEvery
 store, when_full, iterations = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 start = newest_whole(store) if store.exists() else 0
 handle = StoreHandle.open(
-    store, SMALL, when_full=when_full, persist_every=PersistEvery(iterations=iterations), notify=silent
+    store, [SMALL], when_full=when_full, persist_every=PersistEvery(iterations=iterations), notify=silent
 )
 print("saver", handle.saver_pid, flush=True)
 for iteration in range(start + 1, 100_000):
@@ -200,7 +200,7 @@ def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
         (segment,) = {line.split()[4] for line in _text(Path(f"/proc/{saver}/maps")).splitlines() if MEMFD in line}
         trainer.kill()
     until(lambda: not runs(saver), "the saver ends")
-    with StoreHandle.open(tmp_path / "store", SMALL, notify=silent):
+    with StoreHandle.open(tmp_path / "store", [SMALL], notify=silent):
         pass
     lines = [line for maps in Path("/proc").glob("[0-9]*/maps") for line in _text(maps).splitlines() if MEMFD in line]
     assert not [line for line in lines if line.split()[4] == segment]
@@ -233,7 +233,7 @@ def test_the_kernel_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cal
     told: list[str] = []
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", python)
-        handle = StoreHandle.open(store, DIRECT, notify=told.append, on_error="warn", retry_s=0)
+        handle = StoreHandle.open(store, [DIRECT], notify=told.append, on_error="warn", retry_s=0)
     assert stage(handle, DIRECT, 2)
     assert not handle.drain(60)
     assert "iteration 2 cannot be made durable" in told[0]
@@ -250,7 +250,7 @@ def test_the_kernel_refuses_for_a_moment(tmp_path: Path, monkeypatch: pytest.Mon
     told: list[str] = []
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", python)
-        handle = StoreHandle.open(prepared(tmp_path / "store"), DIRECT, notify=told.append)
+        handle = StoreHandle.open(prepared(tmp_path / "store"), [DIRECT], notify=told.append)
     assert stage(handle, DIRECT, 2)
     assert handle.drain(60)
     handle.close()

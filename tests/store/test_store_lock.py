@@ -37,11 +37,11 @@ def test_a_moved_store_takes_its_run_along(tmp_path: Path) -> None:
     """Another run at the old path has a store of its own: not a byte of the first goes there, and none is pruned."""
     store, old = tmp_path / "store", tmp_path / "store.old"
     told: list[str] = []
-    with StoreHandle.open(store, SMALL, notify=told.append, persist_every=EACH) as first:
+    with StoreHandle.open(store, [SMALL], notify=told.append, persist_every=EACH) as first:
         assert stage(first, SMALL, 1)
         until_verified(first, 1)
         store.rename(old)
-        with StoreHandle.open(store, SMALL, notify=silent, persist_every=EACH) as second:
+        with StoreHandle.open(store, [SMALL], notify=silent, persist_every=EACH) as second:
             assert stage(second, SMALL, 100)
             until_verified(second, 1)
             for iteration in range(2, 7):
@@ -57,7 +57,7 @@ def test_a_moved_store_takes_its_run_along(tmp_path: Path) -> None:
 def test_a_store_that_is_moved_twice_and_back_is_told_of_each_time(tmp_path: Path) -> None:
     store = tmp_path / "store"
     told: list[str] = []
-    with StoreHandle.open(store, SMALL, notify=told.append, persist_every=EACH) as handle:
+    with StoreHandle.open(store, [SMALL], notify=told.append, persist_every=EACH) as handle:
         for iteration, name in enumerate(("a", "b", "store"), start=1):
             assert stage(handle, SMALL, iteration)
             until_idle(handle, iteration)
@@ -69,7 +69,7 @@ def test_a_store_that_is_moved_twice_and_back_is_told_of_each_time(tmp_path: Pat
 def test_a_deleted_lock_lets_nobody_in(tmp_path: Path, how: str) -> None:
     """The directory is locked, too; and the saver puts the file back, with its locks, before it writes."""
     told: list[str] = []
-    with StoreHandle.open(tmp_path, SMALL, notify=told.append, persist_every=EACH) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=told.append, persist_every=EACH) as handle:
         (tmp_path / LOCK).unlink()
         if how == "replaced":
             (tmp_path / LOCK).write_bytes(b"")
@@ -85,7 +85,7 @@ def test_a_deleted_lock_lets_nobody_in(tmp_path: Path, how: str) -> None:
 def test_a_saver_without_a_trainer_is_waited_for_whatever_became_of_the_lock(tmp_path: Path) -> None:
     script = (
         "import pathlib, os, signal\nfrom small_store import *\n"
-        "handle = StoreHandle.open(pathlib.Path(sys.argv[1]), SMALL, notify=print)\n"
+        "handle = StoreHandle.open(pathlib.Path(sys.argv[1]), [SMALL], notify=print)\n"
         "stop(handle)\n"
         "stage(handle, SMALL, 41)\n"
         "print(handle.saver_pid, flush=True)\n"
@@ -109,7 +109,7 @@ def test_a_saver_without_a_trainer_is_waited_for_whatever_became_of_the_lock(tmp
 def test_a_lock_that_another_has_meanwhile_is_trouble(tmp_path: Path) -> None:
     """As from another machine, which the directory's lock does not keep out: nothing is written beside it."""
     told: list[str] = []
-    with StoreHandle.open(tmp_path, SMALL, notify=told.append, persist_every=EACH) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=told.append, persist_every=EACH) as handle:
         assert stage(handle, SMALL, 1)
         until_verified(handle, 1)
         (tmp_path / LOCK).unlink()
@@ -141,7 +141,7 @@ def test_of_two_that_come_at_once_none_has_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_restarted_saver_holds_the_directory_too(tmp_path: Path) -> None:
-    with StoreHandle.open(tmp_path, SMALL, notify=silent) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent) as handle:
         saver = saver_of(handle)
         os.kill(saver, signal.SIGKILL)
         until(lambda: handle.saver_pid not in (None, saver), "another one runs")
@@ -179,7 +179,7 @@ def test_a_file_system_of_somebody_else_is_tried_and_told(
     """One that does what the store needs is used."""
     monkeypatch.setattr(filesystem, "mount_of", lambda _: mount)
     lines: list[str] = []
-    with StoreHandle.open(tmp_path, SMALL, notify=lines.append) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=lines.append) as handle:
         assert stage(handle, SMALL, 1)
     assert len(lines) == len(told)
     assert all(part in line and mount.source in line for part, line in zip(told, lines, strict=True))

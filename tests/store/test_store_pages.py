@@ -138,7 +138,7 @@ def test_a_checkpoint_waits_for_its_slot_to_have_memory(
         return wait(taken)
 
     monkeypatch.setattr(Pages, "wait_for_more", waits)
-    with StoreHandle.open(tmp_path, SMALL, notify=silent, when_full=when_full) as handle:  # type: ignore[arg-type]
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent, when_full=when_full) as handle:  # type: ignore[arg-type]
         assert handle.try_acquire() is None
         assert stage(handle, SMALL, 1)
         status = handle.status()
@@ -149,7 +149,7 @@ def test_a_checkpoint_waits_for_its_slot_to_have_memory(
 def test_refused_memory_is_an_error_but_no_lost_checkpoint(tmp_path: Path, kernel: Kernel) -> None:
     """The slots that there are go on being used."""
     kernel.refused_from = 2 * PAGE + 2 * (SMALL.size_bytes + RECORD_ROOM_BYTES)  # slot 2
-    handle = StoreHandle.open(tmp_path, SMALL, notify=silent)
+    handle = StoreHandle.open(tmp_path, [SMALL], notify=silent)
     with pytest.raises(StoreError, match=r"refuses the memory of 1 of 3 .* goes on with 2: use slots=2"):
         handle.take_memory()
     handle.poll()  # said once
@@ -162,7 +162,7 @@ def test_refused_memory_is_an_error_but_no_lost_checkpoint(tmp_path: Path, kerne
 def test_no_memory_at_all(tmp_path: Path, kernel: Kernel) -> None:
     """Nothing is staged, nothing hangs, and the next poll says why."""
     kernel.refused_from = 0
-    handle = StoreHandle.open(tmp_path, SMALL, notify=silent, when_full="wait")
+    handle = StoreHandle.open(tmp_path, [SMALL], notify=silent, when_full="wait")
     assert handle.acquire() is None
     with pytest.raises(StoreError, match="with 0 nothing more is checkpointed"):
         handle.poll()
@@ -187,9 +187,9 @@ def test_little_memory_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(StoreError, match=r"need .* of shared memory; the system refuses it"):
-        StoreHandle.open(tmp_path, SMALL, notify=silent)
+        StoreHandle.open(tmp_path, [SMALL], notify=silent)
     monkeypatch.undo()
-    StoreHandle.open(tmp_path, SMALL, notify=silent).close()
+    StoreHandle.open(tmp_path, [SMALL], notify=silent).close()
 
 
 def test_a_program_that_ends_without_closing_waits_for_no_memory() -> None:
@@ -203,7 +203,7 @@ pages.PART_BYTES = 4096
 os.posix_fallocate = lambda fd, start, size: threading.current_thread() is threading.main_thread() or endless.wait()
 endless = threading.Event()
 layout = Layout.of((FileSpec("model.safetensors", (TensorSpec("w", "U8", (100_000,)),)),))
-shared = SharedMemory.create(layout, slots=2, record_room_bytes=100, config=b"{}")
+shared = SharedMemory.create([layout], slots=2, record_room_bytes=100, config=b"{}")
 assert not shared.pages.ready(0)
 child = os.fork()
 if not child:

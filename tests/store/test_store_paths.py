@@ -25,7 +25,7 @@ from checkflow.store.trainer.handle import StoreHandle
 def test_a_path_need_not_be_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is written to, read, and shown by its bytes."""
     store = tmp_path / os.fsdecode(b"st\xffre")
-    with StoreHandle.open(store, SMALL, notify=silent) as handle:
+    with StoreHandle.open(store, [SMALL], notify=silent) as handle:
         assert stage(handle, SMALL, 1)
     assert newest_whole(store) == 1
     assert run(["list", str(store)]) == run(["check", str(store)]) == run(["check", str(store), "--repair"]) == 0
@@ -53,7 +53,7 @@ def test_what_can_be_no_store_is_one_line(name: str, tmp_path: Path, capsys: pyt
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="choose another"):
-        StoreHandle.open(tmp_path / name, SMALL, notify=silent)
+        StoreHandle.open(tmp_path / name, [SMALL], notify=silent)
     for command in (
         () if "\0" in name else ("list", "check", "check --repair", "export --to torch -o", "export -o x --to")
     ):
@@ -76,10 +76,10 @@ def test_a_lock_is_for_those_who_may_write_to_the_store(folder: int, lock: int, 
 def test_who_has_it_already_is_told_so(tmp_path: Path) -> None:
     """As in a notebook whose cell runs again."""
     with (
-        StoreHandle.open(tmp_path, SMALL, notify=silent),
+        StoreHandle.open(tmp_path, [SMALL], notify=silent),
         pytest.raises(StoreBusyError, match=r"that is this process: close\(\) the Checkpointer that it has"),
     ):
-        StoreHandle.open(tmp_path, SMALL, notify=silent)
+        StoreHandle.open(tmp_path, [SMALL], notify=silent)
 
 
 def test_a_directory_with_a_serial_beyond_any_ends_no_saver(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ from checkflow.store.trainer.persist_every import PersistEvery
 
 def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
     """In this process or another; the line names the first one's pid and host."""
-    with StoreHandle.open(tmp_path, SMALL, notify=silent):
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent):
         with pytest.raises(StoreBusyError, match=f"another trainer, process {os.getpid()} on {os.uname().nodename}"):
-            StoreHandle.open(tmp_path, SMALL, notify=silent)
+            StoreHandle.open(tmp_path, [SMALL], notify=silent)
         script = (
             "import pathlib\nfrom checkflow.store.both.lock import StoreLock\n"
             "from checkflow.errors import StoreBusyError\n"
@@ -45,13 +45,13 @@ def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
         )
         refused = subprocess.run(trainer_command(script, tmp_path), capture_output=True, text=True, check=True)
         assert f"process {os.getpid()}" in refused.stdout
-    StoreHandle.open(tmp_path, SMALL, notify=silent).close()
+    StoreHandle.open(tmp_path, [SMALL], notify=silent).close()
 
 
 def test_a_signal_to_everybody_finds_no_saver_that_could_hear_it(tmp_path: Path) -> None:
     """Not even one that has only just been started: it is the one that has what is staged."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        with StoreHandle.open(tmp_path, SMALL, notify=silent) as handle:
+        with StoreHandle.open(tmp_path, [SMALL], notify=silent) as handle:
             saver = saver_of(handle)
             os.kill(saver, number)
             stage(handle, SMALL, 1)
@@ -61,7 +61,7 @@ def test_a_signal_to_everybody_finds_no_saver_that_could_hear_it(tmp_path: Path)
 
 def test_the_saver_gives_way_to_the_training(tmp_path: Path) -> None:
     """By its own niceness and its session's: where sessions are scheduling groups, only the group's counts."""
-    with StoreHandle.open(tmp_path, SMALL, notify=silent) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent) as handle:
         stage(handle, SMALL, 1)
         until_verified(handle, 1)  # it runs
         saver = saver_of(handle)
@@ -75,7 +75,7 @@ def test_a_new_trainer_waits_for_the_old_saver_and_says_so(tmp_path: Path) -> No
     """The dead trainer's newest checkpoint is on disk before the new one starts."""
     script = (
         "import pathlib, os, signal\nfrom small_store import *\n"
-        "handle = StoreHandle.open(pathlib.Path(sys.argv[1]), SMALL, notify=print)\n"
+        "handle = StoreHandle.open(pathlib.Path(sys.argv[1]), [SMALL], notify=print)\n"
         "stop(handle)\n"
         "stage(handle, SMALL, 41)\n"
         "print(handle.saver_pid, flush=True)\n"
@@ -99,7 +99,7 @@ def test_errors_after_the_trainers_death_are_told_to_the_next(tmp_path: Path) ->
     """Nobody heard them, so they wait in the store; the saver does not try for ever."""
     script = (
         "import pathlib, os, signal\nfrom small_store import *\n"
-        "handle = StoreHandle.open(pathlib.Path(sys.argv[1]), SMALL, notify=print)\n"
+        "handle = StoreHandle.open(pathlib.Path(sys.argv[1]), [SMALL], notify=print)\n"
         "stop(handle)\n"
         "stage(handle, SMALL, 41)\n"
         "handle.shared._words[64 + 3] ^= 1\n"  # the record's hash no longer matches
@@ -111,7 +111,7 @@ def test_errors_after_the_trainers_death_are_told_to_the_next(tmp_path: Path) ->
     until(lambda: not runs(int(killed.stdout)), "the saver ended")
     assert newest_whole(tmp_path) == 0
     told: list[str] = []
-    StoreHandle.open(tmp_path, SMALL, notify=told.append).close()
+    StoreHandle.open(tmp_path, [SMALL], notify=told.append).close()
     assert "could not tell" in told[0] and "is not what was staged" in told[0]
     assert not (tmp_path / LOG).exists()
 
@@ -123,7 +123,7 @@ def _child(pid_file: str) -> None:
 
 def test_a_forked_worker_holds_nothing(tmp_path: Path) -> None:
     """A data-loader worker that outlives its trainer keeps neither the lock nor the saver's socket open."""
-    handle = StoreHandle.open(tmp_path / "store", SMALL, notify=silent)
+    handle = StoreHandle.open(tmp_path / "store", [SMALL], notify=silent)
     worker = multiprocessing.get_context("fork").Process(target=_child, args=(str(tmp_path / "pid"),))
     worker.start()
     until(lambda: (tmp_path / "pid").exists(), "the worker runs")
@@ -131,14 +131,14 @@ def test_a_forked_worker_holds_nothing(tmp_path: Path) -> None:
     held = descriptors(worker.pid)
     assert not [path for path in held if path.endswith("/lock")]
     handle.close()
-    StoreHandle.open(tmp_path / "store", SMALL, notify=silent).close()
+    StoreHandle.open(tmp_path / "store", [SMALL], notify=silent).close()
     worker.kill()
     worker.join()
 
 
 def test_the_saver_has_no_descriptor_but_its_own_and_no_torch(tmp_path: Path) -> None:
     """Memory, socket, lock, pidfd and the null device; its own session; torch is not in its address space."""
-    with StoreHandle.open(tmp_path, SMALL, notify=silent) as handle, (tmp_path / "opened").open("w") as opened:
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent) as handle, (tmp_path / "opened").open("w") as opened:
         os.set_inheritable(opened.fileno(), True)
         assert stage(handle, SMALL, 1)
         until_verified(handle, 1)
@@ -161,10 +161,10 @@ def test_nothing_leaks_over_many_stores(tmp_path: Path) -> None:
         opened, tasks = (len(list(Path(f"/proc/self/{what}").iterdir())) for what in ("fd", "task"))
         return opened, tasks, maps, children()
 
-    StoreHandle.open(tmp_path / "0", SMALL, notify=silent).close()
+    StoreHandle.open(tmp_path / "0", [SMALL], notify=silent).close()
     before = resources()
     for number in range(1, 6):
-        with StoreHandle.open(tmp_path / str(number), SMALL, notify=silent) as handle:
+        with StoreHandle.open(tmp_path / str(number), [SMALL], notify=silent) as handle:
             assert stage(handle, SMALL, 1)
     assert resources() == before
 
@@ -189,7 +189,7 @@ def test_ten_thousand_iterations_are_flat(tmp_path: Path) -> None:
     def private_kib(pid: int) -> int:
         return int(Path(f"/proc/{pid}/status").read_text().split("RssAnon:")[1].split()[0])
 
-    with StoreHandle.open(tmp_path, SMALL, notify=silent, persist_every=PersistEvery(iterations=500)) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent, persist_every=PersistEvery(iterations=500)) as handle:
         saver = saver_of(handle)
         for iteration in range(1, 10_001):
             assert stage(handle, SMALL, iteration)

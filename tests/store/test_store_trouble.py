@@ -48,7 +48,7 @@ EACH = PersistEvery(iterations=1)
 def test_a_disk_that_refuses_for_a_moment_ends_no_training(tmp_path: Path) -> None:
     """Under "raise", too: it is told once, tried again, and told once more when it works."""
     told: list[str] = []
-    with StoreHandle.open(tmp_path, SMALL, notify=told.append, persist_every=EACH) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=told.append, persist_every=EACH) as handle:
         with refusing(saver_of(handle)):
             for iteration in range(1, 6):
                 assert stage(handle, SMALL, iteration)
@@ -69,7 +69,7 @@ def test_a_disk_that_refuses_for_a_moment_ends_no_training(tmp_path: Path) -> No
 
 def test_a_promise_that_is_broken_is_an_error(tmp_path: Path) -> None:
     """After `retry_s` of trouble, not before; checkpoints go on being staged meanwhile, with two slots as well."""
-    handle = StoreHandle.open(tmp_path, SMALL, slots=2, notify=silent, persist_every=EACH, retry_s=1.0)
+    handle = StoreHandle.open(tmp_path, [SMALL], slots=2, notify=silent, persist_every=EACH, retry_s=1.0)
     with refusing(saver_of(handle)):
         began = time.monotonic()
         with pytest.raises(StoreError, match=r"cannot be made durable \(File too large\)"):
@@ -87,7 +87,7 @@ def test_a_promise_that_is_broken_is_an_error(tmp_path: Path) -> None:
 def test_who_waits_for_a_slot_waits_no_longer_than_that(tmp_path: Path) -> None:
     """Under `wait` nothing is given up before; then it is an error."""
     with StoreHandle.open(
-        tmp_path, SMALL, slots=2, when_full="wait", notify=silent, persist_every=EACH, retry_s=0.5
+        tmp_path, [SMALL], slots=2, when_full="wait", notify=silent, persist_every=EACH, retry_s=0.5
     ) as handle:
         with refusing(saver_of(handle)), pytest.raises(StoreError, match="iteration 1 cannot be made durable"):
             for iteration in range(1, 10):
@@ -99,7 +99,7 @@ def test_who_waits_for_a_slot_waits_no_longer_than_that(tmp_path: Path) -> None:
 def test_what_is_given_up_is_told_before_its_slot_is_filled_again(tmp_path: Path) -> None:
     """Also where the trainer has not asked for a while, and finds the slot free at once."""
     with StoreHandle.open(
-        tmp_path, SMALL, slots=2, when_full="wait", notify=silent, persist_every=EACH, retry_s=0.1
+        tmp_path, [SMALL], slots=2, when_full="wait", notify=silent, persist_every=EACH, retry_s=0.1
     ) as handle:
         with refusing(saver_of(handle)):
             for iteration in (1, 2):
@@ -113,7 +113,7 @@ def test_what_is_given_up_is_told_before_its_slot_is_filled_again(tmp_path: Path
 
 def test_who_closes_is_told_what_it_waits_for(tmp_path: Path) -> None:
     """While it waits, so that a person can make room."""
-    handle = StoreHandle.open(tmp_path, SMALL, notify=lambda line: make_room(line))
+    handle = StoreHandle.open(tmp_path, [SMALL], notify=lambda line: make_room(line))
     saver = saver_of(handle)
     limits = resource.prlimit(saver, resource.RLIMIT_FSIZE)
     told: list[str] = []
@@ -132,7 +132,7 @@ def test_who_closes_is_told_what_it_waits_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("retry_s", [-1.0, float("nan")])
 def test_a_time_that_is_none_is_refused(tmp_path: Path, retry_s: float) -> None:
     with pytest.raises(InputError, match=r"retry_s: .* use 0 or more"):
-        StoreHandle.open(tmp_path, SMALL, notify=silent, retry_s=retry_s)
+        StoreHandle.open(tmp_path, [SMALL], notify=silent, retry_s=retry_s)
 
 
 def test_a_disk_that_is_full_for_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ import pathlib, time
 from small_store import *
 from checkflow.store.trainer.persist_every import PersistEvery
 handle = StoreHandle.open(
-    pathlib.Path(sys.argv[1]), SMALL, notify=silent, persist_every=PersistEvery(iterations=1000),
+    pathlib.Path(sys.argv[1]), [SMALL], notify=silent, persist_every=PersistEvery(iterations=1000),
     retry_s=float(sys.argv[2])
 )
 stage(handle, SMALL, 1)
@@ -224,7 +224,7 @@ def test_a_trainer_dies_while_the_disk_refuses(tmp_path: Path) -> None:
         until(lambda: not runs(saver), "it is done")
     assert newest_whole(tmp_path) == 60
     told: list[str] = []
-    StoreHandle.open(tmp_path, SMALL, notify=told.append).close()
+    StoreHandle.open(tmp_path, [SMALL], notify=told.append).close()
     assert not told
 
 
@@ -239,7 +239,7 @@ def test_what_no_disk_took_is_told_to_the_next(tmp_path: Path, monkeypatch: pyte
         until(lambda: not runs(saver), "it gives up")
     assert len(list((state / "checkflow").iterdir())) == 1
     told: list[str] = []
-    StoreHandle.open(store, SMALL, notify=told.append).close()
+    StoreHandle.open(store, [SMALL], notify=told.append).close()
     (line,) = told
     assert "the previous run's saver could not tell: " in line and "iteration 7 cannot be made durable" in line
     assert not list((state / "checkflow").iterdir())
@@ -314,7 +314,7 @@ def test_a_saver_is_killed_just_before_its_trainer(tmp_path: Path) -> None:
 def test_savers_that_die_are_followed_by_others(tmp_path: Path) -> None:
     """However many; of more than a few in a row a person is told."""
     told: list[str] = []
-    with StoreHandle.open(tmp_path, SMALL, notify=told.append, persist_every=EACH) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=told.append, persist_every=EACH) as handle:
         for _ in range(6):
             saver = saver_of(handle)
             os.kill(saver, signal.SIGKILL)
@@ -328,7 +328,7 @@ def test_savers_that_die_are_followed_by_others(tmp_path: Path) -> None:
 
 def test_one_more_is_started_at_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the next one would be a while in coming."""
-    handle = StoreHandle.open(tmp_path, SMALL, notify=silent)
+    handle = StoreHandle.open(tmp_path, [SMALL], notify=silent)
     assert stage(handle, SMALL, 1)
     handle.drain(60)
     with monkeypatch.context() as patched:
@@ -349,7 +349,7 @@ def test_a_savers_last_words_are_told(tmp_path: Path, monkeypatch: pytest.Monkey
         "#!/bin/sh\nyes 2>/dev/null | head -c 50000 >&2\necho >&2\necho 'ImportError: no numpy' >&2\nexit 3\n"
     )
     python.chmod(0o755)
-    handle = StoreHandle.open(tmp_path / "store", SMALL, notify=silent, retry_s=0)
+    handle = StoreHandle.open(tmp_path / "store", [SMALL], notify=silent, retry_s=0)
     monkeypatch.setattr(sys, "executable", str(python))
     os.kill(saver_of(handle), signal.SIGKILL)
     until(lambda: bool(handle._saver.news), "it is seen")
@@ -414,6 +414,6 @@ def test_the_store_is_free_after_all_of_it(tmp_path: Path) -> None:
         process.wait()
     StoreLock.acquire(tmp_path, silent, timeout_s=60).close()
     assert newest_whole(tmp_path) == 1
-    with StoreHandle.open(tmp_path, SMALL, notify=silent) as handle:
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent) as handle:
         assert stage(handle, SMALL, 2)
         until_verified(handle, 1)

@@ -100,16 +100,15 @@ class HostState:
         end = f'],"rng":{rng},"metadata":{metadata}{self._about_text()}{self._losses_text()}}}'
         return Captured((f'{before},"objects":[', *objects, end))
 
-    def part(self, back: int, parameters: Sequence[str]) -> str:
-        """PartRecord's JSON: of these parameters, for a checkpoint `back` iterations on. Raises InputError."""
-        head = dump({"back": back, "parameters": list(parameters)})
-        return f'{head[:-1]},"optimizers":[{",".join(reader.read() for reader in self._optimizers)}]}}'
+    def part(self) -> str:
+        """PartRecord's fields of what is now, for `Updates`. Raises InputError."""
+        return f'"optimizers":[{",".join(reader.read() for reader in self._optimizers)}]'
 
-    def update(self, number: int, back: int, gradients: Sequence[str]) -> str:
-        """UpdateRecord's JSON, of the update that optimizer `number` is about to make. Raises InputError."""
+    def update(self, number: int, gradients: Sequence[str]) -> str:
+        """UpdateRecord's, of the update that optimizer `number` is about to make. Raises InputError."""
         reader = self._optimizers[number]
-        head = dump({"back": back, "optimizer": reader.name, "gradients": list(gradients)})
-        return f'{head[:-1]},"groups":[{reader.groups()}]}}'
+        head = dump({"optimizer": reader.name, "gradients": list(gradients)})
+        return f'{head[1:-1]},"groups":[{reader.groups()}]'
 
     def _about_text(self) -> str:
         run = self._objects.run

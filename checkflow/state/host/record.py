@@ -144,6 +144,7 @@ class Record(BaseModel):
     metadata: Json
     about: About = About()
     replay: ReplayRecord | None = None  # of state that is saved as it was some iterations before
+    lanes: tuple[Annotated[int, Field(ge=0)], ...] = ()  # of files in lanes: how many iterations before, by lane
     losses: tuple[float, ...] = ()  # the last ones that step() was given, oldest first
 
 

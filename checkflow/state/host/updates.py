@@ -7,26 +7,48 @@ Bytes of gradients are in files of their own, "gradient.2.safetensors" for those
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+
 
 class Updates:
-    """Texts of a checkpoint that is being filled, to be added to its record."""
+    """Texts of iterations, for the records of checkpoints that need them."""
 
     def __init__(self) -> None:
-        self._parts: list[str] = []
-        self._updates: list[str] = []
+        self._parts: dict[int, tuple[tuple[str, ...], str]] = {}
+        self._updates: list[tuple[int, str]] = []
 
-    def add_part(self, text: str) -> None:
-        """A PartRecord's JSON."""
-        self._parts.append(text)
+    def add_part(self, iteration: int, parameters: tuple[str, ...], text: str) -> None:
+        """What `HostState.part` gave when it ended; these parameters were saved then."""
+        self._parts[iteration] = parameters, text
 
-    def add_update(self, text: str) -> None:
-        """An UpdateRecord's."""
-        self._updates.append(text)
+    def add_update(self, iteration: int, text: str) -> None:
+        """What `HostState.update` gave while it ran."""
+        self._updates.append((iteration, text))
 
-    def text(self) -> str:
-        """A ReplayRecord's JSON, in ASCII."""
-        return f'{{"parts":[{",".join(self._parts)}],"updates":[{",".join(self._updates)}]}}'
+    def forget_before(self, iteration: int) -> None:
+        """No checkpoint will need what is older."""
+        self._parts = {of: part for of, part in self._parts.items() if of >= iteration}
+        self._updates = [(of, text) for of, text in self._updates if of > iteration]
 
-    def added_to(self, record: bytes) -> bytes:
+    def text(self, checkpoint: int, saved: Mapping[int, tuple[str, ...]] | None = None) -> str:
+        """A ReplayRecord's JSON, in ASCII, of the checkpoint of an iteration.
+
+        `saved`: the parameters that it has of each earlier iteration, where that is not what `add_part` was told.
+        """
+        named = saved if saved is not None else {of: names for of, (names, _) in self._parts.items()}
+        parts = (
+            f'{{"back":{checkpoint - of},"parameters":{json.dumps(list(names))},{self._parts[of][1]}}}'
+            for of, names in sorted(named.items())
+        )
+        first = min(named, default=checkpoint)
+        updates = (
+            f'{{"back":{checkpoint - of},{text}}}'
+            for of, text in self._updates
+            if saved is None or first < of <= checkpoint
+        )
+        return f'{{"parts":[{",".join(parts)}],"updates":[{",".join(updates)}]}}'
+
+    def added_to(self, record: bytes, checkpoint: int) -> bytes:
         """A record that says all this, too."""
-        return record[:-1] + f',"replay":{self.text()}}}'.encode("ascii")
+        return record[:-1] + f',"replay":{self.text(checkpoint)}}}'.encode("ascii")

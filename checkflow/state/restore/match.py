@@ -23,6 +23,7 @@ from checkflow.state.live import Live, live_state, parameter_names
 from checkflow.state.memory import identity
 from checkflow.state.names import StateName, nearest, subject_of
 from checkflow.state.restore.files import FileTensor, TensorFile, parse_file
+from checkflow.state.restore.lanes import gathered
 from checkflow.state.restore.objects import ObjectPlan, match_object
 from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer
 from checkflow.state.restore.replay import Replay, gradient_files, match_replay
@@ -152,6 +153,8 @@ def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training
 
 
 def _files(record: Record, files: Mapping[str, memoryview]) -> dict[str, TensorFile]:
+    if record.lanes:
+        return gathered(record.lanes, {name: parse_file(name, data) for name, data in files.items()})
     return {name: parse_file(name, files[name]) for name in _file_names(record) if name in files}
 
 

@@ -28,7 +28,7 @@ class SaverConfig:
     """The store, what to write to it, how long to retain it, and the versions to name in manifests."""
 
     store: _StorePath  # when it was attached, for messages: the saver works in the directory itself
-    files: tuple[FileSpec, ...]
+    lanes: tuple[tuple[FileSpec, ...], ...]  # the files in the slots of each lane
     retention: Retention
     versions: dict[str, str]
     newest_wins: bool = False  # what is due gives way to what is newer

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import xxhash
 
+from checkflow.lanes import lane_file
 from checkflow.store.format.disk import Disk, NewFiles
 from checkflow.store.format.layout import Layout
 from checkflow.store.format.manifest import (
@@ -35,9 +36,9 @@ INCOMPLETE, PRUNED = ".incomplete-", ".pruned-"  # what a crash may leave; the n
 
 @dataclass(frozen=True, slots=True)
 class StagedCheckpoint:
-    """What to write: a slot's bytes and what was staged with them."""
+    """What to write: slots' bytes, how they lie there, and what was staged with the last one."""
 
-    slot: memoryview
+    slots: tuple[tuple[memoryview, Layout], ...]  # of each lane
     iteration: int
     record: bytes
     keep: bool
@@ -54,7 +55,7 @@ def next_serial(store: Path) -> int:
 
 
 def write_checkpoint(
-    disk: Disk, store: Path, serial: int, layout: Layout, staged: StagedCheckpoint, versions: dict[str, str],
+    disk: Disk, store: Path, serial: int, staged: StagedCheckpoint, versions: dict[str, str],
     progress: Callable[[], None],
 ) -> Manifest:  # fmt: skip
     """Write and publish a checkpoint, and return its manifest once it is durable. Raises OSError.
@@ -64,7 +65,12 @@ def write_checkpoint(
     temporary = store / f"{INCOMPLETE}{directory_name(serial, staged.iteration)}-{os.getpid()}-{time.monotonic_ns()}"
     disk.make_directory(temporary)
     entries: list[FileEntry] = []
-    contents = [(file.name, file.size_bytes, pieces(staged.slot, file)) for file in layout.files]
+    count = len(staged.slots)
+    contents = [
+        (file.name if count == 1 else lane_file(lane, file.name), file.size_bytes, pieces(slot, file))
+        for lane, (slot, layout) in enumerate(staged.slots)
+        for file in layout.files
+    ]
     contents.append((RECORD, len(staged.record), iter([memoryview(staged.record)])))
     with NewFiles(disk, progress) as files:
         for name, size_bytes, parts in contents:

@@ -13,7 +13,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -30,16 +30,17 @@ from checkflow.store.memory.record_overflow import Overflow
 from checkflow.units import format_bytes
 
 MAGIC = int.from_bytes(b"chkflow1", "little")
-MAX_SLOTS = 8
+MAX_SLOTS = 56  # as many as the control page has words for
 CONTROL_BYTES = ALIGN_BYTES
 LARGE_BYTES = (
     32 * 2**20
 )  # slots from this size on are sealed while staged: some 90 microseconds, a hundredth of the copy
 
 # Words of the control page
-_MAGIC, _SLOTS, _LAYOUT_BYTES, _RECORD_ROOM, _CONFIG_BYTES, _DURABLE, _PROGRESS = range(7)
+_MAGIC, _SLOTS, _LAYOUT_BYTES, _RECORD_ROOM, _CONFIG_BYTES, _DURABLE, _PROGRESS, _LANES = range(8)
 _FIRST_SLOT, _SLOT_WORDS = 64, 8
-_STATE, _ITERATION, _RECORD_BYTES, _RECORD_HASH, _RECORD_AT = range(5)
+_STATE, _ITERATION, _RECORD_BYTES, _RECORD_HASH, _RECORD_AT, _NEEDS = range(6)
+NOT_YET_WHOLE = 2**32  # of a slot with which no checkpoint is complete
 
 
 class SlotState(IntEnum):
@@ -84,18 +85,22 @@ class SharedMemory:
         self._sealed: set[int] = set()
 
     @classmethod
-    def create(cls, layout: Layout, *, slots: int, record_room_bytes: int, config: bytes) -> SharedMemory:
+    def create(cls, layouts: Sequence[Layout], *, slots: int, record_room_bytes: int, config: bytes) -> SharedMemory:
         """A new buffer with the files' headers in each slot; the slots' pages follow.
+
+        `layouts`: of the slots of each lane in turn; of `slots` there are a multiple of them.
 
         Raises StoreError where memory does not suffice.
         """
-        if not 1 <= slots <= MAX_SLOTS:
-            raise StoreError(f"slots: {slots} is not supported; use 1 to {MAX_SLOTS}")
-        stride = _stride(layout.size_bytes, padded(record_room_bytes))
-        head = _head(layout.size_bytes, len(config))
+        lanes = len(layouts)
+        if not lanes <= slots <= MAX_SLOTS or slots % lanes:
+            raise StoreError(f"slots: {slots // lanes} is not supported; use 1 to {MAX_SLOTS // lanes}")
+        layout_bytes = max(layout.size_bytes for layout in layouts)
+        stride = _stride(layout_bytes, padded(record_room_bytes))
+        head = _head(layout_bytes, len(config))
         size = head + slots * stride
-        need = f"{slots} slots of {format_bytes(layout.size_bytes)} need {format_bytes(size)} of shared memory"
-        _check_memory(need, size, slots)
+        need = f"{slots} slots of {format_bytes(layout_bytes)} need {format_bytes(size)} of shared memory"
+        _check_memory(need, size, slots // lanes)
         try:
             fd = os.memfd_create("checkflow-slots", os.MFD_CLOEXEC)
         except OSError as error:
@@ -106,13 +111,15 @@ class SharedMemory:
             os.posix_fallocate(fd, 0, head)
             shared._bytes[CONTROL_BYTES : CONTROL_BYTES + len(config)] = config
             for word, value in (
-                (_SLOTS, slots), (_LAYOUT_BYTES, layout.size_bytes), (_RECORD_ROOM, padded(record_room_bytes)),
-                (_CONFIG_BYTES, len(config)), (_MAGIC, MAGIC),
+                (_SLOTS, slots), (_LAYOUT_BYTES, layout_bytes), (_RECORD_ROOM, padded(record_room_bytes)),
+                (_CONFIG_BYTES, len(config)), (_LANES, lanes), (_MAGIC, MAGIC),
             ):  # fmt: skip
                 shared._words[word] = value
             starts = [shared.slot_offset(slot) for slot in range(slots)]
             for place, header in (
-                (start + file.offset_bytes, file.header) for start in starts for file in layout.files
+                (start + file.offset_bytes, file.header)
+                for slot, start in enumerate(starts)
+                for file in layouts[slot % lanes].files
             ):
                 os.posix_fallocate(fd, place, len(header))
                 shared._bytes[place : place + len(header)] = header
@@ -143,6 +150,11 @@ class SharedMemory:
     @property
     def slots(self) -> int:
         return self._words[_SLOTS]
+
+    @property
+    def lanes(self) -> int:
+        """Slots that make up a checkpoint: slot s is one for lane s modulo this."""
+        return self._words[_LANES]
 
     @property
     def record_room_bytes(self) -> int:
@@ -209,7 +221,11 @@ class SharedMemory:
 
     # The commit record, which lies behind the slot's files, or behind all slots where that room does not suffice.
 
-    def put_record(self, slot: int, sequence: int, iteration: int, record: bytes) -> None:
+    def needs(self, slot: int) -> int:
+        """How many slots staged right before it its checkpoint takes, or NOT_YET_WHOLE."""
+        return self._words[_FIRST_SLOT + slot * _SLOT_WORDS + _NEEDS]
+
+    def put_record(self, slot: int, sequence: int, iteration: int, record: bytes, needs: int = 0) -> None:
         """Write the record of a slot being filled. Raises StoreError where memory does not suffice."""
         if len(record) > MAX_RECORD_BYTES:
             most = format_bytes(MAX_RECORD_BYTES)
@@ -227,7 +243,8 @@ class SharedMemory:
         self._words[base + _RECORD_AT] = at
         self._words[base + _ITERATION] = iteration
         self._words[base + _RECORD_BYTES] = len(record)
-        self._words[base + _RECORD_HASH] = _record_hash(sequence, iteration, record)
+        self._words[base + _NEEDS] = needs
+        self._words[base + _RECORD_HASH] = _record_hash(sequence, iteration, needs, record)
 
     def record(self, slot: int) -> tuple[int, bytes] | None:
         """A staged slot's iteration and record; None where they are not what was staged."""
@@ -237,7 +254,8 @@ class SharedMemory:
             return None
         start = self._words[base + _RECORD_AT] or self.slot_offset(slot) + self._words[_LAYOUT_BYTES]
         record = read_at(self.fd, start, length)
-        whole = _record_hash(self.word(slot).sequence, iteration, record) == self._words[base + _RECORD_HASH]
+        found = _record_hash(self.word(slot).sequence, iteration, self.needs(slot), record)
+        whole = found == self._words[base + _RECORD_HASH]
         return (iteration, record) if whole else None
 
     @contextlib.contextmanager
@@ -264,9 +282,9 @@ def _head(layout_bytes: int, config_bytes: int) -> int:
     return -(-(CONTROL_BYTES + config_bytes) // unit) * unit
 
 
-def _record_hash(sequence: int, iteration: int, record: bytes) -> int:
+def _record_hash(sequence: int, iteration: int, needs: int, record: bytes) -> int:
     hasher = xxhash.xxh3_64()
-    hasher.update(f"{sequence} {iteration} {len(record)} ".encode())
+    hasher.update(f"{sequence} {iteration} {needs} {len(record)} ".encode())
     hasher.update(record)
     return hasher.intdigest()
 

@@ -5,12 +5,13 @@ One thread of the trainer calls these; the saver's side is in saver_slots.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from checkflow.errors import StoreError
 from checkflow.store.format.layout import Layout
-from checkflow.store.memory.shared_memory import SharedMemory, SlotState, Word
+from checkflow.store.memory.shared_memory import NOT_YET_WHOLE, SharedMemory, SlotState, Word
 
 WhenFull = Literal["skip", "wait"]
 
@@ -33,42 +34,60 @@ class Slot:
 class Slots:
     """Which slot to fill next. `skip`: newest wins; `wait`: a checkpoint that is due is never given up.
 
+    A checkpoint is a slot of each lane, staged one right after the other; it is known by the last one's sequence
+    number. Of lanes that go on in turn each slot completes one, together with those right before it.
+
     A single slot is filled again once its checkpoint was persisted, for which each is due.
     """
 
-    def __init__(self, shared: SharedMemory, layout: Layout, when_full: WhenFull) -> None:
+    def __init__(self, shared: SharedMemory, layouts: Sequence[Layout], when_full: WhenFull) -> None:
         self._shared = shared
-        self._layout = layout
+        self._layouts = layouts
         self._when_full = when_full
         self._single = shared.slots == 1
-        self._sequence = 0
+        self._sequence = 0  # of the last slot that was staged
+        self._newest = 0  # of the last checkpoint
         self.staged_iteration: int | None = None
 
-    def try_acquire(self) -> Slot | None:
-        """A slot to fill, never the newest staged one unless it is the only one; None if all are needed."""
+    def try_acquire(self, lane: int = 0) -> Slot | None:
+        """A slot of a lane to fill, never one of the newest checkpoint unless it is the only one; None if all are
+        needed.
+        """
         with self._shared.locked() as held:
             if not held:
                 return None
             words = self._shared.words()
             ready = self._shared.pages.ready
-            usable = [index for index, word in enumerate(words) if self._usable(word) and ready(index)]
+            needed = self._needed(words)
+            those = range(lane, len(words), len(self._layouts))
+            usable = [index for index in those if self._usable(words[index], needed) and ready(index)]
             if not usable:
                 return None
             index = min(usable, key=lambda index: words[index].sequence)  # free ones, then the oldest staged
             self._shared.set_word(index, Word(SlotState.FILLING))
         self._shared.unseal(index)
         address = self._shared.address + self._shared.slot_offset(index)
-        return Slot(index, address, self._shared.slot_bytes(index), self._layout)
+        return Slot(index, address, self._shared.slot_bytes(index), self._layouts[lane])
 
-    def _usable(self, word: Word) -> bool:
+    def _needed(self, words: Sequence[Word]) -> set[int]:
+        """Sequence numbers of the newest checkpoint, of those that are due, and of what was staged for the next one."""
+        others = len(self._layouts) - 1
+        needed = set(range(max(self._newest, self._sequence - others) + 1, self._sequence + 1))
+        for word in words:
+            if word.due or word.sequence == self._newest:
+                needed.update(range(word.sequence - others, word.sequence + 1))
+        return needed
+
+    def _usable(self, word: Word, needed: set[int]) -> bool:
         if word.state is SlotState.FREE:
             return True
         if word.state is not SlotState.STAGED or word.due:
             return False  # stage() passes `due` on to a newer one; what a dead saver left due waits for the next
-        return self._single or word.sequence != self._sequence
+        return self._single or word.sequence not in needed
 
-    def stage(self, slot: Slot, iteration: int, record: bytes, *, due: bool) -> bool:
-        """Declare a filled slot a whole checkpoint, and return whether it is due, asked for or not.
+    def stage(self, slot: Slot, iteration: int, record: bytes, *, due: bool, whole: bool = True) -> bool:
+        """Declare a filled slot staged, the last of a checkpoint if it is `whole` with it, and return whether that is
+        due, asked for or not.
 
         Raises StoreError where memory for the record does not suffice (the slot stays with the caller), or if the slot
         is not being filled.
@@ -76,14 +95,21 @@ class Slots:
         if self._shared.word(slot.index).state is not SlotState.FILLING:
             raise StoreError(f"slot {slot.index} is not being filled; acquire a slot for each checkpoint")
         sequence = self._sequence + 1
-        self._shared.put_record(slot.index, sequence, iteration, record)
+        needs = len(self._layouts) - 1 if whole else NOT_YET_WHOLE
+        self._shared.put_record(slot.index, sequence, iteration, record, needs)
+        if not whole:
+            self._shared.set_word(slot.index, Word(SlotState.STAGED, sequence))
+            self._sequence = sequence
+            self._shared.seal(slot.index)
+            return False
         with self._shared.locked() as held:
             given_up = [index for index, word in enumerate(self._shared.words()) if held and self._gives_way(word)]
             due = due or self._single or bool(given_up)
             self._shared.set_word(slot.index, Word(SlotState.STAGED, sequence, due=due))  # seen from here on, whole
             for index in given_up:
                 self._shared.set_word(index, Word(SlotState.STAGED, self._shared.word(index).sequence))
-        self._sequence, self.staged_iteration = sequence, iteration
+        self._sequence = self._newest = sequence
+        self.staged_iteration = iteration
         self._shared.seal(slot.index)
         return due
 
@@ -99,25 +125,25 @@ class Slots:
         """Make the newest staged checkpoint due, and return its sequence number; None if none was staged."""
         with self._shared.locked() as held:
             for index, word in enumerate(self._shared.words()):
-                if word.sequence != self._sequence or word.state not in (SlotState.STAGED, SlotState.PERSISTING):
+                if word.sequence != self._newest or word.state not in (SlotState.STAGED, SlotState.PERSISTING):
                     continue
                 if not held:
                     raise StoreError("slots: the saver is stopped in the middle of a change; continue or kill it")
                 self._shared.set_word(index, Word(word.state, word.sequence, due=True, keep=word.keep or keep))
-                return self._sequence
+                return self._newest
         return None
 
     @property
     def newest_sequence(self) -> int | None:
         """The newest staged checkpoint's; None if none was staged, or its slot, the only one, was taken again."""
-        if self._sequence and any(word.sequence == self._sequence for word in self._shared.words()):
-            return self._sequence
+        if self._newest and any(word.sequence == self._newest for word in self._shared.words()):
+            return self._newest
         return None
 
     @property
     def newest_is_durable(self) -> bool:
         """Whether the newest checkpoint that was ever staged is on disk, or none was."""
-        return self._shared.durable_sequence >= self._sequence
+        return self._shared.durable_sequence >= self._newest
 
     @property
     def pending(self) -> bool:

@@ -71,7 +71,7 @@ class Persister:
     store: Path
     look: Callable[[], None] = lambda: None
     patience: Patience = field(init=False)  # with what cannot be written
-    layout: Layout = field(init=False)
+    layouts: tuple[Layout, ...] = field(init=False)  # of the slots of each lane
     _pruning_fails: bool = field(init=False, default=False)
     _known: dict[str, Retained] = field(
         init=False, default_factory=dict
@@ -80,7 +80,7 @@ class Persister:
     _must_look: bool = field(init=False, default=True)  # in the store, for the highest serial
 
     def __post_init__(self) -> None:
-        self.layout = Layout.of(self.config.files)
+        self.layouts = tuple(map(Layout.of, self.config.lanes))
         self.patience = Patience(self.config.retry_s)
 
     def write(self, taken: Taken, settled: Callable[[], bool] = lambda: False) -> Written | None:
@@ -97,7 +97,9 @@ class Persister:
                 taken, "a staged checkpoint's record in memory is not what was staged; its slot was overwritten"
             )
             return None
-        staged = StagedCheckpoint(self.shared.slot_bytes(taken.index), taken.iteration, taken.record, taken.keep)
+        slots = sorted(taken.slots, key=lambda slot: slot % len(self.layouts))
+        bytes_of = zip(map(self.shared.slot_bytes, slots), self.layouts, strict=True)
+        staged = StagedCheckpoint(tuple(bytes_of), taken.iteration, taken.record, taken.keep)
         try:
             manifest = self._write(staged, settled)
         except OSError as error:
@@ -198,8 +200,7 @@ class Persister:
                     self.look()
                     self._serial = self._next_serial()
                     manifest = write_checkpoint(
-                        self.disk, self.store, self._serial, self.layout, staged, self.config.versions,
-                        self.shared.advance,
+                        self.disk, self.store, self._serial, staged, self.config.versions, self.shared.advance,
                     )  # fmt: skip
                 self._must_look = False
                 return manifest

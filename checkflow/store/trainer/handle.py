@@ -1,6 +1,6 @@
 """The trainer's handle on a store: slots to fill, a saver that persists them, and what became of it.
 
-    handle = StoreHandle.open(path, Layout.of(files))
+    handle = StoreHandle.open(path, [Layout.of(files)])
     slot = handle.acquire()                          # fill slot.view(file, tensor)
     handle.stage(slot, iteration, record)            # a killed trainer no longer loses it
     handle.poll()                                    # raises what went wrong in the background
@@ -18,7 +18,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -51,13 +51,13 @@ class StoreHandle:
     """See the module. Made by `open`; a context manager that closes."""
 
     def __init__(
-        self, shared: SharedMemory, layout: Layout, lock: StoreLock, tally: Tally, *, pace: Pace, when_full: WhenFull,
-        on_error: OnError, notify: Callable[[str], None], hang_s: float, retry_s: float,
+        self, shared: SharedMemory, layouts: Sequence[Layout], lock: StoreLock, tally: Tally, *, pace: Pace,
+        when_full: WhenFull, on_error: OnError, notify: Callable[[str], None], hang_s: float, retry_s: float,
     ) -> None:  # fmt: skip
         self.shared = shared
-        self.layout = layout
+        self.layouts = tuple(layouts)  # of the slots of each lane
         self._lock = lock
-        self._slots = Slots(shared, layout, when_full)
+        self._slots = Slots(shared, self.layouts, when_full)
         self._pace = pace
         self._when_full = when_full
         self._on_error = on_error
@@ -75,7 +75,7 @@ class StoreHandle:
     def open(
         cls,
         path: Path,
-        layout: Layout,
+        layouts: Sequence[Layout],
         *,
         after: StoreHandle | None = None,
         slots: int = 3,
@@ -90,6 +90,8 @@ class StoreHandle:
         versions: Mapping[str, str] | None = None,
     ) -> StoreHandle:
         """Take the store, allocate the slots, start the saver.
+
+        `layouts`: of a slot; where a checkpoint has lanes, of a slot of each, of which there are `slots`.
 
         `after`: a handle on the same store, whose slots no longer do. What they hold is durable before they are given
         up, and nobody else gets the store in between.
@@ -106,7 +108,12 @@ class StoreHandle:
         except (OSError, RuntimeError, ValueError) as error:
             raise StoreError(f"store: {path} is no path of a directory ({error}); choose another") from None
         config = SaverConfig(
-            path, layout.specs, retention, dict(versions or {}), newest_wins=when_full == "skip", retry_s=retry_s
+            path,
+            tuple(layout.specs for layout in layouts),
+            retention,
+            dict(versions or {}),
+            newest_wins=when_full == "skip",
+            retry_s=retry_s,
         ).dump()
         with contextlib.ExitStack() as undo:
             with held_back(signal.SIGINT):
@@ -115,10 +122,12 @@ class StoreHandle:
                 undo.callback(lock.close)
                 for line in take_log(path, lock.directory_fd):
                     notify(f"{path}: the previous run's saver could not tell: {line}")
-                shared = SharedMemory.create(layout, slots=slots, record_room_bytes=record_room_bytes, config=config)
+                shared = SharedMemory.create(
+                    layouts, slots=slots * len(layouts), record_room_bytes=record_room_bytes, config=config
+                )
                 undo.callback(shared.close)
                 handle = cls(
-                    shared, layout, lock, tally, pace=Pace(persist_every), when_full=when_full, on_error=on_error,
+                    shared, layouts, lock, tally, pace=Pace(persist_every), when_full=when_full, on_error=on_error,
                     notify=notify, hang_s=hang_s, retry_s=retry_s,
                 )  # fmt: skip
                 undo.callback(handle._let_go)
@@ -146,26 +155,26 @@ class StoreHandle:
         """The saver process; None once it is given up or ended."""
         return self._saver.pid
 
-    def acquire(self) -> Slot | None:
-        """A slot to fill; None (counted) under `skip` where none is free.
+    def acquire(self, lane: int = 0) -> Slot | None:
+        """A slot of a lane to fill; None (counted) under `skip` where none is free.
 
         Waits for a slot whose memory is still on its way. Under `wait` waits until the saver has persisted one; where
         it cannot, that is raised before its slot is used again, and None if on_error is "warn".
         """
-        slot = self._slots.try_acquire()
+        slot = self._slots.try_acquire(lane)
         if slot is None:
-            slot = self._wait_for_memory()
+            slot = self._wait_for_memory(lane)
         if slot is None and self._when_full == "wait":
-            slot = self._wait_for_slot()
+            slot = self._wait_for_slot(lane)
         if slot is None:
             self._tally.skipped += 1
         elif self._when_full == "wait":
             self._hear_before(slot)
         return slot
 
-    def try_acquire(self) -> Slot | None:
+    def try_acquire(self, lane: int = 0) -> Slot | None:
         """As `acquire`, but never waits and counts nothing: the caller may ask again for the same checkpoint."""
-        return self._slots.try_acquire()
+        return self._slots.try_acquire(lane)
 
     def take_memory(self) -> None:
         """Wait until every slot has its memory, to be pinned. Raises StoreError (or notifies) where it is refused."""
@@ -174,12 +183,17 @@ class StoreHandle:
             pass
         self.poll()
 
-    def stage(self, slot: Slot, iteration: int, record: bytes) -> None:
-        """The slot holds a whole checkpoint of this many completed iterations; `record` is its commit record, JSON.
+    def stage(self, slot: Slot, iteration: int, record: bytes, *, whole: bool = True) -> None:
+        """The slot completes the checkpoint of this many completed iterations; `record` is its commit record, JSON.
+
+        Not `whole`: it will be part of one that a slot of another lane completes.
 
         From here on it survives the trainer's death. Raises StoreError, and leaves the slot to the caller, where memory
         for the record does not suffice.
         """
+        if not whole:
+            self._slots.stage(slot, iteration, record, due=False, whole=False)
+            return
         due = self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
         due = self._slots.stage(slot, iteration, record, due=due)
         self._tally.stage(iteration)
@@ -274,21 +288,21 @@ class StoreHandle:
         self._saver.tend()
         return self._slots.newest_is_durable
 
-    def _wait_for_memory(self) -> Slot | None:
+    def _wait_for_memory(self, lane: int) -> Slot | None:
         started = time.monotonic_ns()
         slot, more = None, True
         while slot is None and more:  # tried once more at the end: the last memory may have come before the wait
             more = self.shared.pages.wait_for_more()
-            slot = self._slots.try_acquire()
+            slot = self._slots.try_acquire(lane)
         self._tally.blocked_ns += time.monotonic_ns() - started
         return slot
 
-    def _wait_for_slot(self) -> Slot | None:
+    def _wait_for_slot(self, lane: int) -> Slot | None:
         started = time.monotonic_ns()
         try:
             while True:
                 pending = self.pending  # asked first: what is made durable in between frees a slot for the next try
-                slot = self._slots.try_acquire()
+                slot = self._slots.try_acquire(lane)
                 if slot is not None or self._saver.is_lost or self._saver.hangs:
                     return slot
                 if not pending and self.shared.pages.refused:

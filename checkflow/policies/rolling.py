@@ -1,0 +1,59 @@
+"""Rolling: a checkpoint each iteration, of which each iteration carries a part, where the link cannot carry it whole.
+
+The state is in K parts. Each iteration sends one of them in turn, the gradients of the others, and all that no
+gradient rebuilds. So whatever iteration is the last one, its parts of up to K - 1 iterations before are there, with the
+gradients that bring them to it: a restore makes the optimizer's updates of them again, as for GoCkpt. No burst, no
+longer interval; each iteration carries 1/K of the state and the gradients of the rest.
+
+K is the least for which there is a plan, so that a restore makes the fewest updates again, unless one or two more need
+fewer bytes.
+"""
+
+from __future__ import annotations
+
+from checkflow.graph import Graph
+from checkflow.lower import lower
+from checkflow.plan import Infeasible, Plan, Problem, on_anchors
+from checkflow.plan.rebuilt import in_lanes
+from checkflow.plan.streaming.planner import construct_streaming, plan_streaming
+from checkflow.policies.rule import Link
+from checkflow.schedule import Schedule
+
+MOST_LANES = 16  # of which host memory holds three checkpoints at once
+_LONGER = 2  # lanes more that are looked at for fewer bytes
+
+
+def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
+    """The plan of least peak for the whole state where the link carries it, else in lanes; or why there is none."""
+    problem = on_anchors(problem, graph)
+    found = [(plan, problem)] if (plan := construct_streaming(problem)) is not None else []
+    if not found and problem.interval == 1:
+        found = _in_lanes(problem, graph)
+    if not found:
+        answer = plan_streaming(problem)
+        assert isinstance(answer, Infeasible)
+        return answer
+    least, planned = min(found, key=lambda one: (one[0].peak_bytes, one[1].lanes))
+    return lower(
+        least,
+        planned,
+        graph,
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+        slack_ppm=link.slack_ppm,
+        policy="rolling",
+    )
+
+
+def _in_lanes(problem: Problem, graph: Graph) -> list[tuple[Plan, Problem]]:
+    """Of the least number of lanes for which there is a plan, and of a few more where that needs memory."""
+    found: list[tuple[Plan, Problem]] = []
+    for count in range(2, MOST_LANES + 1):
+        laned = in_lanes(problem, graph, count)
+        plan = None if laned is None else construct_streaming(laned)
+        if plan is not None and laned is not None:
+            found.append((plan, laned))
+            if plan.peak_bytes == problem.training_peak_bytes:
+                break
+        if found and count >= found[0][1].lanes + _LONGER:
+            break
+    return found

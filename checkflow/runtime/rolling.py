@@ -1,0 +1,81 @@
+"""A checkpoint each iteration, of which each iteration fills a part: slots of K lanes in turn.
+
+A part is exact under the same conditions as one of several iterations (parts.py). In each iteration the slot of its
+lane takes the parameters of that lane as they are at its end, and the gradients of all others. So with the K - 1
+slots before it, it completes a checkpoint. The first one is read at once, and so is the one after any that was skipped:
+it fills a slot of each lane. Those that follow it are proven until parts of every age were.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from checkflow.runtime.in_flight import InFlight
+from checkflow.runtime.parts import Parts
+from checkflow.schedule import Schedule
+from checkflow.state.host.updates import Updates
+
+
+class Rolling(Parts):
+    """Of one executor whose schedule has lanes. Arguments are those of Parts."""
+
+    def _prepare(self, schedule: Schedule) -> None:
+        rebuilt = schedule.rebuilt()
+        self._earlier = dict.fromkeys(rebuilt, 1)
+        lanes = {view.name: rebuilt[row.id] for row in schedule.state if row.id in rebuilt for view in row.views}
+        self._lane_of = {name: lanes[name] for name in self._rows}
+        self._others = [
+            frozenset(name for name, its in self._lane_of.items() if its != lane) for lane in range(schedule.lanes)
+        ]
+        self._history = Updates()
+        self._unproven = schedule.lanes - 1
+        self._pipeline.beside = self._beside
+
+    def consumes(self, running: int, number: int, arguments: tuple[object, ...]) -> None:
+        if self._pipeline.goes_on(running):
+            self._pipeline.open(running)
+        super().consumes(running, number, arguments)
+
+    def part_ended(self, completed: int) -> None:
+        for number in tuple(self._after):
+            self._compare(number)
+        if not self.refused and (text := self._part_text()) is not None:
+            self._history.forget_before(completed - self._pipeline.lanes)
+            self._history.add_part(completed, (), text)
+
+    def prove(self) -> bool:
+        checkpoint = self._pipeline.newest
+        if not self._unproven or checkpoint is None or checkpoint.updates is None:
+            return True
+        self._unproven -= 1
+        iteration = checkpoint.iteration
+        backs = self._backs(iteration)
+        return self._holds(self._history.text(iteration, self._saved(backs, iteration)), self._pipeline.chain, backs)
+
+    def _wanted(self, running: int, _back: int) -> frozenset[str]:
+        return self._others[self._pipeline.lane(running)]
+
+    def _texts(self, _checkpoint: InFlight) -> Updates:
+        return self._history
+
+    def _backs(self, iteration: int) -> list[int]:
+        """Of each lane, how many iterations before this checkpoint's it was saved."""
+        lanes = self._pipeline.lanes
+        oldest = iteration - self._pipeline.base
+        return [min((iteration - lane) % lanes, oldest) for lane in range(lanes)]
+
+    def _saved(self, backs: list[int], iteration: int) -> Mapping[int, tuple[str, ...]]:
+        """The parameters that it has of each earlier iteration."""
+        found: dict[int, list[str]] = {}
+        for name, lane in self._lane_of.items():
+            if backs[lane]:
+                found.setdefault(iteration - backs[lane], []).append(name)
+        return {of: tuple(names) for of, names in found.items()}
+
+    def _beside(self, iteration: int) -> str:
+        backs = self._backs(iteration)
+        lanes = f',"lanes":{json.dumps(backs)}'
+        if not any(backs):
+            return lanes
+        return f'{lanes},"replay":{self._history.text(iteration, self._saved(backs, iteration))}'
