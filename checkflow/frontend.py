@@ -97,7 +97,8 @@ def compile(
         slack: drift of times and bandwidth to tolerate; 0.1 is 10%.
         policy: "checkflow"; or another tool's rule, "checkfreq", "checkfreq_cpu" or "synchronous", which leaves nothing
             to choose. With those "auto" is the interval at which training stands still least. "gockpt" takes
-            `interval` iterations for one checkpoint, which leaves in parts.
+            `interval` iterations for one checkpoint, which leaves in parts; "rolling" has one after each iteration,
+            of which each sends a part, where the link cannot carry it whole.
         formulation: "direct", "compact" or "paper".
         transfers: "streaming" or "packed"; streaming for direct, else packed, unless given.
         solver: "auto", "gurobi", "highs" or "cbc".

@@ -187,7 +187,9 @@ class Parts:
         self._pipeline.parts_allowed = False
         if not self.refused:
             self.refused = why
-            self._tell(f"checkpoints are not saved in parts: {why}; each is read as a whole when its iteration ends")
+            lanes = self._pipeline.lanes
+            line = f"checkpoints are not saved in parts: {why}; each is read as a whole when its iteration ends"
+            self._tell(line + (f", every {lanes} iterations" if lanes > 1 else ""))
 
     def _compare(self, number: int) -> None:
         """With what an update left: nothing else may have written it."""

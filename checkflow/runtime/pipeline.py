@@ -13,9 +13,11 @@ from checkflow.events import Skipped
 from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, CopyEvent, Device
-from checkflow.runtime.in_flight import InFlight, SlotMap
+from checkflow.runtime.in_flight import InFlight
 from checkflow.runtime.sink import NamedSlot, Sink
+from checkflow.runtime.slot_map import SlotMap
 from checkflow.runtime.timetable import Timetable
+from checkflow.state.host.updates import with_fields
 from checkflow.state.names import StateName
 from checkflow.torch_internals import foreach_copy
 
@@ -169,11 +171,10 @@ class Pipeline:
         if self.lanes > 1:
             self.base = iteration if last.updates is None else self.base
             self.chain.update({self.lane(iteration + 1 + at - len(filled)): each for at, each in enumerate(filled)})
-            state, text = record, self.beside(iteration)
-            record = lambda: state()[:-1] + text.encode("ascii") + b"}"  # noqa: E731 (as the one below)
+            fields = self.beside(iteration)
+            state, record = record, lambda: with_fields(state(), fields)
         elif (updates := last.updates) is not None:
-            state = record
-            record = lambda: updates.added_to(state(), iteration)  # noqa: E731
+            state, record = record, lambda: with_fields(state(), updates.field(iteration))
         self.started += 1
         for checkpoint in filled:
             slots = self._slots[checkpoint.slot.index % self.lanes]

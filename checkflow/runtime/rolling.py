@@ -29,7 +29,7 @@ class Rolling(Parts):
             frozenset(name for name, its in self._lane_of.items() if its != lane) for lane in range(schedule.lanes)
         ]
         self._history = Updates()
-        self._unproven = schedule.lanes - 1
+        self._proven_age = 0  # iterations that a part may be older than its checkpoint
         self._pipeline.beside = self._beside
 
     def consumes(self, running: int, number: int, arguments: tuple[object, ...]) -> None:
@@ -46,11 +46,13 @@ class Rolling(Parts):
 
     def prove(self) -> bool:
         checkpoint = self._pipeline.newest
-        if not self._unproven or checkpoint is None or checkpoint.updates is None:
+        if checkpoint is None or self._proven_age == self._pipeline.lanes - 1:
             return True
-        self._unproven -= 1
         iteration = checkpoint.iteration
         backs = self._backs(iteration)
+        if max(backs) <= self._proven_age:
+            return True
+        self._proven_age = max(backs)
         return self._holds(self._history.text(iteration, self._saved(backs, iteration)), self._pipeline.chain, backs)
 
     def _wanted(self, running: int, _back: int) -> frozenset[str]:
@@ -76,6 +78,4 @@ class Rolling(Parts):
     def _beside(self, iteration: int) -> str:
         backs = self._backs(iteration)
         lanes = f',"lanes":{json.dumps(backs)}'
-        if not any(backs):
-            return lanes
-        return f'{lanes},"replay":{self._history.text(iteration, self._saved(backs, iteration))}'
+        return lanes + (self._history.field(iteration, self._saved(backs, iteration)) if any(backs) else "")

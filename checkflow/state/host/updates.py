@@ -49,6 +49,11 @@ class Updates:
         )
         return f'{{"parts":[{",".join(parts)}],"updates":[{",".join(updates)}]}}'
 
-    def added_to(self, record: bytes, checkpoint: int) -> bytes:
-        """A record that says all this, too."""
-        return record[:-1] + f',"replay":{self.text(checkpoint)}}}'.encode("ascii")
+    def field(self, checkpoint: int, saved: Mapping[int, tuple[str, ...]] | None = None) -> str:
+        """The field of a record that says all this."""
+        return f',"replay":{self.text(checkpoint, saved)}'
+
+
+def with_fields(record: bytes, fields: str) -> bytes:
+    """A record that has more fields, in ASCII, each after a comma."""
+    return record[:-1] + fields.encode("ascii") + b"}"
