@@ -30,6 +30,8 @@ from checkflow.units import format_bytes
 from checkflow.verify import verify, verify_plan
 
 CHECKFLOW = "checkflow"  # the policy that plans
+ROLLING = "rolling"  # that which has a checkpoint each iteration on a slower link
+AUTO = "auto"  # no policy, but a choice of one: choice.py
 RELAXATION_STEP_PERCENT = 5
 _ROUND_FIGURES = 20  # tried before an odd one is named
 _UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
@@ -123,7 +125,8 @@ def compile_graph(
 
 def check_policy(policy: str, formulation: Formulation, transfers: Transfers | None, solver: str) -> None:
     """Raises InputError for a policy that there is not, or that would not do what else is asked for."""
-    policies.load(policy)
+    if policy != AUTO:
+        policies.load(policy)
     streams = transfers_for(formulation, transfers) is Transfers.STREAMING
     if policy != CHECKFLOW and not (streams and solver == "auto"):
         raise InputError(
@@ -237,7 +240,7 @@ def _without_slack(answer: Infeasible, slack_ppm: int) -> Infeasible:
 
 def explain(refused: Refused) -> str:
     """Why there is no plan and what would make one, in one line. A plan was constructed with each figure in it."""
-    ways = [text for way in (_bandwidth, _interval, _memory, _formulation) if (text := way(refused))]
+    ways = [text for way in (_bandwidth, _interval, _policy, _memory, _formulation) if (text := way(refused))]
     if refused.answer.reason is Reason.BANDWIDTH:
         ways.append("a larger batch")
     would_do = f"; what would do: {', or '.join(ways)}" if ways else ""
@@ -276,6 +279,17 @@ def _interval(refused: Refused) -> str | None:
     if longer is None:
         return None
     return f"--interval {longer}" + (f" (snapshots {format_bytes(cost)})" if cost is not None else "")
+
+
+def _policy(refused: Refused) -> str | None:
+    """The policy that has a checkpoint after each iteration where the link carries the state only in several."""
+    options, problem = refused.options, refused.problem
+    streams = transfers_for(options.formulation, options.transfers) is Transfers.STREAMING
+    bandwidth = refused.answer.reason is Reason.BANDWIDTH
+    if options.policy != CHECKFLOW or not streams or not bandwidth or problem.interval > 1:
+        return None
+    rolling = _ruled(problem, refused.graph, replace(options, policy=ROLLING))
+    return None if isinstance(rolling, Infeasible) else f"--policy {ROLLING}"
 
 
 def _memory(refused: Refused) -> str | None:

@@ -60,7 +60,7 @@ class InfeasibleError(CheckflowError):
     """No plan exists for what `checkflow.compile` was asked; the message says why, and what would do.
 
     Attributes:
-        reason: "deadline", "bandwidth", "chunk" or "memory".
+        reason: "deadline", "bandwidth", "chunk", "memory" or, where a policy is chosen, "host memory".
         needed_bandwidth_bytes_per_s: with which, at the same interval, a plan came out; None if none did.
         smallest_interval: with which, at the same bandwidth, a plan came out; None if none did.
     """

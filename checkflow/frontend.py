@@ -9,16 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from checkflow.compiler import Compiled, Options, Refused, check_policy, compile_graph, explain
+from checkflow.choice import Comparison, Surroundings, choose
+from checkflow.compiler import AUTO, CHECKFLOW, Compiled, Options, Refused, check_policy, compile_graph, explain
 from checkflow.errors import InfeasibleError, InputError
 from checkflow.plan import Formulation, Transfers
 from checkflow.plan.packed.program import solvers
 from checkflow.plan.solve import transfers_for
 from checkflow.schedule import Schedule, write_schedule
 from checkflow.timedgraph import Model, TimedGraph, traced
-from checkflow.units import fraction_ppm, parse_bytes, parse_rate
+from checkflow.units import fraction_ppm, parse_bytes, parse_ns, parse_rate
 
-Choice = TypeVar("Choice", bound=StrEnum)
+Word = TypeVar("Word", bound=StrEnum)
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class CompileOutcome:
     timed: TimedGraph
     options: Options
     result: Compiled | Refused
+    comparison: Comparison | None = None  # where the policy was left open: what there was to choose from
 
 
 def compile_model(
@@ -38,15 +40,58 @@ def compile_model(
     real: bool,
     bandwidth_bytes_per_s: int | None,
     options: Callable[[int], Options],
+    amid: Surroundings | None,
     progress: Callable[[str], None],
 ) -> CompileOutcome:
     """Trace MODEL (or read its graph), plan, verify. `options` takes the link's bandwidth, which may be the device's.
+
+    With `amid` the policy is that which loses least in these surroundings, and that of the options plays no part but
+    where none can do anything: then it says why.
 
     Raises as `traced` and `compile_graph` do.
     """
     timed = traced(model, settings, device, real=real, progress=progress)
     chosen = options(timed.bandwidth_bytes_per_s(bandwidth_bytes_per_s))
-    return CompileOutcome(timed, chosen, compile_graph(timed.graph, chosen, progress))
+    if amid is None:
+        return CompileOutcome(timed, chosen, compile_graph(timed.graph, chosen, progress))
+    comparison = choose(timed.graph, chosen, amid, timed.copy_ns, progress)
+    if comparison.options:
+        return CompileOutcome(timed, chosen, comparison.options[0].compiled, comparison)
+    result = compile_graph(timed.graph, chosen, progress)
+    if isinstance(result, Refused):
+        return CompileOutcome(timed, chosen, result, comparison)
+    raise InfeasibleError(
+        f"{timed.graph.model}: infeasible (host memory): {dict(comparison.refused)[result.schedule.policy]}; "
+        "raise --host-memory",
+        reason="host memory",
+        needed_bandwidth_bytes_per_s=None,
+        smallest_interval=None,
+    )
+
+
+def surroundings(
+    policy: str,
+    *,
+    mtbf_ns: int | None,
+    disk_bytes_per_s: int | None,
+    lost_machines: float | None,
+    host_memory_bytes: int | None,
+) -> Surroundings | None:
+    """Those that policy auto chooses in; None for any other. Raises InputError where one is given without the other."""
+    given = {
+        "disk_bytes_per_s": disk_bytes_per_s,
+        "lost_machines": lost_machines,
+        "host_memory_bytes": host_memory_bytes,
+    }
+    if policy != AUTO:
+        if any(value is not None for value in (mtbf_ns, *given.values())):
+            raise InputError(
+                "--mtbf, --disk, --lost-machines, --host-memory: a choice needs them; give --policy auto, too"
+            )
+        return None
+    if mtbf_ns is None:
+        raise InputError("--policy auto: chooses by how often training fails; give --mtbf, like 3h")
+    return Surroundings(mtbf_ns, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 def refusal(model: str, refused: Refused) -> str:
@@ -67,6 +112,10 @@ def compile(
     interval: int | Literal["auto"] = "auto",
     slack: float = 0.0,
     policy: str = "checkflow",
+    mtbf: str | None = None,
+    disk: int | str | None = None,
+    lost_machines: float | None = None,
+    host_memory: int | str | None = None,
     formulation: str = "direct",
     transfers: str | None = None,
     solver: str = "auto",
@@ -98,7 +147,12 @@ def compile(
         policy: "checkflow"; or another tool's rule, "checkfreq", "checkfreq_cpu" or "synchronous", which leaves nothing
             to choose. With those "auto" is the interval at which training stands still least. "gockpt" takes
             `interval` iterations for one checkpoint, which leaves in parts; "rolling" has one after each iteration,
-            of which each sends a part, where the link cannot carry it whole.
+            of which each sends a part, where the link cannot carry it whole. "auto" is the one of all these that
+            wastes least, at the interval at which it does.
+        mtbf: with policy "auto", mean time between failures of all devices together, like "3h".
+        disk: with policy "auto", what a device's share of it writes, "2GB/s" (the default) or bytes per second.
+        lost_machines: with policy "auto", share of the failures that take host memory along; 0.5 unless given.
+        host_memory: with policy "auto", the most that checkpoints may take there, "64GiB" or bytes.
         formulation: "direct", "compact" or "paper".
         transfers: "streaming" or "packed"; streaming for direct, else packed, unless given.
         solver: "auto", "gurobi", "highs" or "cbc".
@@ -118,6 +172,13 @@ def compile(
     if not time_limit_s > 0:
         raise InputError(f"time_limit_s: {time_limit_s} is not positive; use a number of seconds")
     check_policy(policy, kind, asked, solver)
+    amid = surroundings(
+        policy,
+        mtbf_ns=None if mtbf is None else parse_ns(mtbf, "mtbf"),
+        disk_bytes_per_s=None if disk is None else parse_rate(str(disk), "disk"),
+        lost_machines=lost_machines,
+        host_memory_bytes=None if host_memory is None else parse_bytes(str(host_memory), "host_memory"),
+    )
     outcome = compile_model(
         model,
         {} if arguments is None else arguments,
@@ -131,12 +192,13 @@ def compile(
             memory_limit_bytes=None if memory_limit is None else parse_bytes(str(memory_limit), "memory_limit"),
             relax_memory=relax_memory,
             slack_ppm=fraction_ppm(slack, "slack"),
-            policy=policy,
+            policy=CHECKFLOW if policy == AUTO else policy,
             formulation=kind,
             transfers=transfers_for(kind, asked),
             solver=solver,
             time_limit_s=time_limit_s,
         ),
+        amid=amid,
         progress=progress,
     )
     result = outcome.result
@@ -153,7 +215,7 @@ def compile(
     return result.schedule
 
 
-def _one_of(kind: type[Choice], text: str, what: str) -> Choice:
+def _one_of(kind: type[Word], text: str, what: str) -> Word:
     try:
         return kind(text)
     except ValueError:

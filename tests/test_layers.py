@@ -50,12 +50,14 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"errors", "training"},
     "policies": {"errors", "units", "graph", "plan", "schedule", "lower"},
     "compiler": {"errors", "units", "graph", "plan", "policies", "schedule", "lower", "verify"},
+    "choice": {"errors", "units", "graph", "policies", "compiler", "simulation"},
     "report": {
-        "errors", "text", "units", "graph", "plan", "policies", "schedule", "jsonfile", "compiler", "simulation",
+        "choice", "errors", "text", "units", "graph", "plan", "policies", "schedule", "jsonfile", "compiler",
+        "simulation",
     },
     "sources": {"errors", "training", "models"},
     "timedgraph": {"state", "errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources"},
-    "frontend": {"errors", "units", "graph", "plan", "schedule", "compiler", "timedgraph"},
+    "frontend": {"choice", "errors", "units", "graph", "plan", "schedule", "compiler", "timedgraph"},
     "store": {
         "background", "errors", "events", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile",
         "jsonfile", "lanes",

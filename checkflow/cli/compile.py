@@ -14,6 +14,7 @@ import click
 from checkflow import policies
 from checkflow.cli import _console
 from checkflow.cli._options import (
+    Duration,
     Rate,
     Size,
     default_output,
@@ -23,13 +24,13 @@ from checkflow.cli._options import (
     settings_of,
     trace_options,
 )
-from checkflow.compiler import Options, Refused, check_policy
+from checkflow.compiler import AUTO, CHECKFLOW, Options, Refused, check_policy
 from checkflow.errors import EXIT_DONE, EXIT_NO
-from checkflow.frontend import compile_model, refusal
+from checkflow.frontend import compile_model, refusal, surroundings
 from checkflow.plan import Formulation, Transfers
 from checkflow.plan.packed.program import solvers
 from checkflow.plan.solve import transfers_for
-from checkflow.report import figure, perfetto, summary, terminal
+from checkflow.report import choices, figure, perfetto, summary, terminal
 from checkflow.schedule import write_schedule
 from checkflow.units import fraction_ppm
 
@@ -47,8 +48,13 @@ from checkflow.units import fraction_ppm
 @click.option("--interval", default="auto", show_default=True, metavar="N|auto",
               help="Iterations between checkpoints; auto: the fewest that the link allows.")  # fmt: skip
 @click.option("--slack", type=float, default=0.0, show_default=True, help="Drift of times and bandwidth to tolerate.")
-@click.option("--policy", type=click.Choice(policies.names()), default="checkflow", show_default=True,
-              help="Who decides; another one than checkflow follows its rule.")  # fmt: skip
+@click.option("--policy", type=click.Choice((*policies.names(), AUTO)), default=CHECKFLOW, show_default=True,
+              help="Who decides; another one than checkflow follows its rule; auto: who wastes least.")  # fmt: skip
+@click.option("--mtbf", type=Duration(), help="With auto: mean time between failures, of all devices together.")
+@click.option("--disk", type=Rate(), help="With auto: what a device's share of it writes  [default: 2GB/s]")
+@click.option("--lost-machines", type=float,
+              help="With auto: share of the failures that take host memory along  [default: 0.5]")  # fmt: skip
+@click.option("--host-memory", type=Size(), help="With auto: the most that checkpoints may take there.")
 @click.option("--formulation", type=click.Choice([f.value for f in Formulation]), default="direct", show_default=True)
 @click.option(
     "--transfers", type=click.Choice([t.value for t in Transfers]), help="[default: streaming for direct, else packed]"
@@ -73,6 +79,10 @@ def command(
     interval: str,
     slack: float,
     policy: str,
+    mtbf: int | None,
+    disk: int | None,
+    lost_machines: float | None,
+    host_memory: int | None,
     formulation: str,
     transfers: str | None,
     solver: str,
@@ -88,6 +98,9 @@ def command(
     """
     kind = transfers_for(Formulation(formulation), Transfers(transfers) if transfers else None)
     check_policy(policy, Formulation(formulation), kind, solver)
+    amid = surroundings(
+        policy, mtbf_ns=mtbf, disk_bytes_per_s=disk, lost_machines=lost_machines, host_memory_bytes=host_memory
+    )
     output = output or default_output(model, "schedule")
     for path, suffixes in ((output, ()), (report, figure.SUFFIXES), (trace_out, (".json",))):
         if path is not None:
@@ -99,7 +112,7 @@ def command(
         memory_limit_bytes=memory_limit,
         relax_memory=relax_memory,
         slack_ppm=fraction_ppm(slack, "--slack"),
-        policy=policy,
+        policy=CHECKFLOW if policy == AUTO else policy,
         formulation=Formulation(formulation),
         transfers=kind,
         solver=solver,
@@ -114,6 +127,7 @@ def command(
             real=real,
             bandwidth_bytes_per_s=bandwidth,
             options=options,
+            amid=amid,
             progress=progress,
         )
         timed, result = outcome.timed, outcome.result
@@ -130,7 +144,9 @@ def command(
         click.echo(f"checkflow: {refusal(timed.graph.model, result)}", err=True)
         return EXIT_NO
     if as_json:
-        found = {"unlisted": [asdict(one) for one in result.graph.unlisted]}
+        found: dict[str, object] = {"unlisted": [asdict(one) for one in result.graph.unlisted]}
+        if outcome.comparison is not None:
+            found["choice"] = choices.document_of(outcome.comparison)
         click.echo(json.dumps(summary.of_compiled(result, timed.trace_s, str(output)) | found))
     else:
         terminal.show(
@@ -141,5 +157,8 @@ def command(
             snapshot_ns=timed.copy_ns(result.schedule.certificate.snapshot_bytes - result.schedule.held_bytes()),
             trace_s=timed.trace_s,
         )
+        if outcome.comparison is not None:
+            _console.out.print()
+            _console.out.print(choices.table_of(outcome.comparison))
         _console.out.print(f"\nschedule: {output}", soft_wrap=True)
     return EXIT_DONE

@@ -17,7 +17,7 @@ from checkflow.schedule import Schedule
 
 
 class Policy(Protocol):
-    """What each of the files offers."""
+    """What each of the files offers; and LONGEST, where a longer interval in iterations has no sense for it."""
 
     def schedule(self, problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
         """What the policy does with a graph's problem, at the graph's anchors, or why it can do nothing."""
@@ -33,3 +33,9 @@ def load(name: str) -> Policy:
     if name not in names():
         raise InputError(f"policy: there is no {name!r}; choose one of {', '.join(names())}")
     return cast(Policy, import_module(f"{__name__}.{name}"))
+
+
+def longest(name: str) -> int | None:
+    """The longest interval that makes sense for a policy, in iterations; None: any does."""
+    found: int | None = getattr(load(name), "LONGEST", None)
+    return found

@@ -19,6 +19,7 @@ from checkflow.plan.streaming.planner import construct_streaming, plan_streaming
 from checkflow.policies.rule import Link
 from checkflow.schedule import Schedule
 
+LONGEST = 1  # at any other interval it is checkflow's plan
 MOST_LANES = 16  # of which host memory holds three checkpoints at once
 _LONGER = 2  # lanes more that are looked at for fewer bytes
 

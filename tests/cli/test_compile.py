@@ -277,3 +277,32 @@ def test_the_report_says_what_a_restore_of_parts_takes(capfd: pytest.CaptureFixt
     replay_ns = read_schedule(Path("parts.json")).certificate.replay_ns
     assert replay_ns > 0
     assert f"reads, then makes updates again for {format_ns(replay_ns)}" in said
+
+
+def test_auto_shows_what_it_chose_from_and_writes_the_best(capfd: pytest.CaptureFixture[str]) -> None:
+    """Every policy is in the table or says why not; the schedule is that of the first line, and it verifies."""
+    assert run(["trace", "alexnet", "--batch-size", "32", "-o", "graph.json"]) == EXIT_DONE
+    asked = ["compile", "graph.json", "--bandwidth", "20GB/s", "--policy", "auto", "--mtbf", "3h", "-o", "s.json"]
+    figures = _json(capfd, *asked)
+    choice = figures["choice"]
+    assert isinstance(choice, dict)
+    options = choice["options"]
+    assert {each["policy"] for each in options} | set(choice["refused"]) == set(policies.names())
+    assert 0 < options[0]["wasted"] <= 1.01 * min(each["wasted"] for each in options)
+    schedule = read_schedule(Path("s.json"))
+    assert (schedule.policy, schedule.interval) == (options[0]["policy"], options[0]["interval"])
+    assert run(["verify", "s.json", "graph.json"]) == EXIT_DONE
+    capfd.readouterr()
+    assert run(asked) == EXIT_DONE
+    out = capfd.readouterr().out
+    assert all(name in out for name in policies.names()) and "redone by a kill" in out
+
+
+def test_auto_says_why_nobody_can(capfd: pytest.CaptureFixture[str]) -> None:
+    """Where no policy keeps to the limit: one line, and no file."""
+    asked = ["compile", "alexnet", "--bandwidth", "99GB/s", "--policy", "auto", "--mtbf", "3h", "-o", "s.json"]
+    assert run([*asked, "--memory-limit", "100MiB"]) == EXIT_NO
+    assert "infeasible (memory)" in capfd.readouterr().err.splitlines()[-1]
+    assert run([*asked, "--host-memory", "1MiB"]) == EXIT_NO
+    assert "infeasible (host memory)" in capfd.readouterr().err.splitlines()[-1]
+    assert not Path("s.json").exists()

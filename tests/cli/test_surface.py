@@ -17,7 +17,8 @@ OPTIONS = {
     "compile": TRACED
     | {
         "--bandwidth", "--memory-limit", "--relax-memory", "--chunk", "--interval", "--slack", "--formulation",
-        "--transfers", "--solver", "--time-limit", "--report", "--trace-out", "--policy",
+        "--transfers", "--solver", "--time-limit", "--report", "--trace-out", "--policy", "--mtbf", "--disk",
+        "--lost-machines", "--host-memory",
     },
     "trace": TRACED,
     "verify": {"schedule", "graph", "--json"},

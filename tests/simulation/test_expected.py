@@ -1,0 +1,84 @@
+"""The closed form of what failures cost is what simulated failures tend to."""
+
+from __future__ import annotations
+
+import math
+import random
+from statistics import fmean, stdev
+
+import pytest
+
+from checkflow.errors import InputError
+from checkflow.simulation.costs import Costs
+from checkflow.simulation.expected import expected
+from checkflow.simulation.failures import Trial, run
+from checkflow.simulation.incidents import Loss, exponential
+
+SECOND = 10**9
+
+
+def drawn(seed: int) -> tuple[Costs, float, float]:
+    """Costs, the mean between failures in s, and the share of lost machines: disks that are idle and that never are."""
+    source = random.Random(seed)
+
+    def seconds(most: float) -> int:
+        return int(source.uniform(0, most) * SECOND)
+
+    iteration_s = source.uniform(0.05, 2)
+    costs = Costs(
+        "drawn",
+        int(iteration_s * SECOND),
+        source.choice((1, 2, 7, 40)),
+        stall_ns=source.choice((0, seconds(3))),
+        staged_after_ns=seconds(3),
+        write_ns=seconds(source.choice((1, 20))),
+        persist_gap_ns=source.choice((0, seconds(30))),
+        restore_memory_ns=seconds(5),
+        restore_disk_ns=seconds(20),
+        restart_ns=seconds(30),
+        replace_ns=seconds(60),
+        remake_ns=seconds(3),
+    )
+    return costs, source.uniform(100, 2000), source.choice((0.0, 0.3, 1.0))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_it_is_what_many_failures_cost(seed: int) -> None:
+    """Waste, stalls and what is done again, within 3.7 standard errors and what the closed form takes for granted."""
+    costs, mtbf_s, machines = drawn(seed)
+    claimed = expected(costs, mtbf_s * SECOND, machines)
+    span = int(mtbf_s * 1500 * SECOND)
+    runs = [run(costs, exponential(mtbf_s * SECOND, machines, each), span) for each in range(12)]
+
+    def agrees(claim: float, values: list[float], slack: float) -> bool:
+        return abs(fmean(values) - claim) <= 3.7 * stdev(values) / math.sqrt(len(values)) + slack
+
+    assert agrees(claimed.wasted, [each.wasted for each in runs], 0.01 * claimed.wasted)
+    assert agrees(claimed.stall, [each.spent.stall_ns / each.span_ns for each in runs], 0.01 * claimed.stall + 1e-6)
+    shares = {Loss.TRAINER: 1 - machines, Loss.MACHINE: machines}
+    again = sum(shares[loss] * claimed.redone[loss] for loss in Loss) * costs.iteration_ns
+
+    def redo_ns(trial: Trial) -> float:
+        return trial.spent.redo_ns / sum(trial.failures.values())
+
+    # Failures that come before training is up again are counted in the run, and do nothing again.
+    down = sum(shares[loss] * _down_ns(costs)[loss] for loss in Loss) / SECOND / mtbf_s
+    assert agrees(again, [redo_ns(each) for each in runs], again * (0.02 + down))
+
+
+def _down_ns(costs: Costs) -> dict[Loss, int]:
+    return {
+        Loss.TRAINER: costs.restart_ns + costs.write_ns + costs.restore_memory_ns + costs.remake_ns,
+        Loss.MACHINE: costs.replace_ns + costs.restore_disk_ns + costs.remake_ns,
+    }
+
+
+def test_what_never_comes_up_wastes_all() -> None:
+    """A restore that takes far longer than the mean between failures."""
+    assert expected(Costs("slow", 1, 1, restore_disk_ns=10**6), 1, 1.0).wasted == 1
+
+
+def test_deltas_have_no_closed_form() -> None:
+    """They are simulated."""
+    with pytest.raises(InputError, match="simulate it"):
+        expected(Costs("deltas", 1, 1, base_every=2), 1, 0.5)
