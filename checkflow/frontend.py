@@ -147,7 +147,8 @@ def compile(
         policy: "checkflow"; or another tool's rule, "checkfreq", "checkfreq_cpu" or "synchronous", which leaves nothing
             to choose. With those "auto" is the interval at which training stands still least. "gockpt" takes
             `interval` iterations for one checkpoint, which leaves in parts; "rolling" has one after each iteration,
-            of which each sends a part, where the link cannot carry it whole. "auto" is the one of all these that
+            of which each sends a part, where the link cannot carry it whole; "lowdiff" has one, too, of which one
+            iteration in K sends the whole state and the others gradients. "auto" is the one of all these that
             wastes least, at the interval at which it does.
         mtbf: with policy "auto", mean time between failures of all devices together, like "3h".
         disk: with policy "auto", what a device's share of it writes, "2GB/s" (the default) or bytes per second.

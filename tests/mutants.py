@@ -147,6 +147,8 @@ SETTINGS = {
     "checkfreq_cpu": Setting(LATE, _options(2_600_000_000, 1, *_DIRECT, policy="checkfreq_cpu")),
     "parts": Setting(_parts(), _options(3_000_000_000, 3, *_DIRECT, policy="gockpt")),
     "lanes": Setting(_parts(), _options(5_000_000_000, 1, *_DIRECT, policy="rolling")),
+    "base": Setting(_parts(), _options(5_000_000_000, 1, *_DIRECT, policy="lowdiff")),
+    "rolling, whole": Setting(_parts(), _options(50_000_000_000, 1, *_DIRECT, policy="rolling")),
     "synchronous": Setting(LATE, _options(2_600_000_000, 1, *_DIRECT, policy="synchronous")),
 }
 _RULES = ("checkfreq", "checkfreq_cpu", "synchronous")
@@ -409,9 +411,14 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "policies.gockpt:_lowered": [Mutant("parts", gives(certified("peak_bytes", by(-KIB))))],
     "policies.rolling:schedule": [Mutant("lanes", gives(action(0, back=0)))],
-    "policies.rolling:_in_lanes": [
+    "policies.rolling:least_lanes": [
         Mutant("lanes", gives(lambda found: [(field("transfers", all_but_last)(p), of) for p, of in found])),
     ],
+    "policies.rolling:as_a_whole": [
+        Mutant("rolling, whole", gives(lambda found: [(field("transfers", all_but_last)(p), of) for p, of in found])),
+    ],
+    "policies.rolling:lowered": [Mutant("lanes", gives(certified("peak_bytes", by(-KIB))))],
+    "policies.lowdiff:schedule": [Mutant("base", gives(action(0, back=0)))],
     "plan.rebuilt:in_lanes": [
         Mutant("lanes", gives(lambda found: found and field("state", all_but_last)(found))),
     ],
@@ -664,6 +671,7 @@ UNTOUCHED: dict[str, str] = {
     "plan.streaming.place:Held.chunk": _A_WORD,
     "plan.streaming.place:Held.created": _A_WORD,
     "plan.streaming.place:Held.released": _A_WORD,
+    "policies:longest": "bounds the intervals that a choice looks at",
     "policies:names": _A_WORD,
     "policies:load": _A_WORD,
     "policies:Policy.schedule": _A_WORD,
@@ -680,6 +688,7 @@ UNTOUCHED: dict[str, str] = {
     "compiler:_constructed": _ADVICE,
     "compiler:_bandwidth": _ADVICE,
     "compiler:_interval": _ADVICE,
+    "compiler:_policy": _ADVICE,
     "compiler:_memory": _ADVICE,
     "compiler:_formulation": _ADVICE,
     "plan.solve:transfers_for": "chooses the formulation's transfers; the schedule says which, and is judged by them",

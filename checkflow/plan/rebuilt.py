@@ -50,11 +50,12 @@ def over_iterations(problem: Problem, graph: Graph, count: int) -> Problem:
     return replace(problem, state=(*state, *gradients), interval=count)
 
 
-def in_lanes(problem: Problem, graph: Graph, count: int) -> Problem | None:
+def in_lanes(problem: Problem, graph: Graph, count: int, *, base: bool = False) -> Problem | None:
     """The problem of a checkpoint each iteration, of which each of `count` iterations carries a part in turn.
 
     In each of them a part of what gradients rebuild leaves, the gradients of the other parts, and all that none
-    rebuilds. The parts are such that each iteration has as many bytes to carry. None where no gradient rebuilds any.
+    rebuilds. The parts are such that each iteration has as many bytes to carry; or, with `base`, the first one is all,
+    and in the others gradients leave alone. None where no gradient rebuilds any.
     """
     units = rebuilt_in(graph)
     if not units or count < 2:
@@ -63,7 +64,7 @@ def in_lanes(problem: Problem, graph: Graph, count: int) -> Problem | None:
     load = [0] * count
     saved = [unit.state_bytes - unit.gradient_bytes for unit in units]  # by a part that has no gradient of its own
     for index in sorted(range(len(units)), key=lambda index: (-saved[index], index)):
-        part_of[index] = min(range(count), key=lambda part: (load[part], part))
+        part_of[index] = 0 if base else min(range(count), key=lambda part: (load[part], part))
         load[part_of[index]] += saved[index]
     of_state = {tensor: part_of[index] for index, unit in enumerate(units) for tensor in unit.state}
     state = [

@@ -11,6 +11,8 @@ fewer bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from checkflow.graph import Graph
 from checkflow.lower import lower
 from checkflow.plan import Infeasible, Plan, Problem, on_anchors
@@ -27,9 +29,22 @@ _LONGER = 2  # lanes more that are looked at for fewer bytes
 def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
     """The plan of least peak for the whole state where the link carries it, else in lanes; or why there is none."""
     problem = on_anchors(problem, graph)
-    found = [(plan, problem)] if (plan := construct_streaming(problem)) is not None else []
+    found = as_a_whole(problem)
     if not found and problem.interval == 1:
-        found = _in_lanes(problem, graph)
+        found = least_lanes(problem, graph)
+    return lowered(found, problem, graph, link, "rolling")
+
+
+def as_a_whole(problem: Problem) -> list[tuple[Plan, Problem]]:
+    """The plan of the whole state, where the link carries it."""
+    plan = construct_streaming(problem)
+    return [] if plan is None else [(plan, problem)]
+
+
+def lowered(
+    found: Sequence[tuple[Plan, Problem]], problem: Problem, graph: Graph, link: Link, policy: str
+) -> Schedule | Infeasible:
+    """The schedule of the plan of least peak that was found; where none was, why there is none of the whole."""
     if not found:
         answer = plan_streaming(problem)
         assert isinstance(answer, Infeasible)
@@ -41,15 +56,15 @@ def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasibl
         graph,
         bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
         slack_ppm=link.slack_ppm,
-        policy="rolling",
+        policy=policy,
     )
 
 
-def _in_lanes(problem: Problem, graph: Graph) -> list[tuple[Plan, Problem]]:
+def least_lanes(problem: Problem, graph: Graph, *, base: bool = False) -> list[tuple[Plan, Problem]]:
     """Of the least number of lanes for which there is a plan, and of a few more where that needs memory."""
     found: list[tuple[Plan, Problem]] = []
     for count in range(2, MOST_LANES + 1):
-        laned = in_lanes(problem, graph, count)
+        laned = in_lanes(problem, graph, count, base=base)
         plan = None if laned is None else construct_streaming(laned)
         if plan is not None and laned is not None:
             found.append((plan, laned))

@@ -36,6 +36,7 @@ KILLS = 200 if NIGHTLY else 8
 SAID, PIPE_BYTES = 60, 4096  # a life says so many iterations at most before it is killed, and then what its pipe holds
 EACH = 250  # iterations for each kill
 PARTS = 3  # iterations for one checkpoint, where a policy has several
+LANED = ("lowdiff", "rolling")  # policies with a checkpoint after each iteration, a part of it in each
 SEED = random.randrange(10**6) if NIGHTLY else 0
 OPTIONS = {
     "cpu": Options(3_000_000_000),  # just enough
@@ -91,7 +92,7 @@ def _schedule(device: str, path: Path, policy: str = "checkflow") -> str:
     """Compiled for the trainer, with a plan that has to snapshot some of it, or for a link that makes a rule pause."""
     traced = trace_training(partial(trainer_to_kill.training, device), model="killed", cuda_defaults=False)
     graph = hardware.retime(traced.graph, hardware.load_profile("rtx3090"))
-    if policy in ("gockpt", "rolling"):
+    if policy in ("gockpt", *LANED):
         write_schedule(path, _in_parts(graph, policy))
         return str(path)
     options = OPTIONS[device] if policy == "checkflow" else Options(10**9, policy=policy)
@@ -107,7 +108,8 @@ def _in_parts(graph: Graph, policy: str) -> Schedule:
     """Though the plan of the whole needs less memory: an update that is looped takes most of an iteration's time."""
     bandwidth = 2 * 10**9
     whole = on_anchors(problem_of(graph, bandwidth_bytes_per_s=bandwidth), graph)
-    problem = over_iterations(whole, graph, PARTS) if policy == "gockpt" else in_lanes(whole, graph, PARTS)
+    laned = in_lanes(whole, graph, PARTS, base=policy == "lowdiff")
+    problem = over_iterations(whole, graph, PARTS) if policy == "gockpt" else laned
     assert problem is not None
     plan = plan_streaming(problem)
     assert isinstance(plan, Plan)
@@ -135,7 +137,7 @@ def test_killed_while_its_schedule_is_learned_it_resumes_bit_identically(tmp_pat
 def test_killed_under_any_policy_it_resumes_bit_identically(policy: str, tmp_path: Path) -> None:
     """Where training stands still decides what a kill costs, never what is restored."""
     lost = 2 * PARTS if policy == "gockpt" else 1
-    slots = "23" if policy == "rolling" else "123"  # a single one could never complete a checkpoint beside the last
+    slots = "23" if policy in LANED else "123"  # a single one could never complete a checkpoint beside the last
     _killed("cpu", _schedule("cpu", tmp_path / "schedule.json", policy), tmp_path, max(3, KILLS // 10), lost, slots)
 
 

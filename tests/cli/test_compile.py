@@ -54,7 +54,7 @@ def test_compile_prints_its_figures_and_writes_a_schedule_that_verifies(capfd: p
     assert verified["peak_bytes"] == figures["peak_bytes"]
 
 
-PLANNED = ("checkflow", "gockpt", "rolling")  # never pause
+PLANNED = ("checkflow", "gockpt", "lowdiff", "rolling")  # never pause
 
 
 @pytest.mark.parametrize("policy", policies.names())

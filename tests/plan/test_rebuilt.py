@@ -180,7 +180,7 @@ def in_turn(draw: st.DrawFn) -> tuple[Graph, Schedule]:
     """A checkpoint each iteration in up to four lanes, on a link with little to spare."""
     graph, count = draw(updates()), draw(st.integers(2, 4))
     problem = problem_of(graph, bandwidth_bytes_per_s=NS, granule_bytes=draw(st.sampled_from((1, 3))))
-    laned = in_lanes(on_anchors(problem, graph), graph, count)
+    laned = in_lanes(on_anchors(problem, graph), graph, count, base=draw(st.booleans()))
     if laned is None:
         reject()
     bytes_ = sum(source.size_bytes for source in laned.state)

@@ -62,6 +62,11 @@ def rolling(graph: Graph, lanes: int) -> Schedule:
     return planned(graph, lambda whole: in_lanes(whole, graph, lanes) or whole, "rolling")
 
 
+def lowdiff(graph: Graph, lanes: int) -> Schedule:
+    """The same with the whole state in one of these iterations, and gradients alone in the others."""
+    return planned(graph, lambda whole: in_lanes(whole, graph, lanes, base=True) or whole, "lowdiff")
+
+
 def planned(graph: Graph, parted: Callable[[Problem], Problem], policy: str) -> Schedule:
     least = sum(tensor.size_bytes for tensor in graph.tensors if tensor.role.is_state) * 2 * 10**9
     bandwidth = least // graph.iteration_time_ns
@@ -147,8 +152,17 @@ def check_each(make: Make, schedule: Schedule, store: Path, expected: dict[int, 
             assert state_of(run) == expected[iteration], f"iteration {iteration} differs"
 
 
-@pytest.mark.parametrize(("parted", "count"), [(in_parts, 2), (in_parts, 3), (rolling, 3)])
-@pytest.mark.parametrize("name", [name for name in TRAININGS if name != "lbfgs"])
+EACH_WAY = [(in_parts, 2), (in_parts, 3), (rolling, 3)]
+LOWDIFF = ("sgd", "adamw foreach", "scheduler two", "scaler", "several")
+
+
+@pytest.mark.parametrize(
+    ("name", "parted", "count"),
+    [
+        *((name, *way) for name in TRAININGS if name != "lbfgs" for way in EACH_WAY),
+        *((name, lowdiff, 4) for name in LOWDIFF),
+    ],
+)
 def test_a_checkpoint_in_parts_is_bit_identical(name: str, parted: Parted, count: int, tmp_path: Path) -> None:
     """Each optimizer, scheduler, accumulation, scaler; two optimizers, of which one makes an update now and then."""
     make = TRAININGS[name]

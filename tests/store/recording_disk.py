@@ -101,6 +101,11 @@ class RecordingDisk(LocalDisk):
         super().close(fd)
         del self._open[fd]
 
+    def link(self, source: Path, target: Path) -> None:
+        super().link(source, target)
+        self._inodes[target] = self._inodes[source]
+        self.events.append(NameChange(self._inodes[target.parent], target.name, self._inodes[source]))
+
     def rename(self, source: Path, target: Path) -> None:
         super().rename(source, target)
         parent, inode = self._inodes[source.parent], self._inodes.pop(source)

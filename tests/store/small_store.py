@@ -15,6 +15,7 @@ from pathlib import Path
 
 from processes import runs
 
+from checkflow.lanes import lane_file
 from checkflow.store.both.config import SaverConfig
 from checkflow.store.both.messages import Message
 from checkflow.store.format.disk import Disk, LocalDisk
@@ -83,6 +84,22 @@ def newest_whole(store: Path, layout: Layout = SMALL) -> int:
     return 0 if loaded is None else loaded.checkpoint.iteration
 
 
+def newest_in_lanes(store: Path, lanes: int, layout: Layout = SMALL) -> int:
+    """The same where each lane has the bytes of its own last iteration; the first one is of every lane."""
+    loaded = load_newest(store).loaded
+    if loaded is None:
+        return 0
+    iteration = loaded.checkpoint.iteration
+    assert loaded.record == record_of(iteration)
+    assert set(loaded.files) == {lane_file(lane, file.name) for lane in range(lanes) for file in layout.files}
+    for lane in range(lanes):
+        own = max(1, iteration - (iteration - lane) % lanes)
+        for file in layout.files:
+            body = bytes(loaded.files[lane_file(lane, file.name)])[len(file.header) :]
+            assert body == bytes([own % 251]) * len(body), f"lane {lane} of iteration {iteration}"
+    return iteration
+
+
 def load_again(checkpoint: Checkpoint, layout: Layout = SMALL) -> bool:
     return is_whole(load(checkpoint), layout)
 
@@ -101,15 +118,17 @@ class InProcess:
     retention: Retention = field(default_factory=Retention)
     on_report: Callable[[Message], None] = lambda _: None
     retry_s: float = 0.0  # what fails is an error at once
+    lanes: int = 1  # of more, iterations are staged one after the other, from 1 on
 
     def __post_init__(self) -> None:
         self.store.mkdir(exist_ok=True)
         self.reports: list[Message] = []
         config = SaverConfig(
-            self.store, (self.layout.specs,), self.retention, {}, newest_wins=True, retry_s=self.retry_s
+            self.store, (self.layout.specs,) * self.lanes, self.retention, {}, newest_wins=True, retry_s=self.retry_s
         )
-        self.shared = SharedMemory.create([self.layout], slots=3, record_room_bytes=100, config=config.dump())
-        self.slots = Slots(self.shared, [self.layout], "skip")
+        layouts = [self.layout] * self.lanes
+        self.shared = SharedMemory.create(layouts, slots=3 * self.lanes, record_room_bytes=100, config=config.dump())
+        self.slots = Slots(self.shared, layouts, "skip")
         self.persister = Persister(self.shared, config, self.disk, self._report, self.store)
 
     def _report(self, message: Message) -> None:
@@ -122,11 +141,13 @@ class InProcess:
         self.persister.settle([each for each in written if each is not None])
 
     def stage(self, iteration: int) -> None:
-        """Fill and stage an iteration that is due."""
-        slot = self.slots.try_acquire()
-        assert slot is not None
-        fill(slot.data, self.layout, iteration)
-        self.slots.stage(slot, iteration, record_of(iteration), due=True)
+        """Fill and stage an iteration that is due: its lane, and of the first one every lane."""
+        for lane in range(iteration + 1 if iteration == 1 else iteration + self.lanes, iteration + self.lanes + 1):
+            slot = self.slots.try_acquire(lane % self.lanes)
+            assert slot is not None
+            fill(slot.data, self.layout, iteration)
+            last = lane == iteration + self.lanes
+            self.slots.stage(slot, iteration, record_of(iteration), due=last, whole=last)
 
     def take(self, iteration: int, *, keep: bool = False) -> Taken:
         """Stage an iteration and take it, as the saver does."""

@@ -61,6 +61,10 @@ class FailingDisk(LocalDisk):
         self._count()
         super().sync(fd)
 
+    def link(self, source: Path, target: Path) -> None:
+        self._count()
+        super().link(source, target)
+
     def rename(self, source: Path, target: Path) -> None:
         self._count()
         super().rename(source, target)

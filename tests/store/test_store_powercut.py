@@ -6,12 +6,13 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from recording_disk import RecordingDisk, State, Told
-from small_store import InProcess, newest_whole
+from recording_disk import NameChange, RecordingDisk, State, Told
+from small_store import SMALL, TINY, InProcess, newest_in_lanes, newest_whole
 
 from checkflow.errors import CorruptStoreError
 from checkflow.store.both.messages import DurableReport, Message
@@ -31,20 +32,23 @@ def build(state: State, root: Path) -> None:
             path.write_bytes(content)
 
 
-def record(store: Path, disk: RecordingDisk) -> None:
+def record(store: Path, disk: RecordingDisk, lanes: int = 1) -> None:
     """Persist three checkpoints, retaining one, so that there is pruning too."""
 
     def told(message: Message) -> None:
         if isinstance(message, DurableReport):
             disk.told(message.iteration)
 
-    saver = InProcess(store, disk=disk, retention=Retention(last=1), on_report=told)
+    layout = SMALL if lanes == 1 else TINY
+    saver = InProcess(store, layout, disk, Retention(last=1), told, lanes=lanes)
     for iteration in (1, 2, 3):
         saver.persist(iteration)
     saver.close()
 
 
-def wrong_restores(disk: RecordingDisk, where: Path) -> Iterator[str | None]:
+def wrong_restores(
+    disk: RecordingDisk, where: Path, newest: Callable[[Path], int] = newest_whole
+) -> Iterator[str | None]:
     """For every different state after every event: what restoring it got wrong, or None."""
     choose = random.Random(0)
     seen: set[tuple[State, int]] = set()
@@ -56,7 +60,7 @@ def wrong_restores(disk: RecordingDisk, where: Path) -> Iterator[str | None]:
             seen.add((state, durable))
             build(state, where)
             try:
-                restored = newest_whole(where)
+                restored = newest(where)
                 yield None if restored >= durable else f"event {after}: {restored} restored, {durable} was durable"
             except (CorruptStoreError, AssertionError) as error:
                 yield f"event {after}: {error}"
@@ -74,6 +78,16 @@ def test_no_power_cut_loses_a_durable_checkpoint(
     record(tmp_path / "store", disk)
     outcomes = list(wrong_restores(disk, memory_path / "cut"))
     logging.getLogger(__name__).info("%d states", len(outcomes))
+    assert len(outcomes) > 1000
+    assert [wrong for wrong in outcomes if wrong] == []
+
+
+def test_no_power_cut_loses_a_durable_checkpoint_in_lanes(tmp_path: Path, memory_path: Path) -> None:
+    """Two of three lanes are second names of files of the checkpoint before, which is removed meanwhile."""
+    disk = RecordingDisk(tmp_path / "store")
+    record(tmp_path / "store", disk, lanes=3)
+    assert sum(isinstance(event, NameChange) and event.inode is not None for event in disk.events) > 3 * (3 + 2 + 2)
+    outcomes = list(wrong_restores(disk, memory_path / "cut", partial(newest_in_lanes, lanes=3, layout=TINY)))
     assert len(outcomes) > 1000
     assert [wrong for wrong in outcomes if wrong] == []
 

@@ -27,6 +27,7 @@ class DurableReport(BaseModel):
     iteration: int
     serial: int
     size_bytes: int
+    written_bytes: int  # without files that the checkpoint before has, too
     write_ns: int
 
 

@@ -62,6 +62,9 @@ class Disk(Protocol):
     def close(self, fd: int) -> None:
         """Promises nothing."""
 
+    def link(self, source: Path, target: Path) -> None:
+        """A second name for a file, where the file system has such. Not durable before sync_directory."""
+
     def rename(self, source: Path, target: Path) -> None:
         """Atomic for who looks now; after a power cut either name may be there until sync_directory."""
 
@@ -114,6 +117,9 @@ class LocalDisk:
 
     def close(self, fd: int) -> None:
         os.close(fd)
+
+    def link(self, source: Path, target: Path) -> None:
+        os.link(source, target, follow_symlinks=False)
 
     def rename(self, source: Path, target: Path) -> None:
         source.rename(target)

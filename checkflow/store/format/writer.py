@@ -1,6 +1,7 @@
 """One staged checkpoint to one durable directory, in the order that a power cut at any moment survives.
 
-Files and the manifest; each file synced, then the manifest, then the directory; its name; the store, synced.
+Files and the manifest; each file synced, then the manifest, then the directory; its name; the store, synced. What the
+checkpoint before has already, of a lane that was not staged since, gets a second name instead of being written again.
 """
 
 from __future__ import annotations
@@ -35,13 +36,36 @@ INCOMPLETE, PRUNED = ".incomplete-", ".pruned-"  # what a crash may leave; the n
 
 
 @dataclass(frozen=True, slots=True)
-class StagedCheckpoint:
-    """What to write: slots' bytes, how they lie there, and what was staged with the last one."""
+class StagedSlot:
+    """A slot's bytes, how they lie there, and which staging they are of: the same number, the same bytes."""
 
-    slots: tuple[tuple[memoryview, Layout], ...]  # of each lane
+    data: memoryview
+    layout: Layout
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedCheckpoint:
+    """What to write: the slot of each lane, and what was staged with the last one."""
+
+    slots: tuple[StagedSlot, ...]
     iteration: int
     record: bytes
     keep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A durable checkpoint."""
+
+    manifest: Manifest
+    files: dict[tuple[int, str], FileEntry]  # of tensors, by the sequence that they were staged with
+    written_bytes: int  # what is not of the checkpoint before
+
+    @property
+    def name(self) -> str:
+        """Its directory's."""
+        return directory_name(self.manifest.serial, self.manifest.iteration)
 
 
 def next_serial(store: Path) -> int:
@@ -56,33 +80,37 @@ def next_serial(store: Path) -> int:
 
 def write_checkpoint(
     disk: Disk, store: Path, serial: int, staged: StagedCheckpoint, versions: dict[str, str],
-    progress: Callable[[], None],
-) -> Manifest:  # fmt: skip
-    """Write and publish a checkpoint, and return its manifest once it is durable. Raises OSError.
+    progress: Callable[[], None], before: Published | None = None,
+) -> Published:  # fmt: skip
+    """Write and publish a checkpoint, and return it once it is durable. Raises OSError.
 
-    After an error the new directory may be left under a name that no reader takes for a checkpoint.
+    `before`: one whose files may get a second name here. After an error the new directory may be left under a name that
+    no reader takes for a checkpoint.
     """
     temporary = store / f"{INCOMPLETE}{directory_name(serial, staged.iteration)}-{os.getpid()}-{time.monotonic_ns()}"
     disk.make_directory(temporary)
-    entries: list[FileEntry] = []
-    count = len(staged.slots)
-    contents = [
-        (file.name if count == 1 else lane_file(lane, file.name), file.size_bytes, pieces(slot, file))
-        for lane, (slot, layout) in enumerate(staged.slots)
-        for file in layout.files
-    ]
-    contents.append((RECORD, len(staged.record), iter([memoryview(staged.record)])))
+    found: dict[tuple[int, str], FileEntry] = {}
+    written_bytes = len(staged.record)
     with NewFiles(disk, progress) as files:
-        for name, size_bytes, parts in contents:
-            blocks = files.write(temporary / name, parts, size_bytes, hash_blocks)
-            entries.append(FileEntry(name=name, size_bytes=size_bytes, blocks=blocks))
+        for lane, slot in enumerate(staged.slots):
+            for file in slot.layout.files:
+                name = file.name if len(staged.slots) == 1 else lane_file(lane, file.name)
+                key = slot.sequence, name
+                if before is not None and key in before.files and _linked(disk, store / before.name, temporary, name):
+                    found[key] = before.files[key]
+                    continue
+                blocks = files.write(temporary / name, pieces(slot.data, file), file.size_bytes, hash_blocks)
+                found[key] = FileEntry(name=name, size_bytes=file.size_bytes, blocks=blocks)
+                written_bytes += file.size_bytes
+        blocks = files.write(temporary / RECORD, [memoryview(staged.record)], len(staged.record), hash_blocks)
+        record = FileEntry(name=RECORD, size_bytes=len(staged.record), blocks=blocks)
         manifest = Manifest(
             serial=serial,
             iteration=staged.iteration,
             keep=staged.keep,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=versions,
-            files=tuple(entries),
+            files=(*found.values(), record),
         )
         text = manifest.render()
         files.write(temporary / MANIFEST, [memoryview(text)], len(text))
@@ -97,7 +125,16 @@ def write_checkpoint(
             disk.rename(final, temporary)  # else each try would leave a whole one
         raise
     progress()
-    return manifest
+    return Published(manifest, found, written_bytes)
+
+
+def _linked(disk: Disk, source: Path, target: Path, name: str) -> bool:
+    """Whether a file of another checkpoint got a second name; what cannot have one is written."""
+    try:
+        disk.link(source / name, target / name)
+    except OSError:
+        return False
+    return True
 
 
 def hash_blocks(data: memoryview) -> str:

@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
+from itertools import accumulate
 
 import xxhash
 
@@ -37,7 +39,7 @@ LARGE_BYTES = (
 )  # slots from this size on are sealed while staged: some 90 microseconds, a hundredth of the copy
 
 # Words of the control page
-_MAGIC, _SLOTS, _LAYOUT_BYTES, _RECORD_ROOM, _CONFIG_BYTES, _DURABLE, _PROGRESS, _LANES = range(8)
+_MAGIC, _SLOTS, _LARGEST_BYTES, _RECORD_ROOM, _CONFIG_BYTES, _DURABLE, _PROGRESS, _LANES, _LANE_BYTES = range(9)
 _FIRST_SLOT, _SLOT_WORDS = 64, 8
 _STATE, _ITERATION, _RECORD_BYTES, _RECORD_HASH, _RECORD_AT, _NEEDS = range(6)
 NOT_YET_WHOLE = 2**32  # of a slot with which no checkpoint is complete
@@ -95,11 +97,12 @@ class SharedMemory:
         lanes = len(layouts)
         if not lanes <= slots <= MAX_SLOTS or slots % lanes:
             raise StoreError(f"slots: {slots // lanes} is not supported; use 1 to {MAX_SLOTS // lanes}")
-        layout_bytes = max(layout.size_bytes for layout in layouts)
-        stride = _stride(layout_bytes, padded(record_room_bytes))
-        head = _head(layout_bytes, len(config))
-        size = head + slots * stride
-        need = f"{slots} slots of {format_bytes(layout_bytes)} need {format_bytes(size)} of shared memory"
+        largest = max(layout.size_bytes for layout in layouts)
+        strides = [_stride(layout.size_bytes, padded(record_room_bytes), largest) for layout in layouts]
+        head = _head(largest, len(config))
+        size = head + slots // lanes * sum(strides)
+        up_to = "up to " if len(set(strides)) > 1 else ""
+        need = f"{slots} slots of {up_to}{format_bytes(largest)} need {format_bytes(size)} of shared memory"
         _check_memory(need, size, slots // lanes)
         try:
             fd = os.memfd_create("checkflow-slots", os.MFD_CLOEXEC)
@@ -111,8 +114,9 @@ class SharedMemory:
             os.posix_fallocate(fd, 0, head)
             shared._bytes[CONTROL_BYTES : CONTROL_BYTES + len(config)] = config
             for word, value in (
-                (_SLOTS, slots), (_LAYOUT_BYTES, layout_bytes), (_RECORD_ROOM, padded(record_room_bytes)),
-                (_CONFIG_BYTES, len(config)), (_LANES, lanes), (_MAGIC, MAGIC),
+                (_SLOTS, slots), (_LARGEST_BYTES, largest), (_RECORD_ROOM, padded(record_room_bytes)),
+                (_CONFIG_BYTES, len(config)), (_LANES, lanes),
+                *((_LANE_BYTES + lane, layout.size_bytes) for lane, layout in enumerate(layouts)), (_MAGIC, MAGIC),
             ):  # fmt: skip
                 shared._words[word] = value
             starts = [shared.slot_offset(slot) for slot in range(slots)]
@@ -123,7 +127,9 @@ class SharedMemory:
             ):
                 os.posix_fallocate(fd, place, len(header))
                 shared._bytes[place : place + len(header)] = header
-            shared.pages = Pages(fd, shared._bytes, [Span(start, stride) for start in starts])
+            shared.pages = Pages(
+                fd, shared._bytes, [Span(start, strides[slot % lanes]) for slot, start in enumerate(starts)]
+            )
         except OSError as error:
             os.close(fd)
             raise StoreError(f"slots: {need}; the system refuses it ({error.strerror})") from None
@@ -166,20 +172,34 @@ class SharedMemory:
 
     def slot_offset(self, slot: int) -> int:
         """A slot's first byte, counted from the buffer's."""
-        layout_bytes = self._words[_LAYOUT_BYTES]
-        return _head(layout_bytes, self._words[_CONFIG_BYTES]) + slot * _stride(layout_bytes, self._words[_RECORD_ROOM])
+        row, lane = divmod(slot, self.lanes)
+        return self._first_row + row * self._within_row[-1] + self._within_row[lane]
+
+    @cached_property
+    def _first_row(self) -> int:
+        return _head(self._words[_LARGEST_BYTES], self._words[_CONFIG_BYTES])
+
+    @cached_property
+    def _within_row(self) -> tuple[int, ...]:
+        """Where the slot of each lane begins in a row of one of each, and how long the row is."""
+        room, largest = self._words[_RECORD_ROOM], self._words[_LARGEST_BYTES]
+        strides = (_stride(self._words[_LANE_BYTES + lane], room, largest) for lane in range(self.lanes))
+        return (0, *accumulate(strides))
+
+    def _files_bytes(self, slot: int) -> int:
+        return self._words[_LANE_BYTES + slot % self.lanes]
 
     def slot_bytes(self, slot: int) -> memoryview:
         """A slot's files, writable."""
         start = self.slot_offset(slot)
-        return self._bytes[start : start + self._words[_LAYOUT_BYTES]]
+        return self._bytes[start : start + self._files_bytes(slot)]
 
     def seal(self, slot: int) -> None:
         """Let this process only read a slot that is staged: what writes to it by mistake ends, not what was staged.
 
         Small slots are not sealed, for it takes longer than to fill them; nor pinned ones, which the device may write.
         """
-        if not self.pinned and self._words[_LAYOUT_BYTES] >= LARGE_BYTES and self._protect(slot, writable=False):
+        if not self.pinned and self._files_bytes(slot) >= LARGE_BYTES and self._protect(slot, writable=False):
             self._sealed.add(slot)
 
     def unseal(self, slot: int) -> None:
@@ -188,7 +208,7 @@ class SharedMemory:
             self._sealed.discard(slot)
 
     def _protect(self, slot: int, *, writable: bool) -> bool:
-        stride = _stride(self._words[_LAYOUT_BYTES], self._words[_RECORD_ROOM])
+        stride = self.slot_offset(slot + 1) - self.slot_offset(slot)
         return protect(self.address + self.slot_offset(slot), stride, writable=writable)
 
     # State. Whoever writes a word owns it: see docs/store.md, section "Slots".
@@ -238,7 +258,7 @@ class SharedMemory:
         if len(record) > self.record_room_bytes:
             at = self._overflow.put(slot, record)
         else:
-            start = self.slot_offset(slot) + self._words[_LAYOUT_BYTES]
+            start = self.slot_offset(slot) + self._files_bytes(slot)
             self._bytes[start : start + len(record)] = record
         self._words[base + _RECORD_AT] = at
         self._words[base + _ITERATION] = iteration
@@ -252,7 +272,7 @@ class SharedMemory:
         iteration, length = self._words[base + _ITERATION], self._words[base + _RECORD_BYTES]
         if length > os.fstat(self.fd).st_size:
             return None
-        start = self._words[base + _RECORD_AT] or self.slot_offset(slot) + self._words[_LAYOUT_BYTES]
+        start = self._words[base + _RECORD_AT] or self.slot_offset(slot) + self._files_bytes(slot)
         record = read_at(self.fd, start, length)
         found = _record_hash(self.word(slot).sequence, iteration, self.needs(slot), record)
         whole = found == self._words[base + _RECORD_HASH]
@@ -270,16 +290,18 @@ class SharedMemory:
                     fcntl.lockf(self.fd, fcntl.LOCK_UN)
 
 
-def _stride(layout_bytes: int, room_bytes: int) -> int:
+def _stride(layout_bytes: int, room_bytes: int, largest_bytes: int) -> int:
     """From one slot to the next. Large ones share no huge page, which sealing one of them would break up."""
-    unit = HUGE_BYTES if layout_bytes >= LARGE_BYTES else ALIGN_BYTES
-    return -(-(layout_bytes + room_bytes) // unit) * unit
+    return -(-(layout_bytes + room_bytes) // _unit(largest_bytes)) * _unit(largest_bytes)
 
 
-def _head(layout_bytes: int, config_bytes: int) -> int:
+def _head(largest_bytes: int, config_bytes: int) -> int:
     """The first slot's first byte."""
-    unit = HUGE_BYTES if layout_bytes >= LARGE_BYTES else ALIGN_BYTES
-    return -(-(CONTROL_BYTES + config_bytes) // unit) * unit
+    return -(-(CONTROL_BYTES + config_bytes) // _unit(largest_bytes)) * _unit(largest_bytes)
+
+
+def _unit(largest_bytes: int) -> int:
+    return HUGE_BYTES if largest_bytes >= LARGE_BYTES else ALIGN_BYTES
 
 
 def _record_hash(sequence: int, iteration: int, needs: int, record: bytes) -> int:

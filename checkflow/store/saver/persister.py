@@ -20,7 +20,15 @@ from checkflow.store.format.layout import Layout
 from checkflow.store.format.manifest import Manifest, directory_name
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine, verify_written
 from checkflow.store.format.retention import Retained, to_prune
-from checkflow.store.format.writer import INCOMPLETE, PRUNED, StagedCheckpoint, next_serial, write_checkpoint
+from checkflow.store.format.writer import (
+    INCOMPLETE,
+    PRUNED,
+    Published,
+    StagedCheckpoint,
+    StagedSlot,
+    next_serial,
+    write_checkpoint,
+)
 from checkflow.store.memory.saver_slots import Taken, give_back, give_up, put_off
 from checkflow.store.memory.shared_memory import SharedMemory
 
@@ -78,6 +86,7 @@ class Persister:
     )  # checkpoints whose manifest was sound, by directory name
     _serial: int = field(init=False, default=0)  # tried last
     _must_look: bool = field(init=False, default=True)  # in the store, for the highest serial
+    _newest: Published | None = field(init=False, default=None)  # None also where one did not read back
 
     def __post_init__(self) -> None:
         self.layouts = tuple(map(Layout.of, self.config.lanes))
@@ -98,10 +107,17 @@ class Persister:
             )
             return None
         slots = sorted(taken.slots, key=lambda slot: slot % len(self.layouts))
-        bytes_of = zip(map(self.shared.slot_bytes, slots), self.layouts, strict=True)
-        staged = StagedCheckpoint(tuple(bytes_of), taken.iteration, taken.record, taken.keep)
+        staged = StagedCheckpoint(
+            tuple(
+                StagedSlot(self.shared.slot_bytes(slot), layout, self.shared.word(slot).sequence)
+                for slot, layout in zip(slots, self.layouts, strict=True)
+            ),
+            taken.iteration,
+            taken.record,
+            taken.keep,
+        )
         try:
-            manifest = self._write(staged, settled)
+            published = self._write(staged, settled)
         except OSError as error:
             self._put_off(taken, error)
             return None
@@ -113,12 +129,13 @@ class Persister:
             DurableReport(
                 sequence=taken.sequence,
                 iteration=taken.iteration,
-                serial=manifest.serial,
-                size_bytes=manifest.size_bytes,
+                serial=published.manifest.serial,
+                size_bytes=published.manifest.size_bytes,
+                written_bytes=published.written_bytes,
                 write_ns=time.monotonic_ns() - started,
             )
         )
-        return Written(taken, manifest)
+        return Written(taken, published.manifest)
 
     def _put_off(self, taken: Taken, error: OSError) -> None:
         begins = self.patience.fails()
@@ -160,6 +177,7 @@ class Persister:
             try:
                 verify_ns = self._read_back(written, to_cache=to_cache)
             except CorruptStoreError as error:
+                self._newest = None  # the next ones have all their bytes from memory again
                 self._fail(
                     written.taken,
                     f"checkpoint {written.name} does not read back as it was written ({error}); check the disk",
@@ -191,7 +209,7 @@ class Persister:
             verify_written(checkpoint, self.shared.advance, to_cache=to_cache)
         return time.monotonic_ns() - started
 
-    def _write(self, staged: StagedCheckpoint, settled: Callable[[], bool]) -> Manifest:
+    def _write(self, staged: StagedCheckpoint, settled: Callable[[], bool]) -> Published:
         """Where the disk is full, once more after what was being settled made room."""
         again = True
         while True:
@@ -199,11 +217,13 @@ class Persister:
                 with _threads_are_resources():
                     self.look()
                     self._serial = self._next_serial()
-                    manifest = write_checkpoint(
+                    published = write_checkpoint(
                         self.disk, self.store, self._serial, staged, self.config.versions, self.shared.advance,
+                        self._newest,
                     )  # fmt: skip
                 self._must_look = False
-                return manifest
+                self._newest = published
+                return published
             except OSError as error:
                 self._must_look = True  # it is not known what the store has
                 made_room = settled()

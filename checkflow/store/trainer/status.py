@@ -68,10 +68,10 @@ class Tally:
         self.staged_iteration = iteration
         self.events.append(Staged(iteration))
 
-    def persist(self, iteration: int, size_bytes: int, write_ns: int) -> None:
+    def persist(self, iteration: int, size_bytes: int, written_bytes: int, write_ns: int) -> None:
         self.durable += 1
         self.durable_iteration = iteration
-        self.written_bytes += size_bytes
+        self.written_bytes += written_bytes
         self.write_ns += write_ns
         self.last_persist_s = write_ns / 1e9
         self.events.append(Durable(iteration, size_bytes, write_ns))

@@ -127,7 +127,7 @@ class Supervisor:
     def _listen(self, saver: SaverProcess) -> None:
         for message in saver.messages():
             if isinstance(message, DurableReport):
-                self._tally.persist(message.iteration, message.size_bytes, message.write_ns)
+                self._tally.persist(message.iteration, message.size_bytes, message.written_bytes, message.write_ns)
             elif isinstance(message, VerifiedReport):
                 self._tally.verify(message.iteration, message.verify_ns, message.pruned)
             elif isinstance(message, FailedReport):
