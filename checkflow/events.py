@@ -156,6 +156,28 @@ class Learned(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Paced(Event):
+    """Checkpoints cost more than they may, or less than they did: from the next one on the interval is another."""
+
+    level: ClassVar[int] = logging.INFO
+
+    interval: int  # iterations from one checkpoint to the next
+    before: int  # what that was
+    overhead: float  # measured: for how long training waited, a fraction of the time that it took otherwise
+    budget: float  # likewise, what it may be
+
+    def __str__(self) -> str:
+        return (
+            f"a checkpoint every {self.interval} iterations, before {self.before}: they held training up for "
+            f"{self.overhead:.1%} of its time, and may for {self.budget:.1%}"
+        )
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return {"checkflow/interval_iterations": self.interval, "checkflow/overhead": self.overhead}
+
+
+@dataclass(frozen=True, slots=True)
 class Doubted(Event):
     """What was checked after a resume, in the state or in the first losses, and is surprising."""
 

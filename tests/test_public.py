@@ -25,6 +25,7 @@ EVENTS = {
     "Event",
     "Failed",
     "Learned",
+    "Paced",
     "Resumed",
     "Skipped",
     "Staged",

@@ -18,6 +18,7 @@ from checkflow.checkpointing.earlier import of_now
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.fitting import Fitting, fit
 from checkflow.checkpointing.listing import added, carried, missing, unplanned
+from checkflow.checkpointing.pacing import Pacing
 from checkflow.collector import paused_collector
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
 from checkflow.events import Event
@@ -70,6 +71,7 @@ def attach(
     extra: Mapping[str, object] | None = None,
     metadata: Mapping[str, object] | None = None,
     interval: int | None = None,
+    overhead: float | None = None,
     slots: int = 3,
     when_full: WhenFull = "skip",
     persist_every: PersistEvery = PersistEvery(),  # noqa: B008 (frozen)
@@ -109,6 +111,8 @@ def attach(
         metadata: the user's own JSON; read anew for each checkpoint. `Checkpointer.metadata` is what was restored.
         interval: iterations from one checkpoint to the next; the schedule's unless given, or the fewest that the link
             allows where it is learned. A schedule that pauses where the next checkpoint begins is for its own alone.
+        overhead: share of the time without checkpoints for which training may wait for them, 0.05 for 5%. Where it
+            waits for longer the interval grows until that is kept to, and shrinks back when they cost less again.
         slots: checkpoints that host memory holds: 3 to fill, keep and persist at once, or 2. With 1 each is on disk,
             whatever `persist_every` says, before the next is begun: least memory, and least lost with the machine.
         when_full: where no slot is free, "skip" this checkpoint or "wait" until one is.
@@ -156,8 +160,10 @@ def attach(
         schedule = read_schedule(Path(schedule))
     if interval is not None and interval < 1:
         raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
+    if overhead is not None and not 0 < overhead < 1:
+        raise InputError(f"overhead: {overhead} is not in (0, 1); 0.05 is 5%")
     if schedule is not None:
-        _check_takes(schedule, interval, slots)
+        _check_takes(schedule, interval, overhead, slots)
     if when_full not in ("skip", "wait"):
         raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
     if on_event is not None and not callable(on_event):
@@ -221,6 +227,7 @@ def attach(
                 objects,
                 Path(store),
                 None if learner is None else Adapting(engine, learner, training, objects, say),
+                None if overhead is None else Pacing(engine, overhead),
                 start_over=start_over,
                 sigterm_deadline_s=sigterm_deadline_s,
                 notify=warn,
@@ -236,11 +243,16 @@ def attach(
     return checkpointer
 
 
-def _check_takes(schedule: Schedule, interval: int | None, slots: int) -> None:
+def _check_takes(schedule: Schedule, interval: int | None, overhead: float | None, slots: int) -> None:
     """Raises InputError for what a schedule cannot be followed with."""
     if schedule.lanes > 1 and slots == 1:
         raise InputError(
             "slots: 1 has no room for the next checkpoint beside the newest, which this schedule needs; use 2 or 3"
+        )
+    if overhead is not None and (schedule.lanes > 1 or any(action.back for action in schedule.actions)):
+        raise InputError(
+            "overhead: this schedule takes its checkpoints in parts, over iterations that are as many as they were "
+            "planned for; leave it out, or compile with --policy checkflow"
         )
     if interval is None or interval == schedule.interval:
         return

@@ -19,6 +19,7 @@ from checkflow.about import About, changes
 from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.narrator import Narrator
+from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.resumed import doubts, of_losses
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, StoreError
@@ -54,6 +55,7 @@ class Checkpointer:
         objects: HostObjects,
         store: Path,
         adapting: Adapting | None,
+        pacing: Pacing | None,
         *,
         start_over: bool,
         sigterm_deadline_s: float | None,
@@ -63,6 +65,7 @@ class Checkpointer:
     ) -> None:
         self._engine = engine
         self._adapting = adapting
+        self._pacing = pacing
         self._training = training
         self._objects = objects
         self._store = store
@@ -200,6 +203,8 @@ class Checkpointer:
                 if self._on_terminate is not None and self._on_terminate.pending:
                     self._on_terminate.reached_step()
             self._meter.step()
+            if self._pacing is not None:
+                self._pacing.ended()
             if (compared := self._objects.losses.compared()) is not None:
                 self._engine.events.append(of_losses(self._executor.completed, compared))
             self._narrator.ended(self._executor.completed)

@@ -19,6 +19,7 @@ class Executor(Follower):
     """Called by the user, too, between iterations."""
 
     _restored = -1  # iteration
+    _paced: int | None = None  # the interval from the next checkpoint on
 
     def step(self) -> None:
         """An iteration ended: its state is the next checkpoint's, if one is due.
@@ -28,10 +29,11 @@ class Executor(Follower):
         if self.lifecycle.refusal is not None:
             raise InputError(f"step: {self.lifecycle.refusal}")
         is_due = (self.completed + 1) % self.interval == 0
-        next_is_due = self._due(self.completed + 2) is not None
+        interval = self._paced if is_due and self._paced else self.interval
+        next_is_due = self._due(self.completed + 2, interval) is not None
         if self.awake or is_due or next_is_due:
             with self._entered():
-                self._end(next_is_due=next_is_due)
+                self._end(interval, next_is_due=next_is_due)
             if self._problems:
                 raise self._problems.pop(0)
         else:
@@ -42,6 +44,10 @@ class Executor(Follower):
             self._device.collect()
             self._counters.issue_ns += time.perf_counter_ns() - started
         self._sink.poll()
+
+    def pace(self, interval: int) -> None:
+        """Another interval, from the end of the next iteration on that a checkpoint is due at: hooks know of that."""
+        self._paced = interval
 
     def await_restore(self, refusal: str) -> None:
         """No step is taken before `resume`; `refusal` says why."""
@@ -132,8 +138,8 @@ class Executor(Follower):
 
     # Inside
 
-    def _end(self, *, next_is_due: bool) -> None:
-        """An iteration ended that a checkpoint was filled or due in, or after which one is."""
+    def _end(self, interval: int, *, next_is_due: bool) -> None:
+        """An iteration ended that a checkpoint was filled or due in, or after which one is, `interval` from then on."""
         self.completed += 1  # first, so that it is counted whatever interrupts the rest
         self.touched = False
         self._mend()
@@ -145,6 +151,8 @@ class Executor(Follower):
             self._begin(wait=self._settings.wait_when_full)
         elif self.pipeline.parted is not None:
             self._part_ended()
+        if interval != self.interval:
+            self.interval, self._paced = interval, None
         if self.parts is not None and self.parts.refused:  # what is read as a whole is more than a link carries at once
             self.interval = max(self.interval, self.timetable.lanes)
         self.bound.distrust()

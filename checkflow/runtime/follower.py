@@ -252,9 +252,10 @@ class Follower:
         if (parted := self.pipeline.parted) is not None:
             parted.let_go()
 
-    def _due(self, running: int) -> int | None:
-        """The checkpoint that iteration `running` ends, or is a part of."""
-        due = -(-running // self.interval) * self.interval
+    def _due(self, running: int, interval: int | None = None) -> int | None:
+        """The checkpoint that iteration `running` ends, or is a part of, at this interval or that of now."""
+        interval = interval or self.interval
+        due = -(-running // interval) * interval
         return due if due - running < self.timetable.parts else None
 
     @staticmethod
