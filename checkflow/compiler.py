@@ -137,9 +137,12 @@ def check_policy(policy: str, formulation: Formulation, transfers: Transfers | N
 
 def _least_paused(problem: Problem, graph: Graph, options: Options) -> Problem:
     """At interval 1, or at the fewest iterations in which the link carries the state where a rule pauses less then."""
+    each = _ruled(problem, graph, options)
+    if isinstance(each, Infeasible) or not each.certificate.pause_ns:
+        return problem
     apart = replace(problem, interval=max(1, -(-problem.state_bytes * TICKS_PER_BYTE // problem.clock(problem.steps))))
-    each, then = (_ruled(one, graph, options) for one in (problem, apart))
-    if isinstance(each, Infeasible) or isinstance(then, Infeasible):
+    then = _ruled(apart, graph, options)
+    if isinstance(then, Infeasible):
         return problem
     return apart if then.certificate.pause_ns < each.certificate.pause_ns else problem
 

@@ -17,7 +17,7 @@ from checkflow.schedule import Schedule
 
 
 class Policy(Protocol):
-    """What each of the files offers; and LONGEST, where a longer interval in iterations has no sense for it."""
+    """What each of the files offers; and LONGEST, where a longer interval makes no sense unless the link needs it."""
 
     def schedule(self, problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
         """What the policy does with a graph's problem, at the graph's anchors, or why it can do nothing."""
@@ -36,6 +36,6 @@ def load(name: str) -> Policy:
 
 
 def longest(name: str) -> int | None:
-    """The longest interval that makes sense for a policy, in iterations; None: any does."""
+    """The longest interval that makes sense for a policy, in iterations, unless the link needs more; None: any does."""
     found: int | None = getattr(load(name), "LONGEST", None)
     return found

@@ -22,7 +22,8 @@ from checkflow.plan.streaming.planner import construct_streaming, plan_streaming
 from checkflow.policies.rule import Link
 from checkflow.schedule import Schedule
 
-LONGEST = 64  # iterations for one checkpoint: a part that leaves first has as many gradients
+LONGEST = 1  # unless the link needs more: then checkflow's plan of the whole moves fewer bytes
+_MOST_PARTS = 64  # a part that leaves first has as many gradients
 
 
 def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
@@ -37,7 +38,7 @@ def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasibl
     assert isinstance(answer, Infeasible)
     limit = problem.memory_limit_bytes
     hopeless = limit is not None and limit < problem.training_peak_bytes
-    for count in range(problem.interval + 1, 1 if hopeless else LONGEST + 1):
+    for count in range(problem.interval + 1, 1 if hopeless else _MOST_PARTS + 1):
         if (found := _least(replace(problem, interval=count), graph)) is not None:
             held_bytes = _lowered(*found, graph, link).certificate.snapshot_bytes
             return replace(answer, smallest_interval=count, snapshot_bytes_at_that_interval=held_bytes)

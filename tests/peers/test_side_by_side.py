@@ -35,7 +35,7 @@ def tiny_of(_: str) -> Callable[[], checkflow.Training]:
 
 
 def test_every_policy_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Side by side; the longer interval moves less and loses more, and gradients come on top of the state."""
+    """Side by side; the longer interval moves less and loses more; gradients are less than the state."""
     monkeypatch.setattr(overhead, "factory_of", tiny_of)
     schedules, refused = policies.planned("tiny", 2_000_000_000, [1, 4])
     assert not refused
@@ -47,7 +47,12 @@ def test_every_policy_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         assert costs["time"].median > 0 and costs["restore s"].median > 0
         assert costs["host MB"].median >= state_mb
         moved = costs["link MB/it"].median * interval
-        assert moved == pytest.approx(state_mb, rel=0.01) or ((policy, interval) == ("gockpt", 4) and moved > state_mb)
+        if (policy, interval) == ("gockpt", 4):
+            assert moved >= state_mb  # gradients may come on top
+        elif (policy, interval) == ("lowdiff", 1):
+            assert moved < state_mb  # gradients alone, each second time
+        else:
+            assert moved == pytest.approx(state_mb, rel=0.01)
         assert costs["lost, machine"].median >= costs["lost, kill"].median
     for policy in known.names():
         assert found[policy, 1]["lost, kill"].median < found[policy, 4]["lost, kill"].median
