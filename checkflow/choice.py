@@ -110,6 +110,8 @@ def choose(
 
 @dataclass(frozen=True)
 class _Trial:
+    """What `choose` was asked; it tries one policy after the other."""
+
     graph: Graph
     options: Options
     amid: Surroundings
@@ -143,8 +145,8 @@ class _Trial:
         host_bytes = SLOTS * costs.disk_bytes
         if amid.host_memory_bytes is not None and host_bytes > amid.host_memory_bytes:
             return f"its checkpoints take {size_and_excess(host_bytes, amid.host_memory_bytes)} of host memory"
-        copied = self.copy_ns(schedule.certificate.snapshot_bytes - schedule.held_bytes())
-        costs = replace(costs, stall_ns=costs.stall_ns + (copied or 0))
+        copies_ns = (self.copy_ns(schedule.copied_bytes()) or 0) // schedule.lanes
+        costs = replace(costs, stall_ns=costs.stall_ns + copies_ns)
         return Option(compiled, costs, expected(costs, amid.mtbf_ns, amid.lost_machines), host_bytes)
 
     def _best_interval(self, costs: Costs, least: int, longest: int) -> int:

@@ -169,6 +169,10 @@ class Schedule(_Model):
         gradients = {row.id for row in self.gradients}
         return sum(row.bytes for row in self.actions if row.snapshot is not None and row.tensor in gradients)
 
+    def copied_bytes(self) -> int:
+        """Of the certificate's snapshots: what is copied within the device, until the actions begin anew."""
+        return self.certificate.snapshot_bytes - self.held_bytes()
+
     def position(self, place: Place) -> int:
         """The unrolled position of a place in `actions`."""
         iteration, anchor = place

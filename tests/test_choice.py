@@ -10,6 +10,7 @@ import pytest
 from drawn import updates
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
+from mutants import SETTINGS
 
 from checkflow import policies
 from checkflow.choice import SLOTS, Comparison, Option, Surroundings, choose
@@ -121,6 +122,20 @@ def test_copies_in_device_memory_cost_what_they_take(bert: Graph) -> None:
 
     assert copied(5).costs.stall_ns == copied(0).costs.stall_ns + 5
     assert copied(0).host_bytes == SLOTS * copied(0).costs.disk_bytes
+
+
+def test_copies_of_lanes_are_those_of_one_checkpoint() -> None:
+    """Where actions begin anew after K iterations, each of the K checkpoints costs a share of their copies."""
+    setting = SETTINGS["lanes"]
+
+    def stalls(copy_ns: int) -> dict[str, tuple[int, int]]:
+        choice = choose(setting.graph, setting.options, Surroundings(3 * HOUR), lambda _: copy_ns)
+        return {one.policy: (one.costs.stall_ns, one.compiled.schedule.lanes) for one in choice.options}
+
+    free, costly = stalls(0), stalls(6000)
+    assert costly["rolling"][1] > 1 == costly["synchronous"][1]
+    for policy, (stall_ns, lanes) in costly.items():
+        assert stall_ns - free[policy][0] == 6000 // lanes
 
 
 def test_surroundings_that_make_no_sense_are_refused() -> None:

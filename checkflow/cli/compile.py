@@ -154,7 +154,7 @@ def command(
             result,
             notes=timed.notes,
             memory_bytes=timed.profile.memory_bytes if timed.profile else None,
-            snapshot_ns=timed.copy_ns(result.schedule.certificate.snapshot_bytes - result.schedule.held_bytes()),
+            snapshot_ns=timed.copy_ns(result.schedule.copied_bytes()),
             trace_s=timed.trace_s,
         )
         if outcome.comparison is not None:

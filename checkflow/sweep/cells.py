@@ -80,7 +80,7 @@ class Row(Strict):
     snapshot_bytes: int | None = None  # copied within the device, as executed
     copy_ns: int | None = None  # what these copies take
     pause_ns: int | None = None  # for which a checkpoint stops the training
-    overhead: float | None = None  # (pause_ns + copy_ns) / (k T), a fraction of training alone
+    overhead: float | None = None  # (pause_ns + copy_ns) / (k T), a fraction of training alone; copies of K lanes: / K
     saving: float | None = None  # of the peak against CheckFreq's, a fraction of CheckFreq's
     disk_bytes_per_s: int | None = None  # needed to persist every checkpoint: state bytes / (k T)
     needed_bandwidth_bytes_per_s: int | None = None  # that would make an infeasible cell feasible

@@ -80,7 +80,8 @@ def _compiled(row: Row, graph: Graph, profile: hardware.Profile | None) -> Row:
         result.problem,
         profile,
         pause_ns=certificate.pause_ns,
-        snapshot_bytes=certificate.snapshot_bytes - result.schedule.held_bytes(),
+        snapshot_bytes=result.schedule.copied_bytes(),
+        lanes=result.schedule.lanes,
     )
 
 
@@ -98,7 +99,7 @@ def _infeasible(row: Row, interval: int, answer: Infeasible, message: str, plan_
 
 
 def _feasible(
-    row: Row, problem: Problem, profile: hardware.Profile | None, *, pause_ns: int, snapshot_bytes: int
+    row: Row, problem: Problem, profile: hardware.Profile | None, *, pause_ns: int, snapshot_bytes: int, lanes: int
 ) -> Row:
     """The row of a plan, with what it costs."""
     assert row.iteration_time_ns and row.state_bytes is not None
@@ -114,7 +115,7 @@ def _feasible(
             "snapshot_bytes": snapshot_bytes,
             "pause_ns": pause_ns,
             "copy_ns": copy_ns,
-            "overhead": None if copy_ns is None else (pause_ns + copy_ns) / period_ns,
+            "overhead": None if copy_ns is None else (pause_ns + copy_ns / lanes) / period_ns,
             "checkfreq_peak_bytes": checkfreq_bytes,
             "saving": 1 - largest / checkfreq_bytes,
             "disk_bytes_per_s": -(-row.state_bytes * 10**9 // period_ns),
