@@ -1,4 +1,4 @@
-"""LowDiff (SC '25) without compression: the whole state each few iterations, and the gradients of each one between.
+"""LowDiff (Yao et al.) without compression: the whole state each few iterations, and the gradients of each one between.
 
 A checkpoint is the newest base and the gradients since, of which a restore makes the optimizer's updates again, one
 after the other. (The paper's recovery adds gradients up first, in log n steps. No optimizer that keeps a state is
