@@ -7,17 +7,21 @@ import os
 import random
 import shutil
 import signal
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 import torch
 import trainer_to_kill
+import trainings_to_kill
 from programs import HANGS_S, Program
 
+import checkflow
 from checkflow import hardware, policies
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.graph import Graph
@@ -31,11 +35,13 @@ from checkflow.trace import trace_training
 from checkflow.verify import verify
 
 TRAINER = Path(__file__).with_name("trainer_to_kill.py")
+TRAINERS = Path(__file__).with_name("trainings_to_kill.py")
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 KILLS = 200 if NIGHTLY else 8
 SAID, PIPE_BYTES = 60, 4096  # a life says so many iterations at most before it is killed, and then what its pipe holds
 EACH = 250  # iterations for each kill
 PARTS = 3  # iterations for one checkpoint, where a policy has several
+TRAININGS, OPTIMIZERS = list(trainings_to_kill.TRAININGS), list(trainings_to_kill.OPTIMIZERS)
 LANED = ("lowdiff", "rolling")  # policies with a checkpoint after each iteration, a part of it in each
 SEED = random.randrange(10**6) if NIGHTLY else 0
 OPTIONS = {
@@ -63,10 +69,10 @@ class Life:
     startup_s: float = 0.0
 
 
-def _live(arguments: list[str], kill: Kill | None, folder: Path) -> Life:
+def _live(trainer: Path, arguments: list[str], kill: Kill | None, folder: Path) -> Life:
     """Run the trainer; kill it wherever it is then."""
     life, began = Life(), time.monotonic()
-    process = Program(TRAINER.read_text(), *arguments, stderr=folder / "stderr")
+    process = Program(trainer.read_text(), *arguments, stderr=folder / "stderr")
     killer = threading.Timer(kill.started_s if kill else HANGS_S, process.send_signal, [signal.SIGKILL])
     killer.start()
     fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -88,25 +94,39 @@ def _live(arguments: list[str], kill: Kill | None, folder: Path) -> Life:
     return life
 
 
-def _schedule(device: str, path: Path, policy: str = "checkflow") -> str:
-    """Compiled for the trainer, with a plan that has to snapshot some of it, or for a link that makes a rule pause."""
-    traced = trace_training(partial(trainer_to_kill.training, device), model="killed", cuda_defaults=False)
-    graph = hardware.retime(traced.graph, hardware.load_profile("rtx3090"))
-    if policy in ("gockpt", *LANED):
-        write_schedule(path, _in_parts(graph, policy))
-        return str(path)
-    options = OPTIONS[device] if policy == "checkflow" else Options(10**9, policy=policy)
-    compiled = compile_graph(graph, options)
+def _schedule(device: str, path: Path) -> str:
+    """Compiled for the trainer, with a plan that has to snapshot some of it."""
+    graph = _traced(partial(trainer_to_kill.training, device))
+    compiled = compile_graph(graph, OPTIONS[device])
     assert isinstance(compiled, Compiled)
-    certificate = compiled.schedule.certificate
-    assert certificate.snapshot_bytes if policy == "checkflow" else certificate.pause_ns
+    assert compiled.schedule.certificate.snapshot_bytes
     write_schedule(path, compiled.schedule)
     return str(path)
 
 
-def _in_parts(graph: Graph, policy: str) -> Schedule:
+def _traced(factory: Callable[[], checkflow.Training]) -> Graph:
+    traced = trace_training(factory, model="killed", cuda_defaults=False)
+    return hardware.retime(traced.graph, hardware.load_profile("rtx3090"))
+
+
+def _under(policy: str, what: str, path: Path) -> str:
+    """A policy's schedule: in parts, or as a whole for a link that carries it, or for one at which its rule pauses."""
+    graph = _traced(lambda: trainings_to_kill.build(what).training)
+    state_bytes = sum(graph.tensors[index].size_bytes for index in graph.written_state)
+    carried = state_bytes * 10**9 // graph.iteration_time_ns
+    if policy in ("gockpt", *LANED):
+        schedule = _in_parts(graph, policy, 4 * carried)
+    else:
+        compiled = compile_graph(graph, Options(2 * carried if policy == "checkflow" else carried // 2, policy=policy))
+        assert isinstance(compiled, Compiled)
+        schedule = compiled.schedule
+        assert policy == "checkflow" or schedule.certificate.pause_ns
+    write_schedule(path, schedule)
+    return str(path)
+
+
+def _in_parts(graph: Graph, policy: str, bandwidth: int) -> Schedule:
     """Though the plan of the whole needs less memory: an update that is looped takes most of an iteration's time."""
-    bandwidth = 2 * 10**9
     whole = on_anchors(problem_of(graph, bandwidth_bytes_per_s=bandwidth), graph)
     laned = in_lanes(whole, graph, PARTS, base=policy == "lowdiff")
     problem = over_iterations(whole, graph, PARTS) if policy == "gockpt" else laned
@@ -133,20 +153,36 @@ def test_killed_while_its_schedule_is_learned_it_resumes_bit_identically(tmp_pat
     _killed("cpu", "learned", tmp_path)
 
 
-@pytest.mark.parametrize("policy", [name for name in policies.names() if name != "checkflow"])
-def test_killed_under_any_policy_it_resumes_bit_identically(policy: str, tmp_path: Path) -> None:
+def _sample() -> list[tuple[str, str]]:
+    """Each policy with each training and each optimizer nightly; else each policy, training and optimizer somewhere."""
+    every = [(p, f"{t}/{o}") for t in TRAININGS for o in OPTIMIZERS for p in policies.names()]
+    chosen = {(p, f"{TRAININGS[n % 4]}/{o}") for n, o in enumerate(OPTIMIZERS) for p in [policies.names()[n % 7]]}
+    return [one for one in every if NIGHTLY or one in chosen]
+
+
+@pytest.mark.parametrize(("policy", "what"), _sample())
+def test_killed_under_any_policy_it_resumes_bit_identically(policy: str, what: str, tmp_path: Path) -> None:
     """Where training stands still decides what a kill costs, never what is restored."""
-    lost = {"gockpt": 2 * PARTS, "lowdiff": 2}.get(
-        policy, 1
-    )  # the last of a base leaves in the second iteration after it
+    # The last of lowdiff's base leaves in the second iteration after it.
+    lost = {"gockpt": 2 * PARTS, "lowdiff": 2}.get(policy, 1)
     slots = "23" if policy in LANED else "123"  # a single one could never complete a checkpoint beside the last
-    _killed("cpu", _schedule("cpu", tmp_path / "schedule.json", policy), tmp_path, max(3, KILLS // 10), lost, slots)
+    schedule = _under(policy, what, tmp_path / "schedule.json")
+    _killed(what, schedule, tmp_path, TRAINERS, 20 if NIGHTLY else 2, lost, slots)
 
 
-def _killed(device: str, schedule: str, tmp_path: Path, kills: int = KILLS, lost: int = 1, slots: str = "123") -> None:
+def _killed(
+    what: str,
+    schedule: str,
+    tmp_path: Path,
+    trainer: Path = TRAINER,
+    kills: int = KILLS,
+    lost: int = 1,
+    slots: str = "123",
+) -> None:
     iterations = EACH * kills  # more than are said in all lives, so that each is killed
-    reference = _live(["reference", device, str(iterations)], None, tmp_path).said
-    arguments = ["attached", device, str(iterations), schedule, str(tmp_path / "store")]
+    live = partial(_live, trainer, folder=tmp_path)
+    reference = _uninterrupted(trainer, what, iterations)
+    arguments = ["attached", what, str(iterations), schedule, str(tmp_path / "store")]
     chance, completed, startup_s = random.Random(SEED), 0, 3.0
     print(f"seed {SEED}")  # noqa: T201
     for number in range(kills):
@@ -154,14 +190,21 @@ def _killed(device: str, schedule: str, tmp_path: Path, kills: int = KILLS, lost
         early = number % 4 == 3  # while it starts, waits for the saver or restores
         began_s = chance.random() * startup_s if early else HANGS_S
         kill = Kill(began_s, chance.randint(1, SAID), chance.random() / 50)
-        life = _live([*arguments, chance.choice(slots)], kill, tmp_path)
+        life = live([*arguments, chance.choice(slots)], kill)
         assert early or life.said, "it hangs before its first iteration"
         if life.said:
             _check(life, completed, reference, lost)
             completed, startup_s = life.last, life.startup_s
-    final = _live([*arguments, "3"], None, tmp_path)
+    final = live([*arguments, "3"], None)
     _check(final, completed, reference, lost)
     assert final.last == iterations
+
+
+@cache
+def _uninterrupted(trainer: Path, what: str, iterations: int) -> dict[int, str]:
+    """Each policy's kills are compared with the same run."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _live(trainer, ["reference", what, str(iterations)], None, Path(folder)).said
 
 
 def _check(life: Life, completed: int, reference: dict[int, str], lost: int) -> None:
