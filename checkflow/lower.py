@@ -243,12 +243,13 @@ def _rounded(plan: Plan, grid: TimeGrid) -> tuple[Placed, ...]:
 
 def _gradient_rows(problem: Problem, graph: Graph) -> tuple[GradientRow, ...]:
     of = {view.name: view for index in graph.written_state for view in graph.tensors[index].views}
-    found = sorted({source.tensor for source in problem.state if source.role is Role.GRADIENT})
-    views = ((index, of[graph.tensors[index].of]) for index in found)
+    found = {source.tensor: source for source in problem.state if source.role is Role.GRADIENT}
+    views = ((index, of[graph.tensors[index].of]) for index in sorted(found))
     return tuple(
         GradientRow(
             id=index,
-            bytes=graph.tensors[index].size_bytes,
+            bytes=found[index].size_bytes,
+            factor_rows=found[index].factor_rows,
             parameter=ViewRow(name=view.name, dtype=view.dtype, shape=view.shape),
         )
         for index, view in views

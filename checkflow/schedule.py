@@ -50,10 +50,15 @@ class StateRow(_Model):
 
 
 class GradientRow(_Model):
-    """The gradient of one parameter, as its optimizer consumes it. `id` is its index in the graph's tensors."""
+    """The gradient of one parameter, as its optimizer consumes it. `id` is its index in the graph's tensors.
+
+    Of a parameter of shape (a, b) the gradient may leave as its factors, one after the other: of shapes
+    (factor_rows, a), which is transposed, and (factor_rows, b).
+    """
 
     id: Count
-    bytes: Positive
+    bytes: Positive  # of what leaves
+    factor_rows: Count = 0  # 0: the gradient itself leaves
     parameter: ViewRow
 
 
@@ -200,15 +205,15 @@ def schedule_document(schedule: Schedule) -> dict[str, object]:
     ):
         document[name] = [_filled(row) for row in rows]
     if schedule.gradients:
-        document["gradients"] = [row.model_dump(mode="json") for row in schedule.gradients]
+        document["gradients"] = [_filled(row) for row in schedule.gradients]
     if schedule.unlisted:
         document["unlisted"] = [row.model_dump(mode="json", exclude_defaults=True) for row in schedule.unlisted]
     return document
 
 
-def _filled(row: StateRow | AnchorRow | ActionRow) -> dict[str, object]:
+def _filled(row: StateRow | AnchorRow | ActionRow | GradientRow) -> dict[str, object]:
     """A row without what it does not have."""
-    absent = {"back"} if isinstance(row, ActionRow) and not row.back else set[str]()
+    absent = {name for name in ("back", "factor_rows") if getattr(row, name, None) == 0}
     return row.model_dump(mode="json", exclude_none=True, exclude=absent)
 
 

@@ -75,6 +75,28 @@ def grad_scale_of(optimizer: torch.optim.Optimizer) -> object:
     return getattr(optimizer, "grad_scale", None)
 
 
+def tensor_hooks(tensor: torch.Tensor) -> int:
+    """How many functions its gradient is given to, each of which may replace it."""
+    return len(tensor._backward_hooks or ())
+
+
+def multiplied_by(weight: torch.Tensor, output: torch.Tensor) -> torch.autograd.graph.Node | None:
+    """The product with a weight that an output is a view of, as the backward pass comes to it; None where it is none.
+
+    A hook of the output itself is lost where something then writes into the view.
+    """
+    node = output.grad_fn
+    while node is not None and "View" in node.name():
+        node = node.next_functions[0][0]
+    if node is None or node.name() not in ("AddmmBackward0", "MmBackward0"):
+        return None
+    factors = [factor for factor, _ in node.next_functions if factor is not None]
+    factors += [
+        made for factor in factors if factor.name() == "TBackward0" for made, _ in factor.next_functions if made
+    ]
+    return node if any(getattr(factor, "variable", None) is weight for factor in factors) else None
+
+
 def own_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
     """Those of this module alone, by name: the dict that it keeps them in."""
     return module._parameters

@@ -98,6 +98,41 @@ def _parts() -> Graph:
     return replace(graph, tensors=(*graph.tensors, *others))
 
 
+def _factors() -> Graph:
+    """A parameter whose gradient, made in step 4, is the product of x and what comes back, and one of which it is not.
+
+    Nothing else is kept of them, so that gradients alone are no less than the state.
+    """
+    shape, rows = (288, 320), 4
+    first = Tensor("model/a", Role.PARAMETER, 90 * KIB, 0, 8, (View("model/a", "uint8", shape),))
+    second = Tensor("model/b", Role.PARAMETER, 60 * KIB, 0, 8, _view("model/b", 60))
+    tensors = (
+        first,
+        second,
+        Tensor("ga", Role.GRADIENT, 90 * KIB, 4, 8, (), "model/a"),
+        Tensor("gb", Role.GRADIENT, 60 * KIB, 6, 8, (), "model/b"),
+        Tensor("x", Role.ACTIVATION, rows * shape[1], 1, 5),
+        Tensor("came back", Role.ACTIVATION, rows * shape[0], 3, 5),
+    )
+    touched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
+        ("op", (), (4,)), ("op", (4, 0), ()), ("op", (), (5,)), ("aten.mm.default", (5, 4), (2,)), ("op", (), ()),
+        ("op", (1,), (3,)), ("op", (2,), (0,)), ("op", (3,), (1,)),
+    )  # fmt: skip
+    hooks = [(AnchorKind.OPTIMIZER_PRE if position == 6 else AnchorKind.FORWARD, position) for position in range(8)]
+    return Graph(
+        model="factors",
+        arguments=(),
+        device="paper",
+        traced_on="cpu",
+        ops=tuple(Op(name, reads, writes, 0, 0, "float32", 10 * KIB) for name, reads, writes in touched),
+        tensors=tensors,
+        anchors=(
+            *(Anchor(kind, f"at {position}", 1, position) for kind, position in hooks),
+            Anchor(AnchorKind.ITERATION_END, "", 1, 8),
+        ),
+    )
+
+
 def _view(name: str, kib: int) -> tuple[View, ...]:
     return (View(name, "uint8", (kib * KIB,)),)
 
@@ -147,6 +182,7 @@ SETTINGS = {
     "checkfreq_cpu": Setting(LATE, _options(2_600_000_000, 1, *_DIRECT, policy="checkfreq_cpu")),
     "parts": Setting(_parts(), _options(3_000_000_000, 3, *_DIRECT, policy="gockpt")),
     "lanes": Setting(_parts(), _options(5_000_000_000, 1, *_DIRECT, policy="rolling")),
+    "factors": Setting(_factors(), _options(1_500_000_000, 1, *_DIRECT, policy="rolling")),
     "base": Setting(_parts(), _options(5_000_000_000, 1, *_DIRECT, policy="lowdiff")),
     "rolling, whole": Setting(_parts(), _options(50_000_000_000, 1, *_DIRECT, policy="rolling")),
     "synchronous": Setting(LATE, _options(2_600_000_000, 1, *_DIRECT, policy="synchronous")),
@@ -414,6 +450,15 @@ MUTANTS: dict[str, list[Mutant]] = {
     "policies.rolling:least_lanes": [
         Mutant("lanes", gives(lambda found: [(field("transfers", all_but_last)(p), of) for p, of in found])),
     ],
+    "policies.rolling:_least_lanes": [
+        Mutant("factors", gives(lambda found: [(field("transfers", all_but_last)(p), of) for p, of in found])),
+    ],
+    "plan.rebuilt:_Reading._factors": [
+        Mutant("factors", gives(lambda found: found and field("rows", by(1))(found))),
+        Mutant("factors", gives(lambda found: found and field("size_bytes", by(-8))(found))),
+        Mutant("factors", gives(lambda found: found and field("final", by(-1))(found))),
+        Mutant("factors", gives(lambda found: found and field("final", by(1))(found))),
+    ],
     "policies.rolling:as_a_whole": [
         Mutant("rolling, whole", gives(lambda found: [(field("transfers", all_but_last)(p), of) for p, of in found])),
     ],
@@ -671,6 +716,7 @@ UNTOUCHED: dict[str, str] = {
     "plan.streaming.place:Held.chunk": _A_WORD,
     "plan.streaming.place:Held.created": _A_WORD,
     "plan.streaming.place:Held.released": _A_WORD,
+    "plan.rebuilt:Rebuilt.going_along_bytes": "by it parameters are put into lanes, any of which are judged",
     "policies:longest": "bounds the intervals that a choice looks at",
     "policies:names": _A_WORD,
     "policies:load": _A_WORD,

@@ -32,6 +32,7 @@ class StateTensor:
     last_write: int  # 1..T, at or after u(e)
     role: Role = Role.PARAMETER  # a buffer may be written before the update
     back: int = 0  # iterations before the checkpoint's whose value it is; of a gradient, whose update consumes it
+    factor_rows: int = 0  # of a gradient that leaves as its factors: of each; else 0
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,10 @@
 An optimizer's update makes a parameter and its entries anew from what they were and the gradient. So of a checkpoint
 over k iterations each parameter may leave, with its entries, in any of them; then its gradients of the later ones go
 along. All else that the iteration writes (buffers, averages) is of the checkpoint's own iteration.
+
+The gradient of a linear layer's weight is a product: of what the layer was given, and of what came back to it, each a
+row for each sample. Where these *factors* are fewer bytes they may go along in its place (sufficient factors, as
+Poseidon has them; Zhang et al., USENIX ATC '17).
 """
 
 from __future__ import annotations
@@ -16,6 +20,17 @@ from itertools import pairwise
 from checkflow.graph import AnchorKind, Graph, Role
 from checkflow.plan.problem import Problem, StateTensor
 
+PRODUCT = "aten.mm.default"  # the operator that makes a linear layer's weight gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Two tensors of which a gradient is the product, the first one transposed: (rows, a) and (rows, b) of (a, b)."""
+
+    rows: int
+    size_bytes: int  # of both
+    final: int  # position of the first anchor at which both and the gradient are there
+
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
@@ -27,6 +42,11 @@ class Rebuilt:
     gone: int  # step of the next iteration by which it is freed; 0 or less: before the iteration ends
     state_bytes: int
     gradient_bytes: int
+    factors: Factors | None = None  # fewer bytes than the gradient
+
+    def going_along_bytes(self, *, factors: bool) -> int:
+        """Of its gradient, or of that gradient's factors where they are to go in its place."""
+        return self.factors.size_bytes if factors and self.factors is not None else self.gradient_bytes
 
 
 def rebuilt_in(graph: Graph) -> tuple[Rebuilt, ...]:
@@ -50,19 +70,24 @@ def over_iterations(problem: Problem, graph: Graph, count: int) -> Problem:
     return replace(problem, state=(*state, *gradients), interval=count)
 
 
-def in_lanes(problem: Problem, graph: Graph, count: int, *, base: bool = False) -> Problem | None:
+def in_lanes(
+    problem: Problem, graph: Graph, count: int, *, base: bool = False, factors: bool = False
+) -> Problem | None:
     """The problem of a checkpoint each iteration, of which each of `count` iterations carries a part in turn.
 
     In each of them a part of what gradients rebuild leaves, the gradients of the other parts, and all that none
     rebuilds. The parts are such that each iteration has as many bytes to carry; or, with `base`, the first one is all,
-    and in the others gradients leave alone. None where no gradient rebuilds any.
+    and in the others gradients leave alone. With `factors` those leave in the place of gradients where they are fewer
+    bytes. None where no gradient rebuilds any.
     """
     units = rebuilt_in(graph)
     if not units or count < 2:
         return None
     part_of: dict[int, int] = {}  # by unit
     load = [0] * count
-    saved = [unit.state_bytes - unit.gradient_bytes for unit in units]  # by a part that has no gradient of its own
+    saved = [  # by a part that has no gradient of its own
+        unit.state_bytes - unit.going_along_bytes(factors=factors) for unit in units
+    ]
     for index in sorted(range(len(units)), key=lambda index: (-saved[index], index)):
         part_of[index] = 0 if base else min(range(count), key=lambda part: (load[part], part))
         load[part_of[index]] += saved[index]
@@ -73,7 +98,7 @@ def in_lanes(problem: Problem, graph: Graph, count: int, *, base: bool = False) 
         for back in ([of_state[tensor.tensor]] if tensor.tensor in of_state else range(count))
     ]
     gradients = [
-        _gradient(unit, graph, back)
+        _gradient(unit, graph, back, factors=factors)
         for index, unit in enumerate(units)
         for back in range(count)
         if back != part_of[index]
@@ -87,17 +112,25 @@ def replay_ns(problem: Problem, graph: Graph) -> int:
     Where checkpoints have lanes, of the one that takes longest.
     """
     backs: dict[int, list[int]] = {}
+    multiplied: dict[str, int] = {}  # by parameter: the operator that makes its gradient of factors
     for found in problem.state:
         if found.role is not Role.GRADIENT:
             backs.setdefault(found.tensor, []).append(found.back)
+        elif found.factor_rows:
+            gradient = graph.tensors[found.tensor]
+            multiplied[gradient.of] = graph.ops[gradient.born - 1].time_ns
     rebuilt = {tensor: its[0] for tensor, its in backs.items() if len(its) == 1}
     turned = ({t: (b + turn) % problem.lanes for t, b in rebuilt.items()} for turn in range(problem.lanes))
-    return max(_replay_ns(graph, back_of if problem.lanes > 1 else rebuilt) for back_of in turned)
+    return max(_replay_ns(graph, back_of if problem.lanes > 1 else rebuilt, multiplied) for back_of in turned)
 
 
-def _replay_ns(graph: Graph, back_of: Mapping[int, int]) -> int:
+def _replay_ns(graph: Graph, back_of: Mapping[int, int], multiplied: Mapping[str, int]) -> int:
     begins = [a.position for a in graph.anchors if a.kind is AnchorKind.OPTIMIZER_PRE]
-    total_ns = 0
+    total_ns = sum(
+        back * multiplied.get(graph.tensors[index].views[0].name, 0)
+        for index, back in back_of.items()
+        if graph.tensors[index].role is Role.PARAMETER
+    )
     for begin, end in pairwise((*begins, graph.steps)):
         written = [
             index
@@ -111,8 +144,13 @@ def _replay_ns(graph: Graph, back_of: Mapping[int, int]) -> int:
     return total_ns
 
 
-def _gradient(unit: Rebuilt, graph: Graph, back: int) -> StateTensor:
+def _gradient(unit: Rebuilt, graph: Graph, back: int, *, factors: bool = False) -> StateTensor:
     name = f"gradient of {graph.tensors[unit.state[0]].name}"
+    if factors and (found := unit.factors) is not None:  # training lets go of them after that anchor
+        gone = found.final + 1 - graph.steps
+        return StateTensor(
+            unit.gradient, name, found.size_bytes, gone, found.final, Role.GRADIENT, back, factor_rows=found.rows
+        )
     return StateTensor(unit.gradient, name, unit.gradient_bytes, unit.gone, unit.final, Role.GRADIENT, back)
 
 
@@ -183,7 +221,32 @@ class _Reading:
             self._gone(name, gradient),
             sum(self.graph.tensors[each].size_bytes for each in state),
             self.graph.tensors[gradient].size_bytes,
+            self._factors(index, gradient),
         )
+
+    def _factors(self, parameter: int, gradient: int) -> Factors | None:
+        """Those of a parameter's gradient, if it is the product of two tensors, is left as it is, and they are less."""
+        graph, tensors, shape = self.graph, self.graph.tensors, self.graph.tensors[parameter].views[0].shape
+        made, (first, *others) = tensors[gradient], graph.writes[gradient]
+        op = graph.ops[made.born - 1]
+        if op.name != PRODUCT or len(op.reads) != 2 or others or len(shape) != 2:
+            return None
+        left, right = (tensors[index] for index in op.reads)
+        rows = left.size_bytes * shape[1] // made.size_bytes  # made.size_bytes: of shape[0] · shape[1] elements
+        if (left.size_bytes * shape[1], right.size_bytes * shape[0]) != (rows * made.size_bytes,) * 2:
+            return None
+        final = next(anchor.position for anchor in graph.anchors if anchor.position >= first)
+        given = next(other for other in graph.ops if parameter in other.reads)  # which is held from then on
+        stay = all(
+            tensors[index].freed >= final
+            and not tensors[index].role.is_state
+            and graph.writes.get(index, (0,))[-1] < first
+            for index in op.reads
+        )
+        if not stay or not set(op.reads) & set(given.reads):
+            return None
+        size_bytes = left.size_bytes + right.size_bytes
+        return Factors(rows, size_bytes, final) if size_bytes < made.size_bytes else None
 
     def _several(self, index: int) -> bool:
         """Whether several updates write it."""

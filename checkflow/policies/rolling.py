@@ -6,7 +6,8 @@ gradients that bring them to it: a restore makes the optimizer's updates of them
 longer interval; each iteration carries 1/K of the state and the gradients of the rest.
 
 K is the least for which there is a plan, so that a restore makes the fewest updates again, unless one or two more need
-fewer bytes.
+fewer bytes. Where there is none because gradients are no less than the state (plain SGD), those of linear layers leave
+as their factors.
 """
 
 from __future__ import annotations
@@ -61,10 +62,17 @@ def lowered(
 
 
 def least_lanes(problem: Problem, graph: Graph, *, base: bool = False) -> list[tuple[Plan, Problem]]:
-    """Of the least number of lanes for which there is a plan, and of a few more where that needs memory."""
+    """Of the least number of lanes for which there is a plan, and of a few more where that needs memory.
+
+    With factors where there is none without.
+    """
+    return _least_lanes(problem, graph, base, factors=False) or _least_lanes(problem, graph, base, factors=True)
+
+
+def _least_lanes(problem: Problem, graph: Graph, base: bool, factors: bool) -> list[tuple[Plan, Problem]]:
     found: list[tuple[Plan, Problem]] = []
     for count in range(2, MOST_LANES + 1):
-        laned = in_lanes(problem, graph, count, base=base)
+        laned = in_lanes(problem, graph, count, base=base, factors=factors)
         plan = None if laned is None else construct_streaming(laned)
         if plan is not None and laned is not None:
             found.append((plan, laned))

@@ -48,8 +48,10 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
     ]
     if schedule.lanes > 1:
         each = f"{format_bytes(moved_bytes // schedule.lanes)} an iteration with the gradients of the others"
+        factored = sum(row.factor_rows > 0 for row in schedule.gradients)
+        as_factors = f" ({factored} as factors)" if factored else ""
         held = f", {format_bytes(held_bytes)} of them held a while" if held_bytes else ""
-        rows.insert(4, ("parts", f"one of {schedule.lanes} leaves in each iteration: {each}{held}"))
+        rows.insert(4, ("parts", f"one of {schedule.lanes} leaves in each iteration: {each}{as_factors}{held}"))
         rows.insert(5, ("restore", f"reads, then makes updates again for up to {format_ns(certificate.replay_ns)}"))
     elif schedule.gradients:
         parts = len({row.back for row in schedule.actions})

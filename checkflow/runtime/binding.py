@@ -162,13 +162,19 @@ def _of_modules(
 
 
 def add_gradient_rooms(binding: Binding, schedule: Schedule) -> None:
-    """Targets for gradients, which lie in memory as their parameters do. Where there are lanes, each has its own."""
-    parameters = {row.id: row.parameter for row in schedule.gradients}
+    """Targets for gradients, which lie in memory as their parameters do. Where there are lanes, each has its own.
+
+    Factors of one lie there one after the other, as a vector.
+    """
+    gradients = {row.id: row for row in schedule.gradients}
     for row in schedule.actions:
-        if row.tensor in parameters:
-            view = parameters[row.tensor]
+        if row.tensor in gradients:
+            view, factor_rows = gradients[row.tensor].parameter, gradients[row.tensor].factor_rows
             name = gradient_name(row.back if schedule.lanes == 1 else 0, view.name)
-            binding.targets[name] = Target(name, view.dtype, view.shape, binding.targets[StateName(view.name)].order)
+            shape, order = view.shape, binding.targets[StateName(view.name)].order
+            if factor_rows:
+                shape, order = (factor_rows * sum(view.shape),), (0,)
+            binding.targets[name] = Target(name, view.dtype, shape, order)
 
 
 def lanes_of(schedule: Schedule) -> dict[StateName, int]:

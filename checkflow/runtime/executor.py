@@ -69,6 +69,8 @@ class Executor(Follower):
             self.firings = Firings(self.timetable)
             self.completed = self._restored = completed
             self.bound.restored()
+            if self.parts is not None:
+                self.parts.factors.forget()
             self._anchor, self.touched = 0, False
             self.bound.distrust()
             self._to(Phase.FILLING)

@@ -6,13 +6,14 @@ checkpoint is filled or due in most of them leave the executor alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from checkflow.runtime.compiled import OnCompile
+from checkflow.runtime.factors import FactorHooks
 from checkflow.runtime.follower import Follower
 from checkflow.runtime.guards import Guard, GuardKind
 from checkflow.runtime.update import Update
@@ -69,6 +70,19 @@ def _on_model(
         if parameter.requires_grad and ("gradient", subject) in anchors:
             hook = _gradient(executor, subject)
             handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+    if executor.parts is not None:
+        handles += _on_layers(executor, executor.parts.factors, original, holder)
+
+
+def _on_layers(
+    executor: Follower, factors: FactorHooks, model: torch.nn.Module, holder: str
+) -> Iterator[RemovableHandle]:
+    """Where gradients leave as their factors."""
+    for path, module in model.named_modules():
+        name = subject_of(holder, f"{path}.weight" if path else "weight")
+        if name in factors.names and own_parameters(module).get("weight") is not None:
+            anchored = ("gradient", name) in executor.timetable.hooked
+            yield from factors.watch(name, module, lambda: executor.awake, executor.factored, beside=int(anchored))
 
 
 def _on_module(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -22,6 +23,22 @@ class Progress(IntEnum):
     PENDING = 0  # the live tensor is the only copy
     SNAPSHOT = 1  # a snapshot holds the value
     ISSUED = 2  # on its way to the slot, or there
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaving:
+    """A gradient, or its factors, on the way to the slot."""
+
+    pieces: tuple[torch.Tensor, ...]  # uint8, end to end
+    counted: tuple[torch.Tensor, ...]  # what counts writes of them
+
+    def between(self, start: int, end: int) -> Iterator[torch.Tensor]:
+        """The bytes from `start` to `end`."""
+        for piece in self.pieces:
+            low, high = max(start, 0), min(end, piece.numel())
+            if low < high:
+                yield piece[low:high]
+            start, end = start - piece.numel(), end - piece.numel()
 
 
 class InFlight:
@@ -58,10 +75,10 @@ class InFlight:
         self._cursor = 0
         self._paused = timetable.pause is None
         self._again: list[int] = []  # moves behind the cursor whose early copies went stale
-        self._snapshots: dict[int, Snapshot] = {}
+        self._snapshots: dict[int, tuple[Snapshot, ...]] = {}  # of a move, end to end
         self._events: dict[int, CopyEvent] = {}  # of moves that left from a snapshot
         self._early: dict[int, tuple[int, ...]] = {}  # move -> version that it copied while open
-        self._held: dict[int, tuple[torch.Tensor, int]] = {}  # move -> its gradient, and the version that is consumed
+        self._held: dict[int, tuple[Leaving, list[int]]] = {}  # move -> its gradient, and the versions consumed
         self._overdue: set[int] = set()  # moves of gradients that are planned to have left, and are not there yet
         if whole:
             self._leave_out(index for index, move in enumerate(timetable.moves) if move.gradient)
@@ -129,27 +146,33 @@ class InFlight:
         again, self._again = self._again, []
         self._do(snapshots=again, offloads=again, releases=())
 
-    def consume(self, back: int, gradients: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> bool:
-        """An update, `back` iterations before the checkpoint's, is about to consume these: by id, each with its bytes.
+    def consume(self, back: int, gradients: Mapping[int, Leaving]) -> bool:
+        """An update, `back` iterations before the checkpoint's, is about to consume these, by id.
 
         They are held until they have left. False where one was consumed before in the same iteration.
         """
-        for row, (gradient, data) in gradients.items():
+        for row, leaving in gradients.items():
             for index in self._timetable.moves_of.get(row, ()):
                 move = self._timetable.moves[index]
                 if move.back != back:
                     continue
                 if self._progress[index] is not Progress.PENDING:
                     return False
-                self._snapshots[index] = self._device.hold(
-                    data[move.offset_bytes : move.offset_bytes + move.size_bytes]
+                self._snapshots[index] = tuple(
+                    self._device.hold(part)
+                    for part in leaving.between(move.offset_bytes, move.offset_bytes + move.size_bytes)
                 )
-                self._held[index] = gradient, versions([gradient])[0]
+                self._held[index] = leaving, versions(leaving.counted)
                 self._progress[index] = Progress.SNAPSHOT
         overdue = sorted(index for index in self._overdue if index in self._held)
         self._overdue.difference_update(overdue)
         self._do(snapshots=(), offloads=overdue, releases=())
         return True
+
+    def consumed(self, back: int, row: int) -> bool:
+        """Whether all of a gradient is held, or on its way."""
+        its = (index for index in self._timetable.moves_of.get(row, ()) if self._timetable.moves[index].back == back)
+        return all(self._progress[index] is not Progress.PENDING for index in its)
 
     def let_go(self, *, ended: bool = False) -> None:
         """Of gradients that have left. `ended`: all of it has."""
@@ -160,7 +183,7 @@ class InFlight:
 
     def unchanged(self) -> bool:
         """Whether gradients that are on their way are as their updates consumed them."""
-        return all(versions([gradient])[0] == version for gradient, version in self._held.values())
+        return all(versions(leaving.counted) == counted for leaving, counted in self._held.values())
 
     def secure(self, storages: Iterable[BoundStorage]) -> None:
         """These are about to be written: nothing of them may be pending afterwards."""
@@ -217,7 +240,7 @@ class InFlight:
             self._issue([index for index, _, _ in sources])
             return
         for (index, storage, _), snapshot in zip(sources, made, strict=True):
-            self._snapshots[index] = snapshot
+            self._snapshots[index] = (snapshot,)
             self._progress[index] = Progress.SNAPSHOT
             if self._is_open(index):
                 self._early[index] = storage.version()
@@ -244,22 +267,22 @@ class InFlight:
 
     def _from_snapshot(self, index: int) -> Iterable[Copy]:
         """A move's copies, from the snapshot of its bytes; none where there is no snapshot."""
-        snapshot = self._snapshots.get(index)
-        if snapshot is None:
-            return
+        snapshots = self._snapshots.get(index, ())
         if index in self._held:
-            yield self._slots.of_gradient(self.slot, index, snapshot.data)
+            yield from self._slots.of_gradient(self.slot, index, [snapshot.data for snapshot in snapshots])
             return
-        for copy in self._slots.of_move(self.slot, index):
-            start = int(copy.source.storage_offset()) - self._timetable.moves[index].offset_bytes
-            yield Copy(copy.destination, snapshot.data[start : start + copy.source.numel()])
+        for snapshot in snapshots:
+            for copy in self._slots.of_move(self.slot, index):
+                start = int(copy.source.storage_offset()) - self._timetable.moves[index].offset_bytes
+                yield Copy(copy.destination, snapshot.data[start : start + copy.source.numel()])
 
     def _release(self, index: int) -> None:
-        gradient, version = self._held.pop(index, (None, 0))
-        self.written_unseen |= gradient is not None and versions([gradient])[0] != version
-        snapshot, event = self._snapshots.pop(index, None), self._events.pop(index, None)
-        if snapshot is not None and event is not None:
-            self._device.release(snapshot, event)
+        leaving, counted = self._held.pop(index, (None, []))
+        self.written_unseen |= leaving is not None and versions(leaving.counted) != counted
+        snapshots, event = self._snapshots.pop(index, ()), self._events.pop(index, None)
+        if event is not None:
+            for snapshot in snapshots:
+                self._device.release(snapshot, event)
 
     def _leave_out(self, indices: Iterable[int]) -> None:
         """Moves whose bytes no restore will look at."""

@@ -17,7 +17,8 @@ import torch
 from checkflow.errors import CheckflowError
 from checkflow.runtime.binding import BoundStorage
 from checkflow.runtime.bound import Bound
-from checkflow.runtime.in_flight import InFlight
+from checkflow.runtime.factors import FactorHooks
+from checkflow.runtime.in_flight import InFlight, Leaving
 from checkflow.runtime.pipeline import Pipeline
 from checkflow.schedule import Schedule
 from checkflow.state.host.updates import Updates
@@ -31,7 +32,7 @@ class HostTexts(Protocol):
     """What is read of the host's state for the updates that are to be made again."""
 
     def part(self) -> str: ...
-    def update(self, number: int, gradients: tuple[str, ...]) -> str: ...
+    def update(self, number: int, gradients: tuple[str, ...], factor_rows: Mapping[str, int]) -> str: ...
 
 
 class Prove(Protocol):
@@ -72,6 +73,8 @@ class Parts:
         self._names = {id_: str(name) for id_, name in parameter_names(training).items()}
         self._parts = pipeline.timetable.parts
         self._rows = {row.parameter.name: row.id for row in schedule.gradients}
+        self._row_bytes = {row.parameter.name: row.bytes for row in schedule.gradients}
+        self.factors = FactorHooks(row.parameter.name for row in schedule.gradients if row.factor_rows)
         self._optimizers = training.optimizers
         self._after: dict[int, dict[BoundStorage, list[int]]] = {}  # by optimizer: versions after its last update
         self._prepare(schedule)
@@ -107,7 +110,7 @@ class Parts:
     def _consume(
         self, checkpoint: InFlight, back: int, number: int, optimizer: torch.optim.Optimizer, wanted: frozenset[str]
     ) -> None:
-        found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        found: dict[int, Leaving] = {}
         names: list[str] = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -115,21 +118,35 @@ class Parts:
                 row, gradient = self._rows.get(name), parameter.grad
                 if row is None or gradient is None or name not in wanted:
                     continue
+                names.append(name)
+                if name in self.factors.names:
+                    if not (self.factors.make(name, parameter) and checkpoint.consumed(back, row)):
+                        self.refuse(f"the gradient of {name} is not the product of its factors")
+                        return
+                    continue
                 order = self._bound.binding.targets[gradient_name(back, name)].order
                 if gradient.layout is not torch.strided or gradient.shape != parameter.shape:
                     self.refuse(f"the gradient of {name} is no dense tensor like its parameter")
                     return
                 lying = gradient.detach().permute(order).contiguous()
-                found[row] = gradient, lying.reshape(-1).view(torch.uint8)
-                names.append(name)
+                found[row] = Leaving((lying.reshape(-1).view(torch.uint8),), (gradient,))
         try:
-            text = self._host.update(number, tuple(names))
+            text = self._host.update(number, tuple(names), self.factors.rows(names))
         except CheckflowError as error:
             self.refuse(str(error))
             return
         self._texts(checkpoint).add_update(checkpoint.iteration - back, text)
         if not checkpoint.consume(back, found):
             self.refuse("an optimizer makes several updates in one iteration")
+
+    def factored(self, running: int, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
+        """A gradient was made, of these factors, and no update has consumed it. More than planned are not taken."""
+        checkpoint = self._pipeline.parted
+        if checkpoint is not None and name in self._wanted(running, checkpoint.iteration - running):
+            pieces = tuple(each.detach().reshape(-1).view(torch.uint8) for each in (left, right))
+            leaving = Leaving(pieces, (left, right))
+            if sum(piece.numel() for piece in pieces) <= self._row_bytes[name]:
+                checkpoint.consume(checkpoint.iteration - running, {self._rows[name]: leaving})
 
     def _texts(self, checkpoint: InFlight) -> Updates:
         assert checkpoint.updates is not None
@@ -146,6 +163,7 @@ class Parts:
 
     def part_ended(self, completed: int) -> None:
         """An iteration has ended within a checkpoint, or with one."""
+        self.factors.forget()
         for number in tuple(self._after):
             self._compare(number)
         checkpoint = self._pipeline.parted

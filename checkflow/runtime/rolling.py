@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+import torch
+
 from checkflow.runtime.in_flight import InFlight
 from checkflow.runtime.parts import Parts
 from checkflow.schedule import Schedule
@@ -37,7 +39,13 @@ class Rolling(Parts):
             self._pipeline.open(running)
         super().consumes(running, number, arguments)
 
+    def factored(self, running: int, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
+        if self._pipeline.goes_on(running):
+            self._pipeline.open(running)
+        super().factored(running, name, left, right)
+
     def part_ended(self, completed: int) -> None:
+        self.factors.forget()
         for number in tuple(self._after):
             self._compare(number)
         if not self.refused and (text := self._part_text()) is not None:

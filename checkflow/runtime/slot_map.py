@@ -110,11 +110,14 @@ class SlotMap:
                 copies.append(Copy(into, storage.data[low:high]))
         return tuple(copies)
 
-    def of_gradient(self, slot: NamedSlot, index: int, data: torch.Tensor) -> Copy:
-        """The copy of a move's bytes of a gradient."""
+    def of_gradient(self, slot: NamedSlot, index: int, pieces: Iterable[torch.Tensor]) -> Iterator[Copy]:
+        """The copies of a move's bytes of a gradient, which are in pieces, end to end."""
         move = self._timetable.moves[index]
         assert move.gradient is not None
-        return Copy(self._target(slot, move.gradient)[move.offset_bytes : move.offset_bytes + move.size_bytes], data)
+        target, at = self._target(slot, move.gradient), move.offset_bytes
+        for piece in pieces:
+            yield Copy(target[at : at + piece.numel()], piece)
+            at += piece.numel()
 
     def copy_loose(self, slot: NamedSlot) -> None:
         """What does not lie in memory as the slot has it, element by element; returns when it is there."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from checkflow.graph import Graph
 from checkflow.schedule import Schedule
 from checkflow.verify.failure import fail
-from checkflow.verify.terms import Saved
+from checkflow.verify.terms import Saved, is_state
 
 
 class Consumed(NamedTuple):
@@ -22,6 +22,7 @@ class Consumed(NamedTuple):
     tensor: int
     final: int
     gone: int
+    size_bytes: int  # of the gradient, or of the factors that leave in its place
 
 
 def with_gradients(schedule: Schedule, graph: Graph, state: Sequence[Saved]) -> tuple[Saved, ...]:
@@ -46,7 +47,7 @@ def with_gradients(schedule: Schedule, graph: Graph, state: Sequence[Saved]) -> 
         if len(backs.get(saved.tensor, {0})) > 1 or back >= schedule.interval:
             fail(f"{saved.name}: its rows are of iterations {sorted(backs[saved.tensor])} before the checkpoint's")
         if back:
-            consumed = _consumed(graph, writes, saved.tensor)
+            consumed = _leaving(schedule, graph, writes, saved.tensor)
             if consumed is None:
                 fail(f"{saved.name}: is saved {back} iterations before its checkpoint, and no gradient rebuilds it")
             asked[consumed.tensor] = consumed, back
@@ -73,7 +74,7 @@ def _in_lanes(
             continue
         if len(its) != 1:
             fail(f"{saved.name}: its rows are of lanes {sorted(its)}; it takes one of them, or all {len(lanes)}")
-        consumed = _consumed(graph, writes, saved.tensor)
+        consumed = _leaving(schedule, graph, writes, saved.tensor)
         if consumed is None:
             fail(f"{saved.name}: is in one lane of {len(lanes)}, and no gradient rebuilds it")
         asked[consumed.tensor] = consumed, min(its)
@@ -87,15 +88,19 @@ def _in_lanes(
 
 def replay_ns(schedule: Schedule, graph: Graph) -> int:
     """How long a restore makes updates again: of each update's time the share of its bytes that is made again,
-    as often as it is. Of checkpoints in lanes, that of the one that takes longest."""
+    as often as it is; and each product of factors. Of checkpoints in lanes, that of the one that takes longest."""
     gradients = {row.id for row in schedule.gradients}
     rows = {(row.tensor, row.back) for row in schedule.actions if row.tensor not in gradients}
     times = Counter(tensor for tensor, _ in rows)
     backs = {tensor: back for tensor, back in rows if times[tensor] == 1}
-    if schedule.lanes == 1:
-        return _replay_ns(graph, backs)
-    ends = range(schedule.lanes)
-    return max(_replay_ns(graph, {t: (back - end) % len(ends) for t, back in backs.items()}) for end in ends)
+    products = {row.parameter.name: graph.tensors[row.id].born for row in schedule.gradients if row.factor_rows}
+    ends, times_ns = range(schedule.lanes), []
+    for end in ends:
+        back_of = {t: (back - end) % len(ends) if schedule.lanes > 1 else back for t, back in backs.items()}
+        first_names = {graph.tensors[t].views[0].name: back for t, back in back_of.items()}
+        products_ns = sum(graph.ops[born - 1].time_ns * first_names[name] for name, born in products.items())
+        times_ns.append(_replay_ns(graph, back_of) + products_ns)
+    return max(times_ns)
 
 
 def _replay_ns(graph: Graph, backs: Mapping[int, int]) -> int:
@@ -117,7 +122,7 @@ def _replay_ns(graph: Graph, backs: Mapping[int, int]) -> int:
 def _as_final(graph: Graph, consumed: Consumed) -> Saved:
     tensor = graph.tensors[consumed.tensor]
     return Saved(
-        consumed.tensor, f"gradient of {tensor.of}", tensor.size_bytes, consumed.gone,
+        consumed.tensor, f"gradient of {tensor.of}", consumed.size_bytes, consumed.gone,
         consumed.final - len(graph.ops), consumed.gone - 1,
     )  # fmt: skip
 
@@ -136,7 +141,7 @@ def _earlier(saved: Saved, back: int, steps: int) -> Saved:
     return saved._replace(release=saved.release - back * steps, deadline=saved.deadline - back * steps, back=back)
 
 
-def _check_rows(schedule: Schedule, graph: Graph, asked: Mapping[int, object]) -> None:
+def _check_rows(schedule: Schedule, graph: Graph, asked: Mapping[int, tuple[Consumed, int]]) -> None:
     if sorted(asked) != [row.id for row in schedule.gradients]:
         fail(
             f"gradients: are {[row.id for row in schedule.gradients]}, and what is saved earlier takes {sorted(asked)}"
@@ -145,7 +150,10 @@ def _check_rows(schedule: Schedule, graph: Graph, asked: Mapping[int, object]) -
         tensor = graph.tensors[row.id]
         views = [view for other in graph.tensors for view in other.views if view.name == tensor.of]
         ours = [(view.name, view.dtype, view.shape) for view in views]
-        if row.bytes != tensor.size_bytes or [(row.parameter.name, row.parameter.dtype, row.parameter.shape)] != ours:
+        if (
+            row.bytes != asked[row.id][0].size_bytes
+            or [(row.parameter.name, row.parameter.dtype, row.parameter.shape)] != ours
+        ):
             fail(f"gradients: row {row.id} is not the gradient that its graph has")
 
 
@@ -155,6 +163,41 @@ def _writes(graph: Graph) -> dict[int, list[int]]:
         for index in op.writes:
             found.setdefault(index, []).append(step)
     return found
+
+
+def _leaving(schedule: Schedule, graph: Graph, writes: Mapping[int, list[int]], state: int) -> Consumed | None:
+    """The gradient that rebuilds a state tensor, or its factors where its row says that they leave."""
+    consumed = _consumed(graph, writes, state)
+    if consumed is None:
+        return None
+    rows = [row.factor_rows for row in schedule.gradients if row.id == consumed.tensor]
+    return consumed if rows in ([], [0]) else _factored(graph, writes, consumed, rows[0])
+
+
+def _factored(graph: Graph, writes: Mapping[int, list[int]], consumed: Consumed, rows: int) -> Consumed:
+    """What leaves is (rows, a) and (rows, b), whose product training makes and leaves as it is. Both are there when it
+    has been made, and from the first anchor after that on they are held."""
+    gradient = graph.tensors[consumed.tensor]
+    made = graph.ops[gradient.born - 1]
+    sides = [
+        side for tensor in graph.tensors for view in tensor.views if view.name == gradient.of for side in view.shape
+    ]
+    factors = [graph.tensors[index] for index in made.reads]
+    if made.name != "aten.mm.default" or writes[consumed.tensor] != [gradient.born] or len(sides) != 2:
+        fail(f"gradients: that of {gradient.of} is not a product that is left as it is, and leaves as factors")
+    asked = [gradient.size_bytes // (sides[0] * sides[1]) * rows * side for side in sides]
+    held_from = min(anchor.position for anchor in graph.anchors if anchor.position >= gradient.born)
+    if [factor.size_bytes for factor in factors] != asked or any(is_state(factor) for factor in factors):
+        fail(f"gradients: that of {gradient.of} has no factors of {rows} rows")
+    parameters = [i for i, tensor in enumerate(graph.tensors) if gradient.of in [view.name for view in tensor.views]]
+    ran = [op for op in graph.ops if parameters[0] in op.reads]
+    if not any(index in ran[0].reads for index in made.reads):
+        fail(f"gradients: no factor of that of {gradient.of} is what its layer was given when it first ran")
+    if any(max(writes.get(index, [0])) >= gradient.born for index in made.reads):
+        fail(f"gradients: factors of that of {gradient.of} are written after it was made of them")
+    if any(factor.freed < held_from for factor in factors):
+        fail(f"gradients: factors of that of {gradient.of} are gone before they can be held, at position {held_from}")
+    return Consumed(consumed.tensor, held_from, held_from + 1 - len(graph.ops), sum(asked))
 
 
 def _consumed(graph: Graph, writes: Mapping[int, list[int]], state: int) -> Consumed | None:
@@ -188,4 +231,4 @@ def _consumed(graph: Graph, writes: Mapping[int, list[int]], state: int) -> Cons
         return None
     before = [graph.tensors[index].freed for index in of if index != gradient]
     stays = tensor.freed == steps and bool(before)
-    return Consumed(gradient, begin, max(1, min(before)) if stays else tensor.freed - steps)
+    return Consumed(gradient, begin, max(1, min(before)) if stays else tensor.freed - steps, tensor.size_bytes)

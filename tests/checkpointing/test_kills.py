@@ -128,7 +128,7 @@ def _under(policy: str, what: str, path: Path) -> str:
 def _in_parts(graph: Graph, policy: str, bandwidth: int) -> Schedule:
     """Though the plan of the whole needs less memory: an update that is looped takes most of an iteration's time."""
     whole = on_anchors(problem_of(graph, bandwidth_bytes_per_s=bandwidth), graph)
-    laned = in_lanes(whole, graph, PARTS, base=policy == "lowdiff")
+    laned = in_lanes(whole, graph, PARTS, base=policy == "lowdiff", factors=policy == "rolling")
     problem = over_iterations(whole, graph, PARTS) if policy == "gockpt" else laned
     assert problem is not None
     plan = plan_streaming(problem)
@@ -156,7 +156,7 @@ def test_killed_while_its_schedule_is_learned_it_resumes_bit_identically(tmp_pat
 def _sample() -> list[tuple[str, str]]:
     """Each policy with each training and each optimizer nightly; else each policy, training and optimizer somewhere."""
     every = [(p, f"{t}/{o}") for t in TRAININGS for o in OPTIMIZERS for p in policies.names()]
-    chosen = {(p, f"{TRAININGS[n % 4]}/{o}") for n, o in enumerate(OPTIMIZERS) for p in [policies.names()[n % 7]]}
+    chosen = {(p, f"{TRAININGS[(n + 3) % 4]}/{o}") for n, o in enumerate(OPTIMIZERS) for p in [policies.names()[n % 7]]}
     return [one for one in every if NIGHTLY or one in chosen]
 
 

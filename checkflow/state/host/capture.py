@@ -104,10 +104,13 @@ class HostState:
         """PartRecord's fields of what is now, for `Updates`. Raises InputError."""
         return f'"optimizers":[{",".join(reader.read() for reader in self._optimizers)}]'
 
-    def update(self, number: int, gradients: Sequence[str]) -> str:
+    def update(self, number: int, gradients: Sequence[str], factor_rows: Mapping[str, int]) -> str:
         """UpdateRecord's, of the update that optimizer `number` is about to make. Raises InputError."""
         reader = self._optimizers[number]
-        head = dump({"optimizer": reader.name, "gradients": list(gradients)})
+        fields: dict[str, Json] = {"optimizer": reader.name, "gradients": list(gradients)}
+        if factor_rows:
+            fields |= {"factor_rows": dict(factor_rows), "threads": torch.get_num_threads()}
+        head = dump(fields)
         return f'{head[1:-1]},"groups":[{reader.groups()}]'
 
     def _about_text(self) -> str:

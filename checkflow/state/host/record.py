@@ -90,7 +90,9 @@ class PartRecord(BaseModel):
 class UpdateRecord(BaseModel):
     """An update, `back` iterations before the checkpoint's: its groups as they were, and what had gradients.
 
-    A parameter's gradient is in the file "gradient.<back>.safetensors" under the parameter's name.
+    A parameter's gradient is in the file "gradient.<back>.safetensors" under the parameter's name. Those in
+    `factor_rows` are there as their factors: a vector that begins with that many rows of the first, and then as many of
+    the second. Their product has the same bits where as many `threads` make it.
     """
 
     model_config = _STRICT
@@ -99,6 +101,8 @@ class UpdateRecord(BaseModel):
     optimizer: str
     groups: tuple[GroupRecord, ...]
     gradients: tuple[str, ...]
+    factor_rows: dict[str, Annotated[int, Field(ge=0)]] = {}
+    threads: Annotated[int, Field(ge=1)] = 1
 
 
 class ReplayRecord(BaseModel):

@@ -16,7 +16,7 @@ import torch
 from checkflow.errors import FormatError, InputError
 from checkflow.state.groups import IMPLEMENTATION
 from checkflow.state.host.decode import decode
-from checkflow.state.host.record import GroupRecord, ReplayRecord
+from checkflow.state.host.record import GroupRecord, ReplayRecord, UpdateRecord
 from checkflow.state.names import StateName, file_of, gradient_name
 from checkflow.state.restore.files import FileTensor, TensorFile, Tied
 from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer
@@ -34,6 +34,8 @@ class UpdatePlan:
     back: int
     groups: tuple[Mapping[str, object], ...]
     gradients: Mapping[torch.Tensor, FileTensor]
+    factor_rows: Mapping[torch.Tensor, int]  # of those that are factors
+    threads: int  # that make products of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,10 @@ class Replay:
         again.__dict__ |= {"param_groups": groups, "state": state}
         try:
             for parameter, gradient in found.items():
-                parameters[parameter].grad = _copy(parameter, gradient)
+                rows = update.factor_rows.get(parameter)
+                parameters[parameter].grad = (
+                    _copy(parameter, gradient) if rows is None else _product(parameter, gradient, rows, update.threads)
+                )
             unhooked_step(again)
         finally:
             for parameter, gradient_before in before.items():
@@ -171,8 +176,10 @@ def match_replay(
             raise FormatError(f"replay: an update has {len(update.groups)} groups; {_ADVICE}")
         for number, (group, then) in enumerate(zip(optimizer.param_groups, update.groups, strict=True)):
             _check_implementation(f"{update.optimizer}.param_groups[{number}]", group, then)
-        gradients = {parameters[name]: _gradient(name, update.back, files, parameters) for name in update.gradients}
-        updates.append(UpdatePlan(optimizer, update.back, tuple(map(_values, update.groups)), gradients))
+        gradients = {parameters[name]: _gradient(name, update, files, parameters) for name in update.gradients}
+        groups = tuple(map(_values, update.groups))
+        rows = {parameters[name]: rows for name, rows in update.factor_rows.items() if name in parameters}
+        updates.append(UpdatePlan(optimizer, update.back, groups, gradients, rows, update.threads))
     return Replay(back, parts, tuple(updates))
 
 
@@ -202,17 +209,33 @@ def _values(group: GroupRecord) -> Mapping[str, object]:
 
 
 def _gradient(
-    name: str, back: int, files: Mapping[str, TensorFile], parameters: Mapping[str, torch.Tensor]
+    name: str, update: UpdateRecord, files: Mapping[str, TensorFile], parameters: Mapping[str, torch.Tensor]
 ) -> FileTensor:
-    where = gradient_name(back, name)
+    where = gradient_name(update.back, name)
     file = files.get(file_of(where.holder))
     found = None if file is None or name not in parameters else file.tensors.get(where.path)
     if found is None:
         raise FormatError(f"replay: no file has the gradient of {name!r:.200}; {_ADVICE}")
     parameter = parameters[name]
-    if (found.shape, found.dtype) != (tuple(parameter.shape), parameter.dtype):
+    rows, shape = update.factor_rows.get(name), tuple(parameter.shape)
+    fits = found.shape == shape
+    if rows is not None:
+        fits = len(shape) == 2 and len(found.shape) == 1 and found.shape[0] >= rows * sum(shape)
+    if found.dtype != parameter.dtype or not fits:
         raise FormatError(f"replay: the gradient of {name!r:.200} is not like its parameter; {_ADVICE}")
     return found
+
+
+def _product(parameter: torch.Tensor, source: FileTensor, rows: int, threads: int) -> torch.Tensor:
+    """The gradient as the backward pass made it of the factors in the file."""
+    before, (sides, others) = torch.get_num_threads(), parameter.shape
+    factors = source.view()[: rows * (sides + others)].to(parameter.device)
+    left, right = factors[: rows * sides].view(rows, sides), factors[rows * sides :].view(rows, others)
+    try:
+        torch.set_num_threads(threads)
+        return left.t().mm(right)
+    finally:
+        torch.set_num_threads(before)
 
 
 def _copy(parameter: torch.Tensor, source: FileTensor) -> torch.Tensor:

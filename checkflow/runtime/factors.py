@@ -1,0 +1,105 @@
+"""Factors of gradients: what a linear layer was given, and what came back to it.
+
+The layer's weight has the product of both as its gradient, as long as the layer ran once, nothing was there to be added
+to, and nothing changes the gradient before its update. Each of that is looked at in each iteration; that the product
+has the same bits is proven with the first checkpoint, as all that is made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from checkflow.torch_internals import multiplied_by, tensor_hooks, versions
+
+Take = Callable[[str, torch.Tensor, torch.Tensor], None]  # a parameter's name, and its gradient's factors
+
+
+@dataclass(slots=True)
+class _Made:
+    """What an iteration's backward passes left of a layer."""
+
+    given: torch.Tensor | None = None  # its input, from when its output's gradient is there until the weight's is
+    came_back: torch.Tensor | None = None  # likewise, the output's gradient
+    times: int = 0  # that a backward pass came through the layer
+    gradient: tuple[int, int] = (0, -1)  # address and version of the weight's; no version: it is no product
+    rows: int = 0  # of each factor
+
+
+class FactorHooks:
+    """Of one executor: what is known of the gradients that leave as their factors."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
+        self._made = {name: _Made() for name in self.names}
+        self._hooks: dict[str, int] = {}  # of ours on each weight
+
+    def forget(self) -> None:
+        """Another iteration begins."""
+        for name in self.names:
+            self._made[name] = _Made()
+
+    def make(self, name: str, weight: torch.Tensor) -> bool:
+        """Whether the gradient that an update is about to consume is their product."""
+        gradient, made = weight.grad, self._made[name]
+        if gradient is None or made.times != 1:
+            return False
+        if tensor_hooks(weight) != self._hooks.get(name):  # another one may have replaced it
+            return False
+        return (gradient.data_ptr(), versions([gradient])[0]) == made.gradient
+
+    def rows(self, names: Iterable[str]) -> dict[str, int]:
+        """Of each of the factors of those gradients that leave so, in the iteration that runs."""
+        return {name: self._made[name].rows for name in names if name in self.names}
+
+    def watch(
+        self, name: str, layer: torch.nn.Module, listens: Callable[[], bool], take: Take, *, beside: int
+    ) -> list[RemovableHandle]:
+        """Hooks of a layer whose weight has this name, `beside` so many of ours on that weight.
+
+        `take` is given the factors when the gradient was made.
+        """
+        weight = layer.weight
+        assert isinstance(weight, torch.Tensor)
+        transposed = isinstance(layer, torch.nn.Linear)  # (outputs, inputs): what came back is the first factor
+
+        def ran(_layer: torch.nn.Module, inputs: tuple[object, ...], output: object) -> None:
+            if torch.compiler.is_compiling() or not listens() or not isinstance(output, torch.Tensor):
+                return
+            if inputs and isinstance(inputs[0], torch.Tensor) and (node := multiplied_by(weight, output)) is not None:
+                node.register_prehook(partial(came_back, [inputs[0].detach()]))
+
+        def came_back(given: list[torch.Tensor], gradients: tuple[torch.Tensor, ...]) -> None:
+            made = self._made[name]
+            made.times += 1
+            if given:  # it is let go of with the graph's own, though the graph stays
+                made.given, made.came_back = given.pop(), gradients[0]
+
+        def ready(gradient: torch.Tensor) -> None:
+            made = self._made[name]
+            given, returned = made.given, made.came_back
+            made.given = made.came_back = None
+            if given is None or returned is None or made.times != 1 or weight.grad is not None:
+                made.gradient = (0, -1)
+                return
+            left, right = (returned, given) if transposed else (given, returned)
+            rows = left.numel() // weight.shape[0]
+            if _are_factors(left, right, weight, rows):
+                made.gradient, made.rows = (gradient.data_ptr(), versions([gradient])[0]), rows
+                take(name, left, right)
+
+        self._hooks[name] = beside + 1
+        return [layer.register_forward_hook(ran), weight.register_hook(ready)]  # type: ignore[no-untyped-call]
+
+
+def _are_factors(left: torch.Tensor, right: torch.Tensor, weight: torch.Tensor, rows: int) -> bool:
+    """Whether both lie in memory as rows, as many of each."""
+    return all(
+        each.dtype == weight.dtype and each.is_contiguous() and each.dim() and each.shape[-1] == side
+        and each.numel() == rows * side
+        for each, side in zip((left, right), weight.shape, strict=True)
+    )  # fmt: skip
