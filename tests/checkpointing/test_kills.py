@@ -170,6 +170,14 @@ def test_killed_under_any_policy_it_resumes_bit_identically(policy: str, what: s
     _killed(what, schedule, tmp_path, TRAINERS, 20 if NIGHTLY else 2, lost, slots)
 
 
+@pytest.mark.parametrize("policy", ["checkflow", "checkfreq"])
+def test_killed_while_its_interval_changes_it_resumes_bit_identically(policy: str, tmp_path: Path) -> None:
+    """Then a kill loses an interval, the longest that there may be."""
+    schedule = _under(policy, "net/foreach", tmp_path / "schedule.json")
+    kills = 20 if NIGHTLY else 3
+    _killed("net/foreach", schedule, tmp_path, TRAINERS, kills, trainings_to_kill.LONGEST, mode="paced")
+
+
 def _killed(
     what: str,
     schedule: str,
@@ -178,11 +186,12 @@ def _killed(
     kills: int = KILLS,
     lost: int = 1,
     slots: str = "123",
+    mode: str = "attached",
 ) -> None:
     iterations = EACH * kills  # more than are said in all lives, so that each is killed
     live = partial(_live, trainer, folder=tmp_path)
     reference = _uninterrupted(trainer, what, iterations)
-    arguments = ["attached", what, str(iterations), schedule, str(tmp_path / "store")]
+    arguments = [mode, what, str(iterations), schedule, str(tmp_path / "store")]
     chance, completed, startup_s = random.Random(SEED), 0, 3.0
     print(f"seed {SEED}")  # noqa: T201
     for number in range(kills):

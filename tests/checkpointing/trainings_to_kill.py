@@ -2,13 +2,16 @@
 
     python trainings_to_kill.py reference TRAINING/OPTIMIZER ITERATIONS
     python trainings_to_kill.py attached TRAINING/OPTIMIZER ITERATIONS SCHEDULE STORE SLOTS
+    python trainings_to_kill.py paced TRAINING/OPTIMIZER ITERATIONS SCHEDULE STORE SLOTS
 
-It says what trainer_to_kill.py says.
+With "paced" the interval changes now and then, to LONGEST at most, as `attach(overhead=...)` has it. It says what
+trainer_to_kill.py says.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,6 +24,7 @@ from torch.optim import lr_scheduler
 import checkflow
 from checkflow.models import gpt2
 
+LONGEST = 4
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -165,8 +169,11 @@ def main(mode: str, what: str, iterations: int, schedule: str = "", store: str =
     ) as ckpt:  # fmt: skip
         first = ckpt.restore()
         say(first)
+        chance = random.Random(first)
         for i in range(first, iterations):
             built.iterate()
+            if mode == "paced" and chance.random() < 0.2:
+                ckpt._executor.pace(chance.randint(1, LONGEST))
             ckpt.step()
             say(i + 1)
 
