@@ -18,6 +18,7 @@ from checkflow.runtime.executor import Executor
 
 CHECKPOINTS = 3  # that a measurement has at least
 SPAN_NS = 10**9  # and how long it takes at least
+MOST_PATIENCE = 63  # measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,33 @@ class Measured:
         return max(1, math.ceil(self.stall_ns / self.checkpoints / (budget * iteration_ns)))
 
 
+class Rule:
+    """From measurement to measurement: which interval is next. `least`: the one that training began with."""
+
+    def __init__(self, budget: float, least: int) -> None:
+        self._budget = budget
+        self._least = least
+        self._too_often = 0  # the largest interval that cost too much and was not seen to do since
+        self._calm = 0  # measurements since then
+        self._patience = 0  # of them, until what cost too much is tried again
+
+    def next(self, before: int, found: Measured) -> int:
+        """After what was measured at an interval."""
+        wanted = max(self._least, found.interval_for(self._budget))
+        if wanted > before:
+            in_vain = before <= self._too_often
+            self._patience = min(MOST_PATIENCE, 2 * self._patience + 1) if in_vain else 0
+            self._too_often, self._calm = max(self._too_often, before), 0
+            return wanted
+        self._calm += 1
+        if before <= self._too_often:
+            self._too_often, self._patience = before - 1, 0
+        wanted = max(wanted, before // 4)  # a few checkpoints may have been lucky
+        if wanted <= self._too_often and self._calm <= self._patience:
+            return min(before, self._too_often + 1)
+        return wanted
+
+
 class Pacing:
     """Asked after each iteration. `budget`: a fraction of the time that training takes without checkpoints."""
 
@@ -51,7 +79,7 @@ class Pacing:
     def _begin(self, executor: Executor) -> None:
         """Measure the checkpoints of a schedule, from its own interval on."""
         self._executor = executor
-        self._least = executor.interval
+        self._rule = Rule(self._budget, executor.interval)
         self._measure()
 
     def _measure(self) -> None:
@@ -81,10 +109,7 @@ class Pacing:
         )
         self._measure()
         before = executor.interval
-        wanted = found.interval_for(self._budget)
-        if wanted < before:
-            wanted = max(wanted, before // 4)  # a few checkpoints may have been lucky
-        wanted = max(self._least, wanted)
+        wanted = self._rule.next(before, found)
         if wanted != before:
             executor.pace(wanted)
             self._engine.events.append(Paced(executor.completed, wanted, before, found.overhead, self._budget))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import checkflow
 from checkflow import hardware
 from checkflow.checkpointing import pacing
-from checkflow.checkpointing.pacing import Measured
+from checkflow.checkpointing.pacing import Measured, Rule
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.runtime.device import Batch
 from checkflow.runtime.host import HostDevice
@@ -148,6 +148,33 @@ def test_the_interval_is_the_least_that_keeps_to_the_budget(measured: Measured, 
     iteration_ns = (measured.elapsed_ns - measured.stall_ns) / measured.iterations if measured.stall_ns else 1
     assert each_ns <= budget * interval * iteration_ns * (1 + 1e-9)
     assert interval == 1 or each_ns > budget * (interval - 1) * iteration_ns * (1 - 1e-9)
+
+
+def settled(write: Callable[[int], float], copy: float, budget: float) -> tuple[float, int]:
+    """The overhead of a thousand measurements, and the last interval; times are in iterations, 1000 ns each.
+
+    A checkpoint copies, and waits for what the disk has not written yet of the one before.
+    """
+    rule, interval, waited, trained = Rule(budget, 1), 1, 0.0, 0
+    for number in range(1000):
+        stall = copy + max(0.0, write(number) - interval)
+        iterations = 3 * interval
+        waited, trained = waited + 3 * stall, trained + iterations
+        elapsed_ns = round(1000 * (iterations + 3 * stall))
+        interval = rule.next(interval, Measured(iterations, 3, elapsed_ns, round(3000 * stall)))
+    return waited / trained, interval
+
+
+@given(st.floats(0, 30), st.floats(0, 0.5), st.sampled_from([0.01, 0.05, 0.2]))
+def test_it_settles_within_its_budget(write: float, copy: float, budget: float) -> None:
+    """However steeply costs rise below some interval: what is tried in vain is within a fifth of the budget."""
+    overhead, _ = settled(lambda _: write, copy, budget)
+    assert overhead <= 1.2 * budget + 0.002
+
+
+def test_it_comes_back_once_the_disk_is_free() -> None:
+    _, interval = settled(lambda number: 40.0 if number < 900 else 0.5, 0.0, 0.05)
+    assert interval == 1
 
 
 @pytest.mark.parametrize("overhead", [0.0, 1.0, -0.1, float("nan")])
