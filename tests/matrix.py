@@ -32,7 +32,8 @@ SAMPLE = (
     "tests/test_torch_internals.py", "tests/test_public.py", "tests/test_foreach.py", "tests/trace/test_replay.py",
     "tests/trace/test_errors.py", "tests/trace/test_lifetimes.py", "tests/trace/test_anchors.py",
     "tests/trace/test_writes.py", "tests/trace/test_unlisted.py", "tests/state/test_resume_equality.py",
-    "tests/state/test_resume_extra.py", "tests/state/test_resume_codec.py", "tests/runtime/test_torn.py",
+    "tests/state/test_resume_extra.py", "tests/state/test_factors.py",
+    "tests/state/test_resume_codec.py", "tests/runtime/test_torn.py",
     "tests/runtime/test_executor.py", "tests/checkpointing/test_attach.py",
 )  # fmt: skip
 TEST_LIMIT_S = 1800

@@ -22,6 +22,7 @@ def _optimizer() -> torch.optim.Optimizer:
 # Attribute -> objects that have it.
 SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_version": lambda: (torch.zeros(1),),
+    "_backward_hooks": lambda: (torch.zeros(1),),
     "_cdata": lambda: (torch.zeros(1).untyped_storage(), torch.Generator()),
     "_modules": lambda: (torch.nn.ReLU(),),
     "_parameters": lambda: (torch.nn.ReLU(),),
@@ -256,3 +257,31 @@ def test_failures_on_fake_tensors_are_logged_where_it_is_silenced(caplog: pytest
 
     assert module.log is fake_tensor_log()
     assert not caplog.records
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 2, 3)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_product_of_a_layer_is_found(shape: tuple[int, ...], bias: bool) -> None:
+    """As it is given what came back, in rows, whether or not its output is written into."""
+    from checkflow.torch_internals import multiplied_by
+
+    layer = torch.nn.Linear(3, 4, bias=bias)
+    output = layer(torch.ones(shape))
+    node = multiplied_by(layer.weight, output)
+    assert node is not None and multiplied_by(torch.zeros(4, 3), output) is None
+    assert multiplied_by(layer.weight, output * 2) is None and multiplied_by(layer.weight, output.detach()) is None
+    came_back: list[tuple[int, ...]] = []
+    node.register_prehook(lambda gradients: came_back.append(tuple(gradients[0].shape)))
+    torch.autograd.backward(output.relu_().sum())
+    assert came_back == [(torch.Size(shape).numel() // 3, 4)]
+
+
+def test_who_is_given_a_gradient_is_counted() -> None:
+    from checkflow.torch_internals import tensor_hooks
+
+    weight = torch.nn.Parameter(torch.zeros(2))
+    assert tensor_hooks(weight) == 0
+    handle = weight.register_hook(lambda gradient: gradient)  # type: ignore[no-untyped-call]
+    assert tensor_hooks(weight) == 1
+    handle.remove()
+    assert tensor_hooks(weight) == 0
