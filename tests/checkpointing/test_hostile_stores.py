@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hostile_stores import ATTACKS, NEWEST, readers
+from once import once
 from test_attach import attached, compiled, small
 
 from checkflow.schedule import write_schedule
@@ -23,7 +24,10 @@ HARMLESS = ("log", "checkpoint", "leftover", "nasty", "bytes", "a name", "a seri
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A good store of iterations 2 and 3, attacked in every way, and all that its readers said."""
-    folder = tmp_path_factory.mktemp("hostile")
+    return once(tmp_path_factory, "hostile", attack) / "attacked"
+
+
+def attack(folder: Path) -> None:
     schedule, training = compiled(small), small()
     write_schedule(folder / "schedule.json", schedule)
     with attached(training, schedule, folder / "good") as ckpt:
@@ -39,7 +43,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = os.environ | {"OUTSIDE": str(outside), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     subprocess.run([*script, *map(str, arguments)], check=True, timeout=3000, env=environment)
     assert outside.read_text() == "mine"
-    return folder / "attacked"
 
 
 @pytest.mark.parametrize("name", ATTACKS)

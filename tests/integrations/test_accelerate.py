@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from lives import WHOLE, order, run, statuses, told
+from once import once
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'checkflow[accelerate]'")
 pytest.importorskip("torchdata")
@@ -44,10 +45,8 @@ UNLIKE = "workers-stateful"  # whose order was drawn by workers before it is att
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lives")
-    whole = [f"{kind}:{when}:0" for kind in (MANY, *KINDS) for when in WHOLE]
-    run(HERE / "accelerate_loops.py", folder, *whole, *CASES)
-    return folder
+    cases = [f"{kind}:{when}:0" for kind in (MANY, *KINDS) for when in WHOLE] + CASES
+    return once(tmp_path_factory, "accelerate", lambda folder: run(HERE / "accelerate_loops.py", folder, *cases))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in (MANY, *KINDS) if kind != UNLIKE])

@@ -14,6 +14,7 @@ import fits
 import lightning.pytorch as pl
 import torch
 from lives import WHOLE, begun, order, plain, run, statuses, told
+from once import once
 
 from checkflow.errors import InputError
 from checkflow.integrations.lightning import CheckflowCallback
@@ -43,10 +44,8 @@ KINDS = sorted({case.split(":")[0] for case in KILLS})
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lives")
-    cases = [f"{kind}:{when}:0" for kind in KINDS for when in WHOLE]
-    run(Path(fits.__file__), folder, *cases, *KILLS)
-    return folder
+    cases = [*(f"{kind}:{when}:0" for kind in KINDS for when in WHOLE), *KILLS]
+    return once(tmp_path_factory, "lightning", lambda folder: run(Path(fits.__file__), folder, *cases))
 
 
 @pytest.mark.parametrize("kind", KINDS)

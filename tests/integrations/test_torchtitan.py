@@ -11,6 +11,7 @@ pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip insta
 
 import torch
 from lives import begun, order, plain, run, statuses, told
+from once import once
 
 from checkflow.errors import InputError
 from checkflow.integrations.torchtitan import CheckflowManager
@@ -23,9 +24,8 @@ KILLS = [f"titan:{where}" for where in WHERE]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lives")
-    run(HERE / "titans.py", folder, "titan:plain:0", "titan:never:0", *KILLS)
-    return folder
+    cases = "titan:plain:0", "titan:never:0", *KILLS
+    return once(tmp_path_factory, "titans", lambda folder: run(HERE / "titans.py", folder, *cases))
 
 
 @pytest.mark.parametrize("case", ["titan:never:0", *KILLS])

@@ -9,6 +9,7 @@ from pathlib import Path
 import lives
 import pytest
 from lives import order, statuses, told
+from once import once
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'checkflow[transformers]'")
 pytest.importorskip("accelerate")
@@ -29,9 +30,8 @@ KILLS = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lives")
-    lives.run(HERE / "trainers.py", folder, "hf:plain:0", "hf:never:0", *KILLS)
-    return folder
+    cases = "hf:plain:0", "hf:never:0", *KILLS
+    return once(tmp_path_factory, "transformers", lambda folder: lives.run(HERE / "trainers.py", folder, *cases))
 
 
 def test_checkpoints_change_nothing(root: Path) -> None:

@@ -142,12 +142,12 @@ def records(store: Path) -> dict[int, dict[str, object]]:
 
 def check_each(make: Make, schedule: Schedule, store: Path, expected: dict[int, list[object]]) -> None:
     """Checkpoints bring back the state of their iteration into another start of the training: of many the last four."""
-    for iteration in sorted(records(store))[-4:]:
-        run = begun(make)
-        for parameter in run.training.models[0].parameters():
-            with torch.no_grad():
-                parameter.add_(1)
-        with attached(run, schedule, store, lambda _: None) as ckpt:
+    run = begun(make)
+    with attached(run, schedule, store, lambda _: None) as ckpt:
+        for iteration in sorted(records(store))[-4:]:
+            for parameter in run.training.models[0].parameters():
+                with torch.no_grad():
+                    parameter.add_(1)
             assert ckpt.restore(iteration) == iteration
             assert state_of(run) == expected[iteration], f"iteration {iteration} differs"
 
