@@ -24,7 +24,7 @@ from checkflow.plan import (
     problem_of,
 )
 from checkflow.plan.solve import construct, solve, transfers_for
-from checkflow.policies.rule import Link
+from checkflow.policies.rule import Asked
 from checkflow.schedule import Schedule
 from checkflow.units import format_bytes
 from checkflow.verify import verify, verify_plan
@@ -50,6 +50,7 @@ class Options:
     formulation: Formulation = Formulation.DIRECT
     transfers: Transfers | None = None  # None: those of the formulation
     policy: str = CHECKFLOW  # another one has nothing to choose: neither formulation, transfers nor solver
+    lanes: int | None = None  # of a policy that has any; None: as few as the link needs
     solver: str = "auto"
     time_limit_s: float = 300.0
 
@@ -94,6 +95,7 @@ def compile_graph(
         VerificationError: the result is not what it claims, a bug in checkflow.
     """
     check_policy(options.policy, options.formulation, options.transfers, options.solver)
+    check_lanes(options.policy, options.lanes, options.interval)
     problem = _problem(graph, options, options.bandwidth_bytes_per_s)
     if problem.iteration_time_ns <= 0:
         raise InputError(f"{graph.model}: its operators take no time at this slack; trace it with --device")
@@ -135,6 +137,19 @@ def check_policy(policy: str, formulation: Formulation, transfers: Transfers | N
         )
 
 
+def check_lanes(policy: str, lanes: int | None, interval: int | None) -> None:
+    """Raises InputError for lanes of a policy that has none, of another interval than 1, or too many."""
+    if lanes is None:
+        return
+    most = None if policy == AUTO else policies.most_lanes(policy)
+    if most is None:
+        raise InputError(f"--lanes {lanes}: policy {policy} has no lanes; use --policy rolling or lowdiff")
+    if not 2 <= lanes <= most:
+        raise InputError(f"--lanes {lanes}: is not from 2 to {most}, iterations of which each sends a part")
+    if interval not in (None, 1):
+        raise InputError(f"--lanes {lanes}: go with a checkpoint each iteration; leave out --interval {interval}")
+
+
 def _least_paused(problem: Problem, graph: Graph, options: Options) -> Problem:
     """At interval 1, or at the fewest iterations in which the link carries the state where a rule pauses less then."""
     each = _ruled(problem, graph, options)
@@ -149,8 +164,8 @@ def _least_paused(problem: Problem, graph: Graph, options: Options) -> Problem:
 
 def _ruled(problem: Problem, graph: Graph, options: Options) -> Schedule | Infeasible:
     """What another policy than checkflow does."""
-    link = Link(options.bandwidth_bytes_per_s, options.slack_ppm)
-    return policies.load(options.policy).schedule(problem, graph, link)
+    asked = Asked(options.bandwidth_bytes_per_s, options.slack_ppm, options.lanes)
+    return policies.load(options.policy).schedule(problem, graph, asked)
 
 
 def _as_planned(schedule: Schedule, plan: Plan) -> None:
@@ -169,6 +184,7 @@ def _as_asked(schedule: Schedule, options: Options) -> None:
         ("bandwidth_bytes_per_s", options.bandwidth_bytes_per_s, schedule.bandwidth_bytes_per_s),
         ("slack_ppm", options.slack_ppm, schedule.slack_ppm),
         ("interval", options.interval or schedule.interval, schedule.interval),
+        ("lanes", options.lanes or schedule.lanes, schedule.lanes),
         ("chunk_bytes", options.chunk_bytes, schedule.chunk_bytes),
         ("memory_limit_bytes", limit, schedule.memory_limit_bytes),
         ("formulation", options.formulation.value, schedule.formulation),

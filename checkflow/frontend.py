@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from checkflow.choice import Comparison, Surroundings, choose
-from checkflow.compiler import AUTO, CHECKFLOW, Compiled, Options, Refused, check_policy, compile_graph, explain
+from checkflow.compiler import (
+    AUTO,
+    CHECKFLOW,
+    Compiled,
+    Options,
+    Refused,
+    check_lanes,
+    check_policy,
+    compile_graph,
+    explain,
+)
 from checkflow.errors import InfeasibleError, InputError
 from checkflow.plan import Formulation, Transfers
 from checkflow.plan.packed.program import solvers
@@ -112,6 +122,7 @@ def compile(
     interval: int | Literal["auto"] = "auto",
     slack: float = 0.0,
     policy: str = "checkflow",
+    lanes: int | None = None,
     mtbf: str | None = None,
     disk: int | str | None = None,
     lost_machines: float | None = None,
@@ -150,6 +161,7 @@ def compile(
             of which each sends a part, where the link cannot carry it whole; "lowdiff" has one, too, of which one
             iteration in K sends the whole state and the others gradients. "auto" is the one of all these that
             wastes least, at the interval at which it does.
+        lanes: of "rolling" and "lowdiff", iterations of which each sends a part; as few as the link needs unless given.
         mtbf: with policy "auto", mean time between failures of all devices together, like "3h".
         disk: with policy "auto", what a device's share of it writes, "2GB/s" (the default) or bytes per second.
         lost_machines: with policy "auto", share of the failures that take host memory along; 0.5 unless given.
@@ -173,6 +185,7 @@ def compile(
     if not time_limit_s > 0:
         raise InputError(f"time_limit_s: {time_limit_s} is not positive; use a number of seconds")
     check_policy(policy, kind, asked, solver)
+    check_lanes(policy, lanes, _interval(interval))
     amid = surroundings(
         policy,
         mtbf_ns=None if mtbf is None else parse_ns(mtbf, "mtbf"),
@@ -194,6 +207,7 @@ def compile(
             relax_memory=relax_memory,
             slack_ppm=fraction_ppm(slack, "slack"),
             policy=CHECKFLOW if policy == AUTO else policy,
+            lanes=lanes,
             formulation=kind,
             transfers=transfers_for(kind, asked),
             solver=solver,

@@ -182,6 +182,7 @@ SETTINGS = {
     "checkfreq_cpu": Setting(LATE, _options(2_600_000_000, 1, *_DIRECT, policy="checkfreq_cpu")),
     "parts": Setting(_parts(), _options(3_000_000_000, 3, *_DIRECT, policy="gockpt")),
     "lanes": Setting(_parts(), _options(5_000_000_000, 1, *_DIRECT, policy="rolling")),
+    "three lanes": Setting(_parts(), _options(5_000_000_000, 1, *_DIRECT, policy="rolling", lanes=3)),
     "factors": Setting(_factors(), _options(1_500_000_000, 1, *_DIRECT, policy="rolling")),
     "base": Setting(_parts(), _options(5_000_000_000, 1, *_DIRECT, policy="lowdiff")),
     "rolling, whole": Setting(_parts(), _options(50_000_000_000, 1, *_DIRECT, policy="rolling")),
@@ -453,6 +454,10 @@ MUTANTS: dict[str, list[Mutant]] = {
     "policies.rolling:_least_lanes": [
         Mutant("factors", gives(lambda found: [(field("transfers", all_but_last)(p), of) for p, of in found])),
     ],
+    "policies.rolling:in_so_many": [
+        Mutant("three lanes", gives(action(0, back=0))),
+        Mutant("three lanes", takes(0, by(1))),
+    ],
     "plan.rebuilt:_Reading._factors": [
         Mutant("factors", gives(lambda found: found and field("rows", by(1))(found))),
         Mutant("factors", gives(lambda found: found and field("size_bytes", by(-8))(found))),
@@ -718,6 +723,8 @@ UNTOUCHED: dict[str, str] = {
     "plan.streaming.place:Held.released": _A_WORD,
     "plan.rebuilt:Rebuilt.going_along_bytes": "by it parameters are put into lanes, any of which are judged",
     "policies:longest": "bounds the intervals that a choice looks at",
+    "policies:most_lanes": "bounds what may be asked for",
+    "compiler:check_lanes": "refuses what does not go together",
     "policies:names": _A_WORD,
     "policies:load": _A_WORD,
     "policies:Policy.schedule": _A_WORD,

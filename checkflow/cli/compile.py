@@ -24,7 +24,7 @@ from checkflow.cli._options import (
     settings_of,
     trace_options,
 )
-from checkflow.compiler import AUTO, CHECKFLOW, Options, Refused, check_policy
+from checkflow.compiler import AUTO, CHECKFLOW, Options, Refused, check_lanes, check_policy
 from checkflow.errors import EXIT_DONE, EXIT_NO
 from checkflow.frontend import compile_model, refusal, surroundings
 from checkflow.plan import Formulation, Transfers
@@ -50,6 +50,9 @@ from checkflow.units import fraction_ppm
 @click.option("--slack", type=float, default=0.0, show_default=True, help="Drift of times and bandwidth to tolerate.")
 @click.option("--policy", type=click.Choice((*policies.names(), AUTO)), default=CHECKFLOW, show_default=True,
               help="Who decides; another one than checkflow follows its rule; auto: who wastes least.")  # fmt: skip
+@click.option(
+    "--lanes", type=int, metavar="K", help="Of rolling, lowdiff: parts, one an iteration  [default: the least]"
+)
 @click.option("--mtbf", type=Duration(), help="With auto: mean time between failures, of all devices together.")
 @click.option("--disk", type=Rate(), help="With auto: what a device's share of it writes  [default: 2GB/s]")
 @click.option("--lost-machines", type=float,
@@ -79,6 +82,7 @@ def command(
     interval: str,
     slack: float,
     policy: str,
+    lanes: int | None,
     mtbf: int | None,
     disk: int | None,
     lost_machines: float | None,
@@ -98,6 +102,7 @@ def command(
     """
     kind = transfers_for(Formulation(formulation), Transfers(transfers) if transfers else None)
     check_policy(policy, Formulation(formulation), kind, solver)
+    check_lanes(policy, lanes, interval_of(interval))
     amid = surroundings(
         policy, mtbf_ns=mtbf, disk_bytes_per_s=disk, lost_machines=lost_machines, host_memory_bytes=host_memory
     )
@@ -113,6 +118,7 @@ def command(
         relax_memory=relax_memory,
         slack_ppm=fraction_ppm(slack, "--slack"),
         policy=CHECKFLOW if policy == AUTO else policy,
+        lanes=lanes,
         formulation=Formulation(formulation),
         transfers=kind,
         solver=solver,

@@ -12,14 +12,17 @@ from typing import Protocol, cast
 from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.plan import Infeasible, Problem
-from checkflow.policies.rule import Link
+from checkflow.policies.rule import Asked
 from checkflow.schedule import Schedule
 
 
 class Policy(Protocol):
-    """What each of the files offers; and LONGEST, where a longer interval makes no sense unless the link needs it."""
+    """What each of the files offers.
 
-    def schedule(self, problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
+    Also LONGEST, where a longer interval makes no sense unless the link needs it, and MOST_LANES, where it has any.
+    """
+
+    def schedule(self, problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasible:
         """What the policy does with a graph's problem, at the graph's anchors, or why it can do nothing."""
 
 
@@ -38,4 +41,10 @@ def load(name: str) -> Policy:
 def longest(name: str) -> int | None:
     """The longest interval that makes sense for a policy, in iterations, unless the link needs more; None: any does."""
     found: int | None = getattr(load(name), "LONGEST", None)
+    return found
+
+
+def most_lanes(name: str) -> int | None:
+    """How many lanes a policy has at most; None: it has none."""
+    found: int | None = getattr(load(name), "MOST_LANES", None)
     return found

@@ -6,14 +6,14 @@ from checkflow.graph import Graph
 from checkflow.lower import lower
 from checkflow.plan import Infeasible, Problem, on_anchors
 from checkflow.plan.streaming.planner import plan_streaming
-from checkflow.policies.rule import Link
+from checkflow.policies.rule import Asked
 from checkflow.schedule import Schedule
 
 
-def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
+def schedule(problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasible:
     """The plan of least peak, or why there is none: the link is too slow, or the memory limit too low."""
     problem = on_anchors(problem, graph)
     plan = plan_streaming(problem)
     if isinstance(plan, Infeasible):
         return plan
-    return lower(plan, problem, graph, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, slack_ppm=link.slack_ppm)
+    return lower(plan, problem, graph, bandwidth_bytes_per_s=asked.bandwidth_bytes_per_s, slack_ppm=asked.slack_ppm)

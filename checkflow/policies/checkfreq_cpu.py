@@ -20,7 +20,7 @@ from checkflow.graph import Graph, Role
 from checkflow.plan import TICKS_PER_BYTE, Infeasible, Problem, on_anchors
 from checkflow.plan.timeline.grid import TimeGrid
 from checkflow.policies.rule import (
-    Link,
+    Asked,
     Ruled,
     by_first_write,
     scheduled,
@@ -31,10 +31,10 @@ from checkflow.policies.rule import (
 from checkflow.schedule import Schedule
 
 
-def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
+def schedule(problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasible:
     """The rule on the graph's anchors."""
     problem = on_anchors(problem, graph)
-    return scheduled("checkfreq_cpu", rule(problem), problem, graph, link)
+    return scheduled("checkfreq_cpu", rule(problem), problem, graph, asked)
 
 
 def rule(problem: Problem) -> Ruled | Infeasible:

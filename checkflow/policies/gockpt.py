@@ -19,28 +19,28 @@ from checkflow.lower import lower
 from checkflow.plan import Infeasible, Plan, Problem, on_anchors
 from checkflow.plan.rebuilt import over_iterations
 from checkflow.plan.streaming.planner import construct_streaming, plan_streaming
-from checkflow.policies.rule import Link
+from checkflow.policies.rule import Asked
 from checkflow.schedule import Schedule
 
 LONGEST = 1  # unless the link needs more: then checkflow's plan of the whole moves fewer bytes
 _MOST_PARTS = 64  # a part that leaves first has as many gradients
 
 
-def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
+def schedule(problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasible:
     """The plan of least peak for k parts, k the problem's interval; or why there is none, and for what k there is one.
 
     Where no gradient rebuilds any state (they are zeroed in place, or updates write them), all of it is of one part.
     """
     problem = on_anchors(problem, graph)
     if (found := _least(problem, graph)) is not None:
-        return _lowered(*found, graph, link)
+        return _lowered(*found, graph, asked)
     answer = plan_streaming(problem)
     assert isinstance(answer, Infeasible)
     limit = problem.memory_limit_bytes
     hopeless = limit is not None and limit < problem.training_peak_bytes
     for count in range(problem.interval + 1, 1 if hopeless else _MOST_PARTS + 1):
         if (found := _least(replace(problem, interval=count), graph)) is not None:
-            held_bytes = _lowered(*found, graph, link).certificate.snapshot_bytes
+            held_bytes = _lowered(*found, graph, asked).certificate.snapshot_bytes
             return replace(answer, smallest_interval=count, snapshot_bytes_at_that_interval=held_bytes)
     return answer  # as a whole it may be, at some longer interval
 
@@ -52,12 +52,12 @@ def _least(problem: Problem, graph: Graph) -> tuple[Plan, Problem] | None:
     return min(plans, key=lambda one: one[0].peak_bytes) if plans else None
 
 
-def _lowered(plan: Plan, planned: Problem, graph: Graph, link: Link) -> Schedule:
+def _lowered(plan: Plan, planned: Problem, graph: Graph, asked: Asked) -> Schedule:
     return lower(
         plan,
         planned,
         graph,
-        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
-        slack_ppm=link.slack_ppm,
+        bandwidth_bytes_per_s=asked.bandwidth_bytes_per_s,
+        slack_ppm=asked.slack_ppm,
         policy="gockpt",
     )

@@ -6,22 +6,26 @@ linear, so that is another state than the training's.)
 
 The paper's base is a stall or a copy; here it leaves as any other state, planned for the least peak over all of its
 iterations. How many these are is the least that the link carries: the base is a burst that gradients have to make up
-for. The paper's Eq 10 has the number that wastes least, for a disk that each gradient is written to.
+for, or what `--lanes` says. The paper's Eq 10 has the number that wastes least, for a disk that each gradient is
+written to.
 """
 
 from __future__ import annotations
 
 from checkflow.graph import Graph
 from checkflow.plan import Infeasible, Problem, on_anchors
-from checkflow.policies.rolling import as_a_whole, least_lanes, lowered
-from checkflow.policies.rule import Link
+from checkflow.policies.rolling import MOST_LANES, as_a_whole, in_so_many, least_lanes, lowered
+from checkflow.policies.rule import Asked
 from checkflow.schedule import Schedule
 
+__all__ = ["LONGEST", "MOST_LANES", "schedule"]
 LONGEST = 1  # at any other interval it is checkflow's plan
 
 
-def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
+def schedule(problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasible:
     """The plan of least peak for a base and gradients, each iteration; of the whole where no gradient rebuilds any."""
     problem = on_anchors(problem, graph)
+    if asked.lanes is not None:
+        return in_so_many(asked.lanes, problem, graph, asked, "lowdiff", base=True)
     found = least_lanes(problem, graph, base=True) if problem.interval == 1 else []
-    return lowered(found or as_a_whole(problem), problem, graph, link, "lowdiff")
+    return lowered(found or as_a_whole(problem), problem, graph, asked, "lowdiff")

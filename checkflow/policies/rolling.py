@@ -13,13 +13,15 @@ as their factors.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.lower import lower
 from checkflow.plan import Infeasible, Plan, Problem, on_anchors
 from checkflow.plan.rebuilt import in_lanes
 from checkflow.plan.streaming.planner import construct_streaming, plan_streaming
-from checkflow.policies.rule import Link
+from checkflow.policies.rule import Asked
 from checkflow.schedule import Schedule
 
 LONGEST = 1  # at any other interval it is checkflow's plan
@@ -27,13 +29,34 @@ MOST_LANES = 16  # of which host memory holds three checkpoints at once
 _LONGER = 2  # lanes more that are looked at for fewer bytes
 
 
-def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
+def schedule(problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasible:
     """The plan of least peak for the whole state where the link carries it, else in lanes; or why there is none."""
     problem = on_anchors(problem, graph)
+    if asked.lanes is not None:
+        return in_so_many(asked.lanes, problem, graph, asked, "rolling")
     found = as_a_whole(problem)
     if not found and problem.interval == 1:
         found = least_lanes(problem, graph)
-    return lowered(found, problem, graph, link, "rolling")
+    return lowered(found, problem, graph, asked, "rolling")
+
+
+def in_so_many(
+    lanes: int, problem: Problem, graph: Graph, asked: Asked, policy: str, *, base: bool = False
+) -> Schedule | Infeasible:
+    """In as many lanes as were asked for, with factors where there is no plan without, or why there is none.
+
+    Raises InputError where no gradient rebuilds any of the state.
+    """
+    with_gradients, with_factors = (
+        in_lanes(problem, graph, lanes, base=base, factors=factors) for factors in (False, True)
+    )
+    if with_gradients is None or with_factors is None:
+        raise InputError(f"--lanes {lanes}: no gradient rebuilds any of this state; leave it out")
+    laned = with_gradients if construct_streaming(with_gradients) is not None else with_factors
+    plan = plan_streaming(laned)
+    if isinstance(plan, Infeasible):  # its interval is that after which lanes begin anew
+        return replace(plan, smallest_interval=None, snapshot_bytes_at_that_interval=None)
+    return lowered([(plan, laned)], problem, graph, asked, policy)
 
 
 def as_a_whole(problem: Problem) -> list[tuple[Plan, Problem]]:
@@ -43,7 +66,7 @@ def as_a_whole(problem: Problem) -> list[tuple[Plan, Problem]]:
 
 
 def lowered(
-    found: Sequence[tuple[Plan, Problem]], problem: Problem, graph: Graph, link: Link, policy: str
+    found: Sequence[tuple[Plan, Problem]], problem: Problem, graph: Graph, asked: Asked, policy: str
 ) -> Schedule | Infeasible:
     """The schedule of the plan of least peak that was found; where none was, why there is none of the whole."""
     if not found:
@@ -55,8 +78,8 @@ def lowered(
         least,
         planned,
         graph,
-        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
-        slack_ppm=link.slack_ppm,
+        bandwidth_bytes_per_s=asked.bandwidth_bytes_per_s,
+        slack_ppm=asked.slack_ppm,
         policy=policy,
     )
 

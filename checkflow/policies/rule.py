@@ -28,15 +28,16 @@ class Ruled:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """What a problem's bandwidth was before slack was taken off, which a schedule says."""
+class Asked:
+    """What was asked for and no problem says: its bandwidth before slack was taken off, and lanes."""
 
     bandwidth_bytes_per_s: int
     slack_ppm: int = 0
+    lanes: int | None = None  # None: as many as there need be
 
 
 def scheduled(
-    policy: str, ruled: Ruled | Infeasible, problem: Problem, graph: Graph, link: Link
+    policy: str, ruled: Ruled | Infeasible, problem: Problem, graph: Graph, asked: Asked
 ) -> Schedule | Infeasible:
     """The schedule of what a rule makes of a problem on the graph's anchors."""
     if isinstance(ruled, Infeasible):
@@ -45,8 +46,8 @@ def scheduled(
         ruled.acts,
         TimeGrid.of(problem),
         graph,
-        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
-        slack_ppm=link.slack_ppm,
+        bandwidth_bytes_per_s=asked.bandwidth_bytes_per_s,
+        slack_ppm=asked.slack_ppm,
         solver=NOTHING_TO_CHOOSE,
         policy=policy,
         pause=ruled.pause,

@@ -10,14 +10,14 @@ from __future__ import annotations
 from checkflow.graph import Graph
 from checkflow.plan import Infeasible, Problem, on_anchors
 from checkflow.plan.timeline.grid import TimeGrid
-from checkflow.policies.rule import Link, Ruled, scheduled, until_arrived, whole_state, within_limit
+from checkflow.policies.rule import Asked, Ruled, scheduled, until_arrived, whole_state, within_limit
 from checkflow.schedule import Schedule
 
 
-def schedule(problem: Problem, graph: Graph, link: Link) -> Schedule | Infeasible:
+def schedule(problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasible:
     """The rule on the graph's anchors."""
     problem = on_anchors(problem, graph)
-    return scheduled("synchronous", rule(problem), problem, graph, link)
+    return scheduled("synchronous", rule(problem), problem, graph, asked)
 
 
 def rule(problem: Problem) -> Ruled | Infeasible:

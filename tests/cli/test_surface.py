@@ -17,7 +17,7 @@ OPTIONS = {
     "compile": TRACED
     | {
         "--bandwidth", "--memory-limit", "--relax-memory", "--chunk", "--interval", "--slack", "--formulation",
-        "--transfers", "--solver", "--time-limit", "--report", "--trace-out", "--policy", "--mtbf", "--disk",
+        "--transfers", "--solver", "--time-limit", "--report", "--trace-out", "--policy", "--lanes", "--mtbf", "--disk",
         "--lost-machines", "--host-memory",
     },
     "trace": TRACED,

@@ -21,7 +21,7 @@ from checkflow.lower import lower
 from checkflow.plan import Infeasible, on_anchors, problem_of
 from checkflow.plan.rebuilt import in_lanes, over_iterations, rebuilt_in
 from checkflow.plan.streaming.planner import construct_streaming
-from checkflow.policies.rule import Link
+from checkflow.policies.rule import Asked
 from checkflow.schedule import ActionRow, Schedule, sealed
 from checkflow.verify import verify
 
@@ -169,7 +169,9 @@ def cases(draw: st.DrawFn) -> tuple[Graph, Schedule]:
     bytes_ = sum(source.size_bytes for source in over_iterations(problem, graph, interval).state)
     least = -(-bytes_ * NS // (interval * graph.iteration_time_ns))
     bandwidth = least + draw(st.sampled_from((0, 1, NS // 3, NS)))
-    answer = policies.load("gockpt").schedule(replace(problem, bandwidth_bytes_per_s=bandwidth), graph, Link(bandwidth))
+    answer = policies.load("gockpt").schedule(
+        replace(problem, bandwidth_bytes_per_s=bandwidth), graph, Asked(bandwidth)
+    )
     if isinstance(answer, Infeasible):
         reject()
     return graph, answer

@@ -19,7 +19,7 @@ from checkflow.errors import InputError, VerificationError
 from checkflow.graph import Graph, Role
 from checkflow.plan import Chunk, Infeasible, Problem, Reason, StateTensor
 from checkflow.policies import checkfreq, checkfreq_cpu, synchronous
-from checkflow.policies.rule import Link, Ruled
+from checkflow.policies.rule import Asked, Ruled
 from checkflow.runtime.counters import Cause
 from checkflow.schedule import Place, Schedule, read_schedule, schedule_document, sealed, write_schedule
 from checkflow.simulation.simulate import simulate
@@ -51,7 +51,7 @@ def cases(draw: st.DrawFn, *, limited: bool = False) -> tuple[Graph, Problem]:
 
 def asked(name: str, case: tuple[Graph, Problem]) -> Schedule | Infeasible:
     graph, problem = case
-    return policies.load(name).schedule(problem, graph, Link(problem.bandwidth_bytes_per_s))
+    return policies.load(name).schedule(problem, graph, Asked(problem.bandwidth_bytes_per_s))
 
 
 def answered(name: str, case: tuple[Graph, Problem]) -> Schedule:

@@ -21,7 +21,7 @@ from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.errors import InputError
 from checkflow.graph import Graph, Role
 from checkflow.plan import Problem, problem_of
-from checkflow.policies.rule import Link
+from checkflow.policies.rule import Asked
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch
 from checkflow.runtime.host import HostDevice
@@ -179,7 +179,7 @@ def drifted(
     size = sum(graph.tensors[i].size_bytes for i in graph.written_state)
     interval = -(-size // graph.iteration_time_ns) + draw(st.integers(0, 1))
     problem = problem_of(graph, bandwidth_bytes_per_s=10**9, interval=interval, granule_bytes=draw(st.integers(1, 3)))
-    schedule = policies.load(draw(policy)).schedule(problem, graph, Link(10**9))
+    schedule = policies.load(draw(policy)).schedule(problem, graph, Asked(10**9))
     assert isinstance(schedule, Schedule)
     verify(schedule, graph)
     count = draw(st.integers(1, 3 * interval + 2))

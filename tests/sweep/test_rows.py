@@ -16,7 +16,7 @@ from checkflow.errors import InputError
 from checkflow.graphfile import write_graph
 from checkflow.plan import Formulation, Transfers, problem_of
 from checkflow.policies import checkfreq
-from checkflow.policies.rule import Link
+from checkflow.policies.rule import Asked
 from checkflow.schedule import Schedule
 from checkflow.sweep import records
 from checkflow.sweep.cells import Cell, Grid, Outcome, Row
@@ -102,7 +102,7 @@ def test_a_row_is_what_a_policy_says(name: str, small: TracedModel) -> None:
     cell = SMALL.model_copy(update={"policy": name, "formulation": None, "bandwidth_bytes_per_s": 10**7})
     (row,) = rows_of(small, cell)
     graph = hardware.retime(small.graph, hardware.load_profile("rtx3090"))
-    schedule = policies.load(name).schedule(problem_of(graph, bandwidth_bytes_per_s=10**7), graph, Link(10**7))
+    schedule = policies.load(name).schedule(problem_of(graph, bandwidth_bytes_per_s=10**7), graph, Asked(10**7))
     assert isinstance(schedule, Schedule)
     certificate = schedule.certificate
     assert certificate.pause_ns > 0 and row.pause_ns == certificate.pause_ns
@@ -117,7 +117,7 @@ def test_a_row_of_parts_is_what_gockpt_says(small: TracedModel) -> None:
     (row,) = rows_of(small, cell)
     graph = hardware.retime(small.graph, hardware.load_profile("rtx3090"))
     problem = problem_of(graph, bandwidth_bytes_per_s=BANDWIDTH, interval=2)
-    schedule = policies.load("gockpt").schedule(problem, graph, Link(BANDWIDTH))
+    schedule = policies.load("gockpt").schedule(problem, graph, Asked(BANDWIDTH))
     assert isinstance(schedule, Schedule) and row.peak_bytes == schedule.certificate.peak_bytes
     assert row.snapshot_bytes == schedule.certificate.snapshot_bytes - schedule.held_bytes() and not row.pause_ns
 
@@ -127,7 +127,7 @@ def test_policy_checkflow_is_the_direct_formulation(small: TracedModel) -> None:
     (row,) = rows_of(small, SMALL)
     graph = hardware.retime(small.graph, hardware.load_profile("rtx3090"))
     problem = problem_of(graph, bandwidth_bytes_per_s=BANDWIDTH)
-    schedule = policies.load("checkflow").schedule(problem, graph, Link(BANDWIDTH))
+    schedule = policies.load("checkflow").schedule(problem, graph, Asked(BANDWIDTH))
     assert isinstance(schedule, Schedule) and row.peak_bytes == schedule.certificate.peak_bytes
 
 

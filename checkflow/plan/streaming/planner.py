@@ -69,9 +69,12 @@ def _too_slow(problem: Problem) -> str:
     if not problem.iteration_time_ns:
         return "the iteration takes no time, so no link carries a byte"
     moves_bytes = problem.interval * problem.clock(problem.steps) // TICKS_PER_BYTE
+    what, when = "state", "from one checkpoint to the next"
+    if problem.lanes > 1:
+        what, when = "state and gradients", f"in the {problem.lanes} iterations that have parts of it"
     return (
-        f"{format_bytes(problem.state_bytes)} of state do not fit the link, which moves {format_bytes(moves_bytes)} "
-        "from one checkpoint to the next"
+        f"{format_bytes(problem.state_bytes)} of {what} do not fit the link, which moves {format_bytes(moves_bytes)} "
+        f"{when}"
     )
 
 
