@@ -16,9 +16,10 @@ demo: $(INSTALLED)
 test: $(READY)
 	$(MAKE) --no-print-directory --jobs=2 lint types suite
 
-# Who has done its tests takes over the other's; tests/conftest.py has the longest first.
+# Three workers on two cores: a third of the time tests wait for processes and disks. Who is done takes over others' tests;
+# tests/conftest.py has the longest first.
 suite: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
