@@ -16,7 +16,7 @@ demo: $(INSTALLED)
 test: $(READY)
 	$(MAKE) --no-print-directory --jobs=2 lint types suite
 
-# Three workers on two cores: a third of the time tests wait for processes and disks. Who is done takes over others' tests;
+# Three workers on two cores: tests wait for processes and disks. Who has done its own takes over others';
 # tests/conftest.py has the longest first.
 suite: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal

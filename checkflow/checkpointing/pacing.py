@@ -41,8 +41,8 @@ class Measured:
         return max(1, math.ceil(self.stall_ns / self.checkpoints / (budget * iteration_ns)))
 
 
-class Rule:
-    """From measurement to measurement: which interval is next. `least`: the one that training began with."""
+class Backoff:
+    """Which interval is next, from measurement to measurement. `least`: the one that training began with."""
 
     def __init__(self, budget: float, least: int) -> None:
         self._budget = budget
@@ -79,7 +79,7 @@ class Pacing:
     def _begin(self, executor: Executor) -> None:
         """Measure the checkpoints of a schedule, from its own interval on."""
         self._executor = executor
-        self._rule = Rule(self._budget, executor.interval)
+        self._backoff = Backoff(self._budget, executor.interval)
         self._measure()
 
     def _measure(self) -> None:
@@ -109,7 +109,7 @@ class Pacing:
         )
         self._measure()
         before = executor.interval
-        wanted = self._rule.next(before, found)
+        wanted = self._backoff.next(before, found)
         if wanted != before:
             executor.pace(wanted)
             self._engine.events.append(Paced(executor.completed, wanted, before, found.overhead, self._budget))

@@ -79,7 +79,7 @@ class Problem:
         return (0, *accumulate(self.time_ns))
 
     def clock(self, position: int) -> int:
-        """Asked clock at an unrolled position, in ticks of 1e-9 byte: B·t. A byte takes TICKS_PER_BYTE. Exact."""
+        """Link clock at an unrolled position, in ticks of 1e-9 byte: B·t. A byte takes TICKS_PER_BYTE. Exact."""
         iteration, within = divmod(position, self.steps)
         return self.bandwidth_bytes_per_s * (iteration * self.iteration_time_ns + self._elapsed_ns[within])
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from checkflow.graph import Graph
 from checkflow.plan import Infeasible, Problem, on_anchors
-from checkflow.policies.rolling import MOST_LANES, as_a_whole, in_so_many, least_lanes, lowered
+from checkflow.policies.rolling import MOST_LANES as MOST_LANES
+from checkflow.policies.rolling import as_a_whole, in_so_many, least_lanes, lowered
 from checkflow.policies.rule import Asked
 from checkflow.schedule import Schedule
 
-__all__ = ["LONGEST", "MOST_LANES", "schedule"]
 LONGEST = 1  # at any other interval it is checkflow's plan
 
 

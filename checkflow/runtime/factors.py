@@ -43,7 +43,7 @@ class FactorHooks:
         for name in self.names:
             self._made[name] = _Made()
 
-    def make(self, name: str, weight: torch.Tensor) -> bool:
+    def are_exact(self, name: str, weight: torch.Tensor) -> bool:
         """Whether the gradient that an update is about to consume is their product."""
         gradient, made = weight.grad, self._made[name]
         if gradient is None or made.times != 1:
@@ -70,8 +70,11 @@ class FactorHooks:
         def ran(_layer: torch.nn.Module, inputs: tuple[object, ...], output: object) -> None:
             if torch.compiler.is_compiling() or not listens() or not isinstance(output, torch.Tensor):
                 return
-            if inputs and isinstance(inputs[0], torch.Tensor) and (node := multiplied_by(weight, output)) is not None:
-                node.register_prehook(partial(came_back, [inputs[0].detach()]))
+            given = inputs[0] if inputs else None
+            if not isinstance(given, torch.Tensor) or not given.is_contiguous():  # training keeps a copy, and not this
+                return
+            if (node := multiplied_by(weight, output)) is not None:
+                node.register_prehook(partial(came_back, [given.detach()]))
 
         def came_back(given: list[torch.Tensor], gradients: tuple[torch.Tensor, ...]) -> None:
             made = self._made[name]

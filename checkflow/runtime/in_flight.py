@@ -75,7 +75,7 @@ class InFlight:
         self._cursor = 0
         self._paused = timetable.pause is None
         self._again: list[int] = []  # moves behind the cursor whose early copies went stale
-        self._snapshots: dict[int, tuple[Snapshot, ...]] = {}  # of a move, end to end
+        self._snapshots: dict[int, tuple[Snapshot, ...]] = {}  # of a move; of factors two, end to end
         self._events: dict[int, CopyEvent] = {}  # of moves that left from a snapshot
         self._early: dict[int, tuple[int, ...]] = {}  # move -> version that it copied while open
         self._held: dict[int, tuple[Leaving, list[int]]] = {}  # move -> its gradient, and the versions consumed
@@ -271,10 +271,9 @@ class InFlight:
         if index in self._held:
             yield from self._slots.of_gradient(self.slot, index, [snapshot.data for snapshot in snapshots])
             return
-        for snapshot in snapshots:
-            for copy in self._slots.of_move(self.slot, index):
-                start = int(copy.source.storage_offset()) - self._timetable.moves[index].offset_bytes
-                yield Copy(copy.destination, snapshot.data[start : start + copy.source.numel()])
+        for copy in self._slots.of_move(self.slot, index) if snapshots else ():
+            start = int(copy.source.storage_offset()) - self._timetable.moves[index].offset_bytes
+            yield Copy(copy.destination, snapshots[0].data[start : start + copy.source.numel()])
 
     def _release(self, index: int) -> None:
         leaving, counted = self._held.pop(index, (None, []))

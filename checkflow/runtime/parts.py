@@ -120,7 +120,7 @@ class Parts:
                     continue
                 names.append(name)
                 if name in self.factors.names:
-                    if not (self.factors.make(name, parameter) and checkpoint.consumed(back, row)):
+                    if not (self.factors.are_exact(name, parameter) and checkpoint.consumed(back, row)):
                         self.refuse(f"the gradient of {name} is not the product of its factors")
                         return
                     continue
@@ -155,7 +155,7 @@ class Parts:
     def updated(self, number: int) -> None:
         """It has made the update."""
         if self._pipeline.parted is not None and not self._pipeline.parted.unchanged():
-            self.refuse("an update writes the gradients that it consumes")
+            self.refuse("gradients or their factors are written before they have left")
         if self.refused:
             return
         storages = self._bound.binding.optimizer_storages[number]

@@ -179,19 +179,17 @@ def _factored(graph: Graph, writes: Mapping[int, list[int]], consumed: Consumed,
     has been made, and from the first anchor after that on they are held."""
     gradient = graph.tensors[consumed.tensor]
     made = graph.ops[gradient.born - 1]
-    sides = [
-        side for tensor in graph.tensors for view in tensor.views if view.name == gradient.of for side in view.shape
-    ]
-    factors = [graph.tensors[index] for index in made.reads]
+    weight = next(i for i, tensor in enumerate(graph.tensors) if gradient.of in [view.name for view in tensor.views])
+    sides = next(view.shape for view in graph.tensors[weight].views if view.name == gradient.of)
     if made.name != "aten.mm.default" or writes[consumed.tensor] != [gradient.born] or len(sides) != 2:
         fail(f"gradients: that of {gradient.of} is not a product that is left as it is, and leaves as factors")
+    factors = [graph.tensors[index] for index in made.reads]
     asked = [gradient.size_bytes // (sides[0] * sides[1]) * rows * side for side in sides]
     held_from = min(anchor.position for anchor in graph.anchors if anchor.position >= gradient.born)
     if [factor.size_bytes for factor in factors] != asked or any(is_state(factor) for factor in factors):
         fail(f"gradients: that of {gradient.of} has no factors of {rows} rows")
-    parameters = [i for i, tensor in enumerate(graph.tensors) if gradient.of in [view.name for view in tensor.views]]
-    ran = [op for op in graph.ops if parameters[0] in op.reads]
-    if not any(index in ran[0].reads for index in made.reads):
+    first_run = next(op for op in graph.ops if weight in op.reads)
+    if not set(first_run.reads) & set(made.reads):
         fail(f"gradients: no factor of that of {gradient.of} is what its layer was given when it first ran")
     if any(max(writes.get(index, [0])) >= gradient.born for index in made.reads):
         fail(f"gradients: factors of that of {gradient.of} are written after it was made of them")

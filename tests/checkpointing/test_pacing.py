@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import checkflow
 from checkflow import hardware
 from checkflow.checkpointing import pacing
-from checkflow.checkpointing.pacing import Measured, Rule
+from checkflow.checkpointing.pacing import Backoff, Measured
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.runtime.device import Batch
 from checkflow.runtime.host import HostDevice
@@ -155,13 +155,13 @@ def settled(write: Callable[[int], float], copy: float, budget: float) -> tuple[
 
     A checkpoint copies, and waits for what the disk has not written yet of the one before.
     """
-    rule, interval, waited, trained = Rule(budget, 1), 1, 0.0, 0
+    backoff, interval, waited, trained = Backoff(budget, 1), 1, 0.0, 0
     for number in range(1000):
         stall = copy + max(0.0, write(number) - interval)
         iterations = 3 * interval
         waited, trained = waited + 3 * stall, trained + iterations
         elapsed_ns = round(1000 * (iterations + 3 * stall))
-        interval = rule.next(interval, Measured(iterations, 3, elapsed_ns, round(3000 * stall)))
+        interval = backoff.next(interval, Measured(iterations, 3, elapsed_ns, round(3000 * stall)))
     return waited / trained, interval
 
 

@@ -1,4 +1,4 @@
-"""Asked and compute stream, a nanosecond at a time, as slowly as it takes to be obviously right."""
+"""Link and compute stream, a nanosecond at a time, as slowly as it takes to be obviously right."""
 
 from __future__ import annotations
 

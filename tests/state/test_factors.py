@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_parts import check_each, planned, records, traced, trained
+from test_parts import attached, begun, check_each, planned, records, traced, trained
 from torch import nn
 from trainings_to_resume import Make, Run
 
@@ -20,6 +20,8 @@ from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.models.gpt2 import Conv1D
 from checkflow.plan import Problem
 from checkflow.plan.rebuilt import in_lanes
+from checkflow.runtime.device import Batch
+from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
 from checkflow.trace import trace_training
@@ -210,30 +212,46 @@ def test_a_gradient_that_is_no_product_is_told(make: Make, tmp_path: Path) -> No
     check_each(make, schedule, tmp_path / "store", expected)
 
 
-def test_an_input_that_is_written_before_it_has_left_is_not_saved(tmp_path: Path) -> None:
-    """One buffer for all batches, which the loop fills anew: only once the update was made."""
-    held = torch.randn(2, 40)
+def test_an_input_that_is_written_while_it_leaves_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop fills its buffer anew when backward has ended, and a slow link still has to carry what was in it."""
+    held, copy = torch.randn(2, 40), HostDevice._copy
 
-    def inputs(_number: int) -> torch.Tensor:
-        with torch.no_grad():
-            return held.copy_(torch.randn(2, 40))
+    def slow(device: HostDevice, batch: Batch) -> None:
+        if any(found.source.numel() == held.nbytes for found in batch):
+            time.sleep(0.05)
+        copy(device, batch)
 
-    make = training("sgd", inputs)
+    def refilled(now: Now) -> None:
+        if now.number == 5:
+            with torch.no_grad():
+                held.normal_()
+
+    monkeypatch.setattr(HostDevice, "_copy", slow)
+    monkeypatch.setattr(HostDevice, "inline_bytes", 0)
+    make = training("sgd", lambda _number: held, after=refilled)
     schedule = schedule_of(training("sgd", of(2, 40)))
-    expected, _ = trained(make, schedule, tmp_path / "store")
+    expected, told = trained(make, schedule, tmp_path / "store")
+    assert len(told) == 1 and "are written before they have left" in told[0], told
     check_each(make, schedule, tmp_path / "store", expected)
 
 
-def test_as_many_threads_make_it_again(tmp_path: Path) -> None:
+def test_as_many_threads_make_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there were, whatever there are when it is restored, which stay."""
     make = training("sgd", of(5, 40))
-    trained(make, schedule_of(make), tmp_path / "store")
-    updates = [
-        update
-        for record in records(tmp_path / "store").values()
-        for update in json.loads(json.dumps(record.get("replay", {"updates": []})))["updates"]
-    ]
-    assert updates and all(update["threads"] == torch.get_num_threads() for update in updates)
+    schedule = schedule_of(make)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    trained(make, schedule, tmp_path / "store")
+    monkeypatch.undo()
+    torch.set_num_threads(1)
+    replays = [record["replay"] for record in records(tmp_path / "store").values() if "replay" in record]
+    updates = [update for replay in replays for update in replay["updates"]]  # type: ignore[index]
+    assert updates and all(update["threads"] == 3 for update in updates)
     assert {rows for update in updates for rows in update["factor_rows"].values()} == {5}
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    with attached(begun(make), schedule, tmp_path / "store", lambda _: None) as ckpt:
+        ckpt.restore(max(records(tmp_path / "store")))
+    assert asked and asked[::2] == [3] * (len(asked) // 2) and asked[1::2] == [1] * (len(asked) // 2)
 
 
 def test_alexnet_at_batch_1_has_a_checkpoint_after_each_iteration(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def _pass(grid: TimeGrid, requests: Sequence[LinkRequest], free_ticks: int | Non
 
 
 def in_order(grid: TimeGrid, ready: Sequence[int], sizes_bytes: Sequence[int]) -> list[int]:
-    """Asked clocks at which chunks begin that go in this order, each from an ordinal on, in the steady state."""
+    """Link clocks at which chunks begin that go in this order, each from an ordinal on, in the steady state."""
     opens = [grid.clock(ordinal) for ordinal in ready]
 
     def served(end: int) -> tuple[list[int], int]:

@@ -177,8 +177,10 @@ def match_replay(
         for number, (group, then) in enumerate(zip(optimizer.param_groups, update.groups, strict=True)):
             _check_implementation(f"{update.optimizer}.param_groups[{number}]", group, then)
         gradients = {parameters[name]: _gradient(name, update, files, parameters) for name in update.gradients}
+        if not update.factor_rows.keys() <= set(update.gradients):
+            raise FormatError(f"replay: an update has factors of what it has no gradient of; {_ADVICE}")
         groups = tuple(map(_values, update.groups))
-        rows = {parameters[name]: rows for name, rows in update.factor_rows.items() if name in parameters}
+        rows = {parameters[name]: rows for name, rows in update.factor_rows.items()}
         updates.append(UpdatePlan(optimizer, update.back, groups, gradients, rows, update.threads))
     return Replay(back, parts, tuple(updates))
 
