@@ -1,4 +1,4 @@
-"""The checkpoints in flight, oldest first, and the slots and static state they share."""
+"""The checkpoints in flight, oldest first, and the slots that they share."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from checkflow.errors import CheckflowError
 from checkflow.events import Skipped
 from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.counters import Cause, Counters
-from checkflow.runtime.device import Batch, CopyEvent, Device
+from checkflow.runtime.device import CopyEvent, Device
 from checkflow.runtime.in_flight import InFlight
 from checkflow.runtime.sink import NamedSlot, Sink
 from checkflow.runtime.slot_map import SlotMap
 from checkflow.runtime.timetable import Timetable
+from checkflow.runtime.unmoved import Unmoved
 from checkflow.state.host.updates import with_fields
 from checkflow.state.names import StateName
-from checkflow.torch_internals import foreach_copy
 
 Record = Callable[[], bytes]  # the host's part of a checkpoint, made when the copies have ended
 
@@ -56,7 +56,6 @@ class Pipeline:
         self._capture = capture
         self._counters = counters
         self._keep_early = keep_early  # for tests: it tears checkpoints
-        self._late = late  # tensors of the checkpoint whose host state was just captured
         self._note = note  # of checkpoints that there are not
         self._binding = binding
         self._timetables = timetables
@@ -65,7 +64,7 @@ class Pipeline:
         self._open: InFlight | None = None  # of the iteration that is running
         self._tried_to_open = -1  # iteration
         self._spares: dict[int, NamedSlot] = {}  # by lane
-        self._statics: dict[tuple[int, str], tuple[int, ...]] = {}  # (slot, storage) -> version that the slot holds
+        self._unmoved = Unmoved(device, counters, late)
 
     def rebind(self, binding: Binding) -> None:
         """Checkpoints that are closed keep the tensors that they began with. One that is only in parts is given up."""
@@ -180,10 +179,8 @@ class Pipeline:
             slots = self._slots[checkpoint.slot.index % self.lanes]
             checkpoint.close(slots, record if checkpoint is last else None, keep_early=self._keep_early)
             self._closed.append(checkpoint)
-            if hosted := slots.hosted(checkpoint.slot):
-                foreach_copy(*hosted.lists, non_blocking=False)
-            self._copy_statics(checkpoint, slots)
-        self._copy_loose(filled)
+            self.static_bytes += self._unmoved.copy(checkpoint, slots, self._binding)
+        self._unmoved.copy_loose([(each, self._slots[each.slot.index % self.lanes]) for each in filled], self._binding)
         for checkpoint in filled:
             checkpoint.advance(self.timetable.time(0, self.timetable.anchor_count))
         return True
@@ -300,14 +297,14 @@ class Pipeline:
         self.drop_open()
         while self._closed:
             self._discard(self._closed.popleft())
-        self._statics.clear()
+        self._unmoved.forget()
         self._tried_to_open = self.base = -1
 
     def forget(self) -> None:
         """The state was replaced: what was staged is of another past. Nothing may be in flight."""
         assert not self.busy
         self.last_staged = self._tried_to_open = self.base = -1
-        self._statics.clear()
+        self._unmoved.forget()
 
     def succeed(self, before: Pipeline) -> None:
         """Count on from what another one did."""
@@ -327,41 +324,6 @@ class Pipeline:
         self.chain.clear()
         self.base = -1
         self._slots = self._maps()
-
-    def _copy_loose(self, filled: Iterable[InFlight]) -> None:
-        """State that is not where the plan has it. What was copied early to its place has been waited for:
-
-        by the rebinding that found it gone, or to release its snapshot.
-        """
-        late = self._late()
-        if not self._binding.loose and not late:
-            return
-        started = time.perf_counter_ns()
-        for slot in (checkpoint.slot for checkpoint in filled):
-            slots = self._slots[slot.index % self.lanes]
-            slots.copy_loose(slot)
-            for name, tensor in late.items():
-                slots.copy_now(slot, name, tensor)
-            for live in self._binding.loose:
-                self._statics.pop((slot.index, live.name), None)
-        self._counters.stalled(Cause.UNWATCHED, time.perf_counter_ns() - started)
-
-    def _copy_statics(self, checkpoint: InFlight, slots: SlotMap) -> None:
-        """State that the schedule does not move: into each slot once, and again when it changed."""
-        changed: list[BoundStorage] = []
-        for storage in self._binding.storages.values():
-            if not storage.written:
-                key, version = (checkpoint.slot.index, storage.name), storage.version()
-                if self._statics.get(key) != version:
-                    changed.append(storage)
-                    checkpoint.checks[storage] = version
-                    self._statics[key] = version
-        if changed:
-            self.static_bytes += sum(storage.data.numel() for storage in changed)
-            event = self._device.offload(Batch(c for s in changed for c in slots.of_storage(checkpoint.slot, s)))
-            checkpoint.last = event
-            for storage in changed:
-                storage.reading = event
 
     def _free_slot(self, lane: int) -> NamedSlot | None:
         slot = self._spares.pop(lane, None)
