@@ -71,6 +71,27 @@ def test_drain_is_durable(tmp_path: Path) -> None:
         assert handle.status().durable == 3
 
 
+def test_what_drain_made_durable_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A saver's report comes after what it reports, on a busy machine noticeably."""
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent, persist_every=PersistEvery(iterations=1000)) as handle:
+        tend, seen, sequence = handle._saver.tend, list[float](), 0
+
+        def late() -> None:
+            if handle.shared.durable_sequence >= sequence:
+                seen.append(time.monotonic())
+            if not seen or time.monotonic() > seen[0] + 0.05:
+                tend()
+
+        for iteration in (1, 2, 3):
+            assert stage(handle, SMALL, iteration)
+            sequence = handle.persist_now() or 0
+            seen.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(handle._saver, "tend", late)
+                assert handle.drain(60)
+            assert (handle.status().durable, handle.status().durable_iteration) == (iteration, iteration)
+
+
 def test_nothing_staged_is_nothing_to_drain(tmp_path: Path) -> None:
     with StoreHandle.open(tmp_path, [SMALL], notify=silent) as handle:
         assert handle.drain(60)

@@ -40,6 +40,7 @@ from checkflow.store.trainer.supervisor import Supervisor
 
 OnError = Literal["raise", "warn"]
 RECORD_ROOM_BYTES = 2**20
+REPORT_S = 1.0  # a saver that was killed before its report never gives it
 CLOSE_S = 600.0
 
 
@@ -286,7 +287,15 @@ class StoreHandle:
             self._saver.tend()
             self._announce()
         self._saver.tend()
+        if sequence is not None:
+            self._hear_of(self._slots.staged_iteration, min(deadline, time.monotonic() + REPORT_S))
         return self._slots.newest_is_durable
+
+    def _hear_of(self, iteration: int | None, deadline: float) -> None:
+        """Until the report of a durable checkpoint is there, which a saver gives after it: so that counters have it."""
+        while self._tally.durable_iteration != iteration and time.monotonic() < deadline:
+            self._saver.wait(min(0.1, deadline - time.monotonic()))
+            self._saver.tend()
 
     def _wait_for_memory(self, lane: int) -> Slot | None:
         started = time.monotonic_ns()
