@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,10 @@ from checkflow import strictjson
 from checkflow.cli import _console
 from checkflow.cli._options import json_option
 from checkflow.dtypes import CODES
-from checkflow.errors import EXIT_DONE, InputError, StoreError
+from checkflow.errors import EXIT_DONE, FormatError, InputError, StoreError
 from checkflow.store.format.manifest import RECORD
 from checkflow.store.format.reader import Loaded, load_newest
 from checkflow.store.format.tensor_file import contents_of
-from checkflow.store.format.together import without_lanes
 
 if TYPE_CHECKING:
     import torch
@@ -50,8 +50,7 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
             raise StoreError(f"{store}: no checkpoint yet; nothing to export")
         for skipped in newest.skipped:
             _console.tell(f"checkflow: skipped {skipped}")
-        _check_whole(store, newest.loaded)
-        loaded = without_lanes(newest.loaded)
+        loaded = _whole(store, newest.loaded, progress)
         progress(f"writing {output}")
         partial = output.with_name(f".{output.name}.partial")
         try:
@@ -70,17 +69,29 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
     return EXIT_DONE
 
 
-def _check_whole(store: Path, loaded: Loaded) -> None:
-    """Files of several iterations are no state until its training has made the updates again that lead to one."""
+def _whole(store: Path, loaded: Loaded, progress: Callable[[str], None]) -> Loaded:
+    """Files of several iterations are no state until the updates are made again that lead to one."""
     try:
         record = strictjson.loads(loaded.record)
     except (ValueError, RecursionError):
-        return  # it is exported as it is
-    if isinstance(record, dict) and record.get("replay"):
-        raise InputError(
-            f"{store}: {loaded.checkpoint.path.name} was saved in parts, which only its training can bring together; "
-            "restore() it there and save(), or choose another --iteration"
-        )
+        return loaded  # it is exported as it is
+    in_parts = any(name.startswith(("gradient.", "lane-")) for name in loaded.files)
+    if not isinstance(record, dict) or not in_parts:
+        return loaded
+    from checkflow.state.restore.rebuild import whole  # torch is not needed for a copy
+
+    name = loaded.checkpoint.path.name
+    progress(f"making updates of {name} again")
+    try:
+        found = whole(loaded.files, loaded.record)
+    except (InputError, FormatError) as error:
+        raise type(error)(f"{store}: {name}: {error}") from None
+    if found.updates:
+        made = f"checkflow: {name} was saved in parts; {found.updates} updates were made again here"
+        if found.differs:
+            made += f"; their last bits may differ from the training's: {found.differs}"
+        _console.tell(made)
+    return Loaded(loaded.checkpoint, dict(found.files), found.record)
 
 
 def _safetensors(loaded: Loaded, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from trainings_to_resume import TRAININGS, Make, Run, Small, adamw, batch, sgd, 
 
 import checkflow
 from checkflow.cli import run as run_command
-from checkflow.errors import InputError
+from checkflow.errors import FormatError, InputError
 from checkflow.graph import Graph
 from checkflow.lower import lower
 from checkflow.plan import Infeasible, Problem, on_anchors, problem_of
@@ -25,6 +26,12 @@ from checkflow.plan.rebuilt import in_lanes, over_iterations
 from checkflow.plan.streaming.planner import plan_streaming
 from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
+from checkflow.state.host.record import parse_record
+from checkflow.state.live import live_state
+from checkflow.state.names import file_of
+from checkflow.state.restore.rebuild import whole
+from checkflow.store.format.reader import load_newest
+from checkflow.store.format.tensor_file import contents_of
 from checkflow.torch_internals import unhooked_step
 from checkflow.trace import trace_training
 from checkflow.training import Training
@@ -150,6 +157,25 @@ def check_each(make: Make, schedule: Schedule, store: Path, expected: dict[int, 
                     parameter.add_(1)
             assert ckpt.restore(iteration) == iteration
             assert state_of(run) == expected[iteration], f"iteration {iteration} differs"
+            check_whole(run, store, iteration)
+
+
+def check_whole(run: Run, store: Path, iteration: int) -> None:
+    """Without its training the same checkpoint becomes the same state, which is the training's now."""
+    loaded = load_newest(store, iteration).loaded
+    assert loaded is not None
+    found = whole(loaded.files, loaded.record)
+    assert not found.differs and parse_record(found.record).replay is None
+    files = {name: contents_of(name, data) for name, data in found.files.items()}
+    compared: set[tuple[str, str]] = set()
+    for live in live_state(run.training):
+        contents = files[file_of(live.name.holder)]
+        stored = contents.tensors.get(contents.aliases.get(live.name.path, live.name.path))
+        if stored is not None:
+            data = live.tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            assert bytes(stored.data) == data, f"{live.name} of iteration {iteration} differs"
+            compared.add((live.name.holder, stored.name))
+    assert len(compared) == sum(len(contents.tensors) for contents in files.values())
 
 
 EACH_WAY = [(in_parts, 2), (in_parts, 3), (rolling, 3)]
@@ -414,17 +440,42 @@ def test_lanes_of_one_iteration_are_exported_as_one(tmp_path: Path, capsys: pyte
         name = f"{file}.safetensors"
         assert (out.with_suffix("") / name).read_bytes() == (plain.with_suffix("") / name).read_bytes()
     code = run_command(["export", str(tmp_path / "store"), "--to", "torch", "-o", str(tmp_path / "newest.pt")])
-    assert code == 2 and "was saved in parts" in capsys.readouterr().err
+    assert code == 0 and "updates were made again here\n" in capsys.readouterr().err
+    assert torch.load(tmp_path / "newest.pt", weights_only=True).keys() == theirs.keys()
 
 
-def test_what_has_to_be_rebuilt_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its files are of several iterations: only the training brings them together."""
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("module", "somebody.optimizers", "its updates are those of SGD, which is not torch's own; restore() it in"),
+        ("laid", {"model/conv.weight": [1, 1]}, "commit.json: model/conv.weight has no order (1, 1); restore() it in"),
+        ("type", "AdamW", "its updates cannot be made again on this host"),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_not_exported(key: str, value: object, message: str, tmp_path: Path) -> None:
+    """An optimizer of the user's own, whose code is the training's; a record that was never right."""
     make = TRAININGS["sgd"]
     schedule = in_parts(traced(make), 3)
     trained(make, schedule, tmp_path / "store")
-    assert "replay" in records(tmp_path / "store")[6]
-    out = str(tmp_path / "out.pt")
-    code = run_command(["export", str(tmp_path / "store"), "--to", "torch", "--iteration", "6", "-o", out])
-    line = capsys.readouterr().err.strip().splitlines()[-1]  # after the progress
-    assert code == 2 and "was saved in parts" in line and "restore() it there and save()" in line
-    assert not (tmp_path / "out.pt").exists()
+    loaded = load_newest(tmp_path / "store", 6).loaded
+    assert loaded is not None
+    record = json.loads(loaded.record)
+    for optimizer in (
+        *record["optimizers"],
+        *(one for part in record["replay"]["parts"] for one in part["optimizers"]),
+    ):
+        optimizer[key] = value
+    with pytest.raises((InputError, FormatError), match=re.escape(message)):
+        whole(loaded.files, json.dumps(record).encode())
+
+
+def test_updates_that_another_torch_made_may_have_other_bits(tmp_path: Path) -> None:
+    make = TRAININGS["sgd"]
+    trained(make, in_parts(traced(make), 3), tmp_path / "store")
+    loaded = load_newest(tmp_path / "store", 6).loaded
+    assert loaded is not None
+    record = json.loads(loaded.record)
+    record["versions"]["torch"] = "2.9.0"
+    assert whole(loaded.files, json.dumps(record).encode()).differs.startswith("torch was 2.9.0 there")
+    record["versions"]["cuda"] = "12.8"
+    assert whole(loaded.files, json.dumps(record).encode()).differs == "it may have trained on a CUDA device"

@@ -117,7 +117,10 @@ class OptimizerReader:
         if self._cohorts is None or self._stale or self._changed():
             self._cohorts = self._form()
         cohorts = ",".join(self._cohort(cohort) for cohort in self._cohorts)
-        head = dump({"name": self._prefix, "type": type(self._optimizer).__name__, "file": file_of(self._prefix)})
+        kind = type(self._optimizer)
+        head = dump(
+            {"name": self._prefix, "type": kind.__name__, "module": kind.__module__, "file": file_of(self._prefix)}
+        )
         text = f'{head[:-1]},"groups":[{groups}],"cohorts":[{cohorts}]{self._places}}}'
         self._stale = any(cohort.values for cohort in self._cohorts)  # replaced, not changed: nothing tells
         return text
@@ -213,7 +216,13 @@ class OptimizerReader:
                 usual = memory_order(parameter) if parameter.shape == tensor.shape else tuple(range(tensor.dim()))
                 if order is not None and order != usual:
                     orders[name.path] = list(order)
-        return "".join(f",{dump(key)}:{dump(value)}" for key, value in (("tied", tied), ("orders", orders)) if value)
+        laid: dict[str, Json] = {
+            self._names[id(parameter)]: list(order)
+            for parameter in parameters
+            if (order := memory_order(parameter)) not in (None, tuple(range(parameter.dim())))
+        }
+        fields = (("tied", tied), ("orders", orders), ("laid", laid))
+        return "".join(f",{dump(key)}:{dump(value)}" for key, value in fields if value)
 
     def _kind(self, parameter: torch.Tensor, name: StateName, entry: object, value: object) -> str:
         """How a entry is saved; parameters with the same kinds of entries share a cohort."""

@@ -60,18 +60,21 @@ class OptimizerRecord(BaseModel):
     """An optimizer. Parameters in no cohort have no state yet.
 
     Of tensors in the file: `tied` names the one that another is, or the parameter; `orders` has the dimensions as they
-    lie in memory, outermost first, where that is neither the parameter's order nor the logical one.
+    lie in memory, outermost first, where that is neither the parameter's order nor the logical one; `laid` has them
+    of parameters, where that is not the logical order.
     """
 
     model_config = _STRICT
 
     name: str
     type: str
+    module: str = ""  # where its class is, not known of older ones
     file: str
     groups: tuple[GroupRecord, ...]
     cohorts: tuple[CohortRecord, ...]
     tied: dict[str, str] = {}
     orders: dict[str, tuple[int, ...]] = {}
+    laid: dict[str, tuple[int, ...]] = {}
 
 
 class PartRecord(BaseModel):

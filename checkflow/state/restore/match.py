@@ -75,7 +75,7 @@ def restore(
         raise CorruptStoreError(
             f"commit.json: is of iteration {parsed.iteration}, its checkpoint of {iteration}; take another checkpoint"
         )
-    matched = _match(parsed, _files(parsed, files), training, objects)
+    matched = _match(parsed, files_of(parsed, files), training, objects)
     begin()
     matched.apply()
     return Restored(
@@ -152,7 +152,8 @@ def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training
     return _Matched(matched, copies, extra, plans, generators, metadata, missing, replay)
 
 
-def _files(record: Record, files: Mapping[str, memoryview]) -> dict[str, TensorFile]:
+def files_of(record: Record, files: Mapping[str, memoryview]) -> dict[str, TensorFile]:
+    """The checkpoint's files by what its record says of them, those of its lanes gathered."""
     if record.lanes:
         return gathered(record.lanes, {name: parse_file(name, data) for name, data in files.items()})
     return {name: parse_file(name, files[name]) for name in _file_names(record) if name in files}

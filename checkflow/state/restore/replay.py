@@ -85,11 +85,11 @@ class Replay:
             for update in self.updates:
                 self._make(update, copies, states[update.optimizer])
             for parameter, copy in copies.items():
-                if not _same(parameter, copy):
+                if not same(parameter, copy):
                     return parameter
                 for optimizer, made in states.items():
                     now, again = optimizer.state.get(parameter, {}), made.get(copy, {})
-                    if now.keys() != again.keys() or not all(_same(now[key], again[key]) for key in now):
+                    if now.keys() != again.keys() or not all(same(now[key], again[key]) for key in now):
                         return parameter
         return None
 
@@ -246,7 +246,7 @@ def _copy(parameter: torch.Tensor, source: FileTensor) -> torch.Tensor:
         return torch.empty_like(parameter, requires_grad=False).copy_(source.view())
 
 
-def _same(one: object, other: object) -> bool:
+def same(one: object, other: object) -> bool:
     """To the bit."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return type(one) is type(other) and one == other

@@ -1,0 +1,173 @@
+"""A checkpoint in parts or lanes as one whole, without its training: the updates are made again on the host.
+
+What that takes is in the checkpoint: parameters, their optimizers' classes and groups, gradients. An optimizer that is
+none of torch's is not made here, since its code is the training's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import torch
+
+from checkflow import strictjson
+from checkflow.dtypes import ITEM_BYTES
+from checkflow.errors import FormatError, InputError
+from checkflow.safetensorsfile import header_of
+from checkflow.state.host.capture import versions
+from checkflow.state.host.record import OptimizerRecord, Record, parse_record
+from checkflow.state.names import StateName, file_of, is_of_kind, stems
+from checkflow.state.restore.files import DTYPES, FileTensor, TensorFile
+from checkflow.state.restore.match import files_of
+from checkflow.state.restore.optimizers import match_optimizer
+from checkflow.state.restore.replay import match_replay, same
+
+_ALIGN_BYTES = 4096  # as in the store's files
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_ADVICE = "restore() it in its training and save(), or choose another iteration"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A checkpoint as if it had left in one. `differs`: why its bits may not be the training's."""
+
+    files: Mapping[str, memoryview]
+    record: bytes
+    updates: int = 0  # that were made again
+    differs: str = ""
+
+
+def whole(files: Mapping[str, memoryview], record: bytes) -> Whole:
+    """The checkpoint as one whole; as it is where it is that already.
+
+    Raises FormatError for what no checkpoint has, InputError where only its training can bring it together.
+    """
+    parsed = parse_record(record)
+    if parsed.replay is None and not parsed.lanes:
+        return Whole({name: data for name, data in files.items() if not _is_of_gradients(name)}, record)
+    found = files_of(parsed, files)
+    updates, differs = 0, ""
+    if parsed.replay is not None:
+        found, updates, differs = _remade(parsed, found), len(parsed.replay.updates), _other_bits(parsed)
+    document = strictjson.loads(record)
+    assert isinstance(document, dict)
+    as_one = {key: value for key, value in document.items() if key not in ("replay", "lanes")}
+    return Whole(
+        {name: _written(file) for name, file in found.items() if not _is_of_gradients(name)},
+        json.dumps(as_one, separators=(",", ":"), ensure_ascii=False).encode(),
+        updates,
+        differs,
+    )
+
+
+def _is_of_gradients(file: str) -> bool:
+    return is_of_kind(file, "gradient")
+
+
+def _other_bits(record: Record) -> str:
+    """Why the updates may have other bits here than they had in training; nothing where that is not known."""
+    now = versions()
+    if any(key.startswith("cuda") for key in record.versions):
+        return "it may have trained on a CUDA device"
+    if record.versions.get("torch") != now["torch"]:
+        return f"torch was {record.versions.get('torch')} there, and is {now['torch']} here"
+    return ""
+
+
+def _remade(record: Record, files: Mapping[str, TensorFile]) -> dict[str, TensorFile]:
+    """The files with the updates made again that the record tells of."""
+    assert record.replay is not None
+    parameters = _parameters(record, files)
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    optimizers = {found.name: _optimizer(found, parameters) for found in record.optimizers}
+    plans = [
+        match_optimizer(optimizers[found.name], names, found, files.get(found.file, TensorFile({}, {})))
+        for found in record.optimizers
+    ]
+    replay = match_replay(record.replay, files, optimizers, names)
+    for plan in plans:
+        replay.begun(plan).apply()
+    try:
+        replay.run()
+    except (RuntimeError, LookupError, TypeError, ValueError) as error:  # as of one that needs the training's device
+        first = str(error).partition("\n")[0]
+        raise InputError(f"its updates cannot be made again on this host ({first:.200}); {_ADVICE}") from None
+    made: dict[StateName, torch.Tensor] = {names[id(parameter)]: parameter for parameter in replay.back}
+    for found, plan in zip(record.optimizers, plans, strict=True):
+        stem = stems(found.name, (StateName(name) for group in found.groups for name in group.parameters))
+        for parameter in replay.back:
+            for entry, value in plan.states.get(parameter, {}).items():
+                now = plan.optimizer.state[parameter].get(entry)
+                if isinstance(value, FileTensor) and isinstance(now, torch.Tensor):
+                    made[stem[names[id(parameter)]].inside(entry)] = now
+                elif isinstance(value, FileTensor) or not same(value, now):
+                    where = names[id(parameter)]
+                    raise FormatError(
+                        f"{found.name}: {entry} of {where:.200} is not what its updates lead to; {_ADVICE}"
+                    )
+    return {
+        name: replace(
+            file,
+            tensors={
+                path: _with_bytes(tensor, made.get(StateName.of(name.removesuffix(".safetensors"), path)))
+                for path, tensor in file.tensors.items()
+            },
+        )
+        for name, file in files.items()
+    }
+
+
+def _parameters(record: Record, files: Mapping[str, TensorFile]) -> dict[StateName, torch.Tensor]:
+    """Those of all optimizers, as they were saved."""
+    found: dict[StateName, torch.Tensor] = {}
+    laid = dict(chain.from_iterable(optimizer.laid.items() for optimizer in record.optimizers))
+    groups = chain.from_iterable(optimizer.groups for optimizer in record.optimizers)
+    for name in map(StateName, chain.from_iterable(group.parameters for group in groups)):
+        file = files.get(file_of(name.holder), TensorFile({}, {}))
+        saved = file.tensors.get(file.aliases.get(name.path, name.path))
+        if saved is None:
+            raise FormatError(f"commit.json: {name:.200} is in no file; {_ADVICE}")
+        value = _laid(saved.view(), laid.get(name), name)
+        found[name] = torch.nn.Parameter(value, requires_grad=saved.dtype.is_floating_point)
+    return found
+
+
+def _laid(value: torch.Tensor, order: tuple[int, ...] | None, name: str) -> torch.Tensor:
+    """As it lay in memory: what is computed of it may depend on that in its last bits."""
+    if order is None:
+        return value
+    if sorted(order) != list(range(value.dim())):
+        raise FormatError(f"commit.json: {name:.200} has no order {order!s:.80}; {_ADVICE}")
+    lying = torch.empty([value.shape[dim] for dim in order], dtype=value.dtype)
+    return lying.permute(sorted(range(len(order)), key=order.__getitem__)).copy_(value)
+
+
+def _optimizer(record: OptimizerRecord, parameters: Mapping[StateName, torch.Tensor]) -> torch.optim.Optimizer:
+    """Of its class, with its groups; without state."""
+    made = getattr(torch.optim, record.type, None) if record.module.partition(".")[0] == "torch" else None
+    if not isinstance(made, type) or not issubclass(made, torch.optim.Optimizer):
+        raise InputError(f"its updates are those of {record.type}, which is not torch's own; {_ADVICE}")
+    groups = [{"params": [parameters[StateName(name)] for name in group.parameters]} for group in record.groups]
+    optimizer = made(groups)  # type: ignore[call-arg]
+    for group, saved in zip(optimizer.param_groups, record.groups, strict=True):
+        group.update({key: value for key, value in saved.values.items() if isinstance(value, (bool, type(None)))})
+    return optimizer
+
+
+def _with_bytes(tensor: FileTensor, now: torch.Tensor | None) -> FileTensor:
+    if now is None:
+        return tensor
+    flat = now.detach().contiguous().reshape(-1).view(torch.uint8)
+    return replace(tensor, data=memoryview(flat.numpy()), order=None)  # type: ignore[arg-type]
+
+
+def _written(file: TensorFile) -> memoryview:
+    """The bytes of a file of these tensors, the largest elements first so that each is aligned."""
+    ordered = sorted(file.tensors.items(), key=lambda one: (-ITEM_BYTES[_CODES[one[1].dtype]], one[0]))
+    header = header_of(
+        ((name, _CODES[tensor.dtype], tensor.shape) for name, tensor in ordered), file.aliases.items(), _ALIGN_BYTES
+    )
+    return memoryview(bytearray().join([header, *(tensor.data for _, tensor in ordered)]))
