@@ -105,6 +105,11 @@ def file_of(holder: str) -> str:
     return f"{holder}.safetensors"
 
 
+def holder_of(file: str) -> str:
+    """The inverse."""
+    return file.removesuffix(".safetensors")
+
+
 def stems(holder: str, parameters: Iterable[StateName]) -> dict[StateName, StateName]:
     """Parameters of one optimizer -> what the names of their entries begin with; no two are alike."""
     paths = {name: name.path for name in parameters}

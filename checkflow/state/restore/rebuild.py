@@ -19,7 +19,7 @@ from checkflow.errors import FormatError, InputError
 from checkflow.safetensorsfile import header_of
 from checkflow.state.host.capture import versions
 from checkflow.state.host.record import OptimizerRecord, Record, parse_record
-from checkflow.state.names import StateName, file_of, is_of_kind, stems
+from checkflow.state.names import StateName, file_of, holder_of, is_of_kind, stems
 from checkflow.state.restore.files import DTYPES, FileTensor, TensorFile
 from checkflow.state.restore.match import files_of
 from checkflow.state.restore.optimizers import match_optimizer
@@ -112,7 +112,7 @@ def _remade(record: Record, files: Mapping[str, TensorFile]) -> dict[str, Tensor
         name: replace(
             file,
             tensors={
-                path: _with_bytes(tensor, made.get(StateName.of(name.removesuffix(".safetensors"), path)))
+                path: _with_bytes(tensor, made.get(StateName.of(holder_of(name), path)))
                 for path, tensor in file.tensors.items()
             },
         )
@@ -147,7 +147,7 @@ def _laid(value: torch.Tensor, order: tuple[int, ...] | None, name: str) -> torc
 
 def _optimizer(record: OptimizerRecord, parameters: Mapping[StateName, torch.Tensor]) -> torch.optim.Optimizer:
     """Of its class, with its groups; without state."""
-    made = getattr(torch.optim, record.type, None) if record.module.partition(".")[0] == "torch" else None
+    made = getattr(torch.optim, record.type, None) if f"{record.module}.".startswith("torch.optim.") else None
     if not isinstance(made, type) or not issubclass(made, torch.optim.Optimizer):
         raise InputError(f"its updates are those of {record.type}, which is not torch's own; {_ADVICE}")
     groups = [{"params": [parameters[StateName(name)] for name in group.parameters]} for group in record.groups]
