@@ -89,7 +89,7 @@ ALLOWED: dict[str, set[str]] = {
         "about", "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "policies",
         "trace",
         "schedule", "verify", "compiler", "frontend", "timedgraph", "report", "sources", "training", "store", "sweep",
-        "text", "dtypes", "interrupts", "simulation", "strictjson", "state",
+        "text", "dtypes", "interrupts", "simulation", "strictjson", "state", "lanes",
     },
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from checkflow.cli import _console
 from checkflow.cli._options import json_option
 from checkflow.dtypes import CODES
 from checkflow.errors import EXIT_DONE, FormatError, InputError, StoreError
+from checkflow.lanes import lane_of
 from checkflow.store.format.manifest import RECORD
 from checkflow.store.format.reader import Loaded, load_newest
 from checkflow.store.format.tensor_file import contents_of
@@ -75,13 +76,12 @@ def _whole(store: Path, loaded: Loaded, progress: Callable[[str], None]) -> Load
         record = strictjson.loads(loaded.record)
     except (ValueError, RecursionError):
         return loaded  # it is exported as it is
-    in_parts = any(name.startswith(("gradient.", "lane-")) for name in loaded.files)
-    if not isinstance(record, dict) or not in_parts:
+    if not isinstance(record, dict) or not any(lane_of(name) or name.startswith("gradient.") for name in loaded.files):
         return loaded
     from checkflow.state.restore.rebuild import whole  # torch is not needed for a copy
 
     name = loaded.checkpoint.path.name
-    progress(f"making updates of {name} again")
+    progress(f"bringing {name} together")
     try:
         found = whole(loaded.files, loaded.record)
     except (InputError, FormatError) as error:

@@ -479,3 +479,21 @@ def test_updates_that_another_torch_made_may_have_other_bits(tmp_path: Path) -> 
     assert whole(loaded.files, json.dumps(record).encode()).differs.startswith("torch was 2.9.0 there")
     record["versions"]["cuda"] = "12.8"
     assert whole(loaded.files, json.dumps(record).encode()).differs == "it may have trained on a CUDA device"
+
+
+def test_what_export_cannot_bring_together_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an optimizer of somebody's own, and nothing is left behind."""
+    make = TRAININGS["sgd"]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.SGD, "__module__", "somebody.optimizers")
+        trained(make, in_parts(traced(make), 3), tmp_path / "store")
+    assert "replay" in records(tmp_path / "store")[6]
+    out = tmp_path / "out.pt"
+    code = run_command(["export", str(tmp_path / "store"), "--to", "torch", "--iteration", "6", "-o", str(out)])
+    line = capsys.readouterr().err.strip().splitlines()[-1]  # after the progress
+    assert (
+        code == 2 and line.startswith(f"checkflow: {tmp_path / 'store'}: ") and "is not torch's own; restore()" in line
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]

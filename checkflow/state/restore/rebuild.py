@@ -41,7 +41,7 @@ class Whole:
 
 
 def whole(files: Mapping[str, memoryview], record: bytes) -> Whole:
-    """The checkpoint as one whole; as it is where it is that already.
+    """The checkpoint as one whole, without the gradients, which nothing needs any more.
 
     Raises FormatError for what no checkpoint has, InputError where only its training can bring it together.
     """
