@@ -10,6 +10,7 @@ CheckflowError
 ├── StoreError            2   a store or its slots cannot be used, or a checkpoint could not be made durable
 │   ├── StoreBusyError    2   another process writes to the store
 │   └── CorruptStoreError 1   what was read does not verify
+├── PeerError             2   other processes of the same training do not answer, or have failed
 ├── DeviceError           2   copies to host memory cannot be made
 ├── AuditError            1   state was written where no guard saw it
 └── VerificationError     1   a schedule breaks a promise it makes
@@ -92,6 +93,10 @@ class CorruptStoreError(StoreError):
     """What was read does not verify."""
 
     exit_code = EXIT_NO
+
+
+class PeerError(CheckflowError):
+    """Other processes of the same training do not answer, or one of them has failed."""
 
 
 class DeviceError(CheckflowError):

@@ -9,8 +9,9 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._ops import OpOverload as OpOverload
@@ -137,6 +138,42 @@ def takes_load_hooks(optimizer: torch.optim.Optimizer) -> bool:
 def scaler_tensors(scaler: torch.amp.GradScaler) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Its scale and how many steps that has lasted, on its device; None before its first use."""
     return scaler._scale, scaler._growth_tracker
+
+
+# Processes
+
+
+class KeyValues(Protocol):
+    """A store that processes meet in. Errors of reaching it are RuntimeErrors."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def add(self, key: str, amount: int) -> int: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def multi_get(self, keys: list[str]) -> list[bytes]: ...
+    def delete_key(self, key: str) -> bool: ...
+    def compare_set(self, key: str, expected: str, value: str) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingPlace:
+    """Of torch.distributed's processes: which of how many this one is, and what each connection to their store is."""
+
+    rank: int
+    size: int
+    connect: Callable[[], KeyValues]
+
+
+def meeting_place(prefix: str) -> MeetingPlace | None:
+    """Of this process; keys there begin with the prefix. None where torch.distributed is not initialized."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+    def connect() -> KeyValues:
+        return PrefixStore(prefix, _get_default_store().clone())  # type: ignore[attr-defined]
+
+    return MeetingPlace(torch.distributed.get_rank(), torch.distributed.get_world_size(), connect)
 
 
 # Operators

@@ -71,6 +71,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "simulation": {"errors", "graph", "plan", "schedule", "runtime"},
     "data": {"errors"},
+    "distributed": {"errors", "interrupts", "strictjson", "torch_internals"},
     "learning": {
         "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state", "torch_internals", "trace",
         "training", "unlisted", "wrapped", "compiler", "background",
@@ -78,6 +79,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpointing": {
         "about", "collector", "data", "errors", "events", "interrupts", "text", "dtypes", "units", "unlisted",
         "training", "extra", "state", "schedule", "runtime", "store", "torch_internals", "learning", "lanes",
+        "distributed",
     },
     "integrations": {"checkpointing", "data", "errors", "state", "store"},
     "examples": {"__init__", "integrations"},

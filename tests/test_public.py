@@ -16,7 +16,7 @@ import checkflow
 
 ERRORS = {
     "AuditError", "CheckflowError", "CorruptStoreError", "DeviceError", "FormatError", "InfeasibleError", "InputError",
-    "ModelFileError", "SolverError", "StoreBusyError", "StoreError", "TraceError", "VerificationError",
+    "ModelFileError", "PeerError", "SolverError", "StoreBusyError", "StoreError", "TraceError", "VerificationError",
 }  # fmt: skip
 EVENTS = {
     "Continued",

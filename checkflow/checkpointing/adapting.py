@@ -20,12 +20,12 @@ from checkflow.training import Training
 
 
 class Adapting:
-    """Joins both."""
+    """Joins both. Without a learner only what the state becomes is followed."""
 
     def __init__(
         self,
         engine: Engine,
-        learner: Learner,
+        learner: Learner | None,
         training: Training,
         objects: HostObjects,
         tell: Callable[[str], None],
@@ -41,11 +41,11 @@ class Adapting:
     @property
     def stage(self) -> str:
         """What the learner is doing."""
-        return self._learner.stage.value
+        return "knowing" if self._learner is None else self._learner.stage.value
 
     def ended(self, frame: FrameType) -> None:
         """An iteration has ended. Raises InputError where its state cannot be checkpointed, StoreError for its room."""
-        if self._follow_state():
+        if self._follow_state() or self._learner is None:
             return
         schedule = self._learner.ended(frame, self._running())
         if schedule is None:
@@ -64,16 +64,19 @@ class Adapting:
 
     def begins(self, frame: FrameType) -> None:
         """The next iteration begins."""
-        self._learner.begins(frame, self._running())
+        if self._learner is not None:
+            self._learner.begins(frame, self._running())
 
     def restored(self) -> None:
         """The state is another iteration's; optimizers may have state that they had not."""
-        self._learner.interrupted()
+        if self._learner is not None:
+            self._learner.interrupted()
         self._follow_state()
 
     def close(self) -> None:
         """Learn nothing any more."""
-        self._learner.close()
+        if self._learner is not None:
+            self._learner.close()
 
     def _follow_state(self) -> bool:
         """Whether the state has other tensors than the slots have room for, and others were taken."""
@@ -84,7 +87,8 @@ class Adapting:
         fitting = self._provisional()
         if fitting.fits(self._engine.handle.layouts):
             return False
-        self._learner.anew("its state has other tensors")
+        if self._learner is not None:
+            self._learner.anew("its state has other tensors")
         self._engine.change_over(fitting)
         self.learned_in = 0
         return True

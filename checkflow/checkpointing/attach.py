@@ -19,7 +19,9 @@ from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.fitting import Fitting, fit
 from checkflow.checkpointing.listing import added, carried, missing, unplanned
 from checkflow.checkpointing.pacing import Pacing
+from checkflow.checkpointing.together import Together, check_alone, check_size
 from checkflow.collector import paused_collector
+from checkflow.distributed.group import DEADLINE_S, Group
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
 from checkflow.events import Event
 from checkflow.extra import Stateful
@@ -33,11 +35,11 @@ from checkflow.state.holders import models_of
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.refused import check_supported
 from checkflow.store.both.retry import RETRY_S
-from checkflow.store.format.reader import checkpoint_names
+from checkflow.store.format.reader import Checkpoint, checkpoint_names, newest
 from checkflow.store.format.retention import Retention
 from checkflow.store.memory.trainer_slots import WhenFull
 from checkflow.store.trainer.handle import OnError, StoreHandle
-from checkflow.store.trainer.keep_newest import keep_newest
+from checkflow.store.trainer.keep import keep
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.text import plain
 from checkflow.training import Training
@@ -86,6 +88,7 @@ def attach(
     on_event: Callable[[Event], object] | None = None,
     config: object = None,
     dataset: str | None = None,
+    peers_deadline_s: float = DEADLINE_S,
 ) -> Checkpointer:
     """Checkpoint a training: by a schedule that it learns, or by one that was compiled.
 
@@ -136,6 +139,8 @@ def attach(
         config: what the run was configured with, any JSON value; each checkpoint has it, and its digest. A resume with
             another one is told in the log.
         dataset: identifier of the data, likewise.
+        peers_deadline_s: how long the other processes of a training in several (torchrun) are waited for, at attach and
+            in restore().
 
     Raises:
         InputError: the training is not what the schedule was compiled for, or cannot be checkpointed; the first
@@ -143,104 +148,138 @@ def attach(
         StoreError: the store is in use or cannot be used, or memory does not suffice.
         AuditError: with `audit`, the iteration carries what no checkpoint would have.
         DeviceError: CUDA refuses to pin the slots.
+        PeerError: another process of the training was not there by the deadline, attached otherwise, or has failed.
     """
 
-    def warn(line: str) -> None:
-        notify(plain(line))
+    group = Group.here(peers_deadline_s)
+    with contextlib.nullcontext() if group is None else group.telling():
+        store, together = Path(store), None
+        if group is not None:
+            together = Together(group, store)
+            store = together.store
+            tell = tell if together.is_first else _untold
 
-    def say(line: str) -> None:
-        tell(f"{store}: {plain(line)}")
+        def warn(line: str) -> None:
+            notify(plain(line))
 
-    def say_warning(line: str) -> None:
-        warn(f"{store}: {line}")
+        def say(line: str) -> None:
+            tell(f"{store}: {plain(line)}")
 
-    training = Training(model, optimizer, _no_iteration, {} if extra is None else extra)
-    check_supported(training)
-    if isinstance(schedule, (str, Path)):
-        schedule = read_schedule(Path(schedule))
-    if interval is not None and interval < 1:
-        raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
-    if overhead is not None and not 0 < overhead < 1:
-        raise InputError(f"overhead: {overhead} is not in (0, 1); 0.05 is 5%")
-    if schedule is not None:
-        _check_takes(schedule, interval, overhead, slots)
-    if when_full not in ("skip", "wait"):
-        raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
-    if on_event is not None and not callable(on_event):
-        raise InputError(f"on_event: a {type(on_event).__name__} cannot be called; give a function of one event")
+        def say_warning(line: str) -> None:
+            warn(f"{store}: {line}")
 
-    def lacks(found: Iterable[Unlisted]) -> None:
-        lines = missing(found, training.listed, scaler=scaler is not None)
-        if lines and audit:
-            raise AuditError(f"audit: {lines[0]}")
-        for line in lines:
-            warn(line)
+        training = Training(model, optimizer, _no_iteration, {} if extra is None else extra)
+        check_supported(training)
+        if isinstance(schedule, (str, Path)):
+            schedule = read_schedule(Path(schedule))
+        if interval is not None and interval < 1:
+            raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
+        if overhead is not None and not 0 < overhead < 1:
+            raise InputError(f"overhead: {overhead} is not in (0, 1); 0.05 is 5%")
+        if schedule is not None:
+            _check_takes(schedule, interval, overhead, slots)
+        if group is not None:
+            _check_takes_together(schedule, overhead, slots)
+        if when_full not in ("skip", "wait"):
+            raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
+        if on_event is not None and not callable(on_event):
+            raise InputError(f"on_event: a {type(on_event).__name__} cannot be called; give a function of one event")
 
-    objects = HostObjects.of(
-        scheduler=scheduler,
-        scaler=scaler,
-        loader=loader,
-        generators=generators,
-        metadata=metadata,
-        extra=training.listed,
-        run=Run(config, dataset),
-    )
+        def lacks(found: Iterable[Unlisted]) -> None:
+            lines = missing(found, training.listed, scaler=scaler is not None)
+            if lines and audit:
+                raise AuditError(f"audit: {lines[0]}")
+            for line in lines:
+                warn(line)
 
-    def open_store(fitting: Fitting, *, after: StoreHandle | None = None) -> StoreHandle:
-        return StoreHandle.open(
-            Path(store),
-            fitting.layouts,
-            after=after,
-            slots=slots,
-            when_full=when_full,
-            record_room_bytes=fitting.host.room_bytes(),
-            persist_every=persist_every,
-            retention=retention,
-            on_error=on_error,
-            retry_s=retry_s,
-            notify=warn,
+        objects = HostObjects.of(
+            scheduler=scheduler,
+            scaler=scaler,
+            loader=loader,
+            generators=generators,
+            metadata=metadata,
+            extra=training.listed,
+            run=Run(config, dataset),
+            member=None if together is None else together.member,
         )
 
-    inside, learner = Inside(), None
-    settings = Settings(interval, wait_when_full=when_full == "wait", audit=audit, learns=schedule is None)
-    with contextlib.ExitStack() as undo:
-        with held_back(signal.SIGINT):
-            if schedule is None:
-                learner = Learner(training, Path(store), interval, lambda: inside.depth > 0, say, say_warning, lacks)
-                undo.callback(learner.close)
-                planned = _fits_still(learner, training, objects)
-            else:
-                planned = fit(of_now(schedule, training), training, objects)
-            fitting = planned or fit(provisional(training), training, objects)
-            lacks(carried(fitting.schedule))
-            for beside in added(models_of(training), training.listed):
-                warn(beside)
-            if planned and (line := unplanned(planned.schedule, training.listed)):
-                warn(line)
-            handle = open_store(fitting)
-            undo.callback(_close, handle)
-            engine = Engine(training, objects, fitting, handle, open_store, settings, Path(store), inside, warn)
-            undo.callback(engine.close)
-            checkpointer = Checkpointer(
-                engine,
-                training,
-                objects,
+        def open_store(fitting: Fitting, *, after: StoreHandle | None = None) -> StoreHandle:
+            return StoreHandle.open(
                 Path(store),
-                None if learner is None else Adapting(engine, learner, training, objects, say),
-                None if overhead is None else Pacing(engine, overhead),
-                start_over=start_over,
-                sigterm_deadline_s=sigterm_deadline_s,
+                fitting.layouts,
+                after=after,
+                slots=slots,
+                when_full=when_full,
+                record_room_bytes=fitting.host.room_bytes(),
+                persist_every=persist_every,
+                retention=retention,
+                on_error=on_error,
+                retry_s=retry_s,
                 notify=warn,
-                tell=tell,
-                on_event=on_event,
+                peers=None if together is None else together.agreement,
             )
-            undo.push(checkpointer.__exit__)
-        if start_over:
-            _keep_earlier(handle.path, warn, tell)
-        size_bytes = sum(layout.size_bytes for layout in planned.layouts) if planned else None
-        tell(f"{store}: {_plan(engine.interval, size_bytes, slots, persist_every)}")
-        undo.pop_all()
-    return checkpointer
+
+        if together is None:
+            check_alone(store)
+        else:
+            check_size(store.parent, together.group.size)
+            settled: dict[str, object] = {
+                "schedule": None if schedule is None else schedule.digest,
+                "interval": interval,
+                "slots": slots,
+                "when_full": when_full,
+                "persist_every": str(persist_every),
+                "start_over": start_over,
+            }
+            together.group.same("attach()", settled)
+            interval = interval or 1 if schedule is None else interval  # a learner finds one by itself, each its own
+        inside, learner = Inside(), None
+        settings = Settings(interval, wait_when_full=when_full == "wait", audit=audit, learns=schedule is None)
+        with contextlib.ExitStack() as undo:
+            if together is not None:
+                undo.callback(together.close)
+            with held_back(signal.SIGINT):
+                if schedule is None:
+                    learner = Learner(
+                        training, Path(store), interval, lambda: inside.depth > 0, say, say_warning, lacks
+                    )
+                    undo.callback(learner.close)
+                    planned = _fits_still(learner, training, objects)
+                else:
+                    planned = fit(of_now(schedule, training), training, objects)
+                fitting = planned or fit(provisional(training), training, objects)
+                lacks(carried(fitting.schedule))
+                for beside in added(models_of(training), training.listed):
+                    warn(beside)
+                if planned and (line := unplanned(planned.schedule, training.listed)):
+                    warn(line)
+                handle = open_store(fitting)
+                undo.callback(_close, handle)
+                engine = Engine(training, objects, fitting, handle, open_store, settings, Path(store), inside, warn)
+                undo.callback(engine.close)
+                checkpointer = Checkpointer(
+                    engine,
+                    training,
+                    objects,
+                    Path(store),
+                    None if schedule is not None else Adapting(engine, learner, training, objects, say),
+                    None if overhead is None else Pacing(engine, overhead),
+                    together,
+                    start_over=start_over,
+                    sigterm_deadline_s=sigterm_deadline_s,
+                    notify=warn,
+                    tell=tell,
+                    on_event=on_event,
+                )
+                undo.push(checkpointer.__exit__)
+            marks = () if together is None else together.begin()
+            if start_over:
+                earlier = (lambda: newest(handle.path).checkpoint) if together is None else (lambda: together.of(marks))
+                _keep_earlier(handle.path, earlier, warn, tell)
+            size_bytes = sum(layout.size_bytes for layout in planned.layouts) if planned else None
+            tell(f"{store}: {_plan(engine.interval, size_bytes, slots, persist_every)}")
+            undo.pop_all()
+        return checkpointer
 
 
 def _check_takes(schedule: Schedule, interval: int | None, overhead: float | None, slots: int) -> None:
@@ -273,6 +312,19 @@ def _check_takes(schedule: Schedule, interval: int | None, overhead: float | Non
         )
 
 
+def _check_takes_together(schedule: Schedule | None, overhead: float | None, slots: int) -> None:
+    """Raises InputError for what a training in several processes cannot be followed with."""
+    if slots == 1:
+        raise InputError("slots: 1 has no room for the next checkpoint before every rank has this one; use 2 or 3")
+    if overhead is not None:
+        raise InputError("overhead: is not supported for several processes; give interval=, the same on each")
+    if schedule is not None and (schedule.lanes > 1 or schedule.gradients):
+        raise InputError(
+            "schedule: takes gradients, which are not final yet where several processes' can be read; compile with "
+            "--policy checkflow"
+        )
+
+
 def _pauses_between(schedule: Schedule) -> bool:
     """Whether training stands still where the next checkpoint begins, which another interval moves."""
     if schedule.pause is None or not schedule.actions:
@@ -286,16 +338,25 @@ def _close(handle: StoreHandle) -> None:
         handle.close(CLOSE_S)
 
 
-def _keep_earlier(store: Path, notify: Callable[[str], None], tell: Callable[[str], None]) -> None:
+def _keep_earlier(
+    store: Path,
+    earlier: Callable[[], Checkpoint | None],
+    notify: Callable[[str], None],
+    tell: Callable[[str], None],
+) -> None:
     """The newest checkpoint of the run that is not resumed, before this one has any that could take its place."""
     if not checkpoint_names(store):
         return
     try:
-        kept = keep_newest(store)
+        kept = earlier()
     except CorruptStoreError as error:
         notify(f"{store}: starts over; nothing of what it holds is kept ({error})")
-    else:
-        tell(f"{store}: starts over; {kept.path.name} is retained for good")
+        return
+    if kept is None:
+        notify(f"{store}: starts over; nothing of what it holds is kept (no checkpoint is one that every rank has)")
+        return
+    keep(kept)
+    tell(f"{store}: starts over; {kept.path.name} is retained for good")
 
 
 def _fits_still(learner: Learner, training: Training, objects: HostObjects) -> Fitting | None:
@@ -316,6 +377,10 @@ def _plan(interval: int, size_bytes: int | None, slots: int, every: PersistEvery
     if size_bytes is None:
         return f"a checkpoint {often}, {durable}; learns its schedule as training goes"
     return f"a checkpoint {often}, {format_bytes(size_bytes)}, {durable}"
+
+
+def _untold(_line: str) -> None:
+    """What is the same on every rank is told by the first."""
 
 
 def _no_iteration() -> None:

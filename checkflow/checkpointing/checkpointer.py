@@ -9,7 +9,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +21,7 @@ from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.resumed import doubts, of_losses
+from checkflow.checkpointing.together import Together
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, StoreError
 from checkflow.events import Doubted, Event, Resumed
@@ -56,6 +57,7 @@ class Checkpointer:
         store: Path,
         adapting: Adapting | None,
         pacing: Pacing | None,
+        together: Together | None,
         *,
         start_over: bool,
         sigterm_deadline_s: float | None,
@@ -66,6 +68,7 @@ class Checkpointer:
         self._engine = engine
         self._adapting = adapting
         self._pacing = pacing
+        self._together = together
         self._training = training
         self._objects = objects
         self._store = store
@@ -113,12 +116,14 @@ class Checkpointer:
         Returns how many iterations are completed: 0 for an empty store, and where this run starts over and has no
         checkpoint yet. In the middle of a run the newest is the last one that was staged; what came after the restored
         one stays in the store until newer ones take its place. Tells of checkpoints that were skipped. Raises
-        CorruptStoreError where none verifies, InputError where it is of another training. Once it has begun to change
+        CorruptStoreError where none verifies, InputError where it is of another training. Of a training in several
+        processes each calls it, and the checkpoint is the newest of which every rank's part verifies; PeerError where a
+        rank does not come to it, or has failed. Once it has begun to change
         the training and did not end, no step() is taken until another one did.
         """
         if self._forked("restore"):
             return self._executor.completed
-        with self._narrated("restore"):
+        with self._narrated("restore"), nullcontext() if self._together is None else self._together.group.telling():
             return self._restore(iteration)
 
     def _restore(self, iteration: int | None) -> int:
@@ -131,20 +136,25 @@ class Checkpointer:
                 return 0
             # both take memory, and this one is waited for
             with paused_collector(), self._handle.shared.pages.paused():
-                found = load_newest(self._handle.path, iteration)
+                found = (
+                    load_newest(self._handle.path, iteration)
+                    if self._together is None
+                    else self._together.load(iteration)
+                )
                 for skipped in found.skipped:
                     self._notify(f"{self._store}: skipped {skipped}")
                 if found.loaded is None:
                     if begun:
                         raise InputError(f"restore: {self._store} has no checkpoint yet; save() one to come back to")
                     self._tell(f"{self._store}: no checkpoint yet; begins with iteration 1")
+                    self._executor.resume(0)  # of several processes, some may have a part of one that others have not
                     return 0
                 restored = restore(
                     found.loaded.files,
                     found.loaded.record,
                     self._training,
                     self._objects,
-                    self._executor.begin_restore,
+                    self._begin_restore,
                     found.loaded.checkpoint.iteration,
                 )
             for name in restored.missing:
@@ -168,6 +178,12 @@ class Checkpointer:
             for line in doubts(restored.iteration, self._training, self._objects):
                 self._engine.events.append(Doubted(restored.iteration, line))
             return restored.iteration
+
+    def _begin_restore(self) -> None:
+        """All is checked; of several processes none changes anything before each has come as far."""
+        if self._together is not None:
+            self._together.fits()
+        self._executor.begin_restore()
 
     def _about_now(self) -> About:
         run = self._objects.run
@@ -292,6 +308,8 @@ class Checkpointer:
                 self._engine.close()
             finally:
                 self._handle.close(DURABLE_DEADLINE_S)
+                if self._together is not None:
+                    self._together.close()
 
     def _save_last(self) -> None:
         """No later checkpoint makes up for the last one: what fails is told and tried again; the store raises it then.

@@ -15,6 +15,7 @@ from checkflow.checkpointing.files import in_slot, saved_in, targets_in, without
 from checkflow.checkpointing.fitting import Fitting
 from checkflow.checkpointing.sink import StoreSink
 from checkflow.errors import CheckflowError, InputError
+from checkflow.events import Event, Skipped
 from checkflow.interrupts import held_back
 from checkflow.lanes import lane_file
 from checkflow.runtime.counters import Counters
@@ -143,11 +144,16 @@ class Engine:
             late=fitting.host.tensors,
             tell=self._notify,
             inside=self.inside,
-            note=self.events.append,
+            note=self._note,
             parting=lambda bound, pipeline: (Rolling if fitting.schedule.lanes > 1 else Parts)(
                 fitting.schedule, self._training, bound, pipeline, fitting.host, self._prove, self._notify
             ),
         )
+
+    def _note(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Skipped):
+            self.handle.skipped(event.iteration)
 
     def _prove(self, replay: str, filled: Mapping[int, InFlight], backs: Sequence[int]) -> str:
         """Makes a checkpoint's updates again beside the training that they are of."""

@@ -13,7 +13,7 @@ from checkflow.errors import FormatError, InputError
 from checkflow.extra import module_tensors
 from checkflow.jsonfile import digest_of
 from checkflow.schedule import Schedule, read_schedule
-from checkflow.state.holders import modules_of, optimizers_of, uncompiled
+from checkflow.state.holders import modules_of, optimizers_of, unwrapped
 from checkflow.state.live import parameters_of
 from checkflow.torch_internals import own_buffers, own_parameters
 from checkflow.training import Training
@@ -30,7 +30,7 @@ def place_of(store: Path, training: Training, interval: int | None) -> Path:
         "modules": {
             holder: [
                 (path, str(tensor.dtype), list(tensor.shape), tensor.requires_grad)
-                for path, module, name, buffer in module_tensors(uncompiled(whole))
+                for path, module, name, buffer in module_tensors(unwrapped(whole))
                 for tensor in [(own_buffers if buffer else own_parameters)(module)[name]]
                 if tensor is not None
             ]

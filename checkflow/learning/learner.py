@@ -27,7 +27,7 @@ from checkflow.learning.kinds import Kinds
 from checkflow.learning.messages import Planned, Request
 from checkflow.learning.planner import Planner
 from checkflow.schedule import Schedule
-from checkflow.state.holders import uncompiled
+from checkflow.torch_internals import compiled_from
 from checkflow.trace.live import LiveIteration
 from checkflow.trace.reachable import Reached, reachable_from
 from checkflow.training import Training
@@ -241,7 +241,9 @@ class Learner:
             )
 
     def _opaque(self, running: Running) -> bool:
-        return running.opaque or any(uncompiled(model) is not model for model in self._training.models)
+        return running.opaque or any(
+            compiled_from(part) is not None for model in self._training.models for part in model.modules()
+        )
 
     def _has_planner(self) -> bool:
         """Whether there is one to be asked: one that has answered is none."""

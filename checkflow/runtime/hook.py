@@ -17,7 +17,7 @@ from checkflow.runtime.factors import FactorHooks
 from checkflow.runtime.follower import Follower
 from checkflow.runtime.guards import Guard, GuardKind
 from checkflow.runtime.update import Update
-from checkflow.state.holders import models_of, optimizers_of, uncompiled
+from checkflow.state.holders import models_of, optimizers_of, unwrapped
 from checkflow.state.names import subject_of
 from checkflow.torch_internals import is_persistent, own_buffers, own_parameters, step_pre_hooks, takes_load_hooks
 from checkflow.training import Training
@@ -48,7 +48,7 @@ def _on_model(
     executor: Follower, model: torch.nn.Module, holder: str, handles: list[Removable], guards: list[Guard]
 ) -> None:
     anchors = executor.timetable.hooked
-    original = uncompiled(model)
+    original = unwrapped(model)
     if original is not model:
         guards.append(Guard(GuardKind.FORWARD, model, inside=tuple(original.modules())))
         handles += _on_module(executor, model, holder, guards[-1], first=True)

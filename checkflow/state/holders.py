@@ -10,7 +10,7 @@ from checkflow.training import Training
 
 
 def models_of(training: Training) -> dict[str, torch.nn.Module]:
-    """As they were given, compiled or not."""
+    """As they were given, wrapped or not."""
     return dict(zip(holders("model", len(training.models)), training.models, strict=True))
 
 
@@ -23,16 +23,17 @@ def optimizers_of(training: Training) -> dict[str, torch.optim.Optimizer]:
     return dict(zip(holders("optimizer", len(training.optimizers)), training.optimizers, strict=True))
 
 
-def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
-    """The module that torch.compile wrapped, or the module itself."""
-    original = compiled_from(module)
-    return original if isinstance(original, torch.nn.Module) else module
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The module that torch.compile or DistributedDataParallel wrapped, or the module itself."""
+    wraps = isinstance(module, torch.nn.parallel.DistributedDataParallel)
+    original = module.module if wraps else compiled_from(module)
+    return unwrapped(original) if isinstance(original, torch.nn.Module) else module
 
 
 def extra_state_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Its modules that have more to save than tensors, by path."""
     return {
         path: module
-        for path, module in uncompiled(model).named_modules()
+        for path, module in unwrapped(model).named_modules()
         if type(module).get_extra_state is not torch.nn.Module.get_extra_state
     }

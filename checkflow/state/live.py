@@ -17,7 +17,7 @@ from checkflow.errors import InputError
 from checkflow.extra import TENSOR, Extra, Stateful, module_tensors, tensors_of
 from checkflow.state import refused
 from checkflow.state.groups import read_scalars
-from checkflow.state.holders import models_of, optimizers_of, uncompiled
+from checkflow.state.holders import models_of, optimizers_of, unwrapped
 from checkflow.state.names import StateName, stems
 from checkflow.torch_internals import own_buffers, own_parameters
 from checkflow.training import Training
@@ -105,7 +105,7 @@ def parameters_of(training: Training) -> Iterator[tuple[StateName, torch.nn.Para
     """("model/features.0.weight", parameter) for each parameter of the models once, under its first name."""
     seen: set[int] = set()
     for holder, model in models_of(training).items():
-        for path, parameter in uncompiled(model).named_parameters():
+        for path, parameter in unwrapped(model).named_parameters():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield StateName.of(holder, path), parameter
@@ -143,7 +143,7 @@ def entries(state: object, stem: StateName) -> Iterator[tuple[StateName, torch.T
 
 def _in_modules(modules: Mapping[str, torch.nn.Module]) -> Iterator[Live]:
     for holder, whole in modules.items():
-        for path, module, name, buffer in module_tensors(uncompiled(whole)):
+        for path, module, name, buffer in module_tensors(unwrapped(whole)):
             held = own_buffers(module) if buffer else own_parameters(module)
             tensor = held[name]
             assert tensor is not None

@@ -16,12 +16,12 @@ from checkflow.training import Training
 from checkflow.wrapped import held_by
 
 _DISTRIBUTED = {
-    "DistributedDataParallel": "DDP",
     "FullyShardedDataParallel": "FSDP",
     "FSDPModule": "FSDP",
     "DataParallel": "DataParallel",
     "DTensor": "DTensor",
 }  # class -> as people call it
+_TRACED = _DISTRIBUTED | {"DistributedDataParallel": "DDP"}  # not yet, either
 
 # Of a training
 
@@ -31,9 +31,9 @@ def check_supported(training: Training) -> None:
     for holder, reason, _ in _no_parts(training):
         raise InputError(f"{holder}: {reason}")
     for holder, model in modules_of(training).items():
-        if (kind := _distributed(model)) is not None:
+        if (kind := _distributed(model, _DISTRIBUTED)) is not None:
             raise InputError(
-                f"{holder}: {_DISTRIBUTED[kind]} is not supported yet; attach the plain module of one process"
+                f"{holder}: {_DISTRIBUTED[kind]} is not supported yet; use DistributedDataParallel, or one process"
             )
 
 
@@ -56,7 +56,7 @@ def check_training(value: object, model: str) -> Training:
     except InputError as error:  # `extra` has what cannot be taken
         raise ModelFileError(f"{model}: {error}") from None
     for module in modules.values():
-        if (kind := _distributed(module)) is not None:
+        if (kind := _distributed(module, _TRACED)) is not None:
             raise TraceError(f"{model}: {kind} is not supported yet; trace the plain module of one process")
     return value
 
@@ -77,6 +77,8 @@ def _no_parts(training: Training) -> Iterator[tuple[str, str, str]]:
 def _no_optimizer(value: object) -> str | None:
     if isinstance(value, torch.optim.LBFGS):
         return "LBFGS keeps lists of tensors that grow and shrink, which no schedule can plan; use another optimizer"
+    if any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(value).__mro__):
+        return "ZeroRedundancyOptimizer is not supported yet; use the optimizer that it divides, on every rank"
     if isinstance(value, torch.optim.Optimizer):
         return None
     held = " and ".join(type(found).__name__ for found in held_by(value))
@@ -84,10 +86,10 @@ def _no_optimizer(value: object) -> str | None:
     return f"optimizer is {type(value).__name__}; give a torch.optim.Optimizer or a list of them{holds}"
 
 
-def _distributed(module: torch.nn.Module) -> str | None:
-    """The class, among those of a module's parts, that spreads it over processes or devices."""
+def _distributed(module: torch.nn.Module, known: Collection[str]) -> str | None:
+    """The class, among those of a module's parts and of these, that spreads it over processes or devices."""
     parts: Iterable[object] = (*module.modules(), *module.parameters())
-    kinds = {base.__name__ for part in parts for base in type(part).__mro__} & _DISTRIBUTED.keys()
+    kinds = {base.__name__ for part in parts for base in type(part).__mro__}.intersection(known)
     return min(kinds, default=None)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from checkflow.foreach import Look, can_look
 from checkflow.graph import Anchor, AnchorKind, Role
-from checkflow.state.holders import models_of, optimizers_of, uncompiled
+from checkflow.state.holders import models_of, optimizers_of, unwrapped
 from checkflow.state.live import parameter_names, parameters_of
 from checkflow.state.names import StateName, subject_of
 from checkflow.trace.storages import Ledger, has_storage
@@ -64,7 +64,7 @@ def hooked(training: Training, firings: FiredAnchors, ledger: Ledger) -> Iterato
     seen: set[torch.nn.Module] = set()
     try:
         for holder, model in models_of(training).items():
-            for path, module in uncompiled(model).named_modules():
+            for path, module in unwrapped(model).named_modules():
                 if module not in seen:
                     seen.add(module)
                     handles += _on_module(module if path else model, subject_of(holder, path), firings)

@@ -97,7 +97,7 @@ class HostState:
         objects = tuple(self._object_parts())
         rng = self._rng.read(self._objects.generators)  # after the objects: a fresh loader may draw when it is asked
         metadata = dump(encode(dict(self._objects.metadata), "metadata"))
-        end = f'],"rng":{rng},"metadata":{metadata}{self._about_text()}{self._losses_text()}}}'
+        end = f'],"rng":{rng},"metadata":{metadata}{self._about_text()}{self._member_text()}{self._losses_text()}}}'
         return Captured((f'{before},"objects":[', *objects, end))
 
     def part(self) -> str:
@@ -121,6 +121,12 @@ class HostState:
         if known != self._about[0]:
             self._about = (known, f',"about":{dump(run.about(self._epoch).model_dump(mode="json"))}')
         return self._about[1]
+
+    def _member_text(self) -> str:
+        member = self._objects.member
+        if member is None:
+            return ""
+        return f',"member":{dump({"rank": member.rank, "size": member.size, "attempt": member.attempt})}'
 
     def _losses_text(self) -> str:
         known = self._objects.losses.known

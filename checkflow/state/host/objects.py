@@ -16,10 +16,19 @@ from checkflow.torch_internals import scaler_tensors
 _PREPARED = ("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader")  # have the two methods, and no position
 
 
+@dataclass(slots=True)
+class Member:
+    """Which of a training's processes this one is. `attempt` counts its starts and restores, alike on all of them."""
+
+    rank: int
+    size: int
+    attempt: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class HostObjects:
     """Named objects and generators whose state a checkpoint holds, the user's own JSON, read at each checkpoint,
-    what the run is of, and its losses.
+    what the run is of, which of its processes this one is, and its losses.
 
     `objects` are restored in their order; a loader's name begins with "loader".
     """
@@ -28,6 +37,7 @@ class HostObjects:
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
     metadata: Mapping[str, object] = field(default_factory=dict)
     run: Run | None = None
+    member: Member | None = None  # None where there is one process
     losses: Losses = field(default_factory=Losses)
 
     @classmethod
@@ -41,6 +51,7 @@ class HostObjects:
         metadata: Mapping[str, object] | None = None,
         extra: Extra | None = None,
         run: Run | None = None,
+        member: Member | None = None,
     ) -> HostObjects:
         """Each of the first three is one object, a sequence of them, or None; of `extra`, the objects are taken.
 
@@ -51,17 +62,17 @@ class HostObjects:
         own = {f"generator.{name}": generator for name, generator in (generators or {}).items()}
         for kind, given in (("scheduler", scheduler), ("scaler", scaler), ("loader", loader)):
             members = _members(given)
-            for index, member in enumerate(members):
+            for index, found in enumerate(members):
                 name = kind if len(members) == 1 else f"{kind}.{index}"
-                objects[name] = _checked(name, member)
-                generator = getattr(member, "generator", None)
+                objects[name] = _checked(name, found)
+                generator = getattr(found, "generator", None)
                 if kind == "loader" and isinstance(generator, torch.Generator):
                     own[f"{name}.generator"] = generator
         objects |= extra.objects if extra is not None else {}
         for name, generator in own.items():
             if not isinstance(generator, torch.Generator):
                 raise InputError(f"{name}: is a {type(generator).__name__}; give a torch.Generator")
-        return cls(objects, own, metadata if metadata is not None else {}, run)
+        return cls(objects, own, metadata if metadata is not None else {}, run, member)
 
 
 def _members(given: object) -> list[object]:

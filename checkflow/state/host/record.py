@@ -134,6 +134,16 @@ class ObjectRecord(BaseModel):
     leaves: tuple[str, ...] = ()
 
 
+class MemberRecord(BaseModel):
+    """Which process's part of a checkpoint this is. Parts belong together that are of one iteration and one attempt."""
+
+    model_config = _STRICT
+
+    rank: Annotated[int, Field(ge=0)]
+    size: Annotated[int, Field(ge=1)]
+    attempt: Annotated[int, Field(ge=1)]
+
+
 class Record(BaseModel):
     """A checkpoint's host half. `iteration` iterations were completed."""
 
@@ -152,6 +162,7 @@ class Record(BaseModel):
     about: About = About()
     replay: ReplayRecord | None = None  # of state that is saved as it was some iterations before
     lanes: tuple[Annotated[int, Field(ge=0)], ...] = ()  # of files in lanes: how many iterations before, by lane
+    member: MemberRecord | None = None  # of a training in several processes
     losses: tuple[float, ...] = ()  # the last ones that step() was given, oldest first
 
 

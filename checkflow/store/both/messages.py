@@ -12,6 +12,7 @@ from checkflow.text import plain
 WAKE, NOW, LAST, CLOSE = b"wake", b"now", b"last", b"close"
 """The trainer's words: look at the slots; and try at once what failed before; no training follows what is due; exit
 once nothing is due."""
+_AGREED = b"agreed "
 MAX_PACKET_BYTES = 2**16
 MAX_TEXT = 4096
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -64,6 +65,16 @@ class Notice(BaseModel):
 
 Message = DurableReport | VerifiedReport | FailedReport | Notice
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
+
+
+def agreed(sequence: int) -> bytes:
+    """The trainer's word that every rank has verified its part of this one: what is older may be pruned."""
+    return _AGREED + str(sequence).encode()
+
+
+def agreed_in(packet: bytes) -> int | None:
+    """The inverse; None for another word."""
+    return int(packet.removeprefix(_AGREED)) if packet.startswith(_AGREED) else None
 
 
 def encode(message: Message) -> bytes:

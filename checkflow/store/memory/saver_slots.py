@@ -6,7 +6,7 @@ none of them while it is the newest, due or being persisted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from checkflow.store.memory.shared_memory import NOT_YET_WHOLE, SharedMemory, SlotState, Word
@@ -58,6 +58,19 @@ def take_last(shared: SharedMemory) -> Taken | None:
         if not held or not complete or max(complete)[0] <= shared.durable_sequence:
             return None
         return _take(shared, max(complete)[1])
+
+
+def take_left(shared: SharedMemory, done: Collection[int]) -> Taken | None:
+    """The oldest staged checkpoint whose sequence number is not among these: of several ranks' dead trainers each
+    leaves all it has, for which of them every rank has is not known."""
+    with shared.locked(timeout_s=60.0) as held:
+        words = shared.words()
+        left = [
+            (word.sequence, index)
+            for index, word in enumerate(words)
+            if _staged(word) and word.sequence not in done and _slots_of(shared, words, index) is not None
+        ]
+        return _take(shared, min(left)[1]) if held and left else None
 
 
 def give_back(shared: SharedMemory, taken: Taken) -> None:

@@ -38,13 +38,21 @@ class Slots:
     number. Of lanes that go on in turn each slot completes one, together with those right before it.
 
     A single slot is filled again once its checkpoint was persisted, for which each is due.
+
+    `grouped`: other ranks have the other parts of each checkpoint. The newest that all of them have staged is not given
+    up, nor what is newer and may become that.
     """
 
-    def __init__(self, shared: SharedMemory, layouts: Sequence[Layout], when_full: WhenFull) -> None:
+    def __init__(
+        self, shared: SharedMemory, layouts: Sequence[Layout], when_full: WhenFull, *, grouped: bool = False
+    ) -> None:
         self._shared = shared
         self._layouts = layouts
         self._when_full = when_full
         self._single = shared.slots == 1
+        self._grouped = grouped
+        self._agreed = 0  # sequence number of the newest that all ranks have staged
+        self._void: set[int] = set()  # newer ones, of which some rank has no part
         self._sequence = 0  # of the last slot that was staged
         self._newest = 0  # of the last checkpoint
         self.staged_iteration: int | None = None
@@ -72,11 +80,17 @@ class Slots:
     def _needed(self, words: Sequence[Word]) -> set[int]:
         """Sequence numbers of the newest checkpoint, of those that are due, and of what was staged for the next one."""
         others = len(self._layouts) - 1
-        needed = set(range(max(self._newest, self._sequence - others) + 1, self._sequence + 1))
+        needed = set(range(max(self._newest, self._sequence - others) + 1, self._sequence + 1))  # none without lanes
         for word in words:
-            if word.due or word.sequence == self._newest:
+            if word.due or self._counts(word.sequence):
                 needed.update(range(word.sequence - others, word.sequence + 1))
         return needed
+
+    def _counts(self, sequence: int) -> bool:
+        """Whether it is what would be restored, or may become that."""
+        if self._grouped:
+            return sequence >= self._agreed and sequence not in self._void
+        return sequence == self._newest
 
     def _usable(self, word: Word, needed: set[int]) -> bool:
         if word.state is SlotState.FREE:
@@ -115,14 +129,50 @@ class Slots:
 
     def _gives_way(self, word: Word) -> bool:
         """Whether a checkpoint that is due is given up for a newer one, which then is due in its place."""
-        return self._when_full == "skip" and word.state is SlotState.STAGED and word.due and not word.keep
+        return (
+            self._when_full == "skip"
+            and not self._grouped
+            and word.state is SlotState.STAGED
+            and word.due
+            and not word.keep
+        )
 
     def abandon(self, slot: Slot) -> None:
         """Give back a slot whose filling failed."""
         self._shared.set_word(slot.index, Word(SlotState.FREE))
 
+    def agree(self, sequence: int, *, due: bool) -> None:
+        """All ranks have staged their part of this checkpoint, and have it as due or none of them has.
+
+        Called in another thread than the rest. What is older can be given up.
+        """
+        with self._shared.locked() as held:
+            for index, word in enumerate(self._shared.words()):
+                if due and held and word.sequence == sequence and word.state is SlotState.STAGED:
+                    self._shared.set_word(index, Word(SlotState.STAGED, sequence, due=True, keep=word.keep))
+            self._agreed = max(self._agreed, sequence)
+            self._void = {each for each in self._void if each > self._agreed}
+
+    def disown(self, sequence: int) -> None:
+        """Some rank has no part of this checkpoint, nor will have. Called in another thread, too."""
+        with self._shared.locked():
+            self._void.add(sequence)
+
+    @property
+    def awaits_agreement(self) -> bool:
+        """Whether a slot will be free once the other ranks have staged their parts, too."""
+        return self._grouped and any(
+            word.state is SlotState.STAGED and word.sequence > self._agreed and word.sequence not in self._void
+            for word in self._shared.words()
+        )
+
     def ask(self, *, keep: bool) -> int | None:
-        """Make the newest staged checkpoint due, and return its sequence number; None if none was staged."""
+        """Make the newest staged checkpoint due, and return its sequence number; None if none was staged.
+
+        Of several ranks, what all have staged, too: it may be the newest that each of them will have on disk.
+        """
+        if self._grouped:
+            self._ask_agreed()
         with self._shared.locked() as held:
             for index, word in enumerate(self._shared.words()):
                 if word.sequence != self._newest or word.state not in (SlotState.STAGED, SlotState.PERSISTING):
@@ -132,6 +182,13 @@ class Slots:
                 self._shared.set_word(index, Word(word.state, word.sequence, due=True, keep=word.keep or keep))
                 return self._newest
         return None
+
+    def _ask_agreed(self) -> None:
+        with self._shared.locked() as held:
+            for index, word in enumerate(self._shared.words()):
+                durable = word.sequence <= self._shared.durable_sequence
+                if held and word.state is SlotState.STAGED and self._counts(word.sequence) and not durable:
+                    self._shared.set_word(index, Word(SlotState.STAGED, word.sequence, due=True, keep=word.keep))
 
     @property
     def newest_sequence(self) -> int | None:

@@ -1,5 +1,8 @@
 """The saver's loop: persist what is due; when the trainer is gone, persist the newest staged checkpoint and end.
 
+Of a job of several processes each saver persists all that is staged then, for a part counts only where every rank has
+its own.
+
 What the disk refuses is tried again, for as long as it is told to: with the trainer dead nobody else has it.
 """
 
@@ -15,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkflow.store.both.config import SaverConfig
-from checkflow.store.both.messages import CLOSE, LAST, NOW, FailedReport, Message, Notice, encode, send
+from checkflow.store.both.messages import CLOSE, LAST, NOW, FailedReport, Message, Notice, agreed_in, encode, send
 from checkflow.store.both.saver_log import write_log
 from checkflow.store.format.disk import Disk
-from checkflow.store.memory.saver_slots import Taken, recover, take_due, take_last
+from checkflow.store.memory.saver_slots import Taken, recover, take_due, take_last, take_left
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.saver.held_store import HeldStore
 from checkflow.store.saver.persister import Persister, Written
@@ -43,6 +46,7 @@ class Saver:
         self._hold = HeldStore(self._config.store, directory_fd, lock_fd)
         self._outbox: deque[Message] = deque()
         self._last = self._closing = self._orphan = self._last_tried = False
+        self._taken: set[int] = set()  # sequence numbers
         self._persister = Persister(shared, self._config, disk, self._report, store, self._look)
         self._patience = self._persister.patience
         self._settler = Settler(self._settle)
@@ -75,8 +79,8 @@ class Saver:
         waits_s = 0.0 if in_a_hurry else self._patience.wait_s
         taken = None if waits_s else take_due(self._shared)
         if taken is None and not waits_s and self._orphan and not self._last_tried:
-            self._last_tried = True  # what fails then is due, until patience is exhausted
-            taken = take_last(self._shared)
+            taken = self._left()  # what fails then is due, until patience is exhausted
+            self._last_tried = taken is None or not self._config.grouped
         if taken is not None:
             self._persist(taken)
             return True
@@ -98,7 +102,12 @@ class Saver:
         self._listen(None)
         return True
 
+    def _left(self) -> Taken | None:
+        """What a dead trainer left."""
+        return take_left(self._shared, self._taken) if self._config.grouped else take_last(self._shared)
+
     def _persist(self, taken: Taken) -> None:
+        self._taken.add(taken.sequence)
         busy = self._settler.busy  # what is settled meanwhile makes room just as what is waited for
         written = self._persister.write(taken, lambda: self._settler.wait() or busy)
         self._listen(0)
@@ -149,6 +158,8 @@ class Saver:
                 return
             if packet == NOW:
                 self._patience.hurry()
+            if (agreed := agreed_in(packet)) is not None:
+                self._persister.agree(agreed)
             self._last = self._last or packet == LAST
             self._closing = self._closing or packet == CLOSE
 

@@ -18,6 +18,7 @@ from checkflow.store.both.retry import Patience
 from checkflow.store.format.disk import Disk, remove_tree
 from checkflow.store.format.layout import Layout
 from checkflow.store.format.manifest import Manifest, directory_name
+from checkflow.store.format.ranks import WHOLE
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine, verify_written
 from checkflow.store.format.retention import Retained, to_prune
 from checkflow.store.format.writer import (
@@ -87,6 +88,9 @@ class Persister:
     _serial: int = field(init=False, default=0)  # tried last
     _must_look: bool = field(init=False, default=True)  # in the store, for the highest serial
     _newest: Published | None = field(init=False, default=None)  # None also where one did not read back
+    _serials: dict[int, int] = field(init=False, default_factory=dict)  # by sequence number, where ranks have to agree
+    _agreed_serial: int = field(init=False, default=0)  # verified on each rank; nothing newer is pruned
+    _is_whole: bool = field(init=False, default=False)  # which the store says, too
 
     def __post_init__(self) -> None:
         self.layouts = tuple(map(Layout.of, self.config.lanes))
@@ -121,6 +125,8 @@ class Persister:
         except OSError as error:
             self._put_off(taken, error)
             return None
+        if self.config.grouped:
+            self._serials[taken.sequence] = published.manifest.serial
         give_back(self.shared, taken)
         lasted_s = self.patience.succeeds()
         if lasted_s is not None:
@@ -136,6 +142,17 @@ class Persister:
             )
         )
         return Written(taken, published.manifest)
+
+    def agree(self, sequence: int) -> None:
+        """Every rank has verified its part of this checkpoint; told of one that another saver wrote, none is newer."""
+        self._agreed_serial = max(self._agreed_serial, self._serials.get(sequence, 0))
+        if not self._is_whole:
+            with contextlib.suppress(OSError):  # the next time
+                (self.store / WHOLE).touch()
+                self.disk.sync_directory(self.store)
+                self._is_whole = True
+        for older in [each for each in self._serials if each < sequence]:
+            del self._serials[older]
 
     def _put_off(self, taken: Taken, error: OSError) -> None:
         begins = self.patience.fails()
@@ -239,9 +256,15 @@ class Persister:
         return max([listed, 1 + self._serial, *(1 + known.serial for known in tuple(self._known.values()))])
 
     def _needless(self, verified: Written) -> tuple[str, ...]:
-        """The names of the checkpoints that retention does not hold once this one verified, oldest first."""
+        """The names of the checkpoints that retention does not hold once this one verified, oldest first.
+
+        Of several ranks' only those that are older than one that each of them has verified.
+        """
         names = {known.serial: name for name, known in self._known.items()}
-        serials = to_prune(self._known.values(), verified.manifest.serial, self.config.retention)
+        serial = verified.manifest.serial
+        if self.config.grouped:
+            serial = min(serial, self._agreed_serial)
+        serials = to_prune(self._known.values(), serial, self.config.retention)
         return tuple(names[serial] for serial in serials)
 
     def _prune_or_tell(self, verified: Written) -> int:

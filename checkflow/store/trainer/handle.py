@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 import warnings
 import weakref
@@ -27,13 +28,14 @@ from checkflow.events import Event
 from checkflow.interrupts import held_back
 from checkflow.store.both.config import SaverConfig
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.both.messages import LAST, WAKE
+from checkflow.store.both.messages import LAST, WAKE, VerifiedReport, agreed
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.both.saver_log import take_log
 from checkflow.store.format.layout import Layout
 from checkflow.store.format.retention import Retention
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slot, Slots, WhenFull
+from checkflow.store.trainer.peers import Peers
 from checkflow.store.trainer.persist_every import Pace, PersistEvery
 from checkflow.store.trainer.status import Status, Tally
 from checkflow.store.trainer.supervisor import Supervisor
@@ -54,17 +56,22 @@ class StoreHandle:
     def __init__(
         self, shared: SharedMemory, layouts: Sequence[Layout], lock: StoreLock, tally: Tally, *, pace: Pace,
         when_full: WhenFull, on_error: OnError, notify: Callable[[str], None], hang_s: float, retry_s: float,
+        peers: Peers | None,
     ) -> None:  # fmt: skip
         self.shared = shared
         self.layouts = tuple(layouts)  # of the slots of each lane
         self._lock = lock
-        self._slots = Slots(shared, self.layouts, when_full)
+        self._peers = peers
+        self._agreeing = threading.Lock()  # with the thread that tells what they agree on
+        self._slots = Slots(shared, self.layouts, when_full, grouped=peers is not None)
         self._pace = pace
         self._when_full = when_full
         self._on_error = on_error
         self._notify = notify
         self._tally = tally
-        self._saver = Supervisor(shared, self._slots, lock, self._tally, hang_s=hang_s, retry_s=retry_s)
+        self._saver = Supervisor(
+            shared, self._slots, lock, self._tally, hang_s=hang_s, retry_s=retry_s, verified=self._was_verified
+        )
         self._closed = False
         self._let_go = weakref.finalize(
             self, _let_go, self._saver, lock, shared
@@ -89,6 +96,7 @@ class StoreHandle:
         hang_s: float = 120.0,
         retry_s: float = RETRY_S,
         versions: Mapping[str, str] | None = None,
+        peers: Peers | None = None,
     ) -> StoreHandle:
         """Take the store, allocate the slots, start the saver.
 
@@ -96,6 +104,9 @@ class StoreHandle:
 
         `after`: a handle on the same store, whose slots no longer do. What they hold is durable before they are given
         up, and nobody else gets the store in between.
+
+        `peers`: other ranks that have the other parts of each checkpoint. Which are persisted, and which may be pruned,
+        is agreed with them.
 
         What cannot be made durable is tried again for `retry_s`, and as long by a saver whose trainer died; only then
         is it an error. `notify` is told what a person should know: a wait for the previous saver, its last errors, that
@@ -113,8 +124,9 @@ class StoreHandle:
             tuple(layout.specs for layout in layouts),
             retention,
             dict(versions or {}),
-            newest_wins=when_full == "skip",
+            newest_wins=when_full == "skip" and peers is None,
             retry_s=retry_s,
+            grouped=peers is not None,
         ).dump()
         with contextlib.ExitStack() as undo:
             with held_back(signal.SIGINT):
@@ -129,7 +141,7 @@ class StoreHandle:
                 undo.callback(shared.close)
                 handle = cls(
                     shared, layouts, lock, tally, pace=Pace(persist_every), when_full=when_full, on_error=on_error,
-                    notify=notify, hang_s=hang_s, retry_s=retry_s,
+                    notify=notify, hang_s=hang_s, retry_s=retry_s, peers=peers,
                 )  # fmt: skip
                 undo.callback(handle._let_go)
             undo.pop_all()
@@ -195,11 +207,53 @@ class StoreHandle:
         if not whole:
             self._slots.stage(slot, iteration, record, due=False, whole=False)
             return
-        due = self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
+        due = self._peers is None and self._is_due(iteration)
         due = self._slots.stage(slot, iteration, record, due=due)
         self._tally.stage(iteration)
         if due:
             self._saver.tell(WAKE)
+        if self._peers is not None:
+            sequence = self._slots.newest_sequence or 0
+            self._peers.staged(
+                iteration, lambda: self._is_due(iteration), lambda due: self._was_ruled(sequence, iteration, due)
+            )
+
+    def skipped(self, iteration: int) -> None:
+        """No slot will have this checkpoint."""
+        if self._peers is not None:
+            self._peers.skipped(iteration)
+
+    def _is_due(self, iteration: int) -> bool:
+        return self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
+
+    def _was_ruled(self, sequence: int, iteration: int, due: bool | None) -> None:
+        """Every rank has staged its part, or some rank never will."""
+        if due is not None:
+            self._pace.ruled(iteration, time.monotonic(), due=due)
+        with self._agreeing:
+            if self._closed:
+                return
+            if due is None:
+                self._slots.disown(sequence)
+                return
+            self._slots.agree(sequence, due=due)
+            if due:
+                self._tell_meanwhile(WAKE)
+
+    def _was_verified(self, report: VerifiedReport) -> None:
+        """By this rank."""
+        if self._peers is not None:
+            self._peers.verified(report.iteration, lambda: self._may_prune(report.sequence))
+
+    def _may_prune(self, sequence: int) -> None:
+        with self._agreeing:
+            if not self._closed:
+                self._tell_meanwhile(agreed(sequence))
+
+    def _tell_meanwhile(self, word: bytes) -> None:
+        """In another thread: the saver may end, and this thread close its socket."""
+        with contextlib.suppress(OSError):
+            self._saver.tell(word)
 
     def abandon(self, slot: Slot) -> None:
         """Give back a slot whose filling failed."""
@@ -251,8 +305,7 @@ class StoreHandle:
                 self._drain(deadline)
                 self._saver.end(deadline)
             finally:
-                self._closed = True
-                _open_handles.discard(self)
+                self._shut()
                 self._let_go()
         self._deliver()
 
@@ -264,11 +317,15 @@ class StoreHandle:
         if not durable and self._slots.newest_sequence is not None:
             raise StoreError(f"{self.path}: its slots cannot be given up, for what they hold is not durable")
         self._saver.end(deadline)
-        self._closed = True
-        _open_handles.discard(self)
+        self._shut()
         self._let_go.detach()
         self.shared.close()
         return self._lock
+
+    def _shut(self) -> None:
+        with self._agreeing:
+            self._closed = True
+        _open_handles.discard(self)
 
     def _drain(self, deadline: float) -> bool:
         deaths = self._saver.deaths
@@ -316,7 +373,7 @@ class StoreHandle:
                     return slot
                 if not pending and self.shared.pages.refused:
                     return None
-                if not pending:
+                if not pending and not self._slots.awaits_agreement:
                     raise StoreError("slots: all are being filled; stage or abandon one before acquiring another")
                 self._saver.wait(0.05)
                 self.poll()
@@ -343,6 +400,8 @@ class StoreHandle:
                 self._notify(each.line)
 
     def _deliver(self) -> None:
+        if self._peers is not None and (trouble := self._peers.trouble()) is not None:
+            self._notify(f"{self.path}: {trouble}")
         refusal = self.shared.pages.take_refusal()
         if refusal is not None:
             self._saver.fail(refusal)

@@ -65,3 +65,9 @@ class Pace:
             return False
         self._last_s = now_s
         return True
+
+    def ruled(self, iteration: int, now_s: float, *, due: bool) -> None:
+        """Another one has decided for this one."""
+        self._last_iteration = iteration
+        if due:
+            self._last_s = now_s

@@ -1,0 +1,121 @@
+"""What ranks agree on while they train, in a thread of its own: nobody waits for it.
+
+    every rank:         counts itself under the matter's name, or leaves there that it is void
+    the last to count:  rules, and leaves the ruling there
+    every rank:         finds it
+
+So each rank hears the same ruling, whoever made it, and there is none while a rank has not come to it. What a rank has
+not heard yet it has to act on as if there were none.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from checkflow.distributed.group import Group, reached
+from checkflow.errors import PeerError
+
+_PAUSE_S = (0.001, 0.02)  # between looks, at first and at most
+_KEPT = 64  # names of matters that stay in the store after their time, so that every rank has seen their ruling
+_YES, _NO, _VOID = "yes", "no", "void"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Matter:
+    name: str
+    rules: Callable[[], bool]
+    agreed: Callable[[bool | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Void:
+    """Of this matter there will be no ruling but that it is void."""
+
+    name: str
+
+
+class Agreement:
+    """Of one group. `attempt` is part of every name: a restore begins anew."""
+
+    def __init__(self, group: Group) -> None:
+        self.attempt = 0
+        self._group = group
+        self._said: queue.SimpleQueue[_Matter | _Void | None] = queue.SimpleQueue()
+        self._waiting: list[_Matter] = []
+        self._past: deque[str] = deque()
+        self._trouble: str | None = None
+        self._thread = threading.Thread(target=self._run, name="checkflow-agreement", daemon=True)
+        self._thread.start()
+
+    def staged(self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]) -> None:
+        """See store.trainer.peers.Peers."""
+        self._said.put(_Matter(f"{self.attempt}/staged/{iteration}", rules, agreed))
+
+    def skipped(self, iteration: int) -> None:
+        """See there."""
+        self._said.put(_Void(f"{self.attempt}/staged/{iteration}"))
+
+    def verified(self, iteration: int, agreed: Callable[[], None]) -> None:
+        """See there."""
+        name = f"{self.attempt}/verified/{iteration}"
+        self._said.put(_Matter(name, lambda: False, lambda _ruling: agreed()))
+
+    def trouble(self) -> str | None:
+        """See there."""
+        found, self._trouble = self._trouble, None
+        return found
+
+    def close(self) -> None:
+        """Agree on nothing more. What was said and not agreed on stays open."""
+        self._said.put(None)
+        self._thread.join(1.0)  # it may wait for a store that does not answer
+
+    def _run(self) -> None:
+        pause_s = _PAUSE_S[1]
+        try:
+            while True:
+                try:
+                    matter = self._said.get(timeout=pause_s if self._waiting else None)
+                    if matter is None:
+                        return
+                    self._say(matter)
+                    pause_s = _PAUSE_S[0]
+                except queue.Empty:
+                    pause_s = min(2 * pause_s, _PAUSE_S[1])
+                self._hear()
+        except PeerError as error:
+            self._trouble = f"nothing more is agreed on with the other ranks, and nothing more is pruned: {error}"
+
+    def _say(self, matter: _Matter | _Void) -> None:
+        values = self._group.more
+        self._past.append(matter.name)
+        with reached():
+            if isinstance(matter, _Void):
+                values.compare_set(_ruling(matter.name), "", _VOID)
+            else:
+                self._waiting.append(matter)
+                if values.add(matter.name, 1) == self._group.size:
+                    values.compare_set(_ruling(matter.name), "", _YES if matter.rules() else _NO)
+            if len(self._past) > _KEPT:
+                name = self._past.popleft()
+                values.delete_key(name)
+                values.delete_key(_ruling(name))
+
+    def _hear(self) -> None:
+        for matter in tuple(self._waiting):
+            with reached():
+                ruled = self._group.more.check([_ruling(matter.name)])
+                ruling = self._group.more.get(_ruling(matter.name)).decode() if ruled else _VOID
+            if ruled:
+                matter.agreed(None if ruling == _VOID else ruling == _YES)
+                self._waiting.remove(matter)
+        while len(self._waiting) > _KEPT:  # not every rank reads every checkpoint back
+            del self._waiting[0]
+
+
+def _ruling(name: str) -> str:
+    return f"{name}/ruling"

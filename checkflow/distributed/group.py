@@ -1,0 +1,129 @@
+"""The ranks of a training in several processes, and what they tell each other where training may wait: at attach and
+restore.
+
+They meet in the store of torch.distributed's own processes, under names of their own and over connections of their own:
+no collective is involved, so that a rank that is missing is known by its number, and nobody waits for it for good.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from checkflow import strictjson
+from checkflow.errors import CheckflowError, PeerError
+from checkflow.interrupts import let_through
+from checkflow.torch_internals import KeyValues, meeting_place
+
+DEADLINE_S = 600.0
+_FAILED = "failed"
+_PAUSE_S = (0.001, 0.05)  # between looks, at first and at most
+_attached = itertools.count(1)  # every rank attaches its trainings in the same order
+
+
+@dataclass(eq=False)
+class Group:
+    """This process is `rank` of `size`; `deadline_s`: how long others are waited for.
+
+    `values` and `more` are two connections to one store, for two threads.
+    """
+
+    rank: int
+    size: int
+    deadline_s: float
+    values: KeyValues
+    more: KeyValues
+    _count: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    @classmethod
+    def here(cls, deadline_s: float = DEADLINE_S) -> Group | None:
+        """The group of this process; None where it trains alone."""
+        met = meeting_place(f"checkflow/{next(_attached)}")
+        if met is None or met.size == 1:
+            return None
+        return cls(met.rank, met.size, deadline_s, met.connect(), met.connect())
+
+    def gather(self, what: str, value: object) -> list[object]:
+        """What each rank says, by rank; values of JSON. `what` names the occasion to a person: "attach()".
+
+        Every rank calls this in the same order. Raises PeerError that names who has not said anything by the deadline,
+        or what another rank has failed with.
+        """
+        key = f"{next(self._count)}"
+        with reached():
+            self.values.set(f"{key}/{self.rank}", json.dumps(value))
+        keys = [f"{key}/{rank}" for rank in range(self.size)]
+        self._wait(what, keys)
+        with reached():
+            return [strictjson.loads(found) for found in self.values.multi_get(keys)]
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """An error of this rank inside ends the waiting of the others, with its message."""
+        try:
+            yield
+        except PeerError:
+            raise
+        except BaseException as error:
+            said = str(error) if isinstance(error, CheckflowError) else f"{type(error).__name__}: {error}"
+            self._fail(f"rank {self.rank}: {said}")
+            raise
+
+    def same(self, what: str, value: Mapping[str, object]) -> None:
+        """Raises PeerError, on each rank, that names the first field in which ranks differ."""
+        everyone = self.gather(what, dict(value))
+        for rank, other in enumerate(everyone):
+            assert isinstance(other, dict)
+            first = everyone[0]
+            assert isinstance(first, dict)
+            for key in value:
+                if other.get(key) != first.get(key):
+                    raise PeerError(
+                        f"{key}: is {_said(first.get(key))} on rank 0, but {_said(other.get(key))} on rank {rank}; "
+                        "give every rank the same"
+                    )
+
+    def _wait(self, what: str, keys: Sequence[str]) -> None:
+        deadline, pause_s = time.monotonic() + self.deadline_s, _PAUSE_S[0]
+        while True:
+            with reached():
+                if self.values.check(list(keys)):
+                    return
+                if self.values.check([_FAILED]):
+                    raise PeerError(self.values.get(_FAILED).decode())
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(pause_s)
+            let_through()
+            pause_s = min(2 * pause_s, _PAUSE_S[1])
+        with reached():
+            missing = [str(rank) for rank, key in enumerate(keys) if not self.values.check([key])]
+        who = f"ranks {', '.join(missing)} have" if len(missing) > 1 else f"rank {', '.join(missing)} has"
+        raise PeerError(
+            f"{what}: {who} not come to it within {self.deadline_s:g} s; call it on every rank, and see whether all run"
+        )
+
+    def _fail(self, message: str) -> None:
+        """The first message counts."""
+        try:
+            self.values.compare_set(_FAILED, "", message)
+        except RuntimeError:
+            return  # nobody is left to hear it
+
+
+@contextmanager
+def reached() -> Iterator[None]:
+    """Raises PeerError where the store of torch.distributed is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = str(error).splitlines()[0]
+        raise PeerError(f"the other ranks cannot be reached ({why:.200}); see whether rank 0 still runs") from None
+
+
+def _said(value: object) -> str:
+    return f"{value!r:.80}"

@@ -1,0 +1,37 @@
+"""The directory of each rank, in the store of a job of several processes. Each is a store by itself."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from checkflow.errors import StoreError
+
+WHOLE = "whole"  # an empty file in a rank's directory: every rank once had all its part of a checkpoint on disk
+_DIRECTORY = re.compile(r"rank-(?P<rank>0|[1-9]\d{0,6})-of-(?P<size>[1-9]\d{0,6})")
+
+
+def directory_of(rank: int, size: int) -> str:
+    """(3, 8) -> "rank-3-of-8"."""
+    return f"rank-{rank}-of-{size}"
+
+
+def ranks_in(store: Path) -> dict[int, tuple[int, ...]]:
+    """The number of processes of each job that a store has directories of -> the ranks that have one, ascending.
+
+    Empty for the store of one process, and for what does not exist. Raises StoreError for what cannot be read.
+    """
+    try:
+        names = os.listdir(store)  # noqa: PTH208 (only the names)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(f"{store}: is no store that can be read ({why}); check the path") from None
+    found: dict[int, list[int]] = {}
+    for name in names:
+        match = _DIRECTORY.fullmatch(name)
+        if match is not None and int(match["rank"]) < int(match["size"]):
+            found.setdefault(int(match["size"]), []).append(int(match["rank"]))
+    return {size: tuple(sorted(ranks)) for size, ranks in sorted(found.items())}

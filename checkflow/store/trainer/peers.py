@@ -1,0 +1,23 @@
+"""What a handle asks of the other ranks of its job: a checkpoint counts once each of them has its part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Peers(Protocol):
+    """The other ranks. Nobody waits for them: what they agree on is told in another thread."""
+
+    def staged(self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]) -> None:
+        """This rank's part is staged. The rank that is the last one to say so rules whether it is due on every rank;
+        `agreed` is called with that, or with None where some rank will have no part."""
+
+    def skipped(self, iteration: int) -> None:
+        """This rank will have no part of this one."""
+
+    def verified(self, iteration: int, agreed: Callable[[], None]) -> None:
+        """This rank's part was read back from its disk; `agreed` is called once every rank's was."""
+
+    def trouble(self) -> str | None:
+        """What keeps them from agreeing, in a line, once."""

@@ -1,0 +1,111 @@
+"""A job of several ranks, as torchrun starts them, of which tests kill some."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+TRAINER = Path(__file__).parent / "rank_to_kill.py"
+LONGEST_S = 120.0
+
+
+class Job:
+    """Ranks that run; what each said, by line. A context manager that leaves none."""
+
+    def __init__(self, size: int, *arguments: object, ranks: Iterable[int] | None = None) -> None:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, str(TRAINER), *map(str, arguments)]
+        meeting = {
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(size),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.ranks = {
+            rank: subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                start_new_session=True,
+            )
+            for rank in (range(size) if ranks is None else ranks)
+        }
+        self.said: dict[int, list[str]] = {rank: [] for rank in self.ranks}
+        self.errors: dict[int, list[str]] = {rank: [] for rank in self.ranks}
+        self._threads = [
+            threading.Thread(target=_listen, args=(stream, lines), daemon=True)
+            for rank, process in self.ranks.items()
+            for stream, lines in ((process.stdout, self.said[rank]), (process.stderr, self.errors[rank]))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.wait()
+        for process in self.ranks.values():
+            for stream in (process.stdout, process.stderr):
+                assert stream is not None
+                stream.close()
+
+    def numbers(self, rank: int, word: str) -> set[int]:
+        """What it said behind a word."""
+        return {int(line.split()[1]) for line in tuple(self.said[rank]) if line.startswith(word)}
+
+    def iteration(self, rank: int) -> int:
+        """How many it has completed."""
+        return max(self.numbers(rank, "iteration"), default=0)
+
+    def common(self, word: str) -> int:
+        """The newest iteration that every rank has said behind a word."""
+        return max(set.intersection(*(self.numbers(rank, word) for rank in self.ranks)), default=0)
+
+    def reach(self, iteration: int) -> None:
+        """Wait until each rank has completed so many."""
+        deadline = time.monotonic() + LONGEST_S
+        while min(map(self.iteration, self.ranks)) < iteration:
+            assert time.monotonic() < deadline, self.errors
+            assert all(process.poll() is None for process in self.ranks.values()), self.errors
+            time.sleep(0.002)
+
+    def kill(self, ranks: Iterable[int] | None = None, number: int = signal.SIGKILL) -> None:
+        """These, or all."""
+        for rank in self.ranks if ranks is None else ranks:
+            with contextlib.suppress(ProcessLookupError):
+                self.ranks[rank].send_signal(number)
+
+    def wait(self) -> dict[int, int]:
+        """The exit codes, once all have ended."""
+        codes = {rank: process.wait(LONGEST_S) for rank, process in self.ranks.items()}
+        for thread in self._threads:
+            thread.join(LONGEST_S)
+        return codes
+
+    def done(self) -> dict[int, tuple[int, str]]:
+        """Once all have ended as they should: for each rank the iteration it resumed at and its digest."""
+        codes = self.wait()
+        assert set(codes.values()) == {0}, self.errors
+        last = {rank: self.said[rank][-1].split() for rank in self.ranks}
+        return {rank: (int(words[1]), words[2]) for rank, words in last.items()}
+
+
+def _listen(stream: Iterable[str] | None, lines: list[str]) -> None:
+    assert stream is not None
+    for line in stream:
+        if line.endswith("\n"):  # one that a kill cut is none
+            lines.append(line.rstrip("\n"))

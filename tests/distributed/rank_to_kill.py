@@ -1,0 +1,98 @@
+"""A rank of a training that tests start, kill and start again:
+
+    python rank_to_kill.py KIND STORE ITERATIONS PAUSE_S [OPTION=N ...]
+
+It says "iteration N" after each, "staged N", "verified N", and at the end "done RESUMED DIGEST": of all that this rank
+has of the training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import checkflow
+
+
+def net() -> torch.nn.Module:
+    """With buffers that differ by rank."""
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, 32),
+        torch.nn.BatchNorm1d(32),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.1),
+        torch.nn.Linear(32, 4),
+    )
+
+
+def ddp() -> torch.nn.Module:
+    """Its buckets stay as they are: else it makes others after the first iteration of each start, and the sum over more
+    than two ranks has other bits."""
+    return DistributedDataParallel(net(), broadcast_buffers=False, find_unused_parameters=True)
+
+
+KINDS = {"ddp": ddp}
+
+
+def say(*words: object) -> None:
+    """A line at once, so that a kill leaves whole ones."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer, losses: torch.Tensor) -> str:
+    found = hashlib.sha256()
+    tensors = [*model.state_dict().values(), losses, torch.get_rng_state()]
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            tensors += [value for value in optimizer.state[parameter].values() if isinstance(value, torch.Tensor)]
+    for tensor in tensors:
+        found.update(local(tensor).detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[str, object]) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = KINDS[kind]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = torch.zeros(())
+    torch.manual_seed(100 + rank)
+
+    def told(event: checkflow.Event) -> None:
+        if isinstance(event, (checkflow.Staged, checkflow.Verified)):
+            say(type(event).__name__.lower(), event.iteration)
+
+    options |= {"extra": {"losses": losses}, "on_event": told}
+    with checkflow.attach(model, optimizer, store=store, **options) as checkpointer:  # type: ignore[arg-type]
+        resumed = checkpointer.restore()
+        for iteration in range(resumed, iterations):
+            loss = model(torch.randn(8, 16)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses += loss.detach()
+            checkpointer.step()
+            say("iteration", iteration + 1)
+            time.sleep(pause_s)
+    say("done", resumed, digest(model, optimizer, losses))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parsed = dict(argument.split("=") for argument in sys.argv[5:])
+    every = parsed.pop("persist_every", None)
+    given: dict[str, object] = {key: int(value) if value.isdigit() else value for key, value in parsed.items()}
+    if every is not None:
+        given["persist_every"] = checkflow.PersistEvery(iterations=int(every))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), given)

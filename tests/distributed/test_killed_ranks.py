@@ -1,0 +1,83 @@
+"""Ranks, savers and directories go at any moment: what is resumed equals a run that was never interrupted."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+from job_of_ranks import Job
+from processes import children, command
+
+from checkflow.store.format.ranks import directory_of
+
+ITERATIONS = 40
+PAUSE_S = 0.01
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+KILLS = 12 if NIGHTLY else 1
+CASES = list(itertools.product([2, 4], ["one", "all", "saver", "machine"])) if NIGHTLY else [(2, "one"), (4, "machine")]
+
+
+@cache
+def uninterrupted(kind: str, size: int, store: Path) -> dict[int, str]:
+    with Job(size, kind, store, ITERATIONS, 0) as job:
+        return {rank: digest for rank, (_, digest) in job.done().items()}
+
+
+@pytest.fixture(scope="session")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("uninterrupted")
+
+
+def savers(job: Job, rank: int) -> list[int]:
+    return [pid for pid in children(job.ranks[rank].pid) if "checkflow.store.saver" in command(pid)]
+
+
+@pytest.mark.parametrize(("size", "who"), CASES)
+def test_a_killed_job_resumes_as_if_it_had_not_been(size: int, who: str, tmp_path: Path, expected: Path) -> None:
+    kind, draw = "ddp", random.Random(f"{size} {who}")
+    resumed = 0
+    for _ in range(KILLS):
+        with Job(size, kind, tmp_path, ITERATIONS, PAUSE_S, "persist_every=3") as job:
+            job.reach(min(resumed + draw.randint(2, 8), ITERATIONS - 1))
+            time.sleep(draw.random() * 2 * PAUSE_S)
+            victim = draw.randrange(size)
+            if who in ("saver", "machine"):
+                for pid in savers(job, victim):
+                    os.kill(pid, signal.SIGKILL)
+            if who == "saver":
+                time.sleep(0.5)  # another one runs by then
+            elif who == "one":
+                job.kill([victim])
+                time.sleep(0.3)  # the others fail in their collectives, and leave as after any error
+            job.kill()
+            job.wait()
+            completed = max(map(job.iteration, job.ranks))
+            promised = job.common("verified" if who == "machine" else "staged")
+        with Job(size, kind, tmp_path, completed + 1, 0) as job:  # a little further, so that each kill finds another
+            found = job.done()
+        (now,) = {iteration for iteration, _ in found.values()}
+        assert promised <= now <= completed
+        resumed = completed + 1
+    with Job(size, kind, tmp_path, ITERATIONS, 0) as job:
+        found = job.done()
+    alone = uninterrupted(kind, size, expected / f"{kind}{size}")
+    assert {rank: digest for rank, (_, digest) in found.items()} == alone
+
+
+def test_a_lost_directory_is_a_clear_refusal(tmp_path: Path) -> None:
+    with Job(
+        2, "ddp", tmp_path, 30, 0.05, "persist_every=3"
+    ) as job:  # long enough for both to know of one that both have
+        job.done()
+    shutil.rmtree(tmp_path / directory_of(1, 2))
+    with Job(2, "ddp", tmp_path, 40, 0) as job:
+        assert set(job.wait().values()) == {1}
+        for said in job.errors.values():
+            assert "no checkpoint is whole, for rank 1 has none" in said[-1]
