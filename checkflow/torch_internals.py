@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch._ops import OpOverload as OpOverload
@@ -26,6 +26,9 @@ from torch.utils._foreach_utils import _foreach_supported_types as _types_in_uti
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_map as tree_map
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 MODULE_DICTS = ("_modules", "_parameters", "_buffers")  # where a module keeps what is in it
 EXTRA_STATE = _EXTRA_STATE_KEY_SUFFIX  # the end of the state_dict's key of what get_extra_state gives
@@ -174,6 +177,19 @@ def meeting_place(prefix: str) -> MeetingPlace | None:
         return PrefixStore(prefix, _get_default_store().clone())  # type: ignore[attr-defined]
 
     return MeetingPlace(torch.distributed.get_rank(), torch.distributed.get_world_size(), connect)
+
+
+def part_of(tensor: DTensor) -> torch.Tensor:
+    """What this rank holds of a tensor that ranks share: the memory itself, and no view that autograd knows."""
+    return tensor._local_tensor
+
+
+def place_in_whole(tensor: DTensor) -> tuple[int, ...]:
+    """The index of its first element in the whole, by dimension."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(offsets)
 
 
 # Operators

@@ -37,6 +37,7 @@ SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_can_decompose": lambda: (torch.ops.aten.add.Tensor,),
     "_foreach_copy_": lambda: (torch,),
     "_C": lambda: (torch,),
+    "_local_tensor": lambda: (importlib.import_module("torch.distributed.tensor").DTensor,),
     "_AutoDispatchBelowAutograd": lambda: (torch._C,),
     "_foreach_": lambda: (),  # how names begin, of which some are above
 }

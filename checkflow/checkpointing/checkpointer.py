@@ -147,7 +147,8 @@ class Checkpointer:
                     if begun:
                         raise InputError(f"restore: {self._store} has no checkpoint yet; save() one to come back to")
                     self._tell(f"{self._store}: no checkpoint yet; begins with iteration 1")
-                    self._executor.resume(0)  # of several processes, some may have a part of one that others have not
+                    if self._on_disk():  # parts of what other ranks have no part of
+                        self._executor.resume(0)
                     return 0
                 restored = restore(
                     found.loaded.files,

@@ -99,7 +99,7 @@ class Binding:
         lanes: dict[StateName, int],
     ) -> Binding:
         """With each storage under the optimizer that updates it, and the modules that have it."""
-        by_tensor = {id(live.tensor): storage for storage in storages.values() for live in storage.lives}
+        by_tensor = {id(live.held): storage for storage in storages.values() for live in storage.lives}
         return cls(
             device=device,
             storages=storages,
@@ -145,7 +145,7 @@ def _of_optimizer(
     number: int, optimizer: torch.optim.Optimizer, lives: Iterable[Live], by_tensor: dict[int, BoundStorage]
 ) -> tuple[BoundStorage, ...]:
     tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    tensors += [live.tensor for live in lives if live.optimizer == number]
+    tensors += [live.held for live in lives if live.optimizer == number]
     found = (by_tensor.get(id(tensor)) for tensor in tensors)
     return tuple(dict.fromkeys(storage for storage in found if storage is not None))
 
@@ -155,7 +155,7 @@ def _of_modules(
 ) -> dict[torch.nn.Module, tuple[BoundStorage, ...]]:
     found: dict[torch.nn.Module, dict[BoundStorage, None]] = {}
     for live in lives:
-        storage = by_tensor.get(id(live.tensor))
+        storage = by_tensor.get(id(live.held))
         if live.module is not None and storage is not None:
             found.setdefault(live.module, {})[storage] = None
     return {module: tuple(storages) for module, storages in found.items()}

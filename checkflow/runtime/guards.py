@@ -80,6 +80,6 @@ def changes(storage: BoundStorage, kind: GuardKind) -> bool:
         if live.buffer:
             if live.module is not None and is_batch_norm(live.module) and live.module.training:
                 return True
-        elif (live.parameter if live.parameter is not None else live.tensor).grad is not None:
+        elif (live.parameter if live.parameter is not None else live.held).grad is not None:
             return True
     return False

@@ -21,6 +21,7 @@ from checkflow.state.host.json_values import MAX_TENSOR_BYTES
 from checkflow.state.live import Live, entry_stems, live_state
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName, nearest, owner
+from checkflow.state.shards import local
 from checkflow.training import Training
 
 _ADVICE = "attach what the schedule was compiled for, or compile it again"
@@ -256,7 +257,7 @@ def _bound(id_: int, written: bool, lives: Sequence[Live], targets: Mapping[Stat
         start = int(tensor.storage_offset()) * tensor.element_size()
         if targets[live.name].alias_of is None:
             segments.append(Segment(start, tensor.numel() * tensor.element_size(), live.name))
-    counted = tuple(live.tensor for live in lives if not live.tensor.is_inference())
+    counted = tuple(live.held for live in lives if not live.held.is_inference())
     return BoundStorage(id_, lives[0].name, written, data, whole.data_ptr(), tuple(lives), tuple(segments), counted)
 
 
@@ -282,6 +283,7 @@ def _check_unscheduled(live: Live, device: torch.device, scheduled: Collection[s
 
 def _expected(view: ViewRow, parameters: Mapping[StateName, torch.nn.Parameter]) -> tuple[int, ...]:
     """The memory order that optimizer state will have: its parameter's, where shapes agree."""
-    parameter = owner(StateName(view.name), parameters)
+    found = owner(StateName(view.name), parameters)
+    parameter = None if found is None else local(found)
     order = memory_order(parameter) if parameter is not None and tuple(parameter.shape) == view.shape else None
     return order if order is not None else _logical(view.shape)

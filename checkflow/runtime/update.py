@@ -153,7 +153,7 @@ class Update:
     def _bind(self) -> None:
         self._binding = self._executor.bound.binding
         looks = not self._distrusted and can_look(self._optimizer)
-        self._bound = {id(live.tensor): s for s in self._guard.storages for live in s.lives} if looks else {}
+        self._bound = {id(live.held): s for s in self._guard.storages for live in s.lives} if looks else {}
         self._found, self._last, self._unseen = {}, {}, self._guard.storages
 
     def _torn(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,16 +19,20 @@ from checkflow.state import refused
 from checkflow.state.groups import read_scalars
 from checkflow.state.holders import models_of, optimizers_of, unwrapped
 from checkflow.state.names import StateName, stems
+from checkflow.state.shards import is_shared, local
 from checkflow.torch_internals import own_buffers, own_parameters
 from checkflow.training import Training
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Live:
-    """One name of a state tensor, and where it is held: container[key]."""
+    """One name of a state tensor, and where it is held: container[key].
+
+    `held` is what is there, `tensor` its bytes: of one that ranks share, this rank's part.
+    """
 
     name: StateName
-    tensor: torch.Tensor
+    held: torch.Tensor
     container: object
     key: object
     module: torch.nn.Module | None = None  # that owns a parameter or buffer
@@ -36,6 +40,10 @@ class Live:
     optimizer: int | None = None  # which optimizer's state
     parameter: torch.nn.Parameter | None = None  # that an optimizer's entry belongs to
     for_kernels: bool = False  # of an optimizer whose kernels read its scalars: on CUDA they are there
+    tensor: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensor", local(self.held))
 
     @property
     def entry(self) -> str:
@@ -57,9 +65,9 @@ class Live:
         """Whether the container now holds another tensor, or none."""
         container = self.container
         if isinstance(container, dict):
-            return container.get(self.key) is not self.tensor
+            return container.get(self.key) is not self.held
         if isinstance(container, (list, tuple)) and isinstance(self.key, int):
-            return self.key >= len(container) or container[self.key] is not self.tensor
+            return self.key >= len(container) or container[self.key] is not self.held
         return True
 
 
@@ -70,6 +78,8 @@ def live_state(training: Training) -> list[Live]:
         refused.check_tensor(live.name, live.tensor)
         if live.optimizer is None:
             refused.check_dense(live.name, live.tensor)
+        if live.parameter is not None:
+            refused.check_shared_alike(live.name, live.held, live.parameter)
     if len({live.name for live in found}) < len(found):
         name, _ = Counter(live.name for live in found).most_common(1)[0]
         raise InputError(f"{name}: two tensors of this training have that name; rename one")
@@ -109,6 +119,11 @@ def parameters_of(training: Training) -> Iterator[tuple[StateName, torch.nn.Para
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield StateName.of(holder, path), parameter
+
+
+def is_divided(training: Training) -> bool:
+    """Whether ranks share tensors of it (DTensor): FSDP2, tensor parallelism."""
+    return any(is_shared(parameter) for _, parameter in parameters_of(training))
 
 
 def parameter_names(training: Training) -> dict[int, StateName]:

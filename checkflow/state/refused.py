@@ -12,16 +12,15 @@ from checkflow.errors import InputError, ModelFileError, TraceError
 from checkflow.state.holders import models_of, modules_of, optimizers_of
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName
+from checkflow.state.shards import is_shared
 from checkflow.training import Training
 from checkflow.wrapped import held_by
 
 _DISTRIBUTED = {
     "FullyShardedDataParallel": "FSDP",
-    "FSDPModule": "FSDP",
     "DataParallel": "DataParallel",
-    "DTensor": "DTensor",
 }  # class -> as people call it
-_TRACED = _DISTRIBUTED | {"DistributedDataParallel": "DDP"}  # not yet, either
+_TRACED = {*_DISTRIBUTED, "DistributedDataParallel", "FSDPModule", "DTensor"}  # not yet, either
 
 # Of a training
 
@@ -33,7 +32,8 @@ def check_supported(training: Training) -> None:
     for holder, model in modules_of(training).items():
         if (kind := _distributed(model, _DISTRIBUTED)) is not None:
             raise InputError(
-                f"{holder}: {_DISTRIBUTED[kind]} is not supported yet; use DistributedDataParallel, or one process"
+                f"{holder}: {_DISTRIBUTED[kind]} is not supported yet; use FSDP2 (fully_shard), "
+                "DistributedDataParallel, or one process"
             )
 
 
@@ -141,6 +141,16 @@ def check_stored(name: StateName, tensor: torch.Tensor) -> None:
         raise InputError(f"{name}: has no data yet (meta device); materialize it first")
     if tensor.device.type not in ("cpu", "cuda"):
         raise InputError(f"{name}: device {tensor.device} is not supported; use cuda or cpu")
+
+
+def check_shared_alike(name: StateName, entry: torch.Tensor, parameter: torch.Tensor) -> None:
+    """Raises InputError for an optimizer's entry that ranks do not share as they share its parameter."""
+    if not is_shared(parameter) or (not is_shared(entry) and entry.dim() == 0):
+        return
+    if not is_shared(entry) or entry.shape != parameter.shape or entry.placements != parameter.placements:
+        raise InputError(
+            f"{name}: is not divided among ranks as its parameter is, which is not supported yet; use another optimizer"
+        )
 
 
 def check_dense(name: StateName, tensor: torch.Tensor) -> None:

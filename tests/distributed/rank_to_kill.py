@@ -14,19 +14,23 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import checkflow
 
 
-def net() -> torch.nn.Module:
+def net() -> torch.nn.Sequential:
     """With buffers that differ by rank."""
     return torch.nn.Sequential(
         torch.nn.Linear(16, 32),
         torch.nn.BatchNorm1d(32),
         torch.nn.ReLU(),
         torch.nn.Dropout(0.1),
-        torch.nn.Linear(32, 4),
+        torch.nn.Linear(32, 1),
     )
 
 
@@ -36,7 +40,46 @@ def ddp() -> torch.nn.Module:
     return DistributedDataParallel(net(), broadcast_buffers=False, find_unused_parameters=True)
 
 
-KINDS = {"ddp": ddp}
+def fsdp(mesh: DeviceMesh | None = None) -> torch.nn.Module:
+    """With parts that are uneven, and some that are empty."""
+    return sharded(net(), mesh)
+
+
+def sharded(model: torch.nn.Sequential, mesh: DeviceMesh | None = None) -> torch.nn.Module:
+    for module in model:
+        if next(module.parameters(), None) is not None:
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def hsdp() -> torch.nn.Module:
+    """Replicas of a sharded model."""
+    return fsdp(init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicas", "shards")))
+
+
+def tp(mesh: DeviceMesh | None = None) -> torch.nn.Sequential:
+    """Tensor parallelism: columns, rows, and a layer that is whole on each rank."""
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 6), torch.nn.Linear(6, 1))
+    mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return model
+
+
+def both() -> torch.nn.Module:
+    """FSDP2 of tensor parallelism, on 2 x 2 ranks."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shards", "parallel"))
+    model = tp(mesh["parallel"])
+    fully_shard(model, mesh=mesh["shards"])
+    return model
+
+
+KINDS = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp, "tp": tp, "both": both}
+
+
+def seed(kind: str, rank: int) -> int:
+    """Ranks that compute one product have the same data."""
+    return {"tp": 100, "both": 100 + rank // 2}.get(kind, 100 + rank)
 
 
 def say(*words: object) -> None:
@@ -46,7 +89,7 @@ def say(*words: object) -> None:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer, losses: torch.Tensor) -> str:
@@ -67,7 +110,7 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
     model = KINDS[kind]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = torch.zeros(())
-    torch.manual_seed(100 + rank)
+    torch.manual_seed(seed(kind, rank))
 
     def told(event: checkflow.Event) -> None:
         if isinstance(event, (checkflow.Staged, checkflow.Verified)):

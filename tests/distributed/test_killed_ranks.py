@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import shutil
@@ -20,8 +19,10 @@ from checkflow.store.format.ranks import directory_of
 ITERATIONS = 40
 PAUSE_S = 0.01
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-KILLS = 12 if NIGHTLY else 1
-CASES = list(itertools.product([2, 4], ["one", "all", "saver", "machine"])) if NIGHTLY else [(2, "one"), (4, "machine")]
+KILLS = 5 if NIGHTLY else 1
+KINDS = [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("tp", 2), ("both", 4)]
+WHO = ["one", "all", "saver", "machine"]
+CASES = [(*kind, who) for kind in KINDS for who in WHO] if NIGHTLY else [("ddp", 2, "one"), ("fsdp", 4, "machine")]
 
 
 @cache
@@ -39,9 +40,11 @@ def savers(job: Job, rank: int) -> list[int]:
     return [pid for pid in children(job.ranks[rank].pid) if "checkflow.store.saver" in command(pid)]
 
 
-@pytest.mark.parametrize(("size", "who"), CASES)
-def test_a_killed_job_resumes_as_if_it_had_not_been(size: int, who: str, tmp_path: Path, expected: Path) -> None:
-    kind, draw = "ddp", random.Random(f"{size} {who}")
+@pytest.mark.parametrize(("kind", "size", "who"), CASES)
+def test_a_killed_job_resumes_as_if_it_had_not_been(
+    kind: str, size: int, who: str, tmp_path: Path, expected: Path
+) -> None:
+    draw = random.Random(f"{kind} {size} {who}")
     resumed = 0
     for _ in range(KILLS):
         with Job(size, kind, tmp_path, ITERATIONS, PAUSE_S, "persist_every=3") as job:

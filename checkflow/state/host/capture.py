@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -28,8 +29,9 @@ from checkflow.state.host.optimizers import IsStored, OptimizerReader
 from checkflow.state.host.record import FORMAT, VERSION
 from checkflow.state.host.rng import RngReader
 from checkflow.state.host.tensors import Room, split
-from checkflow.state.live import parameter_names
+from checkflow.state.live import parameter_names, walk
 from checkflow.state.names import StateName, file_of, is_of_kind, subject_of
+from checkflow.state.shards import place_of
 from checkflow.training import Training
 
 _ROOM_BYTES = 2**16
@@ -82,6 +84,9 @@ class HostState:
         self._objects = objects
         self._rooms = rooms
         self._about: tuple[object, str] = (None, "")  # what is known of the run, and its text
+        self._walk = partial(walk, training)
+        self._states = [optimizer.state for optimizer in training.optimizers]
+        self._shards: tuple[tuple[int, ...] | None, str] = (None, "")  # how many parameters have state, and their text
         self._epoch: int | None = None
         self._tensors: dict[StateName, torch.Tensor] = {}
         self._rng = RngReader()
@@ -97,7 +102,8 @@ class HostState:
         objects = tuple(self._object_parts())
         rng = self._rng.read(self._objects.generators)  # after the objects: a fresh loader may draw when it is asked
         metadata = dump(encode(dict(self._objects.metadata), "metadata"))
-        end = f'],"rng":{rng},"metadata":{metadata}{self._about_text()}{self._member_text()}{self._losses_text()}}}'
+        more = f"{self._about_text()}{self._member_text()}{self._shards_text()}{self._losses_text()}"
+        end = f'],"rng":{rng},"metadata":{metadata}{more}}}'
         return Captured((f'{before},"objects":[', *objects, end))
 
     def part(self) -> str:
@@ -127,6 +133,19 @@ class HostState:
         if member is None:
             return ""
         return f',"member":{dump({"rank": member.rank, "size": member.size, "attempt": member.attempt})}'
+
+    def _shards_text(self) -> str:
+        """Found anew where optimizers have other state than before."""
+        known = tuple(map(len, self._states))
+        if known != self._shards[0]:
+            places = {live.name: place_of(live.held) for live in self._walk()}
+            found = {
+                name: {"shape": list(place.shape), "offsets": list(place.offsets)}
+                for name, place in places.items()
+                if place is not None
+            }
+            self._shards = (known, f',"shards":{dump(found)}' if found else "")  # type: ignore[arg-type]
+        return self._shards[1]
 
     def _losses_text(self) -> str:
         known = self._objects.losses.known

@@ -19,6 +19,7 @@ from checkflow.state.host.json_values import MAX_TENSOR_BYTES, Json, RefusedErro
 from checkflow.state.live import entries
 from checkflow.state.memory import identity, memory_order
 from checkflow.state.names import StateName, file_of, stems
+from checkflow.state.shards import local
 
 _IMMUTABLE = (int, float, bool, str, type(None))
 _UNKNOWN = object()
@@ -203,23 +204,25 @@ class OptimizerReader:
         """What a restore needs to make the state's tensors anew as they are: one for all who share it, in its order."""
         tied: dict[str, Json] = {}
         orders: dict[str, Json] = {}
-        first = {identity(parameter): self._name(parameter) for parameter in parameters if parameter.numel()}
-        for parameter in parameters:
+        parts = {parameter: local(parameter) for parameter in parameters}
+        first = {identity(part): self._name(parameter) for parameter, part in parts.items() if part.numel()}
+        for parameter, part in parts.items():
             stem = self._stems[self._name(parameter)]
-            for name, tensor, _, _ in entries(self._optimizer.state.get(parameter, {}), stem):
+            for name, entry, _, _ in entries(self._optimizer.state.get(parameter, {}), stem):
+                tensor = local(entry)
                 if not tensor.numel() or not self._stored(name):
                     continue
                 other = first.setdefault(identity(tensor), name)
                 if other != name:
                     tied[name.path] = other
                 order = memory_order(tensor)
-                usual = memory_order(parameter) if parameter.shape == tensor.shape else tuple(range(tensor.dim()))
+                usual = memory_order(part) if part.shape == tensor.shape else tuple(range(tensor.dim()))
                 if order is not None and order != usual:
                     orders[name.path] = list(order)
         laid: dict[str, Json] = {
             self._names[id(parameter)]: list(order)
-            for parameter in parameters
-            if (order := memory_order(parameter)) not in (None, tuple(range(parameter.dim())))
+            for parameter, part in parts.items()
+            if (order := memory_order(part)) not in (None, tuple(range(part.dim())))
         }
         fields = (("tied", tied), ("orders", orders), ("laid", laid))
         return "".join(f",{dump(key)}:{dump(value)}" for key, value in fields if value)

@@ -144,6 +144,15 @@ class MemberRecord(BaseModel):
     attempt: Annotated[int, Field(ge=1)]
 
 
+class ShardRecord(BaseModel):
+    """Where a rank's part of a tensor lies: the shape of the whole, and the index of the part's first element there."""
+
+    model_config = _STRICT
+
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    offsets: tuple[Annotated[int, Field(ge=0)], ...]
+
+
 class Record(BaseModel):
     """A checkpoint's host half. `iteration` iterations were completed."""
 
@@ -163,6 +172,7 @@ class Record(BaseModel):
     replay: ReplayRecord | None = None  # of state that is saved as it was some iterations before
     lanes: tuple[Annotated[int, Field(ge=0)], ...] = ()  # of files in lanes: how many iterations before, by lane
     member: MemberRecord | None = None  # of a training in several processes
+    shards: dict[str, ShardRecord] = {}  # of tensors that ranks share, by state name
     losses: tuple[float, ...] = ()  # the last ones that step() was given, oldest first
 
 

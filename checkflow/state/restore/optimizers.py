@@ -16,6 +16,7 @@ from checkflow.state.host.record import CohortRecord, GroupRecord, OptimizerReco
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName, stems
 from checkflow.state.restore.files import FileTensor, TensorFile, Tied
+from checkflow.state.shards import local, shared_like
 
 _ADVICE = "restore into the optimizer that was saved"
 
@@ -57,12 +58,14 @@ class OptimizerPlan:
             self.optimizer.state.pop(parameter, None)
             return
         state = self.optimizer.state[parameter]
-        made = {
-            entry: placing.placed(
-                value, state.get(entry), self._device(parameter, entry, group), parameter, as_read=as_read
+        made = {}
+        for entry, value in values.items():
+            now = state.get(entry)
+            part = local(now) if isinstance(now, torch.Tensor) else now
+            placed = placing.placed(
+                value, part, self._device(parameter, entry, group), local(parameter), as_read=as_read
             )
-            for entry, value in values.items()
-        }
+            made[entry] = now if placed is part else _shared(placed, entry, parameter)
         state.clear()
         state.update(made)
 
@@ -212,6 +215,7 @@ def _check_existing(where: str, state: Mapping[str, object], values: Mapping[str
     for entry, value in values.items():
         now = state.get(entry)
         if isinstance(now, torch.Tensor) and isinstance(value, (torch.Tensor, FileTensor)):
+            now = local(now)
             ours, saved = (tuple(now.shape), now.dtype), (tuple(value.shape), value.dtype)
             if ours != saved:
                 raise InputError(f"{where}: {entry} is {_said(*ours)}, {_said(*saved)} in the checkpoint; {_ADVICE}")
@@ -223,8 +227,16 @@ def _said(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 
 def _lies_as(parameter: torch.Tensor, value: FileTensor) -> bool:
     """Whether torch's zeros_like of the parameter would lie in memory as the file's tensor does."""
-    here = parameter.device.type == "cpu" and tuple(parameter.shape) == value.shape
-    return here and value.order is None and parameter.stride() == value.view().stride()
+    part = local(parameter)
+    here = part.device.type == "cpu" and tuple(part.shape) == value.shape
+    return here and value.order is None and part.stride() == value.view().stride()
+
+
+def _shared(value: object, entry: str, parameter: torch.Tensor) -> object:
+    """An entry that is new, as ranks share its parameter; `step` and its like each rank has by itself."""
+    if isinstance(value, torch.Tensor) and entry != "step" and value.shape == local(parameter).shape:
+        return shared_like(value, parameter)
+    return value
 
 
 class _Placing:

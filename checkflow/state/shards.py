@@ -1,0 +1,56 @@
+"""A tensor that ranks share (DTensor): what this rank holds of it, and where that lies in the whole.
+
+A checkpoint has this rank's part. Everywhere else a state tensor's `tensor` is the part, a plain tensor.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+
+from checkflow.torch_internals import part_of, place_in_whole
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of a part: the whole's shape, and the index of the part's first element there, by dimension."""
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+def is_shared(tensor: object) -> TypeGuard[DTensor]:
+    """Whether it is one that ranks share."""
+    module = sys.modules.get("torch.distributed.tensor")  # where nobody imported it there is none
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, the memory itself; of a plain tensor, that."""
+    return part_of(tensor) if is_shared(tensor) else tensor
+
+
+def place_of(tensor: torch.Tensor) -> Place | None:
+    """Where this rank's part lies; None of a plain tensor."""
+    if not is_shared(tensor):
+        return None
+    offsets = place_in_whole(tensor)
+    return Place(tuple(tensor.shape), offsets)
+
+
+def shared_like(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor that ranks share as they share another, with this part of it; of a plain one, the part."""
+    if not is_shared(like):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    whole: torch.Tensor = DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return whole
