@@ -118,17 +118,24 @@ class InProcess:
     retention: Retention = field(default_factory=Retention)
     on_report: Callable[[Message], None] = lambda _: None
     retry_s: float = 0.0  # what fails is an error at once
+    grouped: bool = False  # other ranks have other parts
     lanes: int = 1  # of more, iterations are staged one after the other, from 1 on
 
     def __post_init__(self) -> None:
         self.store.mkdir(exist_ok=True)
         self.reports: list[Message] = []
         config = SaverConfig(
-            self.store, (self.layout.specs,) * self.lanes, self.retention, {}, newest_wins=True, retry_s=self.retry_s
+            self.store,
+            (self.layout.specs,) * self.lanes,
+            self.retention,
+            {},
+            newest_wins=not self.grouped,
+            retry_s=self.retry_s,
+            grouped=self.grouped,
         )
         layouts = [self.layout] * self.lanes
         self.shared = SharedMemory.create(layouts, slots=3 * self.lanes, record_room_bytes=100, config=config.dump())
-        self.slots = Slots(self.shared, layouts, "skip")
+        self.slots = Slots(self.shared, layouts, "skip", grouped=self.grouped)
         self.persister = Persister(self.shared, config, self.disk, self._report, self.store)
 
     def _report(self, message: Message) -> None:

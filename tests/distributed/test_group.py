@@ -1,0 +1,174 @@
+"""What ranks tell each other before training goes on, and who is named where one does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from checkflow.distributed.agreement import Agreement
+from checkflow.distributed.group import Group
+from checkflow.distributed.marks import Mark, common, next_attempt
+from checkflow.errors import InputError, PeerError
+
+result = TypeVar("result")
+
+
+def groups(size: int, deadline_s: float = 20.0) -> list[Group]:
+    store = HashStore()
+    return [Group(rank, size, deadline_s, store, store) for rank in range(size)]  # type: ignore[arg-type]
+
+
+def together(ranks: list[Group], act: Callable[[Group], result]) -> list[result | BaseException]:
+    """What each rank's call gives or raises."""
+    found: dict[int, result | BaseException] = {}
+
+    def run(group: Group) -> None:
+        try:
+            with group.telling():
+                found[group.rank] = act(group)
+        except BaseException as error:  # noqa: BLE001
+            found[group.rank] = error
+
+    threads = [threading.Thread(target=run, args=(group,)) for group in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[group.rank] for group in ranks]
+
+
+def test_each_hears_all() -> None:
+    ranks = groups(3)
+    for _ in range(2):  # the second time is another occasion
+        assert together(ranks, lambda group: group.gather("attach()", [group.rank])) == [[[0], [1], [2]]] * 3
+
+
+def test_who_is_missing_is_named() -> None:
+    ranks = groups(4, deadline_s=0.2)
+    (error, _) = together([ranks[0], ranks[2]], lambda group: group.gather("restore()", None))
+    assert isinstance(error, PeerError)
+    line = "restore(): ranks 1, 3 have not come to it within 0.2 s; call it on every rank, and see whether all run"
+    assert str(error) == line
+
+
+def test_the_error_of_one_ends_the_waiting_of_all() -> None:
+    def act(group: Group) -> list[object]:
+        if group.rank == 1:
+            raise InputError("model: has no parameter")
+        return group.gather("attach()", None)
+
+    began = time.monotonic()
+    first, own, last = together(groups(3), act)
+    assert time.monotonic() - began < 10
+    assert str(first) == str(last) == "rank 1: model: has no parameter"
+    assert isinstance(first, PeerError)
+    assert isinstance(own, InputError)
+
+
+def test_what_differs_is_named_on_each() -> None:
+    given = [{"slots": 3, "interval": 2}, {"slots": 3, "interval": 5}]
+    for error in together(groups(2), lambda group: group.same("attach()", given[group.rank])):
+        assert str(error) == "interval: is 2 on rank 0, but 5 on rank 1; give every rank the same"
+
+
+def test_without_the_store_it_is_one_line() -> None:
+    class Gone:
+        def set(self, _key: str, _value: str) -> None:
+            raise RuntimeError("Broken pipe\nException raised from sendBytes")
+
+    group = Group(1, 2, 1.0, Gone(), Gone())  # type: ignore[arg-type]
+    with pytest.raises(PeerError, match=r"^the other ranks cannot be reached \(Broken pipe\); see whether rank 0"):
+        group.gather("attach()", None)
+
+
+def agreements(size: int) -> list[Agreement]:
+    return [Agreement(group) for group in groups(size)]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_all_hear_what_the_last_one_rules() -> None:
+    ranks = agreements(3)
+    heard: list[tuple[int, bool | None]] = []
+    asked: list[int] = []
+
+    def say(rank: int, due: bool) -> None:
+        def rules() -> bool:
+            asked.append(rank)
+            return due
+
+        ranks[rank].staged(7, rules, lambda ruling: heard.append((rank, ruling)))
+
+    for rank, due in ((2, False), (0, False), (1, True)):
+        assert not heard
+        say(rank, due)
+        time.sleep(0.05)
+    until(lambda: len(heard) == 3)
+    assert sorted(heard) == [(0, True), (1, True), (2, True)]
+    assert asked == [1]
+    for each in ranks:
+        each.close()
+
+
+def test_one_that_skips_speaks_for_all() -> None:
+    first, second = agreements(2)
+    heard: list[bool | None] = []
+    first.staged(3, lambda: True, heard.append)
+    second.skipped(3)
+    until(lambda: heard == [None])
+    first.skipped(4)
+    time.sleep(0.05)
+    second.staged(4, lambda: True, heard.append)
+    until(lambda: heard == [None, None])
+    first.attempt = second.attempt = 2  # after a restore: the same iteration again
+    for each in (first, second):
+        each.staged(3, lambda: False, heard.append)
+    until(lambda: heard == [None, None, False, False])
+    first.close()
+    second.close()
+
+
+def test_long_runs_leave_little_in_the_store() -> None:
+    ranks = agreements(2)
+    heard: list[bool | None] = []
+    for iteration in range(300):
+        for each in ranks:
+            each.staged(iteration, lambda: False, heard.append)
+        until(lambda iteration=iteration: len(heard) == 2 * iteration + 2)  # type: ignore[misc]
+    values = ranks[0]._group.values
+    assert isinstance(values, HashStore)
+    assert values.num_keys() < 150
+    for each in ranks:
+        each.close()
+
+
+def test_trouble_is_told_once() -> None:
+    class Gone:
+        def add(self, _key: str, _amount: int) -> int:
+            raise RuntimeError("Connection reset by peer")
+
+    agreement = Agreement(Group(0, 2, 1.0, Gone(), Gone()))  # type: ignore[arg-type]
+    agreement.staged(1, lambda: True, lambda _: None)
+    found: list[str | None] = []
+    until(lambda: found.append(agreement.trouble()) or found[-1] is not None)  # type: ignore[func-returns-value]
+    assert "nothing more is agreed on with the other ranks" in str(found[-1])
+    assert "Connection reset by peer" in str(found[-1])
+    assert agreement.trouble() is None
+
+
+def test_what_is_common_is_of_one_iteration_and_one_attempt() -> None:
+    one, other = [Mark(1, 5), Mark(2, 4), Mark(1, 3)], [Mark(1, 3), Mark(2, 5), Mark(1, 5)]
+    assert common([one, other]) == (Mark(1, 5), Mark(1, 3))
+    assert common([one, []]) == ()
+    assert next_attempt([one, other]) == 3
+    assert next_attempt([[], []]) == 1
