@@ -20,7 +20,7 @@ result = TypeVar("result")
 
 def groups(size: int, deadline_s: float = 20.0) -> list[Group]:
     store = HashStore()
-    return [Group(rank, size, deadline_s, store, store) for rank in range(size)]  # type: ignore[arg-type]
+    return [Group(rank, size, deadline_s, store, store) for rank in range(size)]
 
 
 def together(ranks: list[Group], act: Callable[[Group], result]) -> list[result | BaseException]:
