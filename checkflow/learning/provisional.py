@@ -12,6 +12,7 @@ from checkflow.errors import InputError
 from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
 from checkflow.graphfile import graph_fingerprint, state_fingerprint
 from checkflow.schedule import ActionRow, AnchorRow, Certificate, Schedule, StateRow, ViewRow, sealed
+from checkflow.state.shards import give_back_gathered
 from checkflow.torch_internals import storage_id
 from checkflow.trace.state import TracedState, live_states
 from checkflow.training import Training
@@ -22,6 +23,7 @@ _AT_END = (0, 1)  # the only anchor, of the iteration that the checkpoint is of
 
 def provisional(training: Training) -> Schedule:
     """Of the state that there is now. Raises InputError where it has none, or what no checkpoint can hold."""
+    give_back_gathered(training.models)
     tensors = _tensors(training)
     if not tensors:
         raise InputError("model: has no parameter and no buffer; there is nothing to checkpoint")

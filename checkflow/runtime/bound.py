@@ -11,6 +11,7 @@ from checkflow.runtime.matching import bind, check_updated
 from checkflow.runtime.pipeline import Pipeline
 from checkflow.schedule import Schedule
 from checkflow.state.names import StateName
+from checkflow.state.shards import give_back_gathered
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
 
@@ -45,8 +46,11 @@ class Bound:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a tensor moved, or appeared."""
-        return self.binding.stale(self._training)
+        """Whether a tensor moved, or appeared; not where ranks have only gathered what they share, as to evaluate."""
+        if self.binding.stale(self._training):
+            give_back_gathered(self._training.models)
+            return self.binding.stale(self._training)
+        return False
 
     def watch(self, guards: Iterable[Guard]) -> None:
         """Guards that fire from now on."""

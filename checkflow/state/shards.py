@@ -6,6 +6,7 @@ A checkpoint has this rank's part. Everywhere else a state tensor's `tensor` is 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -42,6 +43,17 @@ def place_of(tensor: torch.Tensor) -> Place | None:
         return None
     offsets = place_in_whole(tensor)
     return Place(tuple(tensor.shape), offsets)
+
+
+def give_back_gathered(models: Iterable[torch.nn.Module]) -> None:
+    """Have FSDP2's modules hold their own part again, where a forward pass has left the whole there.
+
+    The next forward pass gathers it anew.
+    """
+    module = sys.modules.get("torch.distributed.fsdp")
+    if module is not None:
+        for part in (part for model in models for part in model.modules() if isinstance(part, module.FSDPModule)):
+            part.reshard()
 
 
 def shared_like(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

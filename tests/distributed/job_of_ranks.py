@@ -20,11 +20,11 @@ LONGEST_S = 120.0
 class Job:
     """Ranks that run; what each said, by line. A context manager that leaves none."""
 
-    def __init__(self, size: int, *arguments: object, ranks: Iterable[int] | None = None) -> None:
+    def __init__(self, size: int, *arguments: object, script: Path = TRAINER) -> None:
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
-        command = [sys.executable, str(TRAINER), *map(str, arguments)]
+        command = [sys.executable, str(script), *map(str, arguments)]
         meeting = {
             "MASTER_ADDR": "localhost",
             "MASTER_PORT": str(port),
@@ -40,7 +40,7 @@ class Job:
                 env=os.environ | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                 start_new_session=True,
             )
-            for rank in (range(size) if ranks is None else ranks)
+            for rank in range(size)
         }
         self.said: dict[int, list[str]] = {rank: [] for rank in self.ranks}
         self.errors: dict[int, list[str]] = {rank: [] for rank in self.ranks}

@@ -1,0 +1,106 @@
+"""A rank that attaches in ways that are refused, one after the other: python rank_to_refuse.py FOLDER.
+
+It says "NAME: KIND: MESSAGE" of each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+import checkflow
+
+
+def training(divided: bool = False) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    if divided:
+        fully_shard(model)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def attach(store: Path, **options: object) -> checkflow.Checkpointer:
+    model, optimizer = training()
+    return checkflow.attach(model, optimizer, store=store, tell=lambda _: None, **options)  # type: ignore[arg-type]
+
+
+def zero(store: Path) -> None:
+    model, _ = training()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.1)
+    checkflow.attach(model, optimizer, store=store)
+
+
+def no_such_iteration(store: Path) -> None:
+    with attach(store) as checkpointer:
+        checkpointer.step()
+    with attach(store) as checkpointer:
+        checkpointer.restore(7)
+
+
+def not_restored(store: Path) -> None:
+    with attach(store) as checkpointer:
+        checkpointer.step()
+
+
+def other_model(store: Path, rank: int) -> None:
+    """Of one rank alone: the others have not changed anything."""
+    model = torch.nn.Linear(3, 3 if rank else 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with checkflow.attach(model, optimizer, store=store, tell=lambda _: None) as checkpointer:
+        before = model.weight.clone()
+        try:
+            checkpointer.restore()
+        finally:
+            assert torch.equal(model.weight, before)
+
+
+def unsharded_at_the_end(store: Path) -> None:
+    """An evaluation leaves the root of FSDP2 as it was gathered."""
+    model, optimizer = training(divided=True)
+    with checkflow.attach(model, optimizer, store=store, tell=lambda _: None) as checkpointer:
+        for _ in range(3):
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model(torch.ones(1, 3))
+            checkpointer.step()
+        checkpointer.save()
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    tries: dict[str, Callable[[], object]] = {
+        "differs": lambda: attach(folder / "a", interval=1 + rank),
+        "schedule": lambda: attach(folder / "a", schedule=folder / "rolling.json"),
+        "slots": lambda: attach(folder / "a", slots=1),
+        "overhead": lambda: attach(folder / "a", overhead=0.05),
+        "one": lambda: attach(folder / "a", when_full="sometimes" if rank else "skip"),
+        "alone": lambda: attach(folder / "alone"),
+        "more": lambda: attach(folder / "more"),
+        "zero": lambda: zero(folder / "a"),
+        "iteration": lambda: no_such_iteration(folder / "b"),
+        "unrestored": lambda: not_restored(folder / "b"),
+        "model": lambda: other_model(folder / "b", rank),
+        "unsharded": lambda: unsharded_at_the_end(folder / "c"),
+        "missing": lambda: attach(folder / "a", peers_deadline_s=0.5) if rank == 0 else None,
+    }
+    for name, attempt in tries.items():
+        try:
+            attempt()
+            said = "done"
+        except checkflow.CheckflowError as error:
+            said = f"{type(error).__name__}: {error}"
+        sys.stdout.write(f"{name}: {said}\n")
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

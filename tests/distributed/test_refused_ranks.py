@@ -1,0 +1,59 @@
+"""What ranks are refused: in one line on each of them, and nobody waits for good."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from job_of_ranks import Job
+
+import checkflow
+
+RANK = Path(__file__).parent / "rank_to_refuse.py"
+BOTH = {
+    "differs": r"PeerError: interval: is 1 on rank 0, but 2 on rank 1; give every rank the same",
+    "schedule": r"\w+: (rank \d: )?schedule: takes gradients, .* --policy checkflow",
+    "slots": r"\w+: (rank \d: )?slots: 1 has no room for the next checkpoint before every rank .*",
+    "overhead": r"\w+: (rank \d: )?overhead: is not supported for several processes; give interval=.*",
+    "alone": r"\w+: .*holds checkpoints of a training in one process, and this one has 2",
+    "more": r"\w+: .*holds checkpoints of a training in 3 processes, and this one has 2",
+    "zero": r"\w+: (rank \d: )?optimizer.1: ZeroRedundancyOptimizer is not supported yet; use the optimizer that",
+    "iteration": r"\w+: .*has no checkpoint of iteration 7 that all 2 ranks have; they have 1",
+    "unrestored": r"InputError: .*rank-\d-of-2 holds checkpoints of iterations 1, and nothing was restored",
+    "unsharded": r"done",
+}
+EACH = {
+    "one": [r"PeerError: rank 1: when_full: 'sometimes' is not known", r"InputError: when_full: 'sometimes' is not"],
+    "model": [r"PeerError: rank 1: model/weight: has shape \(3, 3\), \(2, 3\)", r"InputError: model/weight: has shape"],
+    "missing": [r"PeerError: attach\(\): rank 1 has not come to it within 0.5 s; call it on every rank", r"done"],
+}
+
+
+def iteration(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_each_is_one_line(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with checkflow.attach(model, optimizer, store=tmp_path / "alone") as checkpointer:
+        checkpointer.step()
+    (tmp_path / "more").mkdir()
+    (tmp_path / "alone").rename(tmp_path / "more" / "rank-2-of-3")
+    with checkflow.attach(model, optimizer, store=tmp_path / "alone") as checkpointer:
+        checkpointer.step()
+    training = checkflow.Training(model, optimizer, partial(iteration, model, optimizer))
+    checkflow.compile(training, bandwidth="1GB/s", policy="rolling", lanes=2, output=tmp_path / "rolling.json")
+    with Job(2, tmp_path, script=RANK) as job:
+        assert set(job.wait().values()) == {0}, job.errors
+    assert [line.partition(":")[0] for line in job.said[0]] == [line.partition(":")[0] for line in job.said[1]]
+    for rank, said in job.said.items():
+        for name, _, line in (each.partition(": ") for each in said):
+            assert re.match(BOTH.get(name) or EACH[name][rank], line), (rank, name, line)
+    with pytest.raises(checkflow.InputError, match="holds checkpoints of a training in 3 processes; start as many"):
+        checkflow.attach(model, optimizer, store=tmp_path / "more")
