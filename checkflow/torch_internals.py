@@ -179,6 +179,13 @@ def meeting_place(prefix: str) -> MeetingPlace | None:
     return MeetingPlace(torch.distributed.get_rank(), torch.distributed.get_world_size(), connect)
 
 
+def own_values() -> KeyValues:
+    """A store that only this process has."""
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+    return HashStore()
+
+
 def part_of(tensor: DTensor) -> torch.Tensor:
     """What this rank holds of a tensor that ranks share: the memory itself, and no view that autograd knows."""
     return tensor._local_tensor

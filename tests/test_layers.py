@@ -71,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "simulation": {"errors", "graph", "plan", "schedule", "runtime"},
     "data": {"errors"},
-    "distributed": {"errors", "interrupts", "strictjson", "torch_internals"},
+    "distributed": {"errors", "interrupts", "strictjson", "torch_internals", "state", "store", "training"},
     "learning": {
         "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state", "torch_internals", "trace",
         "training", "unlisted", "wrapped", "compiler", "background",

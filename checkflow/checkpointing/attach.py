@@ -19,9 +19,9 @@ from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.fitting import Fitting, fit
 from checkflow.checkpointing.listing import added, carried, missing, unplanned
 from checkflow.checkpointing.pacing import Pacing
-from checkflow.checkpointing.together import Together, check_alone, check_size
+from checkflow.checkpointing.together import Together
 from checkflow.collector import paused_collector
-from checkflow.distributed.group import DEADLINE_S, Group
+from checkflow.distributed.group import DEADLINE_S
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
 from checkflow.events import Event
 from checkflow.extra import Stateful
@@ -152,13 +152,10 @@ def attach(
         PeerError: another process of the training was not there by the deadline, attached otherwise, or has failed.
     """
 
-    group = Group.here(peers_deadline_s)
-    with contextlib.nullcontext() if group is None else group.telling():
-        store, together = Path(store), None
-        if group is not None:
-            together = Together(group, store)
-            store = together.store
-            tell = tell if together.is_first else _untold
+    together = Together.here(Path(store), peers_deadline_s)
+    with contextlib.nullcontext() if together is None else together.group.telling():
+        store = Path(store) if together is None else together.store
+        tell = tell if together is None or together.is_first else _untold
 
         def warn(line: str) -> None:
             notify(plain(line))
@@ -179,7 +176,7 @@ def attach(
             raise InputError(f"overhead: {overhead} is not in (0, 1); 0.05 is 5%")
         if schedule is not None:
             _check_takes(schedule, interval, overhead, slots)
-        if group is not None:
+        if together is not None:
             _check_takes_together(schedule, overhead, slots)
         if when_full not in ("skip", "wait"):
             raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
@@ -220,10 +217,7 @@ def attach(
                 peers=None if together is None else together.agreement,
             )
 
-        if together is None:
-            check_alone(store)
-        else:
-            check_size(store.parent, together.group.size)
+        if together is not None:
             settled: dict[str, object] = {
                 "schedule": None if schedule is None else schedule.digest,
                 "interval": interval,

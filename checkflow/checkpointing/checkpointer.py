@@ -21,7 +21,7 @@ from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.resumed import doubts, of_losses
-from checkflow.checkpointing.together import Together
+from checkflow.checkpointing.together import Found, Nothing, Together
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, StoreError
 from checkflow.events import Doubted, Event, Resumed
@@ -32,7 +32,8 @@ from checkflow.runtime.terminate import OnTerminate
 from checkflow.schedule import Schedule
 from checkflow.state.host.capture import versions
 from checkflow.state.host.objects import HostObjects
-from checkflow.state.restore import restore
+from checkflow.state.restore import read
+from checkflow.state.restore import restore_parsed as restore
 from checkflow.store.format.manifest import parse_directory_name
 from checkflow.store.format.reader import checkpoint_names, load_newest
 from checkflow.store.trainer.handle import StoreHandle
@@ -103,6 +104,8 @@ class Checkpointer:
     def _refuse_to_overrun(self) -> None:
         """What an earlier run left has to be resumed, unless it is kept: to train on beside it would prune it."""
         found = [str(iteration) for iteration in self._on_disk()]
+        if self._together is not None and not found:
+            found = [str(parts.mark.iteration) for parts in self._together.others()]
         if found and not self._start_over:
             more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
             self._executor.await_restore(
@@ -136,28 +139,17 @@ class Checkpointer:
                 return 0
             # both take memory, and this one is waited for
             with paused_collector(), self._handle.shared.pages.paused():
-                found = (
-                    load_newest(self._handle.path, iteration)
-                    if self._together is None
-                    else self._together.load(iteration)
-                )
+                found = self._newest(iteration)
                 for skipped in found.skipped:
                     self._notify(f"{self._store}: skipped {skipped}")
-                if found.loaded is None:
+                if isinstance(found, Nothing):
                     if begun:
                         raise InputError(f"restore: {self._store} has no checkpoint yet; save() one to come back to")
                     self._tell(f"{self._store}: no checkpoint yet; begins with iteration 1")
                     if self._on_disk():  # parts of what other ranks have no part of
                         self._executor.resume(0)
                     return 0
-                restored = restore(
-                    found.loaded.files,
-                    found.loaded.record,
-                    self._training,
-                    self._objects,
-                    self._begin_restore,
-                    found.loaded.checkpoint.iteration,
-                )
+                restored = restore(found.files, found.record, self._training, self._objects, self._begin_restore)
             for name in restored.missing:
                 self._notify(f"{self._store}: {name} is not in this checkpoint; it stays as it is")
             self._metadata = restored.metadata
@@ -170,7 +162,7 @@ class Checkpointer:
             self._engine.events.append(
                 Resumed(
                     restored.iteration,
-                    found.loaded.checkpoint.path.name,
+                    found.checkpoint.path.name,
                     seconds,
                     tuple(map(str, found.skipped)),
                     changes(restored.about, self._about_now(), restored.versions, versions()),
@@ -179,6 +171,16 @@ class Checkpointer:
             for line in doubts(restored.iteration, self._training, self._objects):
                 self._engine.events.append(Doubted(restored.iteration, line))
             return restored.iteration
+
+    def _newest(self, iteration: int | None) -> Found | Nothing:
+        if self._together is not None:
+            return self._together.load(iteration, self._training)
+        found = load_newest(self._handle.path, iteration)
+        if found.loaded is None:
+            return Nothing(found.skipped)
+        checkpoint = found.loaded.checkpoint
+        files, record = read(found.loaded.files, found.loaded.record, checkpoint.iteration)
+        return Found(files, record, checkpoint, found.skipped)
 
     def _begin_restore(self) -> None:
         """All is checked; of several processes none changes anything before each has come as far."""

@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
-from checkflow.errors import CorruptStoreError, FormatError, InputError, StoreError
+from checkflow.distributed.parts import Part, Parts, all_in, marks_in, sizes_in
+from checkflow.distributed.resharding import needed_by, reshaped
+from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.state.host.objects import Member
-from checkflow.state.host.record import parse_record
-from checkflow.store.format.manifest import RECORD
-from checkflow.store.format.ranks import WHOLE, directory_of, ranks_in
-from checkflow.store.format.reader import (
-    Checkpoint,
-    LoadedNewest,
-    SkippedCheckpoint,
-    checkpoint_names,
-    list_checkpoints,
-    load,
-    nothing_is_scarce,
-    read_file,
-)
+from checkflow.state.host.record import Record
+from checkflow.state.restore import read
+from checkflow.state.restore.files import TensorFile
+from checkflow.store.format.ranks import WHOLE, directory_of
+from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, load, nothing_is_scarce
+from checkflow.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint that every rank has read its part of: this rank's, and why newer ones were skipped."""
+
+    files: Mapping[str, TensorFile]
+    record: Record
+    checkpoint: Checkpoint
+    skipped: tuple[SkippedCheckpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """There is none yet; `skipped`: what this rank has, for others have not."""
+
+    skipped: tuple[SkippedCheckpoint, ...]
 
 
 class Together:
-    """This process among its training's others. `store` is the directory of all; each rank writes to one in it."""
+    """This process among its training's others. `root` is the directory of all; `store` the one that it writes to."""
 
-    def __init__(self, group: Group, store: Path) -> None:
+    def __init__(self, group: Group, root: Path) -> None:
         self.group = group
         self.member = Member(group.rank, group.size)
         self.agreement = Agreement(group)
-        self.store = store / directory_of(group.rank, group.size)
+        self.root = root
+        self.store = root if group.size == 1 else root / directory_of(group.rank, group.size)
+
+    @classmethod
+    def here(cls, root: Path, deadline_s: float) -> Together | None:
+        """None where this process trains alone, in a store that has only known such trainings."""
+        group = Group.here(deadline_s)
+        if group is None and sizes_in(root):
+            group = Group.alone()
+        return None if group is None else cls(group, root)
 
     @property
     def is_first(self) -> bool:
@@ -48,39 +70,57 @@ class Together:
 
     def of(self, marks: Sequence[Mark]) -> Checkpoint | None:
         """This rank's part of the first of them; None where there is none."""
-        return marks_in(self.store)[marks[0]] if marks else None
+        return marks_in(self.store)[marks[0]].checkpoint if marks else None
 
-    def load(self, iteration: int | None) -> LoadedNewest:
-        """The newest checkpoint (of that iteration, if given) of which every rank's part verifies: this rank's part.
+    def load(self, iteration: int | None, training: Training) -> Found | Nothing:
+        """The newest checkpoint (of that iteration, if given) of which every part verifies, of however many ranks.
 
-        A new attempt begins. None where there has been no checkpoint that every rank had. Raises, on every rank,
+        A new attempt begins. Nothing where there has been no checkpoint that every rank had. Raises, on every rank,
         CorruptStoreError where there has been one and none is whole now, StoreError for an iteration not all have.
         """
         mine = marks_in(self.store)
+        others = {parts.mark: parts for parts in self.others()}
         everyone = self._exchanged(mine)
-        marks = [mark for mark in common(everyone) if iteration is None or mark.iteration == iteration]
+        shared = common(self._told(others))  # where each node has a disk of its own, ranks see no others' directories
+        marks = sorted({*common(everyone), *shared}, reverse=True)
         skipped: list[SkippedCheckpoint] = []
         for mark in marks:
-            checkpoint = mine[mark]
+            if iteration is not None and mark.iteration != iteration:
+                continue
+            checkpoint = mine[mark].checkpoint if mark in mine else others[mark].ranks[0].checkpoint
             try:
-                with nothing_is_scarce(self.store):
-                    loaded, why = load(checkpoint), ""
+                with nothing_is_scarce(self.root):
+                    found, why = self._read(mark, mine, others, training), ""
             except CorruptStoreError as error:
-                loaded, why = None, str(error)
+                found, why = None, str(error)
             wrong = {rank: said for rank, said in enumerate(self.group.gather("restore()", why)) if said}
-            if loaded is not None and not wrong:
-                return LoadedNewest(loaded, tuple(skipped))
+            if found is not None and not wrong:
+                files, record = found
+                return Found(files, record, checkpoint, tuple(skipped))
             rank, reason = next(iter(wrong.items()))
-            reason = f"rank {rank}'s part: {reason}"
+            reason = f"rank {rank}: {reason}"
             skipped.append(SkippedCheckpoint(checkpoint.path, checkpoint.serial, checkpoint.iteration, reason))
         if iteration is None and not any(self.group.gather("restore()", (self.store / WHOLE).exists())):
-            return LoadedNewest(None, tuple(self._partial(mine)))
-        raise self._none_is_whole(everyone, iteration, skipped)
+            return Nothing(tuple(self._partial(mine)))
+        raise self._none_is_whole(everyone, marks, iteration, skipped)
 
-    def _partial(self, mine: Mapping[Mark, Checkpoint]) -> Iterator[SkippedCheckpoint]:
+    def _read(
+        self, mark: Mark, mine: Mapping[Mark, Part], others: Mapping[Mark, Parts], training: Training
+    ) -> tuple[Mapping[str, TensorFile], Record]:
+        if mark in mine:
+            loaded = load(mine[mark].checkpoint)
+            return read(loaded.files, loaded.record, loaded.checkpoint.iteration)
+        found = reshaped(others[mark], self.group.rank, needed_by(training))
+        return found.files, found.record
+
+    def _partial(self, mine: Mapping[Mark, Part]) -> Iterator[SkippedCheckpoint]:
         """What this rank has of a training that ended before every rank had a checkpoint."""
-        for each in mine.values():
+        for each in (part.checkpoint for part in mine.values()):
             yield SkippedCheckpoint(each.path, each.serial, each.iteration, "not every rank had one yet")
+
+    def others(self) -> list[Parts]:
+        """Checkpoints of another number of ranks, newest first, as far as this one sees their directories."""
+        return all_in(self.root, but=self.group.size)
 
     def fits(self) -> None:
         """Every rank's part fits its training: they may be changed. Raises PeerError where another's does not."""
@@ -90,81 +130,37 @@ class Together:
         """Agree on nothing more."""
         self.agreement.close()
 
-    def _exchanged(self, mine: Mapping[Mark, Checkpoint]) -> list[list[Mark]]:
-        said = self.group.gather("attach() or restore()", [list(mark) for mark in mine])
-        everyone = [[Mark(*mark) for mark in marks] for marks in said if isinstance(marks, list)]
+    def _exchanged(self, mine: Collection[Mark]) -> list[list[Mark]]:
+        everyone = self._told([*mine, *(parts.mark for parts in self.others())])
         self.member.attempt = self.agreement.attempt = max(next_attempt(everyone), self.member.attempt + 1)
-        return everyone
+        return self._told(mine)
+
+    def _told(self, marks: Collection[Mark]) -> list[list[Mark]]:
+        """Each rank's."""
+        said = self.group.gather("attach() or restore()", [list(mark) for mark in marks])
+        return [[Mark(*mark) for mark in found] for found in said if isinstance(found, list)]
 
     def _none_is_whole(
-        self, everyone: list[list[Mark]], iteration: int | None, skipped: list[SkippedCheckpoint]
+        self,
+        everyone: list[list[Mark]],
+        marks: list[Mark],
+        iteration: int | None,
+        skipped: list[SkippedCheckpoint],
     ) -> StoreError:
         if iteration is not None and not skipped:
-            has = sorted({mark.iteration for mark in common(everyone)})
+            has = sorted({mark.iteration for mark in marks})
             return StoreError(
-                f"{self.store.parent}: has no checkpoint of iteration {iteration} that all {self.group.size} ranks "
+                f"{self.root}: has no checkpoint of iteration {iteration} that all {self.group.size} ranks "
                 f"have; they have {', '.join(map(str, has)) or 'none'}"
             )
         if skipped:
             reasons = "; ".join(map(str, skipped[:3])) + (f"; and {len(skipped) - 3} more" if skipped[3:] else "")
             return CorruptStoreError(
-                f"{self.store.parent}: no checkpoint verifies on every rank ({reasons}); restore the store from a copy"
+                f"{self.root}: no checkpoint verifies on every rank ({reasons}); restore the store from a copy"
             )
         lacking = [str(rank) for rank, marks in enumerate(everyone) if not marks]
         why = f"rank {', '.join(lacking)} has none" if lacking else "they have no iteration of one attempt in common"
         return CorruptStoreError(
-            f"{self.store.parent}: no checkpoint is whole, for {why}; restore the missing directories from a copy, or "
+            f"{self.root}: no checkpoint is whole, for {why}; restore the missing directories from a copy, or "
             "begin anew with attach(..., start_over=True)"
         )
-
-
-def marks_in(store: Path) -> dict[Mark, Checkpoint]:
-    """A rank's checkpoints that say which they are part of; of several of one mark the newest."""
-    found: dict[Mark, Checkpoint] = {}
-    for checkpoint in list_checkpoints(store):
-        if isinstance(checkpoint, SkippedCheckpoint):
-            continue
-        try:
-            with nothing_is_scarce(store):
-                record = parse_record(bytes(read_file(checkpoint, RECORD)))
-        except (CorruptStoreError, FormatError):  # no part of anything
-            continue
-        if record.member is not None:
-            found.setdefault(Mark(record.member.attempt, record.iteration), checkpoint)
-    return found
-
-
-def check_alone(store: Path) -> None:
-    """Raises InputError where a store is of a training in several processes, and this is one."""
-    if sizes := _sizes(store):
-        raise InputError(
-            f"{store}: holds checkpoints of a training in {_counted(sizes)} processes; start as many with torchrun, or "
-            "use another store"
-        )
-
-
-def check_size(store: Path, size: int) -> None:
-    """Raises InputError where a store is of a training in another number of processes, and of none in this one."""
-    sizes = _sizes(store)
-    if sizes and size not in sizes:
-        raise InputError(
-            f"{store}: holds checkpoints of a training in {_counted(sizes)} processes, and this one has {size}; start "
-            "as many, or use another store"
-        )
-    if not sizes and store.exists() and checkpoint_names(store):
-        raise InputError(
-            f"{store}: holds checkpoints of a training in one process, and this one has {size}; use another store"
-        )
-
-
-def _sizes(store: Path) -> list[int]:
-    """Of the trainings that it holds checkpoints of, where those are in several processes: how many."""
-    return [
-        size
-        for size, ranks in ranks_in(store).items()
-        if any(checkpoint_names(store / directory_of(rank, size)) for rank in ranks)
-    ]
-
-
-def _counted(sizes: list[int]) -> str:
-    return " and in ".join(map(str, sizes))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from checkflow import strictjson
 from checkflow.errors import CheckflowError, PeerError
 from checkflow.interrupts import let_through
-from checkflow.torch_internals import KeyValues, meeting_place
+from checkflow.torch_internals import KeyValues, meeting_place, own_values
 
 DEADLINE_S = 600.0
 _FAILED = "failed"
@@ -46,6 +46,12 @@ class Group:
         if met is None or met.size == 1:
             return None
         return cls(met.rank, met.size, deadline_s, met.connect(), met.connect())
+
+    @classmethod
+    def alone(cls) -> Group:
+        """Of one process, where there have been several."""
+        values = own_values()
+        return cls(0, 1, DEADLINE_S, values, values)
 
     def gather(self, what: str, value: object) -> list[object]:
         """What each rank says, by rank; values of JSON. `what` names the occasion to a person: "attach()".

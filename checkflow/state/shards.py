@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of a part: the whole's shape, and the index of the part's first element there, by dimension."""
+    """Of a part: the whole's shape, and by dimension where the part begins there and how many elements it has."""
 
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 def is_shared(tensor: object) -> TypeGuard[DTensor]:
@@ -41,8 +42,7 @@ def place_of(tensor: torch.Tensor) -> Place | None:
     """Where this rank's part lies; None of a plain tensor."""
     if not is_shared(tensor):
         return None
-    offsets = place_in_whole(tensor)
-    return Place(tuple(tensor.shape), offsets)
+    return Place(tuple(tensor.shape), place_in_whole(tensor), tuple(part_of(tensor).shape))
 
 
 def give_back_gathered(models: Iterable[torch.nn.Module]) -> None:

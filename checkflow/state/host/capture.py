@@ -140,7 +140,7 @@ class HostState:
         if known != self._shards[0]:
             places = {live.name: place_of(live.held) for live in self._walk()}
             found = {
-                name: {"shape": list(place.shape), "offsets": list(place.offsets)}
+                name: {"shape": list(place.shape), "offsets": list(place.offsets), "sizes": list(place.sizes)}
                 for name, place in places.items()
                 if place is not None
             }

@@ -145,12 +145,13 @@ class MemberRecord(BaseModel):
 
 
 class ShardRecord(BaseModel):
-    """Where a rank's part of a tensor lies: the shape of the whole, and the index of the part's first element there."""
+    """Where a rank's part of a tensor lies in the whole: by dimension, its first element there, and how many it has."""
 
     model_config = _STRICT
 
-    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    shape: tuple[Annotated[int, Field(ge=0)], ...]  # of the whole
     offsets: tuple[Annotated[int, Field(ge=0)], ...]
+    sizes: tuple[Annotated[int, Field(ge=0)], ...]
 
 
 class Record(BaseModel):

@@ -5,6 +5,6 @@ objects.py     what attached objects gave
 optimizers.py  groups and state, made as the optimizer keeps them
 """
 
-from checkflow.state.restore.match import Restored, check_restorable, restore
+from checkflow.state.restore.match import Restored, check_restorable, read, restore, restore_parsed
 
-__all__ = ["Restored", "check_restorable", "restore"]
+__all__ = ["Restored", "check_restorable", "read", "restore", "restore_parsed"]

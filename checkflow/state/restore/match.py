@@ -70,12 +70,30 @@ def restore(
     Raises InputError that names the first difference, FormatError for bytes that no checkpoint of this version has,
     CorruptStoreError where the record is of another iteration.
     """
+    tensors, parsed = read(files, record, iteration)
+    return restore_parsed(tensors, parsed, training, objects, begin)
+
+
+def read(files: Mapping[str, memoryview], record: bytes, iteration: int | None) -> tuple[dict[str, TensorFile], Record]:
+    """A checkpoint's tensors and its record; `iteration`: what the manifest says. Raises FormatError, and
+    CorruptStoreError where the record is of another iteration."""
     parsed = parse_record(record)
     if iteration is not None and parsed.iteration != iteration:
         raise CorruptStoreError(
             f"commit.json: is of iteration {parsed.iteration}, its checkpoint of {iteration}; take another checkpoint"
         )
-    matched = _match(parsed, files_of(parsed, files), training, objects)
+    return files_of(parsed, files), parsed
+
+
+def restore_parsed(
+    tensors: Mapping[str, TensorFile],
+    parsed: Record,
+    training: Training,
+    objects: HostObjects,
+    begin: Callable[[], None] = lambda: None,
+) -> Restored:
+    """As `restore`, of what was read."""
+    matched = _match(parsed, tensors, training, objects)
     begin()
     matched.apply()
     return Restored(

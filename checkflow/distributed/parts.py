@@ -1,0 +1,94 @@
+"""A checkpoint of a training in several processes, on a disk that has every rank's part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkflow.distributed.marks import Mark, common
+from checkflow.errors import CorruptStoreError, FormatError
+from checkflow.state.host.record import Record, parse_record
+from checkflow.store.format.manifest import RECORD
+from checkflow.store.format.ranks import directory_of, ranks_in
+from checkflow.store.format.reader import (
+    Checkpoint,
+    SkippedCheckpoint,
+    checkpoint_names,
+    list_checkpoints,
+    nothing_is_scarce,
+    read_file,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A rank's; its manifest and its record are sound, which says nothing of its other files."""
+
+    checkpoint: Checkpoint
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of every rank, by rank. Of a training in one process it is that process's checkpoint."""
+
+    mark: Mark
+    ranks: tuple[Part, ...]
+
+    @property
+    def size(self) -> int:
+        """Processes that trained."""
+        return len(self.ranks)
+
+
+def marks_in(store: Path) -> dict[Mark, Part]:
+    """A rank's checkpoints that say which they are part of; of several of one mark the newest."""
+    found: dict[Mark, Part] = {}
+    for part in _parts_in(store):
+        if part.record.member is not None:
+            found.setdefault(Mark(part.record.member.attempt, part.record.iteration), part)
+    return found
+
+
+def all_in(store: Path, *, but: int = 0) -> list[Parts]:
+    """The checkpoints of which every rank's part is there, newest first, of however many processes.
+
+    `but`: leave out those of so many. What one process took before there were several counts as older than all of
+    theirs. Raises StoreError.
+    """
+    first: dict[Mark, Parts] = {}
+    for part in _parts_in(store):
+        member = part.record.member
+        if member is None or but != 1:
+            mark = Mark(0 if member is None else member.attempt, part.record.iteration)
+            first.setdefault(mark, Parts(mark, (part,)))
+    found = list(first.values())
+    for size, ranks in ranks_in(store).items():
+        if len(ranks) == size != but:
+            held = [marks_in(store / directory_of(rank, size)) for rank in ranks]
+            found += [Parts(mark, tuple(marks[mark] for marks in held)) for mark in common(held)]
+    return sorted(found, key=lambda parts: parts.mark, reverse=True)
+
+
+def sizes_in(store: Path) -> list[int]:
+    """Of the trainings in several processes that it holds checkpoints of: how many these were."""
+    return [
+        size
+        for size, ranks in ranks_in(store).items()
+        if any(checkpoint_names(store / directory_of(rank, size)) for rank in ranks)
+    ]
+
+
+def _parts_in(store: Path) -> Iterator[Part]:
+    """Newest first."""
+    if not store.exists():
+        return
+    for checkpoint in list_checkpoints(store):
+        if isinstance(checkpoint, SkippedCheckpoint):
+            continue
+        try:
+            with nothing_is_scarce(store):
+                yield Part(checkpoint, parse_record(bytes(read_file(checkpoint, RECORD))))
+        except (CorruptStoreError, FormatError):  # no part of anything
+            continue

@@ -1,0 +1,159 @@
+"""A checkpoint of any number of ranks as one rank of another training has it.
+
+Each tensor that this rank needs a part of is put together from the parts of those who had it. Which overlap is what
+torch.distributed.checkpoint's planner says. All else (what every rank had whole, the host's state) is that of one of
+the earlier ranks: of the same number, modulo how many there were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from checkflow.distributed.parts import Part, Parts
+from checkflow.errors import FormatError, InputError
+from checkflow.state.host.record import Record, ShardRecord
+from checkflow.state.live import entry_stems, live_state
+from checkflow.state.names import StateName, file_of, holder_of, owner
+from checkflow.state.restore.files import FileTensor, TensorFile, parse_file
+from checkflow.state.shards import Place, is_shared, place_of
+from checkflow.store.format.reader import nothing_is_scarce, read_file
+from checkflow.training import Training
+
+Where = Callable[[StateName, tuple[int, ...]], Place]
+"""The part that is wanted of a tensor, by its name and the shape of the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """A rank's files, and the record that goes with them."""
+
+    files: Mapping[str, TensorFile]
+    record: Record
+
+
+def reshaped(parts: Parts, rank: int, where: Where) -> Reshaped:
+    """What a rank of another training restores.
+
+    Raises CorruptStoreError where a part does not verify, FormatError where parts do not fill the whole, InputError for
+    a checkpoint that has updates to be made again.
+    """
+    first = parts.ranks[rank % parts.size]
+    record = first.record
+    if record.replay is not None or record.lanes:
+        raise InputError(
+            f"{first.checkpoint.path.name}: was saved in parts, which only the training that saved it can restore; "
+            "restore() it there and save(), or choose another iteration"
+        )
+    by_file: dict[str, dict[StateName, ShardRecord]] = {}
+    for name, shard in record.shards.items():
+        by_file.setdefault(file_of(StateName(name).holder), {})[StateName(name)] = shard
+    names = [entry.name for entry in first.checkpoint.manifest.tensor_files]
+    return Reshaped({name: _file(parts, first, name, by_file.get(name, {}), where) for name in names}, record)
+
+
+def whole(_name: StateName, shape: tuple[int, ...]) -> Place:
+    """All of it."""
+    return Place(shape, (0,) * len(shape), shape)
+
+
+def needed_by(training: Training) -> Where:
+    """What a rank's training needs: its part of what ranks share now, all of the rest."""
+    held = {live.name: live.held for live in live_state(training)}
+    parameters = {stem: parameter for of_one in entry_stems(training) for stem, parameter in of_one.items()}
+
+    def where(name: StateName, shape: tuple[int, ...]) -> Place:
+        tensor = held.get(name)
+        if tensor is None:  # an entry that the optimizer makes in its first update, as its parameter is
+            parameter = owner(name, parameters)
+            tensor = parameter if parameter is not None and tuple(parameter.shape) == shape else None
+        place = None if tensor is None or not is_shared(tensor) else place_of(tensor)
+        return whole(name, shape) if place is None else place
+
+    return where
+
+
+def _file(parts: Parts, first: Part, name: str, shards: Mapping[StateName, ShardRecord], where: Where) -> TensorFile:
+    base = _read(first, name)
+    tensors = dict(base.tensors)
+    wanted: dict[StateName, Place] = {}
+    for path, tensor in base.tensors.items():
+        state = StateName.of(holder_of(name), path)
+        shard = shards.get(state)
+        place = where(state, tensor.shape if shard is None else shard.shape)
+        if place != (whole(state, tensor.shape) if shard is None else _place(shard)):
+            wanted[state] = place
+    made = {state: torch.empty(place.sizes, dtype=tensors[state.path].dtype) for state, place in wanted.items()}
+    filled = dict.fromkeys(wanted, 0)
+    for number, pieces in sorted(_pieces(parts, wanted).items()):
+        found = base if parts.ranks[number] is first else _read(parts.ranks[number], name)
+        for piece in pieces:
+            source = _narrowed(found.tensors[piece.state.path].view(), piece.source, piece.sizes)
+            _narrowed(made[piece.state], piece.target, piece.sizes).copy_(source)
+            filled[piece.state] += source.numel()
+    for state, ours in made.items():
+        if filled[state] != ours.numel():
+            raise FormatError(f"{state:.200}: its ranks' parts do not fill it; take another checkpoint")
+        flat = ours.reshape(-1).view(torch.uint8)
+        data = memoryview(flat.numpy()) if ours.numel() else memoryview(b"")  # type: ignore[arg-type]
+        tensors[state.path] = FileTensor(ours.dtype, tuple(ours.shape), data)
+    return TensorFile(tensors, base.aliases)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Of a tensor: where it lies in a rank's part, and where in ours."""
+
+    state: StateName
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def _pieces(parts: Parts, wanted: Mapping[StateName, Place]) -> dict[int, list[_Piece]]:
+    """By the rank that has them; of several that have the same part the first one."""
+    found: dict[int, list[_Piece]] = {}
+    for state, place in wanted.items():
+        owners: dict[Place, int] = {}
+        for number, part in enumerate(parts.ranks):
+            shard = part.record.shards.get(state)
+            owners.setdefault(whole(state, place.shape) if shard is None else _place(shard), number)
+        chunks = [own for own in owners if 0 not in own.sizes]
+        for index, source, target, sizes in _overlaps(chunks, place):
+            found.setdefault(owners[chunks[index]], []).append(_Piece(state, source, target, sizes))
+    return found
+
+
+def _overlaps(
+    chunks: Sequence[Place], wanted: Place
+) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+    def chunk(place: Place) -> ChunkStorageMetadata:
+        return ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.sizes))
+
+    if 0 in wanted.sizes:
+        return
+    saved = TensorStorageMetadata(TensorProperties(), torch.Size(wanted.shape), [chunk(place) for place in chunks])
+    for item in create_read_items_for_chunk_list("", saved, [chunk(wanted)]):
+        index = item.storage_index.index
+        assert index is not None
+        yield index, tuple(item.storage_offsets), tuple(item.dest_offsets), tuple(item.lengths)
+
+
+def _place(shard: ShardRecord) -> Place:
+    return Place(shard.shape, shard.offsets, shard.sizes)
+
+
+def _narrowed(tensor: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
+    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        tensor = tensor.narrow(dim, offset, size)
+    return tensor
+
+
+def _read(part: Part, name: str) -> TensorFile:
+    with nothing_is_scarce(part.checkpoint.path):
+        return parse_file(name, read_file(part.checkpoint, name))

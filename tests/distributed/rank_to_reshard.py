@@ -1,0 +1,77 @@
+"""A rank of a training that goes on with other ranks, each time divided otherwise:
+
+    python rank_to_reshard.py KIND STORE ITERATIONS
+
+It says "restored ITERATION DIGEST" and "done ITERATION DIGEST", of all state as if one rank had it whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rank_to_kill import say
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import checkflow
+
+
+def divided(kind: str, model: torch.nn.Sequential) -> torch.nn.Module:
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "tp":
+        parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+    if kind == "both":
+        mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("shards", "parallel"))
+        parallelize_module(model, mesh["parallel"], plan)
+        fully_shard(model, mesh=mesh["shards"])
+    if kind == "fsdp":
+        fully_shard(model[0])
+        fully_shard(model)
+    return model
+
+
+def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    found = hashlib.sha256()
+    tensors = list(model.state_dict().values())
+    for parameter in optimizer.param_groups[0]["params"]:
+        tensors += optimizer.state.get(parameter, {}).values()
+    for tensor in tensors:
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        found.update(whole.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def main(kind: str, store: Path, iterations: int) -> None:
+    if kind != "alone":
+        dist.init_process_group("gloo")
+    torch.manual_seed(int(os.environ["WORLD_SIZE"]))  # what is restored was another
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 24), torch.nn.ReLU(), torch.nn.Linear(24, 6), torch.nn.Linear(6, 1), torch.nn.BatchNorm1d(1)
+    )
+    model_divided = divided(kind, model)
+    optimizer = torch.optim.AdamW(model_divided.parameters(), lr=1e-2)
+    with checkflow.attach(model_divided, optimizer, store=store) as checkpointer:
+        resumed = checkpointer.restore()
+        say("restored", resumed, digest(model_divided, optimizer))
+        for _ in range(resumed, iterations):
+            model_divided(torch.randn(8, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            checkpointer.step()
+        say("done", resumed, digest(model_divided, optimizer))
+    if kind != "alone":
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
