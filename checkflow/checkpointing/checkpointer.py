@@ -105,7 +105,7 @@ class Checkpointer:
         """What an earlier run left has to be resumed, unless it is kept: to train on beside it would prune it."""
         found = [str(iteration) for iteration in self._on_disk()]
         if self._together is not None and not found:
-            found = [str(parts.mark.iteration) for parts in self._together.others()]
+            found = [str(iteration) for iteration in self._together.iterations()]
         if found and not self._start_over:
             more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
             self._executor.await_restore(

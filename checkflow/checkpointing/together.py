@@ -9,15 +9,16 @@ from pathlib import Path
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
-from checkflow.distributed.parts import Part, Parts, all_in, marks_in, sizes_in
+from checkflow.distributed.parts import Part, Parts, all_in, directories_in, marks_in, sizes_in
 from checkflow.distributed.resharding import needed_by, reshaped
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.state.host.objects import Member
 from checkflow.state.host.record import Record
 from checkflow.state.restore import read
 from checkflow.state.restore.files import TensorFile
+from checkflow.store.format.manifest import parse_directory_name
 from checkflow.store.format.ranks import WHOLE, directory_of
-from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, load, nothing_is_scarce
+from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, checkpoint_names, load, nothing_is_scarce
 from checkflow.training import Training
 
 
@@ -100,7 +101,7 @@ class Together:
             rank, reason = next(iter(wrong.items()))
             reason = f"rank {rank}: {reason}"
             skipped.append(SkippedCheckpoint(checkpoint.path, checkpoint.serial, checkpoint.iteration, reason))
-        if iteration is None and not any(self.group.gather("restore()", (self.store / WHOLE).exists())):
+        if iteration is None and not any(self.group.gather("restore()", self._had_one())):
             return Nothing(tuple(self._partial(mine)))
         raise self._none_is_whole(everyone, marks, iteration, skipped)
 
@@ -113,6 +114,13 @@ class Together:
         found = reshaped(others[mark], self.group.rank, needed_by(training))
         return found.files, found.record
 
+    def _had_one(self) -> bool:
+        """Whether every rank once had its part of a checkpoint, of this training or of one in another number."""
+        elsewhere = directories_in(self.root, but=self.group.size)
+        return (self.store / WHOLE).exists() or any(
+            directory == self.root or (directory / WHOLE).exists() for directory in elsewhere
+        )
+
     def _partial(self, mine: Mapping[Mark, Part]) -> Iterator[SkippedCheckpoint]:
         """What this rank has of a training that ended before every rank had a checkpoint."""
         for each in (part.checkpoint for part in mine.values()):
@@ -121,6 +129,11 @@ class Together:
     def others(self) -> list[Parts]:
         """Checkpoints of another number of ranks, newest first, as far as this one sees their directories."""
         return all_in(self.root, but=self.group.size)
+
+    def iterations(self) -> list[int]:
+        """Of what other numbers of ranks left, sound or not, newest first."""
+        names = (name for path in directories_in(self.root, but=self.group.size) for name in checkpoint_names(path))
+        return sorted({found.iteration for name in names if (found := parse_directory_name(name))}, reverse=True)
 
     def fits(self) -> None:
         """Every rank's part fits its training: they may be changed. Raises PeerError where another's does not."""
@@ -158,8 +171,13 @@ class Together:
             return CorruptStoreError(
                 f"{self.root}: no checkpoint verifies on every rank ({reasons}); restore the store from a copy"
             )
-        lacking = [str(rank) for rank, marks in enumerate(everyone) if not marks]
-        why = f"rank {', '.join(lacking)} has none" if lacking else "they have no iteration of one attempt in common"
+        lacking = [str(rank) for rank, found in enumerate(everyone) if not found]
+        elsewhere = [path.name for path in directories_in(self.root, but=self.group.size) if path != self.root]
+        why = "the ranks have no iteration of one attempt in common"
+        if len(lacking) == self.group.size and elsewhere:
+            why = f"of another number of ranks there are only {', '.join(elsewhere[:5])}"
+        elif lacking:
+            why = f"rank {', '.join(lacking)} has none"
         return CorruptStoreError(
             f"{self.root}: no checkpoint is whole, for {why}; restore the missing directories from a copy, or "
             "begin anew with attach(..., start_over=True)"

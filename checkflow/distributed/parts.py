@@ -80,6 +80,15 @@ def sizes_in(store: Path) -> list[int]:
     ]
 
 
+def directories_in(store: Path, *, but: int) -> list[Path]:
+    """Of ranks, and of one process, that have checkpoints, sound or not; not those of trainings in so many."""
+    found = [store] if but != 1 else []
+    found += [
+        store / directory_of(rank, size) for size, ranks in ranks_in(store).items() if size != but for rank in ranks
+    ]
+    return [directory for directory in found if directory.exists() and checkpoint_names(directory)]
+
+
 def _parts_in(store: Path) -> Iterator[Part]:
     """Newest first."""
     if not store.exists():

@@ -48,6 +48,11 @@ def not_restored(store: Path) -> None:
         checkpointer.step()
 
 
+def restored(store: Path) -> None:
+    with attach(store) as checkpointer:
+        checkpointer.restore()
+
+
 def other_model(store: Path, rank: int) -> None:
     """Of one rank alone: the others have not changed anything."""
     model = torch.nn.Linear(3, 3 if rank else 2)
@@ -82,8 +87,8 @@ def main(folder: Path) -> None:
         "slots": lambda: attach(folder / "a", slots=1),
         "overhead": lambda: attach(folder / "a", overhead=0.05),
         "one": lambda: attach(folder / "a", when_full="sometimes" if rank else "skip"),
-        "alone": lambda: attach(folder / "alone"),
-        "more": lambda: attach(folder / "more"),
+        "alone": lambda: not_restored(folder / "alone"),
+        "more": lambda: restored(folder / "more"),
         "zero": lambda: zero(folder / "a"),
         "iteration": lambda: no_such_iteration(folder / "b"),
         "unrestored": lambda: not_restored(folder / "b"),

@@ -18,8 +18,8 @@ BOTH = {
     "schedule": r"\w+: (rank \d: )?schedule: takes gradients, .* --policy checkflow",
     "slots": r"\w+: (rank \d: )?slots: 1 has no room for the next checkpoint before every rank .*",
     "overhead": r"\w+: (rank \d: )?overhead: is not supported for several processes; give interval=.*",
-    "alone": r"\w+: .*holds checkpoints of a training in one process, and this one has 2",
-    "more": r"\w+: .*holds checkpoints of a training in 3 processes, and this one has 2",
+    "alone": r"InputError: .*alone/rank-\d-of-2 holds checkpoints of iterations 1, and nothing was restored",
+    "more": r"\w+: .*more: no checkpoint is whole, for of another number of ranks there are only rank-2-of-3; restore",
     "zero": r"\w+: (rank \d: )?optimizer.1: ZeroRedundancyOptimizer is not supported yet; use the optimizer that",
     "iteration": r"\w+: .*has no checkpoint of iteration 7 that all 2 ranks have; they have 1",
     "unrestored": r"InputError: .*rank-\d-of-2 holds checkpoints of iterations 1, and nothing was restored",
@@ -45,6 +45,7 @@ def test_each_is_one_line(tmp_path: Path) -> None:
         checkpointer.step()
     (tmp_path / "more").mkdir()
     (tmp_path / "alone").rename(tmp_path / "more" / "rank-2-of-3")
+    (tmp_path / "more" / "rank-2-of-3" / "whole").touch()
     with checkflow.attach(model, optimizer, store=tmp_path / "alone") as checkpointer:
         checkpointer.step()
     training = checkflow.Training(model, optimizer, partial(iteration, model, optimizer))
@@ -55,5 +56,8 @@ def test_each_is_one_line(tmp_path: Path) -> None:
     for rank, said in job.said.items():
         for name, _, line in (each.partition(": ") for each in said):
             assert re.match(BOTH.get(name) or EACH[name][rank], line), (rank, name, line)
-    with pytest.raises(checkflow.InputError, match="holds checkpoints of a training in 3 processes; start as many"):
-        checkflow.attach(model, optimizer, store=tmp_path / "more")
+    with checkflow.attach(model, optimizer, store=tmp_path / "more") as checkpointer:
+        with pytest.raises(checkflow.CorruptStoreError, match="there are only rank-2-of-3"):
+            checkpointer.restore()
+        with pytest.raises(checkflow.InputError, match="nothing was restored"):
+            checkpointer.step()
