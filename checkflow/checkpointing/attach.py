@@ -232,7 +232,7 @@ def attach(
         settings = Settings(interval, wait_when_full=when_full == "wait", audit=audit, learns=schedule is None)
         with contextlib.ExitStack() as undo:
             if together is not None:
-                undo.callback(together.close)
+                undo.callback(together.close, complete=False)
             with held_back(signal.SIGINT):
                 if schedule is None and is_divided(training):
                     planned = None

@@ -312,7 +312,7 @@ class Checkpointer:
             finally:
                 self._handle.close(DURABLE_DEADLINE_S)
                 if self._together is not None:
-                    self._together.close()
+                    self._together.close(complete=complete)
 
     def _save_last(self) -> None:
         """No later checkpoint makes up for the last one: what fails is told and tried again; the store raises it then.

@@ -139,9 +139,12 @@ class Together:
         """Every rank's part fits its training: they may be changed. Raises PeerError where another's does not."""
         self.group.gather("restore()", None)
 
-    def close(self) -> None:
-        """Agree on nothing more."""
+    def close(self, *, complete: bool) -> None:
+        """Agree on nothing more. Where training is `complete` the first rank, in whose process the store of all may be,
+        waits for a little until the others are as far."""
         self.agreement.close()
+        if complete:
+            self.group.leave()
 
     def _exchanged(self, mine: Collection[Mark]) -> list[list[Mark]]:
         everyone = self._told([*mine, *(parts.mark for parts in self.others())])

@@ -20,6 +20,7 @@ from checkflow.interrupts import let_through
 from checkflow.torch_internals import KeyValues, meeting_place, own_values
 
 DEADLINE_S = 600.0
+LEAVING_S = 10.0
 _FAILED = "failed"
 _PAUSE_S = (0.001, 0.05)  # between looks, at first and at most
 _attached = itertools.count(1)  # every rank attaches its trainings in the same order
@@ -66,6 +67,18 @@ class Group:
         self._wait(what, keys)
         with reached():
             return [strictjson.loads(found) for found in self.values.multi_get(keys)]
+
+    def leave(self) -> None:
+        """The first rank waits until the others have said this, or failed, or the time for that has passed."""
+        try:
+            self.values.set(f"left/{self.rank}", "")
+            until = time.monotonic() + min(LEAVING_S, self.deadline_s)
+            others = [f"left/{rank}" for rank in range(1, self.size)]
+            while self.rank == 0 and others and time.monotonic() < until and not self.values.check(others):
+                time.sleep(_PAUSE_S[1])
+                let_through()
+        except RuntimeError:
+            return  # the store is gone already
 
     @contextmanager
     def telling(self) -> Iterator[None]:

@@ -99,7 +99,7 @@ class Job:
     def done(self) -> dict[int, tuple[int, str]]:
         """Once all have ended as they should: for each rank the iteration it resumed at and its digest."""
         codes = self.wait()
-        assert set(codes.values()) == {0}, self.errors
+        assert set(codes.values()) == {0}, (codes, {rank: lines[-3:] for rank, lines in self.errors.items()})
         last = {rank: self.said[rank][-1].split() for rank in self.ranks}
         return {rank: (int(words[1]), words[2]) for rank, words in last.items()}
 
