@@ -81,7 +81,7 @@ ALLOWED: dict[str, set[str]] = {
         "training", "extra", "state", "schedule", "runtime", "store", "torch_internals", "learning", "lanes",
         "distributed",
     },
-    "integrations": {"checkpointing", "data", "errors", "state", "store"},
+    "integrations": {"checkpointing", "data", "distributed", "errors", "state", "store"},
     "examples": {"__init__", "integrations"},
     "sweep": {
         "background", "errors", "interrupts", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace",
@@ -91,7 +91,7 @@ ALLOWED: dict[str, set[str]] = {
         "about", "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "policies",
         "trace",
         "schedule", "verify", "compiler", "frontend", "timedgraph", "report", "sources", "training", "store", "sweep",
-        "text", "dtypes", "interrupts", "simulation", "strictjson", "state", "lanes",
+        "text", "dtypes", "interrupts", "simulation", "strictjson", "state", "lanes", "distributed",
     },
 }  # fmt: skip
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 
@@ -126,7 +126,10 @@ class Checkpointer:
         """
         if self._forked("restore"):
             return self._executor.completed
-        with self._narrated("restore"), nullcontext() if self._together is None else self._together.group.telling():
+        with (
+            self._narrated("restore"),
+            contextlib.nullcontext() if self._together is None else self._together.group.telling(),
+        ):
             return self._restore(iteration)
 
     def _restore(self, iteration: int | None) -> int:
@@ -307,12 +310,11 @@ class Checkpointer:
             if complete:
                 self._save_last()
         finally:
-            try:
-                self._engine.close()
-            finally:
-                self._handle.close(DURABLE_DEADLINE_S)
+            with contextlib.ExitStack() as last:
                 if self._together is not None:
-                    self._together.close(complete=complete)
+                    last.callback(self._together.close, complete=complete)
+                last.callback(lambda: self._handle.close(DURABLE_DEADLINE_S))
+                self._engine.close()
 
     def _save_last(self) -> None:
         """No later checkpoint makes up for the last one: what fails is told and tried again; the store raises it then.
@@ -343,7 +345,7 @@ class Checkpointer:
             with self._told(Exception):
                 self._close(complete=False)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _told(self, kind: type[Exception], what: str = "") -> Iterator[None]:
         """What goes wrong inside is told, not raised."""
         try:
@@ -351,7 +353,7 @@ class Checkpointer:
         except kind as problem:
             self._notify(f"{self._store}: {what}{problem}")
 
-    @contextmanager
+    @contextlib.contextmanager
     def _narrated(self, call: str) -> Iterator[None]:
         """What happened until the inside ended is told then; an error of the inside goes before one of the callback.
 

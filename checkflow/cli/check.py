@@ -10,6 +10,8 @@ import click
 from checkflow.cli import _console
 from checkflow.cli._options import json_option
 from checkflow.errors import EXIT_DONE, EXIT_NO
+from checkflow.store.format.ranks import directory_of, ranks_in
+from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.repair import Checked, check_store, repair_store
 
 
@@ -18,28 +20,38 @@ from checkflow.store.repair import Checked, check_store, repair_store
 @click.option("--repair", is_flag=True, help="Remove what does not verify, saying so first. Nobody may be training.")
 @json_option
 def command(store: Path, repair: bool, as_json: bool) -> int:
-    """Verify every checkpoint of STORE. Exit code 1 if one is not what was written, unless --repair removed it."""
+    """Verify every checkpoint of STORE. Exit code 1 if one is not what was written, unless --repair removed it.
+
+    Of a training in several processes each one's directory is a store, and checked as one.
+    """
+    ranks = [directory_of(rank, size) for size, found in ranks_in(store).items() for rank in found]
+    stores = [store / name for name in ranks if checkpoint_names(store / name)] or [store]
+    found: dict[Path, Checked] = {}
     with _console.progress() as progress:
-        checked = repair_store(store, _console.tell, progress) if repair else check_store(store, progress)
+        for each in stores:
+            found[each] = repair_store(each, _console.tell, progress) if repair else check_store(each, progress)
     if as_json:
-        figures = {
-            "store": str(store),
-            "verified": [checkpoint.path.name for checkpoint in checked.verified],
-            "wrong": [{"name": wrong.path.name, "reason": wrong.reason} for wrong in checked.wrong],
-            "leftovers": [path.name for path in checked.leftovers],
-            "removed": repair,
-        }
-        click.echo(json.dumps(figures))
+        for each, checked in found.items():
+            figures = {
+                "store": str(each),
+                "verified": [checkpoint.path.name for checkpoint in checked.verified],
+                "wrong": [{"name": wrong.path.name, "reason": wrong.reason} for wrong in checked.wrong],
+                "leftovers": [path.name for path in checked.leftovers],
+                "removed": repair,
+            }
+            click.echo(json.dumps(figures))
     else:
-        _print(store, checked, removed=repair)
-    return EXIT_NO if checked.wrong and not repair else EXIT_DONE
+        for each, checked in found.items():
+            _print(each, checked, removed=repair, within=each != store)
+    return EXIT_NO if any(checked.wrong for checked in found.values()) and not repair else EXIT_DONE
 
 
-def _print(store: Path, checked: Checked, *, removed: bool) -> None:
+def _print(store: Path, checked: Checked, *, removed: bool, within: bool) -> None:
+    before = f"{store.name}/" if within else ""
     lines = [f"{checkpoint.path.name}: verified" for checkpoint in checked.verified]
     lines += [f"{wrong}{' (removed)' if removed else ''}" for wrong in checked.wrong]
     lines += [
         f"{path.name}: {'removed' if removed else 'left by a killed saver; harmless'}" for path in checked.leftovers
     ]
     for line in lines or [f"{store}: no checkpoint yet"]:
-        _console.say(line)
+        _console.say(before + line)

@@ -19,7 +19,8 @@ from checkflow.dtypes import CODES
 from checkflow.errors import EXIT_DONE, FormatError, InputError, StoreError
 from checkflow.lanes import lane_of
 from checkflow.store.format.manifest import RECORD
-from checkflow.store.format.reader import Loaded, load_newest
+from checkflow.store.format.ranks import ranks_in
+from checkflow.store.format.reader import Loaded, SkippedCheckpoint, load_newest
 from checkflow.store.format.tensor_file import contents_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
     """Write a checkpoint of STORE for other tools.
 
     safetensors: the files as they are. torch: one file for torch.load(weights_only=True), a dictionary of each file's
-    tensors by name, with the commit record as "commit". dcp: the same for torch.distributed.checkpoint.
+    tensors by name, with the commit record as "commit". dcp: the same for torch.distributed.checkpoint. The parts of a
+    training in several processes are put together; what each had by itself is the first one's.
     """
     if os.path.lexists(output):
         raise InputError(f"--output {output}: exists; choose a new name, nothing is overwritten")
@@ -46,12 +48,10 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
         raise InputError(f"--output {output}: there is no directory {output.parent}; make it first")
     with _console.progress() as progress:
         progress(f"reading {store}")
-        newest = load_newest(store, iteration)
-        if newest.loaded is None:
-            raise StoreError(f"{store}: no checkpoint yet; nothing to export")
-        for skipped in newest.skipped:
-            _console.tell(f"checkflow: skipped {skipped}")
-        loaded = _whole(store, newest.loaded, progress)
+        newest, skipped = _newest(store, iteration)
+        for each in skipped:
+            _console.tell(f"checkflow: skipped {each}")
+        loaded = _whole(store, newest, progress)
         progress(f"writing {output}")
         partial = output.with_name(f".{output.name}.partial")
         try:
@@ -68,6 +68,18 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
     else:
         _console.say(f"{output}: {checkpoint.path.name}, verified, as {target}")
     return EXIT_DONE
+
+
+def _newest(store: Path, iteration: int | None) -> tuple[Loaded, tuple[SkippedCheckpoint, ...]]:
+    """The newest that verifies, of several ranks' as one whole, and why newer ones were skipped."""
+    if ranks_in(store):
+        from checkflow.distributed.resharding import consolidated  # which needs torch
+
+        return consolidated(store, iteration)
+    found = load_newest(store, iteration)
+    if found.loaded is None:
+        raise StoreError(f"{store}: no checkpoint yet; nothing to export")
+    return found.loaded, found.skipped
 
 
 def _whole(store: Path, loaded: Loaded, progress: Callable[[str], None]) -> Loaded:

@@ -14,6 +14,7 @@ from checkflow.cli import _console
 from checkflow.cli._options import json_option
 from checkflow.errors import EXIT_DONE, CorruptStoreError
 from checkflow.store.format.manifest import RECORD
+from checkflow.store.format.ranks import ranks_in
 from checkflow.store.format.reader import Checkpoint, list_checkpoints, nothing_is_scarce, read_file
 from checkflow.text import plain
 from checkflow.units import format_bytes
@@ -25,7 +26,12 @@ MOST_IN_CELL = 300  # characters
 @click.argument("store", type=click.Path(path_type=Path))
 @json_option
 def command(store: Path, as_json: bool) -> int:
-    """List the checkpoints of STORE, newest first. Manifests and records are read; `checkflow check` reads the rest."""
+    """List the checkpoints of STORE, newest first. Manifests and records are read; `checkflow check` reads the rest.
+
+    Of a training in several processes those are listed of which any has a part, with how many have.
+    """
+    if ranks_in(store):
+        return _of_ranks(store, as_json=as_json)
     found = list_checkpoints(store)
     if as_json:
         rows = [
@@ -56,6 +62,38 @@ def command(store: Path, as_json: bool) -> int:
             cells = ("", "", "", checkpoint.reason)
         row = (checkpoint.path.name, str(checkpoint.iteration), *cells)
         table.add_row(*(Text(plain(cell, MOST_IN_CELL)) for cell in row))  # a string would be read as markup
+    _console.out.print(table)
+    return EXIT_DONE
+
+
+def _of_ranks(store: Path, *, as_json: bool) -> int:
+    from checkflow.distributed.parts import gathered_in  # which needs torch
+
+    gathered = gathered_in(store)
+    rows = [
+        {
+            "iteration": found.mark.iteration,
+            "attempt": found.mark.attempt,
+            "processes": found.size,
+            "ranks": list(found.ranks),
+            "size_bytes": sum(part.checkpoint.manifest.size_bytes for part in found.ranks.values()),
+            "created": max(part.checkpoint.manifest.created for part in found.ranks.values()),
+        }
+        for found in gathered
+    ]
+    if as_json:
+        click.echo(json.dumps({"store": str(store), "checkpoints": rows}))
+        return EXIT_DONE
+    if not rows:
+        _console.say(f"{store}: no checkpoint yet")
+        return EXIT_DONE
+    table = Table("iteration", "attempt", "processes", "size", "created", "", box=None, pad_edge=False)
+    for row, found in zip(rows, gathered, strict=True):
+        missing = sorted(set(range(found.size)) - found.ranks.keys())
+        note = f"rank {', '.join(map(str, missing))} has no part of it" if missing else ""
+        size = format_bytes(sum(part.checkpoint.manifest.size_bytes for part in found.ranks.values()))
+        cells = (*(str(row[key]) for key in ("iteration", "attempt", "processes")), size, str(row["created"]), note)
+        table.add_row(*(Text(plain(cell, MOST_IN_CELL)) for cell in cells))
     _console.out.print(table)
     return EXIT_DONE
 

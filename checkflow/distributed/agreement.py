@@ -21,6 +21,7 @@ from checkflow.errors import PeerError
 
 _PAUSE_S = (0.001, 0.02)  # between looks, at first and at most
 _KEPT = 64  # names of matters that stay in the store after their time, so that every rank has seen their ruling
+_CLOSE_S = 30.0  # for a store that does not answer
 _YES, _NO, _VOID = "yes", "no", "void"
 
 
@@ -72,7 +73,7 @@ class Agreement:
     def close(self) -> None:
         """Agree on nothing more. What was said and not agreed on stays open."""
         self._said.put(None)
-        self._thread.join(1.0)  # it may wait for a store that does not answer
+        self._thread.join(_CLOSE_S)  # an interpreter that ends while it is in the store's code would abort
 
     def _run(self) -> None:
         pause_s = _PAUSE_S[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,28 @@ def all_in(store: Path, *, but: int = 0) -> list[Parts]:
             held = [marks_in(store / directory_of(rank, size)) for rank in ranks]
             found += [Parts(mark, tuple(marks[mark] for marks in held)) for mark in common(held)]
     return sorted(found, key=lambda parts: parts.mark, reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What there is of a checkpoint of `size` processes: the parts by rank, not all of them maybe."""
+
+    mark: Mark
+    size: int
+    ranks: Mapping[int, Part]
+
+
+def gathered_in(store: Path) -> list[Gathered]:
+    """Each checkpoint of which any rank has a part, newest first. Raises StoreError."""
+    found: dict[tuple[Mark, int], dict[int, Part]] = {}
+    for size, ranks in ranks_in(store).items():
+        for rank in ranks:
+            for mark, part in marks_in(store / directory_of(rank, size)).items():
+                found.setdefault((mark, size), {})[rank] = part
+    alone = {parts.mark: parts.ranks[0] for parts in all_in(store) if parts.size == 1}
+    for mark, part in alone.items():
+        found.setdefault((mark, 1), {})[0] = part
+    return [Gathered(mark, size, parts) for (mark, size), parts in sorted(found.items(), reverse=True)]
 
 
 def sizes_in(store: Path) -> list[int]:

@@ -7,19 +7,24 @@ the earlier ranks: of the same number, modulo how many there were.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from checkflow.distributed.parts import Part, Parts
-from checkflow.errors import FormatError, InputError
+from checkflow import strictjson
+from checkflow.distributed.parts import Part, Parts, all_in
+from checkflow.errors import CorruptStoreError, FormatError, InputError, StoreError
 from checkflow.state.host.record import Record, ShardRecord
 from checkflow.state.live import entry_stems, live_state
 from checkflow.state.names import StateName, file_of, holder_of, owner
 from checkflow.state.restore.files import FileTensor, TensorFile, parse_file
+from checkflow.state.restore.rebuild import written
 from checkflow.state.shards import Place, is_shared, place_of
-from checkflow.store.format.reader import nothing_is_scarce, read_file
+from checkflow.store.format.manifest import RECORD
+from checkflow.store.format.reader import Loaded, SkippedCheckpoint, nothing_is_scarce, read_file
 from checkflow.training import Training
 
 Where = Callable[[StateName, tuple[int, ...]], Place]
@@ -54,6 +59,39 @@ def reshaped(parts: Parts, rank: int, where: Where) -> Reshaped:
     return Reshaped({name: _file(parts, first, name, by_file.get(name, {}), where) for name in names}, record)
 
 
+def consolidated(store: Path, iteration: int | None = None) -> tuple[Loaded, tuple[SkippedCheckpoint, ...]]:
+    """The newest checkpoint (of that iteration, if given) of which every rank's part verifies, as if one rank had had
+    it, and why newer ones were skipped. What each rank had by itself is the first one's.
+
+    Raises CorruptStoreError where none verifies, StoreError where there is none.
+    """
+    skipped: list[SkippedCheckpoint] = []
+    found = all_in(store)
+    for parts in found:
+        if iteration is not None and parts.mark.iteration != iteration:
+            continue
+        checkpoint = parts.ranks[0].checkpoint
+        try:
+            made = reshaped(parts, 0, whole)
+            record = bytes(_read_bytes(parts.ranks[0], RECORD))
+        except CorruptStoreError as error:
+            skipped.append(SkippedCheckpoint(checkpoint.path, checkpoint.serial, checkpoint.iteration, str(error)))
+            continue
+        document = strictjson.loads(record)
+        assert isinstance(document, dict)
+        of_all = {key: value for key, value in document.items() if key not in ("member", "shards")}
+        text = json.dumps(of_all, separators=(",", ":"), ensure_ascii=False).encode()
+        return Loaded(checkpoint, {name: written(file) for name, file in made.files.items()}, text), tuple(skipped)
+    if skipped:
+        raise CorruptStoreError(f"{store}: no checkpoint verifies on every rank ({skipped[0]}); restore it from a copy")
+    has = ", ".join(str(each) for each in sorted({parts.mark.iteration for parts in found})) or "none"
+    raise StoreError(f"{store}: has no checkpoint {_of(iteration)}that every rank has; it has {has}")
+
+
+def _of(iteration: int | None) -> str:
+    return "" if iteration is None else f"of iteration {iteration} "
+
+
 def whole(_name: StateName, shape: tuple[int, ...]) -> Place:
     """All of it."""
     return Place(shape, (0,) * len(shape), shape)
@@ -76,7 +114,7 @@ def needed_by(training: Training) -> Where:
 
 
 def _file(parts: Parts, first: Part, name: str, shards: Mapping[StateName, ShardRecord], where: Where) -> TensorFile:
-    base = _read(first, name)
+    base = tensors_of(first, name)
     tensors = dict(base.tensors)
     wanted: dict[StateName, Place] = {}
     for path, tensor in base.tensors.items():
@@ -88,7 +126,7 @@ def _file(parts: Parts, first: Part, name: str, shards: Mapping[StateName, Shard
     made = {state: torch.empty(place.sizes, dtype=tensors[state.path].dtype) for state, place in wanted.items()}
     filled = dict.fromkeys(wanted, 0)
     for number, pieces in sorted(_pieces(parts, wanted).items()):
-        found = base if parts.ranks[number] is first else _read(parts.ranks[number], name)
+        found = base if parts.ranks[number] is first else tensors_of(parts.ranks[number], name)
         for piece in pieces:
             source = _narrowed(found.tensors[piece.state.path].view(), piece.source, piece.sizes)
             _narrowed(made[piece.state], piece.target, piece.sizes).copy_(source)
@@ -154,6 +192,11 @@ def _narrowed(tensor: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, 
     return tensor
 
 
-def _read(part: Part, name: str) -> TensorFile:
+def tensors_of(part: Part, name: str) -> TensorFile:
+    """A file of a rank's part, verified. Raises CorruptStoreError, StoreError where something is scarce."""
+    return parse_file(name, _read_bytes(part, name))
+
+
+def _read_bytes(part: Part, name: str) -> memoryview:
     with nothing_is_scarce(part.checkpoint.path):
-        return parse_file(name, read_file(part.checkpoint, name))
+        return read_file(part.checkpoint, name)

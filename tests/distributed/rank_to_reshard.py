@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rank_to_kill import say
+from rank_to_kill import local, say
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -22,6 +25,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import checkflow
+from checkflow.integrations.dcp import StoreReader
+
+
+def net() -> torch.nn.Sequential:
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, 24), torch.nn.ReLU(), torch.nn.Linear(24, 6), torch.nn.Linear(6, 1), torch.nn.BatchNorm1d(1)
+    )
 
 
 def divided(kind: str, model: torch.nn.Sequential) -> torch.nn.Module:
@@ -51,14 +61,23 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return found.hexdigest()
 
 
+def as_by_torch(kind: str, store: Path, trained: torch.nn.Module) -> bool:
+    """Whether torch.distributed.checkpoint loads from the store what was saved last."""
+    if kind != "alone":
+        dist.barrier()  # all have closed
+    fresh = get_model_state_dict(divided(kind, net()))
+    with warnings.catch_warnings(action="ignore"):  # that one process alone is no group
+        load({"model": fresh}, storage_reader=StoreReader(store))
+    now = get_model_state_dict(trained)
+    tensors = [(value, fresh[key]) for key, value in now.items()]
+    return all(torch.equal(local(one), local(other)) for one, other in tensors)  # type: ignore[arg-type]
+
+
 def main(kind: str, store: Path, iterations: int) -> None:
     if kind != "alone":
         dist.init_process_group("gloo")
     torch.manual_seed(int(os.environ["WORLD_SIZE"]))  # what is restored was another
-    model = torch.nn.Sequential(
-        torch.nn.Linear(16, 24), torch.nn.ReLU(), torch.nn.Linear(24, 6), torch.nn.Linear(6, 1), torch.nn.BatchNorm1d(1)
-    )
-    model_divided = divided(kind, model)
+    model_divided = divided(kind, net())
     optimizer = torch.optim.AdamW(model_divided.parameters(), lr=1e-2)
     with checkflow.attach(model_divided, optimizer, store=store) as checkpointer:
         resumed = checkpointer.restore()
@@ -69,6 +88,7 @@ def main(kind: str, store: Path, iterations: int) -> None:
             optimizer.zero_grad()
             checkpointer.step()
         say("done", resumed, digest(model_divided, optimizer))
+    say("loaded", resumed, as_by_torch(kind, store, model_divided))
     if kind != "alone":
         dist.destroy_process_group()
 

@@ -56,7 +56,7 @@ def whole(files: Mapping[str, memoryview], record: bytes) -> Whole:
     assert isinstance(document, dict)
     as_one = {key: value for key, value in document.items() if key not in ("replay", "lanes")}
     return Whole(
-        {name: _written(file) for name, file in found.items() if not _is_of_gradients(name)},
+        {name: written(file) for name, file in found.items() if not _is_of_gradients(name)},
         json.dumps(as_one, separators=(",", ":"), ensure_ascii=False).encode(),
         updates,
         differs,
@@ -164,7 +164,7 @@ def _with_bytes(tensor: FileTensor, now: torch.Tensor | None) -> FileTensor:
     return replace(tensor, data=memoryview(flat.numpy()), order=None)  # type: ignore[arg-type]
 
 
-def _written(file: TensorFile) -> memoryview:
+def written(file: TensorFile) -> memoryview:
     """The bytes of a file of these tensors, the largest elements first so that each is aligned."""
     ordered = sorted(file.tensors.items(), key=lambda one: (-ITEM_BYTES[_CODES[one[1].dtype]], one[0]))
     header = header_of(
