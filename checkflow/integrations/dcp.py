@@ -28,6 +28,8 @@ from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.state.names import StateName, holder_of
 from checkflow.state.restore.files import TensorFile
 
+__all__ = ["StoreReader"]
+
 
 @dataclass(frozen=True, slots=True)
 class _Stored:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from rank_to_kill import leave
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -104,7 +105,7 @@ def main(folder: Path) -> None:
             said = f"{type(error).__name__}: {error}"
         sys.stdout.write(f"{name}: {said}\n")
         dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rank_to_kill import local, say
+from rank_to_kill import leave, local, say
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import init_device_mesh
@@ -90,7 +90,7 @@ def main(kind: str, store: Path, iterations: int) -> None:
         say("done", resumed, digest(model_divided, optimizer))
     say("loaded", resumed, as_by_torch(kind, store, model_divided))
     if kind != "alone":
-        dist.destroy_process_group()
+        leave()
 
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ def test_how_tos_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     program = programs(page)
     assert "assert" in program
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)  # as torchrun starts a job of one
     with warnings.catch_warnings():
         if "lightning" in program:  # it warns of its own dependencies
             warnings.simplefilter("ignore")
