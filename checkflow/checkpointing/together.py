@@ -9,7 +9,7 @@ from pathlib import Path
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
-from checkflow.distributed.parts import Part, Parts, all_in, directories_in, marks_in, sizes_in
+from checkflow.distributed.parts import Complete, RankPart, all_in, directories_in, marks_in, sizes_in
 from checkflow.distributed.resharding import needed_by, reshaped
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.state.host.objects import Member
@@ -106,7 +106,7 @@ class Together:
         raise self._none_is_whole(everyone, marks, iteration, skipped)
 
     def _read(
-        self, mark: Mark, mine: Mapping[Mark, Part], others: Mapping[Mark, Parts], training: Training
+        self, mark: Mark, mine: Mapping[Mark, RankPart], others: Mapping[Mark, Complete], training: Training
     ) -> tuple[Mapping[str, TensorFile], Record]:
         if mark in mine:
             loaded = load(mine[mark].checkpoint)
@@ -121,12 +121,12 @@ class Together:
             directory == self.root or (directory / WHOLE).exists() for directory in elsewhere
         )
 
-    def _partial(self, mine: Mapping[Mark, Part]) -> Iterator[SkippedCheckpoint]:
+    def _partial(self, mine: Mapping[Mark, RankPart]) -> Iterator[SkippedCheckpoint]:
         """What this rank has of a training that ended before every rank had a checkpoint."""
         for each in (part.checkpoint for part in mine.values()):
             yield SkippedCheckpoint(each.path, each.serial, each.iteration, "not every rank had one yet")
 
-    def others(self) -> list[Parts]:
+    def others(self) -> list[Complete]:
         """Checkpoints of another number of ranks, newest first, as far as this one sees their directories."""
         return all_in(self.root, but=self.group.size)
 

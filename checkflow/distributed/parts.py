@@ -22,7 +22,7 @@ from checkflow.store.format.reader import (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """A rank's; its manifest and its record are sound, which says nothing of its other files."""
 
     checkpoint: Checkpoint
@@ -30,11 +30,11 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Complete:
     """Of every rank, by rank. Of a training in one process it is that process's checkpoint."""
 
     mark: Mark
-    ranks: tuple[Part, ...]
+    ranks: tuple[RankPart, ...]
 
     @property
     def size(self) -> int:
@@ -42,32 +42,32 @@ class Parts:
         return len(self.ranks)
 
 
-def marks_in(store: Path) -> dict[Mark, Part]:
+def marks_in(store: Path) -> dict[Mark, RankPart]:
     """A rank's checkpoints that say which they are part of; of several of one mark the newest."""
-    found: dict[Mark, Part] = {}
+    found: dict[Mark, RankPart] = {}
     for part in _parts_in(store):
         if part.record.member is not None:
             found.setdefault(Mark(part.record.member.attempt, part.record.iteration), part)
     return found
 
 
-def all_in(store: Path, *, but: int = 0) -> list[Parts]:
+def all_in(store: Path, *, but: int = 0) -> list[Complete]:
     """The checkpoints of which every rank's part is there, newest first, of however many processes.
 
     `but`: leave out those of so many. What one process took before there were several counts as older than all of
     theirs. Raises StoreError.
     """
-    first: dict[Mark, Parts] = {}
+    first: dict[Mark, Complete] = {}
     for part in _parts_in(store):
         member = part.record.member
         if member is None or but != 1:
             mark = Mark(0 if member is None else member.attempt, part.record.iteration)
-            first.setdefault(mark, Parts(mark, (part,)))
+            first.setdefault(mark, Complete(mark, (part,)))
     found = list(first.values())
     for size, ranks in ranks_in(store).items():
         if len(ranks) == size != but:
             held = [marks_in(store / directory_of(rank, size)) for rank in ranks]
-            found += [Parts(mark, tuple(marks[mark] for marks in held)) for mark in common(held)]
+            found += [Complete(mark, tuple(marks[mark] for marks in held)) for mark in common(held)]
     return sorted(found, key=lambda parts: parts.mark, reverse=True)
 
 
@@ -77,12 +77,12 @@ class Gathered:
 
     mark: Mark
     size: int
-    ranks: Mapping[int, Part]
+    ranks: Mapping[int, RankPart]
 
 
 def gathered_in(store: Path) -> list[Gathered]:
     """Each checkpoint of which any rank has a part, newest first. Raises StoreError."""
-    found: dict[tuple[Mark, int], dict[int, Part]] = {}
+    found: dict[tuple[Mark, int], dict[int, RankPart]] = {}
     for size, ranks in ranks_in(store).items():
         for rank in ranks:
             for mark, part in marks_in(store / directory_of(rank, size)).items():
@@ -111,7 +111,7 @@ def directories_in(store: Path, *, but: int) -> list[Path]:
     return [directory for directory in found if directory.exists() and checkpoint_names(directory)]
 
 
-def _parts_in(store: Path) -> Iterator[Part]:
+def _parts_in(store: Path) -> Iterator[RankPart]:
     """Newest first."""
     if not store.exists():
         return
@@ -120,6 +120,6 @@ def _parts_in(store: Path) -> Iterator[Part]:
             continue
         try:
             with nothing_is_scarce(store):
-                yield Part(checkpoint, parse_record(bytes(read_file(checkpoint, RECORD))))
+                yield RankPart(checkpoint, parse_record(bytes(read_file(checkpoint, RECORD))))
         except (CorruptStoreError, FormatError):  # no part of anything
             continue

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from checkflow import strictjson
-from checkflow.distributed.parts import Part, Parts, all_in
+from checkflow.distributed.parts import Complete, RankPart, all_in
 from checkflow.errors import CorruptStoreError, FormatError, InputError, StoreError
 from checkflow.state.host.record import Record, ShardRecord
 from checkflow.state.live import entry_stems, live_state
@@ -39,7 +39,7 @@ class Reshaped:
     record: Record
 
 
-def reshaped(parts: Parts, rank: int, where: Where) -> Reshaped:
+def reshaped(parts: Complete, rank: int, where: Where) -> Reshaped:
     """What a rank of another training restores.
 
     Raises CorruptStoreError where a part does not verify, FormatError where parts do not fill the whole, InputError for
@@ -113,7 +113,9 @@ def needed_by(training: Training) -> Where:
     return where
 
 
-def _file(parts: Parts, first: Part, name: str, shards: Mapping[StateName, ShardRecord], where: Where) -> TensorFile:
+def _file(
+    parts: Complete, first: RankPart, name: str, shards: Mapping[StateName, ShardRecord], where: Where
+) -> TensorFile:
     base = tensors_of(first, name)
     tensors = dict(base.tensors)
     wanted: dict[StateName, Place] = {}
@@ -150,7 +152,7 @@ class _Piece:
     sizes: tuple[int, ...]
 
 
-def _pieces(parts: Parts, wanted: Mapping[StateName, Place]) -> dict[int, list[_Piece]]:
+def _pieces(parts: Complete, wanted: Mapping[StateName, Place]) -> dict[int, list[_Piece]]:
     """By the rank that has them; of several that have the same part the first one."""
     found: dict[int, list[_Piece]] = {}
     for state, place in wanted.items():
@@ -192,11 +194,11 @@ def _narrowed(tensor: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, 
     return tensor
 
 
-def tensors_of(part: Part, name: str) -> TensorFile:
+def tensors_of(part: RankPart, name: str) -> TensorFile:
     """A file of a rank's part, verified. Raises CorruptStoreError, StoreError where something is scarce."""
     return parse_file(name, _read_bytes(part, name))
 
 
-def _read_bytes(part: Part, name: str) -> memoryview:
+def _read_bytes(part: RankPart, name: str) -> memoryview:
     with nothing_is_scarce(part.checkpoint.path):
         return read_file(part.checkpoint, name)

@@ -14,7 +14,7 @@ from test_attach import attached, compiled, small
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-RETURN = 5  # lines at the end, the Checkpointer is made: to return it, and to let the collector work again
+RETURN = 6  # lines at the end, the Checkpointer is made: to return it, and to let the collector work again
 
 
 def test_an_interrupt_at_any_line_of_attach_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

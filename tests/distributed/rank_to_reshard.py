@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import checkflow
-from checkflow.integrations.dcp import StoreReader
+from checkflow.distributed.dcp import StoreReader
 
 
 def net() -> torch.nn.Sequential:

@@ -28,7 +28,7 @@ from checkflow.events import Event
 from checkflow.interrupts import held_back
 from checkflow.store.both.config import SaverConfig
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.both.messages import LAST, WAKE, VerifiedReport, agreed
+from checkflow.store.both.messages import LAST, WAKE, agreed
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.both.saver_log import take_log
 from checkflow.store.format.layout import Layout
@@ -44,6 +44,7 @@ OnError = Literal["raise", "warn"]
 RECORD_ROOM_BYTES = 2**20
 REPORT_S = 1.0  # a saver that was killed before its report never gives it
 CLOSE_S = 600.0
+AGREE_S = 1.0  # where ranks end together they agree in milliseconds
 
 
 def _warn(message: str) -> None:
@@ -69,9 +70,7 @@ class StoreHandle:
         self._on_error = on_error
         self._notify = notify
         self._tally = tally
-        self._saver = Supervisor(
-            shared, self._slots, lock, self._tally, hang_s=hang_s, retry_s=retry_s, verified=self._was_verified
-        )
+        self._saver = Supervisor(shared, self._slots, lock, self._tally, hang_s=hang_s, retry_s=retry_s)
         self._closed = False
         self._let_go = weakref.finalize(
             self, _let_go, self._saver, lock, shared
@@ -213,9 +212,14 @@ class StoreHandle:
         if due:
             self._saver.tell(WAKE)
         if self._peers is not None:
-            sequence = self._slots.newest_sequence or 0
+            sequence, handle = (
+                self._slots.newest_sequence or 0,
+                weakref.ref(self),
+            )  # which a ruling may come too late for
             self._peers.staged(
-                iteration, lambda: self._is_due(iteration), lambda due: self._was_ruled(sequence, iteration, due)
+                iteration,
+                lambda: (here := handle()) is not None and here._is_due(iteration),
+                lambda due: None if (here := handle()) is None else here._was_ruled(sequence, iteration, due),
             )
 
     def skipped(self, iteration: int) -> None:
@@ -240,10 +244,18 @@ class StoreHandle:
             if due:
                 self._tell_meanwhile(WAKE)
 
-    def _was_verified(self, report: VerifiedReport) -> None:
-        """By this rank."""
-        if self._peers is not None:
-            self._peers.verified(report.iteration, lambda: self._may_prune(report.sequence))
+    def _tell_peers(self, peers: Peers) -> None:
+        """What this rank has read back; and hear what troubles them."""
+        handle = weakref.ref(self)
+
+        def tell(sequence: int, iteration: int) -> None:
+            peers.verified(iteration, lambda: None if (here := handle()) is None else here._may_prune(sequence))
+
+        while self._saver.verified:
+            report = self._saver.verified.popleft()
+            tell(report.sequence, report.iteration)
+        if (trouble := peers.trouble()) is not None:
+            self._notify(f"{self.path}: {trouble}")
 
     def _may_prune(self, sequence: int) -> None:
         with self._agreeing:
@@ -327,7 +339,14 @@ class StoreHandle:
             self._closed = True
         _open_handles.discard(self)
 
+    def _agree(self, deadline: float) -> None:
+        """Let the other ranks come as far, so that no more than the newest has to be made durable; or not, for long."""
+        until = min(deadline, time.monotonic() + AGREE_S)
+        while self._slots.awaits_agreement and time.monotonic() < until:
+            self._saver.wait(0.002)
+
     def _drain(self, deadline: float) -> bool:
+        self._agree(deadline)
         deaths = self._saver.deaths
         sequence = self.persist_now()
         what = f"the checkpoint of iteration {self._slots.staged_iteration}"
@@ -400,8 +419,8 @@ class StoreHandle:
                 self._notify(each.line)
 
     def _deliver(self) -> None:
-        if self._peers is not None and (trouble := self._peers.trouble()) is not None:
-            self._notify(f"{self.path}: {trouble}")
+        if self._peers is not None:
+            self._tell_peers(self._peers)
         refusal = self.shared.pages.take_refusal()
         if refusal is not None:
             self._saver.fail(refusal)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 
 from checkflow.interrupts import let_through
 from checkflow.store.both.lock import StoreLock
@@ -20,26 +19,18 @@ class Supervisor:
     """The trainer's saver. What goes wrong is collected in `news`, for whoever delivers it."""
 
     def __init__(
-        self,
-        shared: SharedMemory,
-        slots: Slots,
-        lock: StoreLock,
-        tally: Tally,
-        *,
-        hang_s: float,
-        retry_s: float,
-        verified: Callable[[VerifiedReport], None],
+        self, shared: SharedMemory, slots: Slots, lock: StoreLock, tally: Tally, *, hang_s: float, retry_s: float
     ) -> None:
-        """Start a saver; `verified` is told what it read back. Raises StoreError where no process can be started."""
+        """Start a saver. Raises StoreError where no process can be started."""
         self._shared = shared
         self._slots = slots
         self._tally = tally
-        self._verified = verified
         self._hang_s = hang_s
         self._seen_progress = ((-1, 0), time.monotonic())
         self._ended = False
         self.hangs = False
         self.news: deque[News] = deque()  # the keeper's thread adds to it, too
+        self.verified: deque[VerifiedReport] = deque(maxlen=100)  # read back, for whoever tells the other ranks
         self.failed: set[int] = set()  # sequence numbers that could not be made durable
         self._keeper = Keeper(
             lambda: SaverProcess(shared, lock), lambda: shared.durable_sequence, retry_s, self.news.append
@@ -140,7 +131,7 @@ class Supervisor:
                 self._tally.persist(message.iteration, message.size_bytes, message.written_bytes, message.write_ns)
             elif isinstance(message, VerifiedReport):
                 self._tally.verify(message.iteration, message.verify_ns, message.pruned)
-                self._verified(message)
+                self.verified.append(message)
             elif isinstance(message, FailedReport):
                 self.failed.add(message.sequence)
                 self.fail(message.message)

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from checkflow.distributed.parts import Parts, all_in
+from checkflow.distributed.parts import Complete, all_in
 from checkflow.distributed.resharding import tensors_of
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.state.names import StateName, holder_of
@@ -56,7 +56,7 @@ class StoreReader(StorageReader):
         super().__init__()
         self._store = Path(store)
         self._iteration = iteration
-        self._parts: Parts | None = None
+        self._parts: Complete | None = None
         self._read: dict[tuple[int, str], TensorFile] = {}
         self._stored: dict[MetadataIndex, _Stored] = {}
 
@@ -120,7 +120,7 @@ class StoreReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return Path(checkpoint_id).is_dir()
 
-    def _found(self) -> Parts:
+    def _found(self) -> Complete:
         if self._parts is None:
             found = [parts for parts in all_in(self._store) if self._iteration in (None, parts.mark.iteration)]
             if not found:
