@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from checkflow.checkpointing.attach import attach
     from checkflow.checkpointing.checkpointer import Checkpointer
     from checkflow.data import ResumableLoader
+    from checkflow.distributed.dcp import StoreReader
     from checkflow.errors import (
         AuditError,
         CheckflowError,
@@ -81,6 +82,7 @@ __all__ = [
     "Status",
     "StoreBusyError",
     "StoreError",
+    "StoreReader",
     "TraceError",
     "Training",
     "Variables",
@@ -114,6 +116,7 @@ _HOME = {
     "Stateful": "checkflow.extra",
     "Stats": "checkflow.runtime.stats",
     "Status": "checkflow.store.trainer.status",
+    "StoreReader": "checkflow.distributed.dcp",
     "Training": "checkflow.training",
     "Variables": "checkflow.extra",
     "attach": "checkflow.checkpointing.attach",

@@ -15,7 +15,8 @@ PACKAGE = Path(__file__).parent.parent / "checkflow"
 # What each part of the package may import from it. A package's own modules may import each other.
 ALLOWED: dict[str, set[str]] = {
     "__init__": {
-        "training", "checkpointing", "data", "errors", "events", "extra", "frontend", "runtime", "schedule", "store",
+        "training", "checkpointing", "data", "distributed",
+        "errors", "events", "extra", "frontend", "runtime", "schedule", "store",
     },
     "collector": set(),
     "text": set(),

@@ -34,6 +34,7 @@ EVENTS = {
 }
 SURFACE = ERRORS | EVENTS | {
     "Checkpointer", "PersistEvery", "ResumableLoader", "Retention", "Schedule", "Stateful", "Stats", "Status",
+    "StoreReader",
     "Training", "Variables", "__version__", "attach", "compile",
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """torch.distributed.checkpoint reads a store: whatever layout a state_dict has now, by its own planner.
 
 state = {"model": model.state_dict()}
-dcp.load(state, storage_reader=StoreReader("checkpoints"))
+dcp.load(state, storage_reader=checkflow.StoreReader("checkpoints"))
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import checkflow
-from checkflow.distributed.dcp import StoreReader
 
 
 def net() -> torch.nn.Sequential:
@@ -67,7 +66,7 @@ def as_by_torch(kind: str, store: Path, trained: torch.nn.Module) -> bool:
         dist.barrier()  # all have closed
     fresh = get_model_state_dict(divided(kind, net()))
     with warnings.catch_warnings(action="ignore"):  # that one process alone is no group
-        load({"model": fresh}, storage_reader=StoreReader(store))
+        load({"model": fresh}, storage_reader=checkflow.StoreReader(store))
     now = get_model_state_dict(trained)
     tensors = [(value, fresh[key]) for key, value in now.items()]
     return all(torch.equal(local(one), local(other)) for one, other in tensors)  # type: ignore[arg-type]
