@@ -152,6 +152,8 @@ def attach(
         PeerError: another process of the training was not there by the deadline, attached otherwise, or has failed.
     """
 
+    if not peers_deadline_s > 0:
+        raise InputError(f"peers_deadline_s: {peers_deadline_s} is not positive; use a number of seconds")
     together = Together.here(Path(store), peers_deadline_s)
     with contextlib.nullcontext() if together is None else together.group.telling():
         store = Path(store) if together is None else together.store

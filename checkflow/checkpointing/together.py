@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,8 @@ class Together:
         """This rank's store is open: the checkpoints that all ranks have, newest first. A new attempt begins."""
         found = common(self._exchanged(marks_in(self.store)))
         if found:
-            (self.store / WHOLE).touch()  # as its saver does, which may have ended before it heard of it
+            with contextlib.suppress(OSError):  # its saver does, too, but may have ended before it heard of it
+                (self.store / WHOLE).touch()
         return found
 
     def of(self, marks: Sequence[Mark]) -> Checkpoint | None:

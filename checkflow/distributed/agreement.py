@@ -49,21 +49,20 @@ class Agreement:
         self._waiting: list[_Matter] = []
         self._past: deque[str] = deque()
         self._trouble: str | None = None
-        self._thread = threading.Thread(target=self._run, name="checkflow-agreement", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None  # until there is something to say
 
     def staged(self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]) -> None:
         """See store.trainer.peers.Peers."""
-        self._said.put(_Matter(f"{self.attempt}/staged/{iteration}", rules, agreed))
+        self._put(_Matter(f"{self.attempt}/staged/{iteration}", rules, agreed))
 
     def skipped(self, iteration: int) -> None:
         """See there."""
-        self._said.put(_Void(f"{self.attempt}/staged/{iteration}"))
+        self._put(_Void(f"{self.attempt}/staged/{iteration}"))
 
     def verified(self, iteration: int, agreed: Callable[[], None]) -> None:
         """See there."""
         name = f"{self.attempt}/verified/{iteration}"
-        self._said.put(_Matter(name, lambda: False, lambda _ruling: agreed()))
+        self._put(_Matter(name, lambda: False, lambda _ruling: agreed()))
 
     def trouble(self) -> str | None:
         """See there."""
@@ -72,8 +71,15 @@ class Agreement:
 
     def close(self) -> None:
         """Agree on nothing more. What was said and not agreed on stays open."""
-        self._said.put(None)
-        self._thread.join(_CLOSE_S)  # an interpreter that ends while it is in the store's code would abort
+        if self._thread is not None:
+            self._said.put(None)
+            self._thread.join(_CLOSE_S)  # an interpreter that ends while it is in the store's code would abort
+
+    def _put(self, matter: _Matter | _Void) -> None:
+        self._said.put(matter)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="checkflow-agreement", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         pause_s = _PAUSE_S[1]

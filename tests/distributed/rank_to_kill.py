@@ -41,6 +41,11 @@ def ddp() -> torch.nn.Module:
     return DistributedDataParallel(net(), broadcast_buffers=False, find_unused_parameters=True)
 
 
+def synced() -> torch.nn.Module:
+    """The first rank's buffers are everybody's: DDP writes them before the model's forward pass."""
+    return DistributedDataParallel(net())
+
+
 def fsdp(mesh: DeviceMesh | None = None) -> torch.nn.Module:
     """With parts that are uneven, and some that are empty."""
     return sharded(net(), mesh)
@@ -82,7 +87,7 @@ def leave() -> None:
     os._exit(0)
 
 
-KINDS = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp, "tp": tp, "both": both}
+KINDS = {"ddp": ddp, "synced": synced, "fsdp": fsdp, "hsdp": hsdp, "tp": tp, "both": both}
 
 
 def seed(kind: str, rank: int) -> int:

@@ -19,7 +19,7 @@ NO_END = 1_000_000
 PAUSE_S = 0.01
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 KILLS = 5 if NIGHTLY else 1
-KINDS = [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("tp", 2), ("both", 4)]
+KINDS = [("ddp", 2), ("ddp", 4), ("synced", 2), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("tp", 2), ("both", 4)]
 WHO = ["one", "all", "saver", "machine"]
 CASES = [(*kind, who) for kind in KINDS for who in WHO] if NIGHTLY else [("ddp", 2, "one"), ("fsdp", 2, "machine")]
 
