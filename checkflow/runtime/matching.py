@@ -257,7 +257,8 @@ def _bound(id_: int, written: bool, lives: Sequence[Live], targets: Mapping[Stat
         start = int(tensor.storage_offset()) * tensor.element_size()
         if targets[live.name].alias_of is None:
             segments.append(Segment(start, tensor.numel() * tensor.element_size(), live.name))
-    counted = tuple(live.held for live in lives if not live.held.is_inference())
+    counting = dict.fromkeys(tensor for live in lives for tensor in (live.held, live.tensor))  # shared ones have two
+    counted = tuple(tensor for tensor in counting if not tensor.is_inference())
     return BoundStorage(id_, lives[0].name, written, data, whole.data_ptr(), tuple(lives), tuple(segments), counted)
 
 
