@@ -11,8 +11,8 @@ from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.distributed.parts import Complete, RankPart, all_in, directories_in, marks_in, sizes_in
-from checkflow.distributed.resharding import needed_by, reshaped
-from checkflow.errors import CorruptStoreError, StoreError
+from checkflow.distributed.resharding import is_divided_alike, needed_by, reshaped
+from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.state.host.objects import Member
 from checkflow.state.host.record import Record
 from checkflow.state.restore import read
@@ -110,10 +110,16 @@ class Together:
     def _read(
         self, mark: Mark, mine: Mapping[Mark, RankPart], others: Mapping[Mark, Complete], training: Training
     ) -> tuple[Mapping[str, TensorFile], Record]:
-        if mark in mine:
+        if mark in mine and is_divided_alike(mine[mark].record, training):
             loaded = load(mine[mark].checkpoint)
             return read(loaded.files, loaded.record, loaded.checkpoint.iteration)
-        found = reshaped(others[mark], self.group.rank, needed_by(training))
+        whole = others.get(mark) or next((found for found in all_in(self.root) if found.mark == mark), None)
+        if whole is None:
+            raise InputError(
+                f"{self.store}: iteration {mark.iteration} was divided among ranks otherwise, and not every rank's "
+                "directory can be seen here; put them into one directory"
+            )
+        found = reshaped(whole, self.group.rank, needed_by(training))
         return found.files, found.record
 
     def _had_one(self) -> bool:

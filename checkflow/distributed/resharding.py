@@ -113,6 +113,13 @@ def needed_by(training: Training) -> Where:
     return where
 
 
+def is_divided_alike(record: Record, training: Training) -> bool:
+    """Whether a rank's part has what this rank needs of what ranks share."""
+    where = needed_by(training)
+    alike = all(_place(shard) == where(StateName(name), shard.shape) for name, shard in record.shards.items())
+    return alike and all(live.name in record.shards for live in live_state(training) if is_shared(live.held))
+
+
 def _file(
     parts: Complete, first: RankPart, name: str, shards: Mapping[StateName, ShardRecord], where: Where
 ) -> TensorFile:
