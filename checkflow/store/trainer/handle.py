@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 import warnings
 import weakref
@@ -28,7 +27,7 @@ from checkflow.events import Event
 from checkflow.interrupts import held_back
 from checkflow.store.both.config import SaverConfig
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.both.messages import LAST, WAKE, agreed
+from checkflow.store.both.messages import LAST, WAKE
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.both.saver_log import take_log
 from checkflow.store.format.layout import Layout
@@ -37,6 +36,7 @@ from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slot, Slots, WhenFull
 from checkflow.store.trainer.peers import Peers
 from checkflow.store.trainer.persist_every import Pace, PersistEvery
+from checkflow.store.trainer.rulings import Rulings
 from checkflow.store.trainer.status import Status, Tally
 from checkflow.store.trainer.supervisor import Supervisor
 
@@ -44,7 +44,6 @@ OnError = Literal["raise", "warn"]
 RECORD_ROOM_BYTES = 2**20
 REPORT_S = 1.0  # a saver that was killed before its report never gives it
 CLOSE_S = 600.0
-AGREE_S = 1.0  # where ranks end together they agree in milliseconds
 
 
 def _warn(message: str) -> None:
@@ -62,8 +61,6 @@ class StoreHandle:
         self.shared = shared
         self.layouts = tuple(layouts)  # of the slots of each lane
         self._lock = lock
-        self._peers = peers
-        self._agreeing = threading.Lock()  # with the thread that tells what they agree on
         self._slots = Slots(shared, self.layouts, when_full, grouped=peers is not None)
         self._pace = pace
         self._when_full = when_full
@@ -71,6 +68,7 @@ class StoreHandle:
         self._notify = notify
         self._tally = tally
         self._saver = Supervisor(shared, self._slots, lock, self._tally, hang_s=hang_s, retry_s=retry_s)
+        self._rulings = None if peers is None else Rulings(peers, self._slots, self._saver, pace, tally)
         self._closed = False
         self._let_go = weakref.finalize(
             self, _let_go, self._saver, lock, shared
@@ -206,66 +204,18 @@ class StoreHandle:
         if not whole:
             self._slots.stage(slot, iteration, record, due=False, whole=False)
             return
-        due = self._peers is None and self._is_due(iteration)
+        due = self._rulings is None and self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
         due = self._slots.stage(slot, iteration, record, due=due)
         self._tally.stage(iteration)
         if due:
             self._saver.tell(WAKE)
-        if self._peers is not None:
-            sequence, handle = (
-                self._slots.newest_sequence or 0,
-                weakref.ref(self),
-            )  # which a ruling may come too late for
-            self._peers.staged(
-                iteration,
-                lambda: (here := handle()) is not None and here._is_due(iteration),
-                lambda due: None if (here := handle()) is None else here._was_ruled(sequence, iteration, due),
-            )
+        if self._rulings is not None:
+            self._rulings.staged(iteration)
 
     def skipped(self, iteration: int) -> None:
         """No slot will have this checkpoint."""
-        if self._peers is not None:
-            self._peers.skipped(iteration)
-
-    def _is_due(self, iteration: int) -> bool:
-        return self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
-
-    def _was_ruled(self, sequence: int, iteration: int, due: bool | None) -> None:
-        """Every rank has staged its part, or some rank never will."""
-        if due is not None:
-            self._pace.ruled(iteration, time.monotonic(), due=due)
-        with self._agreeing:
-            if self._closed:
-                return
-            if due is None:
-                self._slots.disown(sequence)
-                return
-            self._slots.agree(sequence, due=due)
-            if due:
-                self._tell_meanwhile(WAKE)
-
-    def _tell_peers(self, peers: Peers) -> None:
-        """What this rank has read back; and hear what troubles them."""
-        handle = weakref.ref(self)
-
-        def tell(sequence: int, iteration: int) -> None:
-            peers.verified(iteration, lambda: None if (here := handle()) is None else here._may_prune(sequence))
-
-        while self._saver.verified:
-            report = self._saver.verified.popleft()
-            tell(report.sequence, report.iteration)
-        if (trouble := peers.trouble()) is not None:
-            self._notify(f"{self.path}: {trouble}")
-
-    def _may_prune(self, sequence: int) -> None:
-        with self._agreeing:
-            if not self._closed:
-                self._tell_meanwhile(agreed(sequence))
-
-    def _tell_meanwhile(self, word: bytes) -> None:
-        """In another thread: the saver may end, and this thread close its socket."""
-        with contextlib.suppress(OSError):
-            self._saver.tell(word)
+        if self._rulings is not None:
+            self._rulings.skipped(iteration)
 
     def abandon(self, slot: Slot) -> None:
         """Give back a slot whose filling failed."""
@@ -335,18 +285,14 @@ class StoreHandle:
         return self._lock
 
     def _shut(self) -> None:
-        with self._agreeing:
-            self._closed = True
+        self._closed = True
+        if self._rulings is not None:
+            self._rulings.close()
         _open_handles.discard(self)
 
-    def _agree(self, deadline: float) -> None:
-        """Let the other ranks come as far, so that no more than the newest has to be made durable; or not, for long."""
-        until = min(deadline, time.monotonic() + AGREE_S)
-        while self._slots.awaits_agreement and time.monotonic() < until:
-            self._saver.wait(0.002)
-
     def _drain(self, deadline: float) -> bool:
-        self._agree(deadline)
+        if self._rulings is not None:
+            self._rulings.wait(deadline)
         deaths = self._saver.deaths
         sequence = self.persist_now()
         what = f"the checkpoint of iteration {self._slots.staged_iteration}"
@@ -419,8 +365,8 @@ class StoreHandle:
                 self._notify(each.line)
 
     def _deliver(self) -> None:
-        if self._peers is not None:
-            self._tell_peers(self._peers)
+        if self._rulings is not None and (trouble := self._rulings.read_back()) is not None:
+            self._notify(f"{self.path}: {trouble}")
         refusal = self.shared.pages.take_refusal()
         if refusal is not None:
             self._saver.fail(refusal)

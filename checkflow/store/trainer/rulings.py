@@ -1,0 +1,95 @@
+"""What a handle tells the other ranks of its checkpoints, and what their rulings do to its slots and its saver.
+
+A ruling comes in another thread, maybe when the handle is closed, or is nobody's any more: then it does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+
+from checkflow.store.both.messages import WAKE, agreed
+from checkflow.store.memory.trainer_slots import Slots
+from checkflow.store.trainer.peers import Peers
+from checkflow.store.trainer.persist_every import Pace
+from checkflow.store.trainer.status import Tally
+from checkflow.store.trainer.supervisor import Supervisor
+
+WAIT_S = 1.0  # where ranks end together they agree in milliseconds
+
+
+class Rulings:
+    """Of one handle, which alone keeps it."""
+
+    def __init__(self, peers: Peers, slots: Slots, saver: Supervisor, pace: Pace, tally: Tally) -> None:
+        self._peers = peers
+        self._slots = slots
+        self._saver = saver
+        self._pace = pace
+        self._tally = tally
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def staged(self, iteration: int) -> None:
+        """The newest checkpoint is that of this iteration."""
+        sequence, own = self._slots.newest_sequence or 0, weakref.ref(self)
+        self._peers.staged(
+            iteration,
+            lambda: (here := own()) is not None and here._is_due(iteration),
+            lambda due: None if (here := own()) is None else here._was_ruled(sequence, iteration, due),
+        )
+
+    def skipped(self, iteration: int) -> None:
+        """No slot will have this one."""
+        self._peers.skipped(iteration)
+
+    def read_back(self) -> str | None:
+        """Tell what the saver has read back, and return what troubles the ranks, if there is something."""
+        while self._saver.verified:
+            report = self._saver.verified.popleft()
+            self._tell_verified(report.sequence, report.iteration)
+        return self._peers.trouble()
+
+    def wait(self, deadline: float) -> None:
+        """Until the other ranks have come as far, so that no more than the newest has to be made durable; not long."""
+        until = min(deadline, time.monotonic() + WAIT_S)
+        while self._slots.awaits_agreement and time.monotonic() < until:
+            self._saver.wait(0.002)
+
+    def close(self) -> None:
+        """Nothing touches the slots any more."""
+        with self._lock:
+            self._closed = True
+
+    def _is_due(self, iteration: int) -> bool:
+        return self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
+
+    def _was_ruled(self, sequence: int, iteration: int, due: bool | None) -> None:
+        """Every rank has staged its part, or some rank never will."""
+        if due is not None:
+            self._pace.ruled(iteration, time.monotonic(), due=due)
+        with self._lock:
+            if self._closed:
+                return
+            if due is None:
+                self._slots.disown(sequence)
+            else:
+                self._slots.agree(sequence, due=due)
+            if due:
+                self._tell(WAKE)
+
+    def _tell_verified(self, sequence: int, iteration: int) -> None:
+        own = weakref.ref(self)
+        self._peers.verified(iteration, lambda: None if (here := own()) is None else here._may_prune(sequence))
+
+    def _may_prune(self, sequence: int) -> None:
+        with self._lock:
+            if not self._closed:
+                self._tell(agreed(sequence))
+
+    def _tell(self, word: bytes) -> None:
+        """The saver may end meanwhile, and its socket be closed."""
+        with contextlib.suppress(OSError):
+            self._saver.tell(word)
