@@ -22,7 +22,7 @@ CHAINS = [LONG, *map(list, itertools.permutations(KINDS, 2))] if NIGHTLY else [[
 
 def words(job: Job, size: int, which: str) -> tuple[int, str]:
     """What all ranks said behind a word, which has to be the same."""
-    assert set(job.wait().values()) == {0}, job.errors
+    assert set(job.wait().values()) == {0}, {rank: lines[-2:] for rank, lines in job.errors.items()}
     found = {tuple(line.split()[1:]) for rank in range(size) for line in job.said[rank] if line.startswith(which)}
     ((iteration, digest),) = found
     return int(iteration), digest

@@ -217,3 +217,18 @@ def test_a_file_system_that_lacks_what_the_store_needs_is_refused(
     with pytest.raises(StoreError, match=rf"its file system, fuse\.bucket \(bucket\), {why}.*; choose a store on"):
         StoreLock.acquire(tmp_path, silent)
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+
+
+def test_what_another_makes_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of one job make the directory of all at the same time."""
+    make = LocalDisk.make_directory
+
+    def too_late(disk: LocalDisk, path: Path) -> None:
+        path.mkdir()
+        make(disk, path)
+
+    monkeypatch.setattr(LocalDisk, "make_directory", too_late)
+    StoreLock.acquire(tmp_path / "store" / "rank-0-of-2", lambda _: None).close()
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"file/store: cannot be (made|opened)"):
+        StoreLock.acquire(tmp_path / "file" / "store", lambda _: None)

@@ -191,7 +191,8 @@ def _make(store: Path) -> None:
     disk = LocalDisk()
     try:
         for folder in reversed(missing):
-            disk.make_directory(folder)
+            with contextlib.suppress(FileExistsError):  # ranks of one job make it at the same time
+                disk.make_directory(folder)
             disk.sync_directory(folder.parent)
     except OSError as error:
         raise StoreError(f"{store}: cannot be made ({error.strerror}); choose another store") from None
