@@ -94,8 +94,11 @@ class Agreement:
                 except queue.Empty:
                     pause_s = min(2 * pause_s, _PAUSE_S[1])
                 self._hear()
-        except PeerError as error:
-            self._trouble = f"nothing more is agreed on with the other ranks, and nothing more is pruned: {error}"
+        except Exception as error:  # noqa: BLE001 (nobody else would hear of it)
+            why = str(error) if isinstance(error, PeerError) else f"{type(error).__name__}: {error}"
+            self._trouble = (
+                f"nothing more is agreed on with the other ranks, so nothing more is made durable or pruned: {why}"
+            )
 
     def _say(self, matter: _Matter | _Void) -> None:
         values = self._group.more
