@@ -311,8 +311,8 @@ class Checkpointer:
                 self._save_last()
         finally:
             with contextlib.ExitStack() as last:
-                if self._together is not None:
-                    last.callback(self._together.close, complete=complete)
+                if (together := self._together) is not None:  # which is complete only where nothing went wrong
+                    last.push(lambda kind, *_: together.close(complete=complete and kind is None))
                 last.callback(lambda: self._handle.close(DURABLE_DEADLINE_S))
                 self._engine.close()
 

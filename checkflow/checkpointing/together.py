@@ -67,8 +67,7 @@ class Together:
         """This rank's store is open: the checkpoints that all ranks have, newest first. A new attempt begins."""
         found = common(self._exchanged(marks_in(self.store)))
         if found:
-            with contextlib.suppress(OSError):  # its saver does, too, but may have ended before it heard of it
-                (self.store / WHOLE).touch()
+            self._note_whole()
         return found
 
     def of(self, marks: Sequence[Mark]) -> Checkpoint | None:
@@ -148,11 +147,16 @@ class Together:
         self.group.gather("restore()", None)
 
     def close(self, *, complete: bool) -> None:
-        """Agree on nothing more. Where training is `complete` the first rank, in whose process the store of all may be,
-        waits for a little until the others are as far."""
+        """Agree on nothing more. `complete`: this rank has its last checkpoint on disk, and waits for a little until
+        all have theirs."""
         self.agreement.close()
-        if complete:
-            self.group.leave()
+        if complete and self.group.leave() and checkpoint_names(self.store):
+            self._note_whole()
+
+    def _note_whole(self) -> None:
+        """As its saver does, which may have ended before it heard of it."""
+        with contextlib.suppress(OSError):
+            (self.store / WHOLE).touch()
 
     def _exchanged(self, mine: Collection[Mark]) -> list[list[Mark]]:
         everyone = self._told([*mine, *(parts.mark for parts in self.others())])

@@ -68,17 +68,23 @@ class Group:
         with reached():
             return [strictjson.loads(found) for found in self.values.multi_get(keys)]
 
-    def leave(self) -> None:
-        """The first rank waits until the others have said this, or failed, or the time for that has passed."""
+    def leave(self) -> bool:
+        """Wait for a little until every rank has said this, and return whether all have.
+
+        The first rank stays until then, too: the store of all may be in its process.
+        """
         try:
             self.values.set(f"left/{self.rank}", "")
             until = time.monotonic() + min(LEAVING_S, self.deadline_s)
-            others = [f"left/{rank}" for rank in range(1, self.size)]
-            while self.rank == 0 and others and time.monotonic() < until and not self.values.check(others):
+            everyone = [f"left/{rank}" for rank in range(self.size)]
+            while not self.values.check(everyone):
+                if time.monotonic() >= until:
+                    return False
                 time.sleep(_PAUSE_S[1])
                 let_through()
         except RuntimeError:
-            return  # the store is gone already
+            return False  # the store is gone already
+        return True
 
     @contextmanager
     def telling(self) -> Iterator[None]:
