@@ -20,8 +20,9 @@ from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
+from checkflow.checkpointing.restoring import Nothing, newest_in, refusal
 from checkflow.checkpointing.resumed import doubts, of_losses
-from checkflow.checkpointing.together import Found, Nothing, Together
+from checkflow.checkpointing.together import Together
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, StoreError
 from checkflow.events import Doubted, Event, Resumed
@@ -32,10 +33,9 @@ from checkflow.runtime.terminate import OnTerminate
 from checkflow.schedule import Schedule
 from checkflow.state.host.capture import versions
 from checkflow.state.host.objects import HostObjects
-from checkflow.state.restore import read
-from checkflow.state.restore import restore_parsed as restore
+from checkflow.state.restore import restore_parsed
 from checkflow.store.format.manifest import parse_directory_name
-from checkflow.store.format.reader import checkpoint_names, load_newest
+from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.status import Status
 from checkflow.training import Training
@@ -43,7 +43,6 @@ from checkflow.training import Training
 DURABLE_DEADLINE_S = 600.0
 CLOSE_RETRY_S = 30.0  # how long the last checkpoint is tried again, where the store does not do that by itself
 GIT_S = 1.0  # that a restore waits for git, to compare
-_NAMED = 5  # checkpoints, in a message
 _LOG = logging.getLogger("checkflow")
 
 
@@ -103,15 +102,11 @@ class Checkpointer:
 
     def _refuse_to_overrun(self) -> None:
         """What an earlier run left has to be resumed, unless it is kept: to train on beside it would prune it."""
-        found = [str(iteration) for iteration in self._on_disk()]
+        found = self._on_disk()
         if self._together is not None and not found:
-            found = [str(iteration) for iteration in self._together.iterations()]
+            found = self._together.iterations()
         if found and not self._start_over:
-            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-            self._executor.await_restore(
-                f"{self._store} holds checkpoints of iterations {', '.join(found[:_NAMED])}{more}, and nothing was "
-                "restored; call restore() first, or attach(..., start_over=True) to begin anew beside them"
-            )
+            self._executor.await_restore(refusal(self._store, found))
 
     def restore(self, iteration: int | None = None) -> int:
         """Bring everything back to the newest checkpoint that verifies, or to that of an iteration.
@@ -121,8 +116,8 @@ class Checkpointer:
         one stays in the store until newer ones take its place. Tells of checkpoints that were skipped. Raises
         CorruptStoreError where none verifies, InputError where it is of another training. Of a training in several
         processes each calls it, and the checkpoint is the newest of which every rank's part verifies; PeerError where a
-        rank does not come to it, or has failed. Once it has begun to change
-        the training and did not end, no step() is taken until another one did.
+        rank does not come to it, or has failed. Once it has begun to change the training and did not end, no step() is
+        taken until another one did.
         """
         if self._forked("restore"):
             return self._executor.completed
@@ -142,17 +137,21 @@ class Checkpointer:
                 return 0
             # both take memory, and this one is waited for
             with paused_collector(), self._handle.shared.pages.paused():
-                found = self._newest(iteration)
+                found = (
+                    newest_in(self._handle.path, iteration)
+                    if self._together is None
+                    else self._together.load(iteration, self._training)
+                )
                 for skipped in found.skipped:
                     self._notify(f"{self._store}: skipped {skipped}")
                 if isinstance(found, Nothing):
                     if begun:
                         raise InputError(f"restore: {self._store} has no checkpoint yet; save() one to come back to")
                     self._tell(f"{self._store}: no checkpoint yet; begins with iteration 1")
-                    if self._on_disk():  # parts of what other ranks have no part of
+                    if self._executor.lifecycle.refusal is not None:  # for parts of what not every rank has
                         self._executor.resume(0)
                     return 0
-                restored = restore(found.files, found.record, self._training, self._objects, self._begin_restore)
+                restored = restore_parsed(found.files, found.record, self._training, self._objects, self._begin_restore)
             for name in restored.missing:
                 self._notify(f"{self._store}: {name} is not in this checkpoint; it stays as it is")
             self._metadata = restored.metadata
@@ -174,16 +173,6 @@ class Checkpointer:
             for line in doubts(restored.iteration, self._training, self._objects):
                 self._engine.events.append(Doubted(restored.iteration, line))
             return restored.iteration
-
-    def _newest(self, iteration: int | None) -> Found | Nothing:
-        if self._together is not None:
-            return self._together.load(iteration, self._training)
-        found = load_newest(self._handle.path, iteration)
-        if found.loaded is None:
-            return Nothing(found.skipped)
-        checkpoint = found.loaded.checkpoint
-        files, record = read(found.loaded.files, found.loaded.record, checkpoint.iteration)
-        return Found(files, record, checkpoint, found.skipped)
 
     def _begin_restore(self) -> None:
         """All is checked; of several processes none changes anything before each has come as far."""

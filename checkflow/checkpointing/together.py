@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from checkflow.checkpointing.restoring import Found, Nothing
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
-from checkflow.distributed.parts import Complete, RankPart, all_in, directories_in, marks_in, sizes_in
+from checkflow.distributed.parts import Complete, RankPart, all_in, directories_in, marks_in
 from checkflow.distributed.resharding import is_divided_alike, needed_by, reshaped
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.state.host.objects import Member
@@ -21,23 +21,6 @@ from checkflow.store.format.manifest import parse_directory_name
 from checkflow.store.format.ranks import WHOLE, directory_of
 from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, checkpoint_names, load, nothing_is_scarce
 from checkflow.training import Training
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A checkpoint that every rank has read its part of: this rank's, and why newer ones were skipped."""
-
-    files: Mapping[str, TensorFile]
-    record: Record
-    checkpoint: Checkpoint
-    skipped: tuple[SkippedCheckpoint, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Nothing:
-    """There is none yet; `skipped`: what this rank has, for others have not."""
-
-    skipped: tuple[SkippedCheckpoint, ...]
 
 
 class Together:
@@ -54,7 +37,7 @@ class Together:
     def here(cls, root: Path, deadline_s: float) -> Together | None:
         """None where this process trains alone, in a store that has only known such trainings."""
         group = Group.here(deadline_s)
-        if group is None and sizes_in(root):
+        if group is None and directories_in(root, but=1):
             group = Group.alone()
         return None if group is None else cls(group, root)
 
@@ -65,7 +48,8 @@ class Together:
 
     def begin(self) -> tuple[Mark, ...]:
         """This rank's store is open: the checkpoints that all ranks have, newest first. A new attempt begins."""
-        found = common(self._exchanged(marks_in(self.store)))
+        everyone, _ = self._exchanged(marks_in(self.store), [parts.mark for parts in self._others()])
+        found = common(everyone)
         if found:
             self._note_whole()
         return found
@@ -80,10 +64,9 @@ class Together:
         A new attempt begins. Nothing where there has been no checkpoint that every rank had. Raises, on every rank,
         CorruptStoreError where there has been one and none is whole now, StoreError for an iteration not all have.
         """
-        mine = marks_in(self.store)
-        others = {parts.mark: parts for parts in self.others()}
-        everyone = self._exchanged(mine)
-        shared = common(self._told(others))  # where each node has a disk of its own, ranks see no others' directories
+        mine, others = marks_in(self.store), {parts.mark: parts for parts in self._others()}
+        everyone, elsewhere = self._exchanged(mine, others)
+        shared = common(elsewhere)  # where each node has a disk of its own, ranks see no others' directories
         marks = sorted({*common(everyone), *shared}, reverse=True)
         skipped: list[SkippedCheckpoint] = []
         for mark in marks:
@@ -133,7 +116,7 @@ class Together:
         for each in (part.checkpoint for part in mine.values()):
             yield SkippedCheckpoint(each.path, each.serial, each.iteration, "not every rank had one yet")
 
-    def others(self) -> list[Complete]:
+    def _others(self) -> list[Complete]:
         """Checkpoints of another number of ranks, newest first, as far as this one sees their directories."""
         return all_in(self.root, but=self.group.size)
 
@@ -158,15 +141,15 @@ class Together:
         with contextlib.suppress(OSError):
             (self.store / WHOLE).touch()
 
-    def _exchanged(self, mine: Collection[Mark]) -> list[list[Mark]]:
-        everyone = self._told([*mine, *(parts.mark for parts in self.others())])
-        self.member.attempt = self.agreement.attempt = max(next_attempt(everyone), self.member.attempt + 1)
-        return self._told(mine)
-
-    def _told(self, marks: Collection[Mark]) -> list[list[Mark]]:
-        """Each rank's."""
-        said = self.group.gather("attach() or restore()", [list(mark) for mark in marks])
-        return [[Mark(*mark) for mark in found] for found in said if isinstance(found, list)]
+    def _exchanged(
+        self, mine: Collection[Mark], elsewhere: Collection[Mark]
+    ) -> tuple[list[list[Mark]], list[list[Mark]]]:
+        """What each rank has itself, and what it sees of other numbers of ranks. A new attempt begins."""
+        said = self.group.gather("attach() or restore()", [list(mine), list(elsewhere)])
+        pairs = [pair for pair in said if isinstance(pair, list)]
+        own, others = ([[Mark(*mark) for mark in pair[which]] for pair in pairs] for which in (0, 1))
+        self.member.attempt = self.agreement.attempt = max(next_attempt([*own, *others]), self.member.attempt + 1)
+        return own, others
 
     def _none_is_whole(
         self,

@@ -93,15 +93,6 @@ def gathered_in(store: Path) -> list[Gathered]:
     return [Gathered(mark, size, parts) for (mark, size), parts in sorted(found.items(), reverse=True)]
 
 
-def sizes_in(store: Path) -> list[int]:
-    """Of the trainings in several processes that it holds checkpoints of: how many these were."""
-    return [
-        size
-        for size, ranks in ranks_in(store).items()
-        if any(checkpoint_names(store / directory_of(rank, size)) for rank in ranks)
-    ]
-
-
 def directories_in(store: Path, *, but: int) -> list[Path]:
     """Of ranks, and of one process, that have checkpoints, sound or not; not those of trainings in so many."""
     found = [store] if but != 1 else []

@@ -54,6 +54,16 @@ def restored(store: Path) -> None:
         checkpointer.restore()
 
 
+def begun_anew(store: Path) -> None:
+    """Beside what all ranks had, which stays."""
+    with attach(store, start_over=True, when_full="wait") as checkpointer:
+        assert checkpointer.restore() == 0
+        for _ in range(5):
+            checkpointer.step()
+    (rank,) = (path for path in store.iterdir() if path.name == f"rank-{dist.get_rank()}-of-2")
+    assert [path.parent.name for path in rank.glob("*/kept")] == ["00000001-iteration-1"]
+
+
 def other_model(store: Path, rank: int) -> None:
     """Of one rank alone: the others have not changed anything."""
     model = torch.nn.Linear(3, 3 if rank else 2)
@@ -94,6 +104,7 @@ def main(folder: Path) -> None:
         "iteration": lambda: no_such_iteration(folder / "b"),
         "unrestored": lambda: not_restored(folder / "b"),
         "model": lambda: other_model(folder / "b", rank),
+        "anew": lambda: begun_anew(folder / "b"),
         "unsharded": lambda: unsharded_at_the_end(folder / "c"),
         "missing": lambda: attach(folder / "a", peers_deadline_s=0.5) if rank == 0 else None,
     }

@@ -23,6 +23,7 @@ BOTH = {
     "zero": r"\w+: (rank \d: )?optimizer.1: ZeroRedundancyOptimizer is not supported yet; use the optimizer that",
     "iteration": r"\w+: .*has no checkpoint of iteration 7 that all 2 ranks have; they have 1",
     "unrestored": r"InputError: .*rank-\d-of-2 holds checkpoints of iterations 1, and nothing was restored",
+    "anew": r"done",
     "unsharded": r"done",
 }
 EACH = {

@@ -1,0 +1,51 @@
+"""What is found to restore, by one process or by all ranks of a training; and why no step is taken before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkflow.state.host.record import Record
+from checkflow.state.restore import read
+from checkflow.state.restore.files import TensorFile
+from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, load_newest
+
+_NAMED = 5  # checkpoints, in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint that was read, of several ranks this one's part of it; and why newer ones were skipped."""
+
+    files: Mapping[str, TensorFile]
+    record: Record
+    checkpoint: Checkpoint
+    skipped: tuple[SkippedCheckpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """There is none yet; `skipped`: what this rank has a part of, and others have not."""
+
+    skipped: tuple[SkippedCheckpoint, ...]
+
+
+def newest_in(store: Path, iteration: int | None) -> Found | Nothing:
+    """Of one process. Raises as `load_newest` and `read` do."""
+    found = load_newest(store, iteration)
+    if found.loaded is None:
+        return Nothing(found.skipped)
+    checkpoint = found.loaded.checkpoint
+    files, record = read(found.loaded.files, found.loaded.record, checkpoint.iteration)
+    return Found(files, record, checkpoint, found.skipped)
+
+
+def refusal(store: Path, iterations: Sequence[int]) -> str:
+    """Why no step is taken: what an earlier run left would be pruned, if it is not resumed."""
+    found = ", ".join(map(str, iterations[:_NAMED]))
+    more = f" and {len(iterations) - _NAMED} more" if len(iterations) > _NAMED else ""
+    return (
+        f"{store} holds checkpoints of iterations {found}{more}, and nothing was restored; call restore() first, or "
+        "attach(..., start_over=True) to begin anew beside them"
+    )
