@@ -199,6 +199,19 @@ def place_in_whole(tensor: DTensor) -> tuple[int, ...]:
     return tuple(offsets)
 
 
+def kept_alike(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.nn.Parameter]:
+    """The parameters that are the same on every rank, always: none where it has only some ranks, or where a hook other
+    than torch's own may hand each rank another gradient."""
+    size = torch.distributed.get_world_size()
+    if torch.distributed.get_world_size(ddp.process_group) != size or not all(
+        hook.__module__.startswith("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
+        for hook, _ in ddp._comm_hooks
+    ):
+        return []
+    named = ddp.module.named_parameters()
+    return [parameter for name, parameter in named if name not in ddp.parameters_to_ignore]
+
+
 # Operators
 
 

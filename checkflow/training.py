@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 
+from checkflow.division import Division
 from checkflow.extra import Extra
 from checkflow.wrapped import optimizers_in, unwrapped
 
@@ -23,12 +24,14 @@ class Training:
             ignored.
         extra: what else it carries from one iteration to the next, by name: modules, tensors, dicts, objects with
             state_dict and load_state_dict.
+        division: attach's, of what all ranks have alike; None: this one saves all of its own.
     """
 
     model: torch.nn.Module | Sequence[torch.nn.Module]
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
     iteration: Callable[[], object]
     extra: Mapping[str, object] = field(default_factory=dict)
+    division: Division | None = field(default=None, kw_only=True, repr=False)
 
     @cached_property
     def models(self) -> tuple[torch.nn.Module, ...]:

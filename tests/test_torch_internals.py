@@ -19,6 +19,16 @@ def _optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
 
 
+def _ddp() -> torch.nn.parallel.DistributedDataParallel:
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 # Attribute -> objects that have it.
 SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_version": lambda: (torch.zeros(1),),
@@ -38,6 +48,7 @@ SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_foreach_copy_": lambda: (torch,),
     "_C": lambda: (torch,),
     "_local_tensor": lambda: (importlib.import_module("torch.distributed.tensor").DTensor,),
+    "_comm_hooks": lambda: (_ddp(),),
     "_AutoDispatchBelowAutograd": lambda: (torch._C,),
     "_foreach_": lambda: (),  # how names begin, of which some are above
 }

@@ -185,6 +185,19 @@ def attach(
         if on_event is not None and not callable(on_event):
             raise InputError(f"on_event: a {type(on_event).__name__} cannot be called; give a function of one event")
 
+        if together is not None:
+            settled: dict[str, object] = {
+                "schedule": None if schedule is None else schedule.digest,
+                "interval": interval,
+                "slots": slots,
+                "when_full": when_full,
+                "persist_every": str(persist_every),
+                "start_over": start_over,
+            }
+            together.group.same("attach()", settled)
+            interval = interval or 1 if schedule is None else interval  # a learner finds one by itself, each its own
+            training = together.divide(training, divides=schedule is None)
+
         def lacks(found: Iterable[Unlisted]) -> None:
             lines = missing(found, training.listed, scaler=scaler is not None)
             if lines and audit:
@@ -219,17 +232,6 @@ def attach(
                 peers=None if together is None else together.agreement,
             )
 
-        if together is not None:
-            settled: dict[str, object] = {
-                "schedule": None if schedule is None else schedule.digest,
-                "interval": interval,
-                "slots": slots,
-                "when_full": when_full,
-                "persist_every": str(persist_every),
-                "start_over": start_over,
-            }
-            together.group.same("attach()", settled)
-            interval = interval or 1 if schedule is None else interval  # a learner finds one by itself, each its own
         inside, learner = Inside(), None
         settings = Settings(interval, wait_when_full=when_full == "wait", audit=audit, learns=schedule is None)
         with contextlib.ExitStack() as undo:

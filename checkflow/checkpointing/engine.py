@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from checkflow.checkpointing.files import in_slot, saved_in, targets_in, without_bytes
+from checkflow.checkpointing.files import in_slot, saved_in, targets_in, with_others, without_bytes
 from checkflow.checkpointing.fitting import Fitting
 from checkflow.checkpointing.sink import StoreSink
 from checkflow.errors import CheckflowError, InputError
@@ -26,6 +26,7 @@ from checkflow.runtime.hook import Removable, register
 from checkflow.runtime.host import HostDevice
 from checkflow.runtime.in_flight import InFlight
 from checkflow.runtime.lifecycle import Inside
+from checkflow.runtime.matching import rooms_of
 from checkflow.runtime.parts import Parts
 from checkflow.runtime.pipeline import Record
 from checkflow.runtime.rolling import Rolling
@@ -33,8 +34,9 @@ from checkflow.runtime.settings import Settings
 from checkflow.state.holders import optimizers_of
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.host.record import ReplayRecord
-from checkflow.state.live import parameter_names
+from checkflow.state.live import live_state, parameter_names
 from checkflow.state.restore import check_restorable
+from checkflow.state.restore.files import TensorFile
 from checkflow.state.restore.lanes import gathered
 from checkflow.state.restore.replay import match_replay
 from checkflow.store.trainer.handle import StoreHandle
@@ -184,10 +186,17 @@ class Engine:
         self._restorable = self.fitting.host.structure
         return lambda: self._checked(captured.record())
 
+    def _as_read(self) -> Mapping[str, TensorFile]:
+        """The files of a checkpoint, those that other ranks save among them."""
+        files, others = without_bytes(self.handle.layouts), self.fitting.host.elsewhere
+        return with_others(
+            files, rooms_of([live for live in live_state(self._training) if live.name in others]).values()
+        )
+
     def _checked(self, record: bytes) -> bytes:
         """The first record of its kind. Raises InputError where no restore would take it."""
         try:
-            check_restorable(without_bytes(self.handle.layouts), record, self._training, self._objects)
+            check_restorable(self._as_read(), record, self._training, self._objects)
         except CheckflowError as error:
             raise InputError(f"{self._store}: no restore would take this training's checkpoints: {error}") from None
         return record

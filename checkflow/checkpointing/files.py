@@ -64,6 +64,19 @@ def without_bytes(layouts: Sequence[Layout]) -> dict[str, TensorFile]:
     }
 
 
+def with_others(files: Mapping[str, TensorFile], targets: Iterable[Target]) -> dict[str, TensorFile]:
+    """The files with what other ranks save, as they will be read."""
+    found = {name: TensorFile(dict(file.tensors), dict(file.aliases)) for name, file in files.items()}
+    for target in targets:
+        file, name = file_and_tensor(target.name)
+        tensors, aliases = (into := found.setdefault(file, TensorFile({}, {}))).tensors, into.aliases
+        if target.alias_of is None:
+            tensors[name] = FileTensor(getattr(torch, target.dtype), target.shape, memoryview(b""))
+        else:
+            aliases[name] = file_and_tensor(target.alias_of)[1]
+    return found
+
+
 def in_slot(targets: Iterable[Target], view: Callable[[StateName], memoryview]) -> dict[str, TensorFile]:
     """The same with the bytes that a slot has."""
     found: dict[str, dict[str, FileTensor]] = {}

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from checkflow.checkpointing.restoring import Found, Nothing
 from checkflow.distributed.agreement import Agreement
+from checkflow.distributed.fellows import fellows
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.distributed.parts import Complete, RankPart, all_in, directories_in, marks_in
+from checkflow.distributed.reading import files_of, whole_file
 from checkflow.distributed.resharding import is_divided_alike, needed_by, reshaped
+from checkflow.division import Division
 from checkflow.errors import CorruptStoreError, InputError, StoreError
+from checkflow.jsonfile import digest_of
+from checkflow.state.divided import sizes_alike
 from checkflow.state.host.objects import Member
 from checkflow.state.host.record import Record
-from checkflow.state.restore import read
 from checkflow.state.restore.files import TensorFile
 from checkflow.store.format.manifest import parse_directory_name
 from checkflow.store.format.ranks import WHOLE, directory_of
-from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, checkpoint_names, load, nothing_is_scarce
+from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, checkpoint_names, nothing_is_scarce
 from checkflow.training import Training
 
 
@@ -45,6 +50,14 @@ class Together:
     def is_first(self) -> bool:
         """Whether it is the one that tells a person what is the same on all."""
         return self.group.rank == 0
+
+    def divide(self, training: Training, *, divides: bool) -> Training:
+        """The training with who saves what of all that ranks have alike; every rank calls this. `divides`: whether it
+        can take a share."""
+        sizes_bytes = sizes_alike(training) if divides else {}
+        says = digest_of(sizes_bytes) if sizes_bytes else ""
+        ranks = fellows(self.group, self.root, says)
+        return replace(training, division=Division.of(self.group.rank, ranks, sizes_bytes))
 
     def begin(self) -> tuple[Mark, ...]:
         """This rank's store is open: the checkpoints that all ranks have, newest first. A new attempt begins."""
@@ -93,8 +106,9 @@ class Together:
         self, mark: Mark, mine: Mapping[Mark, RankPart], others: Mapping[Mark, Complete], training: Training
     ) -> tuple[Mapping[str, TensorFile], Record]:
         if mark in mine and is_divided_alike(mine[mark].record, training):
-            loaded = load(mine[mark].checkpoint)
-            return read(loaded.files, loaded.record, loaded.checkpoint.iteration)
+            part = mine[mark]
+            seen = self._seen(mark, part)
+            return {name: whole_file(part, name, seen) for name in files_of(part)}, part.record
         whole = others.get(mark) or next((found for found in all_in(self.root) if found.mark == mark), None)
         if whole is None:
             raise InputError(
@@ -103,6 +117,12 @@ class Together:
             )
         found = reshaped(whole, self.group.rank, needed_by(training))
         return found.files, found.record
+
+    def _seen(self, mark: Mark, part: RankPart) -> dict[int, RankPart]:
+        """Other ranks' parts that have a share of this one, as far as they can be seen here."""
+        directories = {rank: self.root / directory_of(rank, self.group.size) for rank in part.record.elsewhere.values()}
+        held = {rank: marks_in(directory) for rank, directory in directories.items()}
+        return {rank: marks[mark] for rank, marks in held.items() if mark in marks}
 
     def _had_one(self) -> bool:
         """Whether every rank once had its part of a checkpoint, of this training or of one in another number."""

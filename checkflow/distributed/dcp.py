@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from checkflow.distributed.parts import Complete, all_in
-from checkflow.distributed.resharding import tensors_of
+from checkflow.distributed.reading import files_of, whole_file
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.state.names import StateName, holder_of
 from checkflow.state.restore.files import TensorFile
@@ -72,10 +72,10 @@ class StoreReader(StorageReader):
         parts = self._found()
         tensors: dict[str, TensorStorageMetadata] = {}
         stored: dict[MetadataIndex, _Stored] = {}
-        for entry in parts.ranks[0].checkpoint.manifest.tensor_files:
-            file = self._file(0, entry.name)
+        for file_name in files_of(parts.ranks[0]):
+            file = self._file(0, file_name)
             for name in (*file.tensors, *file.aliases):
-                state = StateName.of(holder_of(entry.name), name)
+                state = StateName.of(holder_of(file_name), name)
                 held = file.tensors[file.aliases.get(name, name)]
                 shards = [part.record.shards.get(state) for part in parts.ranks]
                 first = shards[0]
@@ -86,7 +86,7 @@ class StoreReader(StorageReader):
                     sizes = shape if shard is None else torch.Size(shard.sizes)
                     if offsets not in chunks and (0 not in sizes or 0 in shape):
                         chunks[offsets] = ChunkStorageMetadata(offsets, sizes)
-                        stored[MetadataIndex(_key(state), offsets)] = _Stored(rank, entry.name, name)
+                        stored[MetadataIndex(_key(state), offsets)] = _Stored(rank, file_name, name)
                 tensors[_key(state)] = TensorStorageMetadata(
                     TensorProperties(dtype=held.dtype), shape, list(chunks.values())
                 )
@@ -132,11 +132,11 @@ class StoreReader(StorageReader):
 
     def _file(self, rank: int, name: str) -> TensorFile:
         if (rank, name) not in self._read:
-            part = self._found().ranks[rank]
+            ranks = self._found().ranks
             try:
-                self._read[rank, name] = tensors_of(part, name)
+                self._read[rank, name] = whole_file(ranks[rank], name, dict(enumerate(ranks)))
             except CorruptStoreError as error:
-                raise CorruptStoreError(f"{part.checkpoint.path}: {error}") from None
+                raise CorruptStoreError(f"{ranks[rank].checkpoint.path}: {error}") from None
         return self._read[rank, name]
 
 

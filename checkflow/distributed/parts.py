@@ -111,6 +111,8 @@ def _parts_in(store: Path) -> Iterator[RankPart]:
             continue
         try:
             with nothing_is_scarce(store):
-                yield RankPart(checkpoint, parse_record(bytes(read_file(checkpoint, RECORD))))
+                part = RankPart(checkpoint, parse_record(bytes(read_file(checkpoint, RECORD))))
         except (CorruptStoreError, FormatError):  # no part of anything
             continue
+        if part.record.iteration == checkpoint.iteration:
+            yield part

@@ -15,16 +15,17 @@ from pathlib import Path
 import torch
 
 from checkflow import strictjson
-from checkflow.distributed.parts import Complete, RankPart, all_in
+from checkflow.distributed.parts import Complete, all_in
+from checkflow.distributed.reading import bytes_of, files_of, tensors_of, whole_file
 from checkflow.errors import CorruptStoreError, FormatError, InputError, StoreError
 from checkflow.state.host.record import Record, ShardRecord
 from checkflow.state.live import entry_stems, live_state
 from checkflow.state.names import StateName, file_of, holder_of, owner
-from checkflow.state.restore.files import FileTensor, TensorFile, parse_file
+from checkflow.state.restore.files import FileTensor, TensorFile
 from checkflow.state.restore.rebuild import written
 from checkflow.state.shards import Place, is_shared, place_of
 from checkflow.store.format.manifest import RECORD
-from checkflow.store.format.reader import Loaded, SkippedCheckpoint, nothing_is_scarce, read_file
+from checkflow.store.format.reader import Loaded, SkippedCheckpoint
 from checkflow.training import Training
 
 Where = Callable[[StateName, tuple[int, ...]], Place]
@@ -45,7 +46,8 @@ def reshaped(parts: Complete, rank: int, where: Where) -> Reshaped:
     Raises CorruptStoreError where a part does not verify, FormatError where parts do not fill the whole, InputError for
     a checkpoint that has updates to be made again.
     """
-    first = parts.ranks[rank % parts.size]
+    number = rank % parts.size
+    first = parts.ranks[number]
     record = first.record
     if record.replay is not None or record.lanes:
         raise InputError(
@@ -55,8 +57,9 @@ def reshaped(parts: Complete, rank: int, where: Where) -> Reshaped:
     by_file: dict[str, dict[StateName, ShardRecord]] = {}
     for name, shard in record.shards.items():
         by_file.setdefault(file_of(StateName(name).holder), {})[StateName(name)] = shard
-    names = [entry.name for entry in first.checkpoint.manifest.tensor_files]
-    return Reshaped({name: _file(parts, first, name, by_file.get(name, {}), where) for name in names}, record)
+    return Reshaped(
+        {name: _file(parts, number, name, by_file.get(name, {}), where) for name in files_of(first)}, record
+    )
 
 
 def consolidated(store: Path, iteration: int | None = None) -> tuple[Loaded, tuple[SkippedCheckpoint, ...]]:
@@ -73,13 +76,13 @@ def consolidated(store: Path, iteration: int | None = None) -> tuple[Loaded, tup
         checkpoint = parts.ranks[0].checkpoint
         try:
             made = reshaped(parts, 0, whole)
-            record = bytes(_read_bytes(parts.ranks[0], RECORD))
+            record = bytes(bytes_of(parts.ranks[0], RECORD))
         except CorruptStoreError as error:
             skipped.append(SkippedCheckpoint(checkpoint.path, checkpoint.serial, checkpoint.iteration, str(error)))
             continue
         document = strictjson.loads(record)
         assert isinstance(document, dict)
-        of_all = {key: value for key, value in document.items() if key not in ("member", "shards")}
+        of_all = {key: value for key, value in document.items() if key not in ("member", "shards", "elsewhere")}
         text = json.dumps(of_all, separators=(",", ":"), ensure_ascii=False).encode()
         return Loaded(checkpoint, {name: written(file) for name, file in made.files.items()}, text), tuple(skipped)
     if skipped:
@@ -120,10 +123,8 @@ def is_divided_alike(record: Record, training: Training) -> bool:
     return alike and all(live.name in record.shards for live in live_state(training) if is_shared(live.held))
 
 
-def _file(
-    parts: Complete, first: RankPart, name: str, shards: Mapping[StateName, ShardRecord], where: Where
-) -> TensorFile:
-    base = tensors_of(first, name)
+def _file(parts: Complete, first: int, name: str, shards: Mapping[StateName, ShardRecord], where: Where) -> TensorFile:
+    base = whole_file(parts.ranks[first], name, dict(enumerate(parts.ranks)))
     tensors = dict(base.tensors)
     wanted: dict[StateName, Place] = {}
     for path, tensor in base.tensors.items():
@@ -134,8 +135,8 @@ def _file(
             wanted[state] = place
     made = {state: torch.empty(place.sizes, dtype=tensors[state.path].dtype) for state, place in wanted.items()}
     filled = dict.fromkeys(wanted, 0)
-    for number, pieces in sorted(_pieces(parts, wanted).items()):
-        found = base if parts.ranks[number] is first else tensors_of(parts.ranks[number], name)
+    for number, pieces in sorted(_pieces(parts, first, wanted).items()):
+        found = base if number == first else tensors_of(parts.ranks[number], name)
         for piece in pieces:
             source = _narrowed(found.tensors[piece.state.path].view(), piece.source, piece.sizes)
             _narrowed(made[piece.state], piece.target, piece.sizes).copy_(source)
@@ -159,14 +160,17 @@ class _Piece:
     sizes: tuple[int, ...]
 
 
-def _pieces(parts: Complete, wanted: Mapping[StateName, Place]) -> dict[int, list[_Piece]]:
-    """By the rank that has them; of several that have the same part the first one."""
+def _pieces(parts: Complete, first: int, wanted: Mapping[StateName, Place]) -> dict[int, list[_Piece]]:
+    """By the rank that has them: of several that have the same part the lowest, and `first` of what is whole."""
     found: dict[int, list[_Piece]] = {}
     for state, place in wanted.items():
         owners: dict[Place, int] = {}
         for number, part in enumerate(parts.ranks):
             shard = part.record.shards.get(state)
-            owners.setdefault(whole(state, place.shape) if shard is None else _place(shard), number)
+            if shard is None:
+                owners.setdefault(whole(state, place.shape), first)
+            else:
+                owners.setdefault(_place(shard), number)
         chunks = [own for own in owners if 0 not in own.sizes]
         for index, source, target, sizes in _overlaps(chunks, place):
             found.setdefault(owners[chunks[index]], []).append(_Piece(state, source, target, sizes))
@@ -199,13 +203,3 @@ def _narrowed(tensor: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, 
     for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         tensor = tensor.narrow(dim, offset, size)
     return tensor
-
-
-def tensors_of(part: RankPart, name: str) -> TensorFile:
-    """A file of a rank's part, verified. Raises CorruptStoreError, StoreError where something is scarce."""
-    return parse_file(name, _read_bytes(part, name))
-
-
-def _read_bytes(part: RankPart, name: str) -> memoryview:
-    with nothing_is_scarce(part.checkpoint.path):
-        return read_file(part.checkpoint, name)

@@ -87,7 +87,7 @@ def provisional(training: Training) -> Schedule:
 
 def _tensors(training: Training) -> tuple[Tensor, ...]:
     """A tensor for each storage, as a trace of this training would have it."""
-    states = list(live_states(training))
+    states = [state for state in live_states(training) if not state.elsewhere]
     on_cuda = any(state.tensor.device.type == "cuda" for state in states)
     by_storage: dict[int, list[TracedState]] = {}
     for state in states:

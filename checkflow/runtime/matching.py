@@ -17,6 +17,7 @@ from checkflow.errors import InputError
 from checkflow.runtime.binding import Binding, BoundStorage, Segment, Target, lanes_of
 from checkflow.schedule import Schedule, StateRow, ViewRow
 from checkflow.state import refused
+from checkflow.state.divided import saved_here
 from checkflow.state.host.json_values import MAX_TENSOR_BYTES
 from checkflow.state.live import Live, entry_stems, live_state
 from checkflow.state.memory import memory_order
@@ -56,7 +57,7 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
     Raises InputError that names the first difference between the schedule and the training. With `fixed`, only for what
     no slot has room for: another shape or dtype, or new state.
     """
-    lives = {live.name: live for live in live_state(training)}
+    lives = {live.name: live for live in saved_here(training)}
     ours = _Ours(
         lives,
         parameters={stem: parameter for of_one in entry_stems(training) for stem, parameter in of_one.items()},
@@ -103,7 +104,7 @@ def _planned(row: StateRow, ours: _Ours) -> _Match:
     if not found:
         return _Match(rooms, absent)
     if ours.rooms is None:
-        rooms |= _rooms(found)
+        rooms |= rooms_of(found)
     known = rooms if ours.rooms is None else ours.rooms
     problem = _misfit(row, found, known)
     extra = all(live.name.is_extra for live in found)
@@ -141,7 +142,7 @@ def _unplanned(ours: _Ours, scheduled: Collection[str]) -> Iterator[_Match]:
     """State that the schedule lacks: read when the iteration ends, where a slot has room for it, or can have."""
     more = [live for live in ours.lives.values() if live.name.is_extra and live.name not in scheduled]
     if ours.rooms is None:
-        yield _Match(_rooms(more))
+        yield _Match(rooms_of(more))
     for live in ours.lives.values():
         if live.name in scheduled or live.is_host_scalar:
             continue
@@ -152,7 +153,7 @@ def _unplanned(ours: _Ours, scheduled: Collection[str]) -> Iterator[_Match]:
             yield _Match(loose=[live])
             continue
         _check_unscheduled(live, ours.device, scheduled, new=new)
-        rooms = _rooms([live]) if ours.rooms is None else {}
+        rooms = rooms_of([live]) if ours.rooms is None else {}
         known = rooms if ours.rooms is None else ours.rooms
         if memory_order(live.tensor) == known[live.name].order:
             yield _Match(rooms, storage=_bound(_UNPLANNED, False, [live], known))
@@ -202,7 +203,7 @@ def _checked(view: ViewRow, lives: Mapping[StateName, Live]) -> Live:
     return live
 
 
-def _rooms(lives: Sequence[Live]) -> dict[StateName, Target]:
+def rooms_of(lives: Sequence[Live]) -> dict[StateName, Target]:
     """In the slots. Tied names of a model share one; an optimizer's do not, for it may part them at any time."""
     rooms: dict[StateName, Target] = {}
     same: dict[tuple[object, ...], StateName] = {}

@@ -48,7 +48,8 @@ def assemble(
     """The Graph of a recorded iteration of len(operators) steps. Raises TraceError where no parameter is written.
 
     Replaced state is written by who writes its new storage, and by the last operator: until the iteration has ended the
-    runtime knows, and keeps, the old one. The new one stands beside it as what it is until then, no state.
+    runtime knows, and keeps, the old one. The new one stands beside it as what it is until then, no state. What another
+    rank saves is no state here, but an input.
     """
     steps = len(operators)
     written_too: dict[Storage, list[Storage]] = {}
@@ -58,7 +59,9 @@ def assemble(
     views: dict[Storage, list[View]] = {}
     for state, storage in states:
         shape, dtype = tuple(state.tensor.shape), name_of(state.tensor.dtype)
-        views.setdefault(storage, []).append(View(str(state.name), dtype, shape))
+        found_views = views.setdefault(storage, [])
+        if not state.elsewhere:
+            found_views.append(View(str(state.name), dtype, shape))
         storage.of = state.of if len(views[storage]) == 1 else ""
     host_state_bytes = sum(storage.size_bytes for storage in views if ledger.is_host(storage))
     kept = [s for s in _in_graph(views, operators, ledger) if not ledger.is_host(s) and s.size_bytes]
@@ -94,7 +97,7 @@ def assemble(
         anchors=anchors,
         host_state_bytes=host_state_bytes,
     )
-    if not any(graph.tensors[i].role is Role.PARAMETER for i in graph.writes):
+    if not any(kept[i].role is Role.PARAMETER for i in graph.writes):
         raise TraceError(
             f"{model}: the iteration writes no parameter; let it call optimizer.step() after backward(), and where the "
             "optimizer's first updates change none, make them in the factory"
@@ -116,6 +119,7 @@ def _in_graph(views: Iterable[Storage], operators: Sequence[RecordedOperator], l
 
 def _tensor(storage: Storage, views: tuple[View, ...], number: int, steps: int) -> Tensor:
     role = storage.role or (Role.ACTIVATION if storage.born else Role.INPUT)
+    role = Role.INPUT if role.is_state and not views else role
     freed = steps if storage.freed is None else max(storage.freed, storage.last_use, storage.born)
     name = views[0].name if views else storage.name or f"%unused_{number}"
     of = storage.of if role in (Role.GRADIENT, Role.OPTIMIZER) else ""

@@ -157,6 +157,7 @@ def _replaced(
                 f"{model}: the iteration makes {name} a tensor of shape {tuple(new.tensor.shape)}, {new.tensor.dtype}; "
                 f"it was {tuple(old.tensor.shape)}, {old.tensor.dtype}; keep shape and dtype"
             )
-        if storage is not other and not (ledger.is_host(storage) and ledger.is_host(other)):
+        on_host = ledger.is_host(storage) and ledger.is_host(other)
+        if storage is not other and not on_host and not new.elsewhere:
             found.append(Replaced(name, storage, other))
     return tuple(found)

@@ -12,6 +12,7 @@ from checkflow.errors import InputError, TraceError
 from checkflow.extra import Holder
 from checkflow.graph import Role
 from checkflow.state import refused
+from checkflow.state.divided import elsewhere
 from checkflow.state.live import Live, asked_state, live_state, parameter_names
 from checkflow.state.names import StateName
 from checkflow.training import Training
@@ -27,6 +28,7 @@ class TracedState:
     host: bool  # on the host, whatever the device: never crosses the link
     may_change: bool = False  # in shape, or not be there: a dict of the user's holds it
     of: str = ""  # an optimizer's entry: the name of its parameter
+    elsewhere: bool = False  # another rank saves it
 
 
 def state_of(training: Training, model: str) -> tuple[TracedState, ...]:
@@ -44,11 +46,14 @@ def live_states(training: Training) -> Iterator[TracedState]:
     """The same. Raises InputError."""
     lives, names = live_state(training), parameter_names(training)
     refused.device_of(live.tensor for live in lives)
+    others = elsewhere(training, lives)
     for live in lives:
         if not live.is_host_scalar_anywhere:
             refused.check_dtype(live.name, name_of(live.tensor.dtype))
         of = "" if live.parameter is None else str(names.get(id(live.parameter), ""))
-        yield TracedState(live.name, _role(live), live.tensor, live.is_host_scalar_anywhere, of=of)
+        yield TracedState(
+            live.name, _role(live), live.tensor, live.is_host_scalar_anywhere, of=of, elsewhere=live.name in others
+        )
     dicts = {holder: member for holder, member in training.listed.objects.items() if isinstance(member, Holder)}
     for name, tensor in asked_state(dicts):
         refused.check_stored(name, tensor)

@@ -2,8 +2,8 @@
 
     python rank_to_kill.py KIND STORE ITERATIONS PAUSE_S [OPTION=N ...]
 
-It says "iteration N" after each, "staged N", "verified N", and at the end "done RESUMED DIGEST": of all that this rank
-has of the training.
+It says "iteration N" after each, "staged N", "verified N", "learned N", and at the end "done RESUMED DIGEST": of all
+that this rank has of the training. "{rank}" in STORE is its number.
 """
 
 from __future__ import annotations
@@ -126,11 +126,11 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
     torch.manual_seed(seed(kind, rank))
 
     def told(event: checkflow.Event) -> None:
-        if isinstance(event, (checkflow.Staged, checkflow.Verified)):
+        if isinstance(event, (checkflow.Staged, checkflow.Verified, checkflow.Learned)):
             say(type(event).__name__.lower(), event.iteration)
 
     options |= {"extra": {"losses": losses}, "on_event": told}
-    with checkflow.attach(model, optimizer, store=store, **options) as checkpointer:  # type: ignore[arg-type]
+    with checkflow.attach(model, optimizer, store=store.format(rank=rank), **options) as checkpointer:  # type: ignore[arg-type]
         resumed = checkpointer.restore()
         for iteration in range(resumed, iterations):
             loss = model(torch.randn(8, 16)).square().mean()

@@ -54,6 +54,13 @@ def restored(store: Path) -> None:
         checkpointer.restore()
 
 
+def never_whole(store: Path) -> None:
+    """Other ranks ended before all had a checkpoint: there is nothing to resume, and training begins."""
+    with attach(store) as checkpointer:
+        assert checkpointer.restore() == 0
+        checkpointer.step()
+
+
 def begun_anew(store: Path) -> None:
     """Beside what all ranks had, which stays."""
     with attach(store, start_over=True, when_full="wait") as checkpointer:
@@ -100,6 +107,7 @@ def main(folder: Path) -> None:
         "one": lambda: attach(folder / "a", when_full="sometimes" if rank else "skip"),
         "alone": lambda: not_restored(folder / "alone"),
         "more": lambda: restored(folder / "more"),
+        "never": lambda: never_whole(folder / "never"),
         "zero": lambda: zero(folder / "a"),
         "iteration": lambda: no_such_iteration(folder / "b"),
         "unrestored": lambda: not_restored(folder / "b"),

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 import torch
 
 from checkflow import about
+from checkflow.state.divided import elsewhere
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.encode import encode
 from checkflow.state.host.json_values import Json, dump
@@ -78,15 +78,16 @@ class HostState:
         names = parameter_names(training)
         self._parameters = len(names)
         self._keep = tuple(training.models)  # ids in `names` stay theirs
+        self._elsewhere: dict[StateName, int] = {}
         self._optimizers = [
-            OptimizerReader(holder, optimizer, names, stored) for holder, optimizer in optimizers_of(training).items()
+            OptimizerReader(holder, optimizer, names, lambda name: stored(name) or name in self._elsewhere)
+            for holder, optimizer in optimizers_of(training).items()
         ]
         self._objects = objects
         self._rooms = rooms
         self._about: tuple[object, str] = (None, "")  # what is known of the run, and its text
-        self._walk = partial(walk, training)
-        self._states = [optimizer.state for optimizer in training.optimizers]
-        self._shards: tuple[tuple[int, ...] | None, str] = (None, "")  # how many parameters have state, and their text
+        self._training = training
+        self._several: tuple[tuple[int, ...] | None, str] = (None, "")  # how many parameters have state, and the text
         self._epoch: int | None = None
         self._tensors: dict[StateName, torch.Tensor] = {}
         self._rng = RngReader()
@@ -96,13 +97,14 @@ class HostState:
 
     def capture(self, iteration: int) -> Captured:
         """The state after `iteration` completed iterations. Raises InputError that names what cannot be saved."""
+        several = self._several_text()
         optimizers = ",".join(reader.read() for reader in self._optimizers)
         before = f'{self._head},"iteration":{iteration},"models":[{self._model_texts()}],"optimizers":[{optimizers}]'
         self._tensors = {}
         objects = tuple(self._object_parts())
         rng = self._rng.read(self._objects.generators)  # after the objects: a fresh loader may draw when it is asked
         metadata = dump(encode(dict(self._objects.metadata), "metadata"))
-        more = f"{self._about_text()}{self._member_text()}{self._shards_text()}{self._losses_text()}"
+        more = f"{self._about_text()}{self._member_text()}{several}{self._losses_text()}"
         end = f'],"rng":{rng},"metadata":{metadata}{more}}}'
         return Captured((f'{before},"objects":[', *objects, end))
 
@@ -134,18 +136,27 @@ class HostState:
             return ""
         return f',"member":{dump({"rank": member.rank, "size": member.size, "attempt": member.attempt})}'
 
-    def _shards_text(self) -> str:
-        """Found anew where optimizers have other state than before."""
-        known = tuple(map(len, self._states))
-        if known != self._shards[0]:
-            places = {live.name: place_of(live.held) for live in self._walk()}
+    @property
+    def elsewhere(self) -> Mapping[StateName, int]:
+        """State that another rank's files hold, and which rank's, as of the last `capture`."""
+        return self._elsewhere
+
+    def _several_text(self) -> str:
+        """What ranks share and what they divide: found anew where optimizers have other state than before."""
+        known = tuple(len(optimizer.state) for optimizer in self._training.optimizers)
+        if known != self._several[0]:
+            lives = list(walk(self._training))
+            self._elsewhere = elsewhere(self._training, lives)
+            places = {live.name: place_of(live.held) for live in lives}
             found = {
                 name: {"shape": list(place.shape), "offsets": list(place.offsets), "sizes": list(place.sizes)}
                 for name, place in places.items()
                 if place is not None
             }
-            self._shards = (known, f',"shards":{dump(found)}' if found else "")  # type: ignore[arg-type]
-        return self._shards[1]
+            shards = f',"shards":{dump(found)}' if found else ""  # type: ignore[arg-type]
+            others = f',"elsewhere":{dump(dict(self._elsewhere))}' if self._elsewhere else ""  # type: ignore[arg-type]
+            self._several = (known, f"{shards}{others}")
+        return self._several[1]
 
     def _losses_text(self) -> str:
         known = self._objects.losses.known

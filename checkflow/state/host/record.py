@@ -174,6 +174,7 @@ class Record(BaseModel):
     lanes: tuple[Annotated[int, Field(ge=0)], ...] = ()  # of files in lanes: how many iterations before, by lane
     member: MemberRecord | None = None  # of a training in several processes
     shards: dict[str, ShardRecord] = {}  # of tensors that ranks share, by state name
+    elsewhere: dict[str, Annotated[int, Field(ge=0)]] = {}  # of what all ranks have alike: who saved it, by state name
     losses: tuple[float, ...] = ()  # the last ones that step() was given, oldest first
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from checkflow.errors import StoreError
 
 WHOLE = "whole"  # an empty file in a rank's directory: every rank once had all its part of a checkpoint on disk
+HERE = "here"  # a file in a rank's directory: a word by which others know that they see what it writes
 _DIRECTORY = re.compile(r"rank-(?P<rank>0|[1-9]\d{0,6})-of-(?P<size>[1-9]\d{0,6})")
 
 

@@ -1,0 +1,167 @@
+"""What all ranks have alike is saved once: each rank has a share of it, and what is restored is all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from job_of_ranks import Job
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from checkflow.cli import run
+from checkflow.distributed.parts import RankPart, all_in, marks_in
+from checkflow.distributed.reading import tensors_of
+from checkflow.division import Division
+from checkflow.schedule import read_schedule
+from checkflow.state.divided import sizes_alike
+from checkflow.state.names import StateName, holder_of
+from checkflow.store.format.ranks import directory_of
+from checkflow.training import Training
+
+NO_END = 1_000_000
+
+
+def names_in(part: RankPart) -> set[str]:
+    """The state that its own files have."""
+    files = [entry.name for entry in part.checkpoint.manifest.tensor_files]
+    return {StateName.of(holder_of(file), path) for file in files for path in tensors_of(part, file).tensors}
+
+
+def test_each_rank_saves_its_share_and_all_that_is_its_own(tmp_path: Path) -> None:
+    with Job(3, "ddp", tmp_path, 4, 0) as job:
+        job.done()
+    parts = all_in(tmp_path)[0].ranks
+    shares = [names_in(part) for part in parts]
+    own = set.intersection(*shares)
+    assert {"model/1.running_mean", "model/1.running_var", "extra.losses/tensor"} <= own
+    alike = [share - own for share in shares]
+    assert sum(map(len, alike)) == len(set.union(*alike)) == 6 * 3
+    assert all(alike)
+    for rank, part in enumerate(parts):
+        assert set(part.record.elsewhere) == set.union(*alike) - alike[rank]
+        assert all(name in alike[saver] for name, saver in part.record.elsewhere.items())
+
+
+def test_what_is_learned_is_of_the_share_alone(tmp_path: Path) -> None:
+    with Job(2, "ddp", tmp_path, NO_END, 0.01) as job:
+        while not all(job.numbers(rank, "learned") for rank in job.ranks):
+            job.reach(min(map(job.iteration, job.ranks)) + 1)
+        job.reach(max(map(job.iteration, job.ranks)) + 5)
+        job.kill()
+        job.wait()
+        completed, promised = max(map(job.iteration, job.ranks)), job.common("staged")
+    planned = [
+        {view.name for row in read_schedule(path).state for view in row.views if row.written}
+        for rank in range(2)
+        for path in (tmp_path / directory_of(rank, 2) / "learned").glob("*.schedule.json")
+    ]
+    assert [name for name in set.intersection(*planned) if not name.startswith(("model/1.", "extra."))] == []
+    assert {"model/0.weight", "model/4.weight", "optimizer/0.weight.exp_avg"} <= set.union(*planned)
+    ends = []
+    for store in (tmp_path, tmp_path / "uninterrupted"):
+        with Job(2, "ddp", store, completed + 1, 0) as job:
+            ends.append(job.done())
+    assert promised <= ends[0][0][0] <= completed
+    assert [digest for _, digest in ends[0].values()] == [digest for _, digest in ends[1].values()]
+
+
+def test_where_ranks_do_not_see_each_other_each_saves_all(tmp_path: Path) -> None:
+    """As on machines with a disk of their own."""
+    store = tmp_path / "disk-{rank}"
+    with Job(2, "ddp", store, 4, 0) as job:
+        job.done()
+    for rank in range(2):
+        (part, *_) = marks_in(tmp_path / f"disk-{rank}" / directory_of(rank, 2)).values()
+        assert not part.record.elsewhere
+        assert {"model/0.weight", "model/4.weight"} <= names_in(part)
+    ends = []
+    for found in (store, tmp_path / "uninterrupted"):
+        with Job(2, "ddp", found, 8, 0) as job:
+            ends.append(job.done())
+    assert {resumed for resumed, _ in ends[0].values()} == {4}
+    assert [digest for _, digest in ends[0].values()] == [digest for _, digest in ends[1].values()]
+
+
+def test_a_share_that_does_not_verify_is_missed_by_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Job(2, "ddp", tmp_path, 4, 0, "persist_every=1", "when_full=wait") as job:
+        job.done()
+    newest, before = all_in(tmp_path)[:2]
+    assert (newest.mark.iteration, before.mark.iteration) == (4, 3)
+    share = newest.ranks[1].checkpoint.path / "optimizer.safetensors"
+    share.write_bytes(share.read_bytes()[:-1] + bytes([share.read_bytes()[-1] ^ 1]))
+    assert run(["export", str(tmp_path), "--to", "torch", "-o", str(tmp_path / "whole.pt")]) == 0
+    said = capsys.readouterr()
+    assert "iteration-3, verified, as torch" in said.out
+    assert "rank-1-of-2/optimizer.safetensors: " in said.err
+    state = torch.load(tmp_path / "whole.pt", weights_only=True)
+    assert state["model"]["0.weight"].shape == state["optimizer"]["0.weight.exp_avg_sq"].shape == (32, 16)
+    with Job(2, "ddp", tmp_path, 6, 0) as job:
+        assert {resumed for resumed, _ in job.done().values()} == {3}
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=3), st.integers(1, 100), min_size=1, max_size=9), st.integers(1, 5))
+def test_shares_are_about_as_large(sizes_bytes: dict[str, int], ranks: int) -> None:
+    division = Division.of(0, range(ranks), sizes_bytes)
+    if ranks == 1 or len(sizes_bytes) < ranks:
+        assert division is None
+        return
+    assert division is not None
+    shares = [sum(size for name, size in sizes_bytes.items() if division.saver_of(name) == r) for r in range(ranks)]
+    assert all(shares)
+    assert sum(shares) == sum(sizes_bytes.values())
+    least = _least(sorted(sizes_bytes.values(), reverse=True), [0] * ranks)
+    assert max(shares) <= (4 / 3 - 1 / (3 * ranks)) * least
+
+
+def _least(sizes: list[int], shares: list[int]) -> int:
+    """The fullest share where it is as small as can be: all ways are tried."""
+    if not sizes:
+        return max(shares)
+    tried: dict[int, int] = {}
+    for place, share in enumerate(shares):
+        tried.setdefault(share, place)
+    return min(_least(sizes[1:], [*shares[:p], shares[p] + sizes[0], *shares[p + 1 :]]) for p in tried.values())
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_not_kept_alike_is_not_divided() -> None:
+    def training(model: torch.nn.Module) -> Training:
+        return Training(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda: None)
+
+    def net() -> torch.nn.Sequential:
+        return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1, bias=False))
+
+    every = {"model/0.weight": 24, "model/0.bias": 12, "model/1.weight": 12}
+    assert sizes_alike(training(net())) == {}
+    assert sizes_alike(training(DistributedDataParallel(net()))) == every
+    head = torch.nn.Sequential(DistributedDataParallel(net()), torch.nn.Linear(1, 1))  # not the head's
+    assert sizes_alike(training(head)).keys() == {f"model/0.module.{name.removeprefix('model/')}" for name in every}
+    ignoring = net()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(ignoring, ["0.bias"])  # type: ignore[no-untyped-call]
+    assert "model/0.bias" not in sizes_alike(training(DistributedDataParallel(ignoring)))
+    compressed = DistributedDataParallel(net())
+    compressed.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    assert sizes_alike(training(compressed)) == every
+    other = DistributedDataParallel(net())
+    other.register_comm_hook(None, _another_hook)
+    assert sizes_alike(training(other)) == {}
+
+
+def _another_hook(_state, bucket):  # type: ignore[no-untyped-def] # torch refuses other annotations
+    """Each rank has its own gradient."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
