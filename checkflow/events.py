@@ -40,6 +40,22 @@ class Staged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Mirrored(Event):
+    """A checkpoint is in another machine's memory, too: a lost machine no longer loses it."""
+
+    size_bytes: int
+    send_ns: int  # from the slot to the mirror's answer, hashes included
+
+    def __str__(self) -> str:
+        size, took = format_bytes(self.size_bytes), format_ns(self.send_ns)
+        return f"iteration {self.iteration} is mirrored, {size} in {took}"
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return {"checkflow/mirrored_iteration": self.iteration, "checkflow/mirror_seconds": self.send_ns / 1e9}
+
+
+@dataclass(frozen=True, slots=True)
 class Durable(Event):
     """A checkpoint is on disk: a power cut no longer loses it."""
 

@@ -25,6 +25,7 @@ EVENTS = {
     "Event",
     "Failed",
     "Learned",
+    "Mirrored",
     "Paced",
     "Resumed",
     "Skipped",

@@ -90,6 +90,7 @@ def attach(
     config: object = None,
     dataset: str | None = None,
     peers_deadline_s: float = DEADLINE_S,
+    replicate: int = 0,
 ) -> Checkpointer:
     """Checkpoint a training: by a schedule that it learns, or by one that was compiled.
 
@@ -142,6 +143,8 @@ def attach(
         dataset: identifier of the data, likewise.
         peers_deadline_s: how long the other processes of a training in several (torchrun) are waited for, at attach and
             in restore().
+        replicate: 1: of a training in several processes each rank's checkpoints also go to the memory of another
+            machine, over the network, and count once they are there: it may be lost as a process may be killed.
 
     Raises:
         InputError: the training is not what the schedule was compiled for, or cannot be checkpointed; the first
@@ -180,6 +183,7 @@ def attach(
             _check_takes(schedule, interval, overhead, slots)
         if together is not None:
             _check_takes_together(schedule, overhead, slots)
+        _check_replicate(replicate, together)
         if when_full not in ("skip", "wait"):
             raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
         if on_event is not None and not callable(on_event):
@@ -193,6 +197,7 @@ def attach(
                 "when_full": when_full,
                 "persist_every": str(persist_every),
                 "start_over": start_over,
+                "replicate": replicate,
             }
             together.group.same("attach()", settled)
             interval = interval or 1 if schedule is None else interval  # a learner finds one by itself, each its own
@@ -274,6 +279,8 @@ def attach(
                 )
                 undo.push(checkpointer.__exit__)
             marks = () if together is None else together.begin()
+            if replicate and together is not None:
+                together.mirror(handle, warn)
             if start_over:
                 earlier = (lambda: newest(handle.path).checkpoint) if together is None else (lambda: together.of(marks))
                 _keep_earlier(handle.path, earlier, warn, tell)
@@ -325,6 +332,14 @@ def _check_takes_together(schedule: Schedule | None, overhead: float | None, slo
             "schedule: takes gradients, which are not final yet where several processes' can be read; compile with "
             "--policy checkflow"
         )
+
+
+def _check_replicate(replicate: int, together: Together | None) -> None:
+    """Raises InputError for more copies than one, and where there is nobody to hold it."""
+    if replicate not in (0, 1):
+        raise InputError(f"replicate: {replicate!r} is not supported; use 0, or 1 for a copy on another machine")
+    if replicate and (together is None or together.group.size == 1):
+        raise InputError("replicate: 1, but this training has one process, and no other machine; leave it out")
 
 
 def _pauses_between(schedule: Schedule) -> bool:

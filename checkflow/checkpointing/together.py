@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from checkflow.checkpointing.restoring import Found, Nothing
+from checkflow.distributed.adopting import Places, Seen, adopt, has_copies, seen_in
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.fellows import fellows
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.distributed.parts import Complete, RankPart, all_in, directories_in, marks_in
+from checkflow.distributed.placement import address_here, machine_here, mirrors
 from checkflow.distributed.reading import files_of, whole_file
 from checkflow.distributed.resharding import is_divided_alike, needed_by, reshaped
 from checkflow.division import Division
@@ -23,8 +26,11 @@ from checkflow.state.host.objects import Member
 from checkflow.state.host.record import Record
 from checkflow.state.restore.files import TensorFile
 from checkflow.store.format.manifest import parse_directory_name
-from checkflow.store.format.ranks import WHOLE, directory_of
+from checkflow.store.format.ranks import COPIES, WHOLE, directory_of
 from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, checkpoint_names, nothing_is_scarce
+from checkflow.store.trainer.handle import StoreHandle
+from checkflow.store.trainer.mirror_process import MirrorAddress, MirrorProcess
+from checkflow.store.trainer.sender import MirrorTarget
 from checkflow.training import Training
 
 
@@ -35,6 +41,7 @@ class Together:
         self.group = group
         self.member = Member(group.rank, group.size)
         self.agreement = Agreement(group)
+        self._mirror: MirrorProcess | None = None
         self.root = root
         self.store = root if group.size == 1 else root / directory_of(group.rank, group.size)
 
@@ -59,10 +66,24 @@ class Together:
         ranks = fellows(self.group, self.root, says)
         return replace(training, division=Division.of(self.group.rank, ranks, sizes_bytes))
 
+    def mirror(self, handle: StoreHandle, notify: Callable[[str], None]) -> None:
+        """Each rank's checkpoints go to the memory of another one's machine, too. Raises StoreError, PeerError."""
+        self._mirror = handle.start_mirror(address_here())
+        address = self._mirror.address
+        said = self.group.gather("attach()", [machine_here(), address.host, address.port, address.key])
+        everyone = [each for each in said if isinstance(each, list)]
+        machines = [str(each[0]) for each in everyone]
+        if self.is_first and len(set(machines)) == 1:
+            notify("replicate: all ranks run on one machine, which is lost with what they hold of each other")
+        rank = mirrors(machines)[self.group.rank]
+        _, host, port, key = everyone[rank]
+        target = MirrorTarget(self.group.rank, self.group.size, rank, MirrorAddress(str(host), int(port), str(key)))
+        handle.mirror_at(target)
+
     def begin(self) -> tuple[Mark, ...]:
         """This rank's store is open: the checkpoints that all ranks have, newest first. A new attempt begins."""
-        everyone, _ = self._exchanged(marks_in(self.store), [parts.mark for parts in self._others()])
-        found = common(everyone)
+        own, _ = self._exchanged(marks_in(self.store), [parts.mark for parts in self._others()])
+        found = common(own)
         if found:
             self._note_whole()
         return found
@@ -78,29 +99,34 @@ class Together:
         CorruptStoreError where there has been one and none is whole now, StoreError for an iteration not all have.
         """
         mine, others = marks_in(self.store), {parts.mark: parts for parts in self._others()}
-        everyone, elsewhere = self._exchanged(mine, others)
+        own, elsewhere = self._exchanged(mine, others)
+        places, seen = self._looked_for(own)
         shared = common(elsewhere)  # where each node has a disk of its own, ranks see no others' directories
-        marks = sorted({*common(everyone), *shared}, reverse=True)
+        marks = sorted({*places.everywhere(), *shared}, reverse=True)
         skipped: list[SkippedCheckpoint] = []
         for mark in marks:
             if iteration is not None and mark.iteration != iteration:
                 continue
-            checkpoint = mine[mark].checkpoint if mark in mine else others[mark].ranks[0].checkpoint
-            try:
-                with nothing_is_scarce(self.root):
-                    found, why = self._read(mark, mine, others, training), ""
-            except CorruptStoreError as error:
-                found, why = None, str(error)
-            wrong = {rank: said for rank, said in enumerate(self.group.gather("restore()", why)) if said}
-            if found is not None and not wrong:
-                files, record = found
-                return Found(files, record, checkpoint, tuple(skipped))
+            wrong: dict[int, object] = {}
+            if mark not in shared and places.lacking(mark):
+                wrong = _by_rank(adopt(self.group, self.store, mark, places, seen))
+                mine = marks_in(self.store)
+            if not wrong:
+                try:
+                    with nothing_is_scarce(self.root):
+                        found, why = self._read(mark, mine, others, training), ""
+                except CorruptStoreError as error:
+                    found, why = None, str(error)
+                wrong = _by_rank(self.group.gather("restore()", why))
+                if found is not None and not wrong:
+                    files, record = found
+                    return Found(files, record, _checkpoint(mark, mine, others), tuple(skipped))
             rank, reason = next(iter(wrong.items()))
-            reason = f"rank {rank}: {reason}"
-            skipped.append(SkippedCheckpoint(checkpoint.path, checkpoint.serial, checkpoint.iteration, reason))
-        if iteration is None and not any(self.group.gather("restore()", self._had_one())):
+            name = f"iteration {mark.iteration} of attempt {mark.attempt}"
+            skipped.append(SkippedCheckpoint(self.store / name, 0, mark.iteration, f"rank {rank}: {reason}"))
+        if iteration is None and not marks and not any(self.group.gather("restore()", self._had_one())):
             return Nothing(tuple(self._partial(mine)))
-        raise self._none_is_whole(everyone, marks, iteration, skipped)
+        raise self._none_is_whole(places.own, marks, iteration, skipped)
 
     def _read(
         self, mark: Mark, mine: Mapping[Mark, RankPart], others: Mapping[Mark, Complete], training: Training
@@ -148,13 +174,17 @@ class Together:
     def fits(self) -> None:
         """Every rank's part fits its training: they may be changed. Raises PeerError where another's does not."""
         self.group.gather("restore()", None)
+        shutil.rmtree(self.store / COPIES, ignore_errors=True)  # whoever lacked a part has it now
 
     def close(self, *, complete: bool) -> None:
         """Agree on nothing more. `complete`: this rank has its last checkpoint on disk, and waits for a little until
         all have theirs."""
         self.agreement.close()
-        if complete and self.group.leave() and checkpoint_names(self.store):
+        left = complete and self.group.leave()
+        if left and checkpoint_names(self.store):
             self._note_whole()
+        if self._mirror is not None:
+            self._mirror.close(orderly=left)
 
     def _note_whole(self) -> None:
         """As its saver does, which may have ended before it heard of it."""
@@ -167,13 +197,32 @@ class Together:
         """What each rank has itself, and what it sees of other numbers of ranks. A new attempt begins."""
         said = self.group.gather("attach() or restore()", [list(mine), list(elsewhere)])
         pairs = [pair for pair in said if isinstance(pair, list)]
-        own, others = ([[Mark(*mark) for mark in pair[which]] for pair in pairs] for which in (0, 1))
-        self.member.attempt = self.agreement.attempt = max(next_attempt([*own, *others]), self.member.attempt + 1)
+        own, others = ([_marks(pair[which]) for pair in pairs] for which in (0, 1))
+        self._begin_attempt([*own, *others])
         return own, others
+
+    def _begin_attempt(self, known: Iterable[Iterable[Mark]]) -> None:
+        self.member.attempt = self.agreement.attempt = max(next_attempt(known), self.member.attempt + 1)
+
+    def _looked_for(self, own: Sequence[Collection[Mark]]) -> tuple[Places, Seen]:
+        """Where each rank's parts can be read, its own directory apart, and what this one sees of them.
+
+        Looked for where a rank lacks what another one has, or has held copies: else there is nothing to find.
+        """
+        newest = max((mark for marks in own for mark in marks), default=None)
+        lacking = frozenset(rank for rank, marks in enumerate(own) if newest not in marks)
+        alone = Places(tuple(map(frozenset, own)), tuple({} for _ in own))
+        if not any(self.group.gather("restore()", has_copies(self.root, self.group.size))) and not lacking:
+            return alone, {}
+        seen = seen_in(self.root, self.group.size, lacking)
+        said = self.group.gather("restore()", {str(rank): list(marks) for rank, marks in seen.items()})
+        of_all = [{int(rank): frozenset(_marks(marks)) for rank, marks in dict(each).items()} for each in said]  # type: ignore[call-overload]
+        self._begin_attempt(marks for each in of_all for marks in each.values())
+        return Places(alone.own, tuple(of_all)), seen
 
     def _none_is_whole(
         self,
-        everyone: list[list[Mark]],
+        everyone: Sequence[Collection[Mark]],
         marks: list[Mark],
         iteration: int | None,
         skipped: list[SkippedCheckpoint],
@@ -200,3 +249,16 @@ class Together:
             f"{self.root}: no checkpoint is whole, for {why}; restore the missing directories from a copy, or "
             "begin anew with attach(..., start_over=True)"
         )
+
+
+def _marks(said: Iterable[Sequence[int]]) -> list[Mark]:
+    return [Mark(*mark) for mark in said]
+
+
+def _by_rank(said: Iterable[object]) -> dict[int, object]:
+    """What is not as it should be."""
+    return {rank: why for rank, why in enumerate(said) if why}
+
+
+def _checkpoint(mark: Mark, mine: Mapping[Mark, RankPart], others: Mapping[Mark, Complete]) -> Checkpoint:
+    return mine[mark].checkpoint if mark in mine else others[mark].ranks[0].checkpoint

@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from checkflow.distributed.group import Group, reached
 from checkflow.errors import PeerError
@@ -50,10 +51,13 @@ class Agreement:
         self._past: deque[str] = deque()
         self._trouble: str | None = None
         self._thread: threading.Thread | None = None  # until there is something to say
+        self._starting = threading.Lock()
 
-    def staged(self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]) -> None:
+    def staging(
+        self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]
+    ) -> Callable[[], None]:
         """See store.trainer.peers.Peers."""
-        self._put(_Matter(f"{self.attempt}/staged/{iteration}", rules, agreed))
+        return partial(self._put, _Matter(f"{self.attempt}/staged/{iteration}", rules, agreed))
 
     def skipped(self, iteration: int) -> None:
         """See there."""
@@ -77,9 +81,10 @@ class Agreement:
 
     def _put(self, matter: _Matter | _Void) -> None:
         self._said.put(matter)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="checkflow-agreement", daemon=True)
-            self._thread.start()
+        with self._starting:  # several threads say something
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="checkflow-agreement", daemon=True)
+                self._thread.start()
 
     def _run(self) -> None:
         pause_s = _PAUSE_S[1]

@@ -71,19 +71,26 @@ class Group:
     def leave(self) -> bool:
         """Wait for a little until every rank has said this, and return whether all have.
 
-        The first rank stays until then, too: the store of all may be in its process.
+        The first rank stays until all know that, too: the store of all may be in its process.
         """
         try:
-            self.values.set(f"left/{self.rank}", "")
             until = time.monotonic() + min(LEAVING_S, self.deadline_s)
-            everyone = [f"left/{rank}" for rank in range(self.size)]
-            while not self.values.check(everyone):
-                if time.monotonic() >= until:
-                    return False
-                time.sleep(_PAUSE_S[1])
-                let_through()
+            if not self._all_say("left", until):
+                return False
+            self._all_say("knows", until if self.rank == 0 else 0.0)
         except RuntimeError:
             return False  # the store is gone already
+        return True
+
+    def _all_say(self, word: str, until: float) -> bool:
+        """Say it, and return whether all have by then (of time.monotonic)."""
+        self.values.set(f"{word}/{self.rank}", "")
+        everyone = [f"{word}/{rank}" for rank in range(self.size)]
+        while not self.values.check(everyone):
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_PAUSE_S[1])
+            let_through()
         return True
 
     @contextmanager

@@ -104,6 +104,8 @@ def main(folder: Path) -> None:
         "schedule": lambda: attach(folder / "a", schedule=folder / "rolling.json"),
         "slots": lambda: attach(folder / "a", slots=1),
         "overhead": lambda: attach(folder / "a", overhead=0.05),
+        "copies": lambda: attach(folder / "a", replicate=2),
+        "copied": lambda: attach(folder / "a", replicate=rank),
         "one": lambda: attach(folder / "a", when_full="sometimes" if rank else "skip"),
         "alone": lambda: not_restored(folder / "alone"),
         "more": lambda: restored(folder / "more"),

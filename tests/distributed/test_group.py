@@ -107,7 +107,7 @@ def test_all_hear_what_the_last_one_rules() -> None:
             asked.append(rank)
             return due
 
-        ranks[rank].staged(7, rules, lambda ruling: heard.append((rank, ruling)))
+        ranks[rank].staging(7, rules, lambda ruling: heard.append((rank, ruling)))()
 
     for rank, due in ((2, False), (0, False), (1, True)):
         assert not heard
@@ -123,16 +123,16 @@ def test_all_hear_what_the_last_one_rules() -> None:
 def test_one_that_skips_speaks_for_all() -> None:
     first, second = agreements(2)
     heard: list[bool | None] = []
-    first.staged(3, lambda: True, heard.append)
+    first.staging(3, lambda: True, heard.append)()
     second.skipped(3)
     until(lambda: heard == [None])
     first.skipped(4)
     time.sleep(0.05)
-    second.staged(4, lambda: True, heard.append)
+    second.staging(4, lambda: True, heard.append)()
     until(lambda: heard == [None, None])
     first.attempt = second.attempt = 2  # after a restore: the same iteration again
     for each in (first, second):
-        each.staged(3, lambda: False, heard.append)
+        each.staging(3, lambda: False, heard.append)()
     until(lambda: heard == [None, None, False, False])
     first.close()
     second.close()
@@ -143,7 +143,7 @@ def test_long_runs_leave_little_in_the_store() -> None:
     heard: list[bool | None] = []
     for iteration in range(300):
         for each in ranks:
-            each.staged(iteration, lambda: False, heard.append)
+            each.staging(iteration, lambda: False, heard.append)()
         until(lambda iteration=iteration: len(heard) == 2 * iteration + 2)  # type: ignore[misc]
     values = ranks[0]._group.values
     assert isinstance(values, HashStore)
@@ -158,7 +158,7 @@ def test_trouble_is_told_once() -> None:
             raise RuntimeError("Connection reset by peer")
 
     agreement = Agreement(Group(0, 2, 1.0, Gone(), Gone()))  # type: ignore[arg-type]
-    agreement.staged(1, lambda: True, lambda _: None)
+    agreement.staging(1, lambda: True, lambda _: None)()
     found: list[str | None] = []
     until(lambda: found.append(agreement.trouble()) or found[-1] is not None)  # type: ignore[func-returns-value]
     assert "nothing more is agreed on with the other ranks" in str(found[-1])

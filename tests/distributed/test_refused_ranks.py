@@ -19,6 +19,8 @@ BOTH = {
     "schedule": r"\w+: (rank \d: )?schedule: takes gradients, .* --policy checkflow",
     "slots": r"\w+: (rank \d: )?slots: 1 has no room for the next checkpoint before every rank .*",
     "overhead": r"\w+: (rank \d: )?overhead: is not supported for several processes; give interval=.*",
+    "copies": r"\w+: (rank \d: )?replicate: 2 is not supported; use 0, or 1 for a copy on another machine",
+    "copied": r"PeerError: replicate: is 0 on rank 0, but 1 on rank 1; give every rank the same",
     "alone": r"InputError: .*alone/rank-\d-of-2 holds checkpoints of iterations 1, and nothing was restored",
     "more": r"\w+: .*more: no checkpoint is whole, for of another number of ranks there are only rank-2-of-3; restore",
     "zero": r"\w+: (rank \d: )?optimizer.1: ZeroRedundancyOptimizer is not supported yet; use the optimizer that",
@@ -60,6 +62,8 @@ def test_each_is_one_line(tmp_path: Path) -> None:
     for rank, said in job.said.items():
         for name, _, line in (each.partition(": ") for each in said):
             assert re.match(BOTH.get(name) or EACH[name][rank], line), (rank, name, line)
+    with pytest.raises(checkflow.InputError, match="replicate: 1, but this training has one process"):
+        checkflow.attach(model, optimizer, store=tmp_path / "one", replicate=1)
     with checkflow.attach(model, optimizer, store=tmp_path / "more") as checkpointer:
         with pytest.raises(checkflow.CorruptStoreError, match="there are only rank-2-of-3"):
             checkpointer.restore()

@@ -10,6 +10,7 @@ from checkflow.errors import StoreError
 
 WHOLE = "whole"  # an empty file in a rank's directory: every rank once had all its part of a checkpoint on disk
 HERE = "here"  # a file in a rank's directory: a word by which others know that they see what it writes
+COPIES = "copies"  # in a rank's directory: what it held of other ranks' when their training ended
 _DIRECTORY = re.compile(r"rank-(?P<rank>0|[1-9]\d{0,6})-of-(?P<size>[1-9]\d{0,6})")
 
 
@@ -36,3 +37,8 @@ def ranks_in(store: Path) -> dict[int, tuple[int, ...]]:
         if match is not None and int(match["rank"]) < int(match["size"]):
             found.setdefault(int(match["size"]), []).append(int(match["rank"]))
     return {size: tuple(sorted(ranks)) for size, ranks in sorted(found.items())}
+
+
+def copy_of(rank: int, size: int) -> Path:
+    """Where another rank's directory has a copy of this one's."""
+    return Path(COPIES) / directory_of(rank, size)

@@ -34,9 +34,11 @@ from checkflow.store.format.layout import Layout
 from checkflow.store.format.retention import Retention
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slot, Slots, WhenFull
+from checkflow.store.trainer.mirror_process import MirrorProcess
 from checkflow.store.trainer.peers import Peers
 from checkflow.store.trainer.persist_every import Pace, PersistEvery
 from checkflow.store.trainer.rulings import Rulings
+from checkflow.store.trainer.sender import MirrorTarget
 from checkflow.store.trainer.status import Status, Tally
 from checkflow.store.trainer.supervisor import Supervisor
 
@@ -68,7 +70,7 @@ class StoreHandle:
         self._notify = notify
         self._tally = tally
         self._saver = Supervisor(shared, self._slots, lock, self._tally, hang_s=hang_s, retry_s=retry_s)
-        self._rulings = None if peers is None else Rulings(peers, self._slots, self._saver, pace, tally)
+        self._rulings = None if peers is None else Rulings(peers, shared, self._slots, self._saver, pace, tally)
         self._closed = False
         self._let_go = weakref.finalize(
             self, _let_go, self._saver, lock, shared
@@ -141,6 +143,8 @@ class StoreHandle:
                     notify=notify, hang_s=hang_s, retry_s=retry_s, peers=peers,
                 )  # fmt: skip
                 undo.callback(handle._let_go)
+                if after is not None and after._rulings is not None and after._rulings.target is not None:
+                    handle.mirror_at(after._rulings.target)
             undo.pop_all()
         return handle
 
@@ -210,7 +214,7 @@ class StoreHandle:
         if due:
             self._saver.tell(WAKE)
         if self._rulings is not None:
-            self._rulings.staged(iteration)
+            self._rulings.staged(slot.index, iteration)
 
     def skipped(self, iteration: int) -> None:
         """No slot will have this checkpoint."""
@@ -220,6 +224,15 @@ class StoreHandle:
     def abandon(self, slot: Slot) -> None:
         """Give back a slot whose filling failed."""
         self._slots.abandon(slot)
+
+    def start_mirror(self, host: str) -> MirrorProcess:
+        """Of another rank's slots, at this address. Raises StoreError."""
+        return MirrorProcess(self._lock, host)
+
+    def mirror_at(self, target: MirrorTarget) -> None:
+        """Each checkpoint goes there, too, and counts once it is there."""
+        assert self._rulings is not None, "ranks alone have mirrors"
+        self._rulings.mirror_at(target)
 
     def persist_now(self, *, keep: bool = False) -> int | None:
         """Have the newest staged checkpoint persisted soon, and retained for good if `keep`; None if no slot has it."""

@@ -9,9 +9,14 @@ from typing import Protocol
 class Peers(Protocol):
     """The other ranks. Nobody waits for them: what they agree on is told in another thread."""
 
-    def staged(self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]) -> None:
-        """This rank's part is staged. The rank that is the last one to say so rules whether it is due on every rank;
-        `agreed` is called with that, or with None where some rank will have no part."""
+    def staging(
+        self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]
+    ) -> Callable[[], None]:
+        """What is to be called once this rank's part is staged.
+
+        The rank that is the last one to say so rules whether it is due on every rank; `agreed` is called with that, or
+        with None where some rank will have no part.
+        """
 
     def skipped(self, iteration: int) -> None:
         """This rank will have no part of this one."""

@@ -11,9 +11,11 @@ import time
 import weakref
 
 from checkflow.store.both.messages import WAKE, agreed
+from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slots
 from checkflow.store.trainer.peers import Peers
 from checkflow.store.trainer.persist_every import Pace
+from checkflow.store.trainer.sender import MirrorTarget, Sender
 from checkflow.store.trainer.status import Tally
 from checkflow.store.trainer.supervisor import Supervisor
 
@@ -23,8 +25,12 @@ WAIT_S = 1.0  # where ranks end together they agree in milliseconds
 class Rulings:
     """Of one handle, which alone keeps it."""
 
-    def __init__(self, peers: Peers, slots: Slots, saver: Supervisor, pace: Pace, tally: Tally) -> None:
+    def __init__(
+        self, peers: Peers, shared: SharedMemory, slots: Slots, saver: Supervisor, pace: Pace, tally: Tally
+    ) -> None:
         self._peers = peers
+        self._shared = shared
+        self._sender: Sender | None = None
         self._slots = slots
         self._saver = saver
         self._pace = pace
@@ -32,14 +38,27 @@ class Rulings:
         self._closed = False
         self._lock = threading.Lock()
 
-    def staged(self, iteration: int) -> None:
-        """The newest checkpoint is that of this iteration."""
+    def mirror_at(self, target: MirrorTarget) -> None:
+        """What is staged from now on counts once the mirror has it, too."""
+        self._sender = Sender(self._shared, target)
+
+    @property
+    def target(self) -> MirrorTarget | None:
+        """Whose mirror these slots have."""
+        return None if self._sender is None else self._sender.target
+
+    def staged(self, slot: int, iteration: int) -> None:
+        """The newest checkpoint, in this slot, is that of this iteration."""
         sequence, own = self._slots.newest_sequence or 0, weakref.ref(self)
-        self._peers.staged(
+        say = self._peers.staging(
             iteration,
             lambda: (here := own()) is not None and here._is_due(iteration),
             lambda due: None if (here := own()) is None else here._was_ruled(sequence, iteration, due),
         )
+        if self._sender is None:
+            say()
+        else:
+            self._sender.send(slot, sequence, iteration, say)
 
     def skipped(self, iteration: int) -> None:
         """No slot will have this one."""
@@ -47,6 +66,12 @@ class Rulings:
 
     def read_back(self) -> str | None:
         """Tell what the saver has read back, and return what troubles the ranks, if there is something."""
+        if self._sender is not None:
+            while self._sender.sent:
+                sent = self._sender.sent.popleft()
+                self._tally.mirror(sent.iteration, sent.size_bytes, sent.send_ns)
+            while self._sender.trouble:
+                self._saver.fail(self._sender.trouble.popleft())
         while self._saver.verified:
             report = self._saver.verified.popleft()
             self._tell_verified(report.sequence, report.iteration)
@@ -60,6 +85,8 @@ class Rulings:
 
     def close(self) -> None:
         """Nothing touches the slots any more."""
+        if self._sender is not None:
+            self._sender.close()
         with self._lock:
             self._closed = True
 

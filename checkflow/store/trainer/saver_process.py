@@ -6,17 +6,16 @@ import contextlib
 import fcntl
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 from checkflow.errors import StoreError
-from checkflow.store.both.config import IGNORED
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import Message, receive, send
 from checkflow.store.memory.shared_memory import SharedMemory
+from checkflow.store.trainer.beside import start_beside
 from checkflow.text import plain
 
 _WORDS_BYTES = 2**16
@@ -39,7 +38,7 @@ class SaverProcess:
                 words = _words()
                 kept.callback(os.close, words)
                 inherited = (shared.fd, theirs.fileno(), lock.directory_fd, lock.saver_fd, trainer)
-                self._process = _start(inherited, words)
+                self._process = start_beside("checkflow.store.saver", (), inherited, words)
                 self.pidfd = os.pidfd_open(self._process.pid)  # readable once it has ended
             except OSError as error:
                 raise StoreError(f"saver: cannot be started ({error.strerror}); free processes or memory") from None
@@ -114,22 +113,3 @@ def _words() -> int:
     os.ftruncate(fd, _WORDS_BYTES)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     return fd
-
-
-def _start(inherited: tuple[int, ...], words: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", "checkflow.store.saver", *map(str, inherited)]
-    # modules are found where the trainer finds them; one BLAS thread, for numpy starts one for each core
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)  # inherited, until it ignores them by itself
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=words,
-            pass_fds=inherited,
-            start_new_session=True,
-            env=environment,
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)

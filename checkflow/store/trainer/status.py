@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, fields
 
-from checkflow.events import Durable, Event, Failed, Staged, Verified
+from checkflow.events import Durable, Event, Failed, Mirrored, Staged, Verified
 
 MOST_EVENTS = 10_000  # that wait to be told; the oldest are dropped
 
@@ -19,6 +19,10 @@ class Status:
     verified_iteration: int | None
     staged: int
     durable: int
+    mirrored_iteration: int | None
+    mirrored: int  # in another machine's memory, too
+    mirrored_bytes: int  # that went over the network
+    mirror_ns: int
     verified: int  # read back; of small ones that were settled together, those that are retained
     skipped: int  # iterations that found no slot free
     blocked_ns: int  # the training loop waited for a slot
@@ -41,6 +45,11 @@ class Status:
         """From a slot to durable, hashes and syncs included; 0 before the first."""
         return self.written_bytes * 10**9 // self.write_ns if self.write_ns else 0
 
+    @property
+    def mirror_bytes_per_s(self) -> int:
+        """From a slot to the mirror's answer, hashes included; 0 before the first."""
+        return self.mirrored_bytes * 10**9 // self.mirror_ns if self.mirror_ns else 0
+
 
 @dataclass(slots=True)
 class Tally:
@@ -49,6 +58,10 @@ class Tally:
     staged_iteration: int | None = None
     durable_iteration: int | None = None
     verified_iteration: int | None = None
+    mirrored_iteration: int | None = None
+    mirrored: int = 0
+    mirrored_bytes: int = 0
+    mirror_ns: int = 0
     staged: int = 0
     durable: int = 0
     verified: int = 0
@@ -75,6 +88,13 @@ class Tally:
         self.write_ns += write_ns
         self.last_persist_s = write_ns / 1e9
         self.events.append(Durable(iteration, size_bytes, write_ns))
+
+    def mirror(self, iteration: int, size_bytes: int, send_ns: int) -> None:
+        self.mirrored += 1
+        self.mirrored_iteration = iteration
+        self.mirrored_bytes += size_bytes
+        self.mirror_ns += send_ns
+        self.events.append(Mirrored(iteration, size_bytes, send_ns))
 
     def verify(self, iteration: int, verify_ns: int, pruned: int) -> None:
         self.verified += 1

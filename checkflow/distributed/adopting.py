@@ -1,0 +1,154 @@
+"""A rank without its part of a checkpoint gets it from one that can read it: in a directory on its disk, or a copy."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+
+from checkflow.distributed.group import Group
+from checkflow.distributed.marks import Mark
+from checkflow.distributed.parts import marks_in
+from checkflow.distributed.placement import address_here
+from checkflow.errors import CorruptStoreError
+from checkflow.store.format.manifest import BLOCK_BYTES, MANIFEST
+from checkflow.store.format.ranks import COPIES, directory_of, ranks_in
+from checkflow.store.format.reader import Checkpoint
+from checkflow.store.format.received import receive_checkpoint
+
+Seen = Mapping[int, Mapping[Mark, Checkpoint]]
+"""Of each rank the parts that can be read here."""
+
+
+def seen_in(root: Path, size: int, lacking: Collection[int]) -> dict[int, dict[Mark, Checkpoint]]:
+    """In the directories of the ranks that are `lacking` something, and in the copies that any holds of others."""
+    found: dict[int, dict[Mark, Checkpoint]] = {}
+    places = [(rank, root) for rank in ranks_in(root).get(size, ()) if rank in lacking]
+    places += [(rank, held) for held in _held(root, size) for rank in ranks_in(held).get(size, ())]
+    for rank, place in places:
+        parts = marks_in(place / directory_of(rank, size))
+        found[rank] = {mark: part.checkpoint for mark, part in parts.items()} | found.get(rank, {})
+    return found
+
+
+def has_copies(root: Path, size: int) -> bool:
+    """Whether a rank held any of others' parts, and wrote them down here."""
+    return any(_held(root, size))
+
+
+def _held(root: Path, size: int) -> Iterator[Path]:
+    held = (root / directory_of(rank, size) / COPIES for rank in ranks_in(root).get(size, ()))
+    return (path for path in held if path.is_dir())
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Who can read what: by rank its own parts, and by rank those of each that it sees."""
+
+    own: tuple[frozenset[Mark], ...]
+    seen: tuple[Mapping[int, frozenset[Mark]], ...]
+
+    def everywhere(self) -> set[Mark]:
+        """The checkpoints of which every rank's part can be read by some rank."""
+        found = {mark for marks in self.own for mark in marks} | {
+            mark for seen in self.seen for marks in seen.values() for mark in marks
+        }
+        return {mark for mark in found if all(mark in own or self.of(r, mark) for r, own in enumerate(self.own))}
+
+    def of(self, rank: int, mark: Mark) -> list[int]:
+        """The ranks that can read a rank's part, itself first."""
+        viewers = [viewer for viewer, seen in enumerate(self.seen) if mark in seen.get(rank, ())]
+        return sorted(viewers, key=lambda viewer: (viewer != rank, viewer))
+
+    def lacking(self, mark: Mark) -> list[int]:
+        """Ranks that have no part of it in their own directory."""
+        return [rank for rank, own in enumerate(self.own) if mark not in own]
+
+
+def adopt(group: Group, store: Path, mark: Mark, places: Places, seen: Seen) -> list[str]:
+    """Bring each rank's part into its own directory; every rank calls this. Why a rank has none, by rank.
+
+    A part that does not arrive as it was written is asked for in the next place.
+    """
+    with _serving(seen) as own:
+        addresses = group.gather("restore()", list(own))
+        why = ""
+        if group.rank in places.lacking(mark):
+            for viewer in places.of(group.rank, mark):
+                host, port, key = _address(addresses[viewer])
+                try:
+                    with Client((host, port), authkey=key.encode()) as connection:
+                        _fetch(connection, group, store, mark)
+                    why = ""
+                    break
+                except (OSError, EOFError, AuthenticationError, CorruptStoreError) as error:
+                    why = f"from rank {viewer}: {error or type(error).__name__}"
+        return [str(said) for said in group.gather("restore()", why)]
+
+
+def _address(said: object) -> tuple[str, int, str]:
+    assert isinstance(said, list)
+    host, port, key = said
+    return str(host), int(port), str(key)
+
+
+def _fetch(connection: Connection, group: Group, store: Path, mark: Mark) -> None:
+    connection.send_bytes(f"{group.rank} {mark.attempt} {mark.iteration}".encode())
+    receive_checkpoint(store, _next(connection, group.deadline_s), _blocks(connection, group.deadline_s))
+
+
+def _blocks(connection: Connection, deadline_s: float) -> Iterator[bytes]:
+    while True:
+        yield _next(connection, deadline_s)
+
+
+def _next(connection: Connection, deadline_s: float) -> bytes:
+    if not connection.poll(deadline_s):
+        raise TimeoutError(f"nothing came within {deadline_s:g} s")
+    return connection.recv_bytes()
+
+
+@contextlib.contextmanager
+def _serving(seen: Seen) -> Iterator[tuple[str, int, str]]:
+    """Hand out what can be read here, to who knows the key. Yields host, port, key."""
+    host, key = address_here(), secrets.token_hex(16)
+    listener = Listener((host, 0), backlog=128, authkey=key.encode())
+    ending = threading.Event()
+
+    def serve() -> None:
+        while not ending.is_set():
+            with contextlib.suppress(OSError, EOFError, AuthenticationError):
+                connection = listener.accept()
+                threading.Thread(target=_hand_out, args=(connection, seen), daemon=True).start()
+
+    thread = threading.Thread(target=serve, name="checkflow-adopting", daemon=True)
+    thread.start()
+    try:
+        yield host, int(listener.address[1]), key
+    finally:
+        ending.set()
+        with (
+            contextlib.suppress(OSError, EOFError, AuthenticationError),
+            Client(listener.address, authkey=key.encode()),
+        ):  # so that it sees that
+            pass
+        thread.join()
+        listener.close()
+
+
+def _hand_out(connection: Connection, seen: Seen) -> None:
+    with contextlib.suppress(OSError, EOFError), connection:
+        rank, attempt, iteration = map(int, connection.recv_bytes(256).split())
+        checkpoint = seen.get(rank, {}).get(Mark(attempt, iteration))
+        if checkpoint is None:
+            return
+        connection.send_bytes((checkpoint.path / MANIFEST).read_bytes())
+        for entry in checkpoint.manifest.files:
+            with (checkpoint.path / entry.name).open("rb") as file:
+                for block in iter(lambda: file.read(BLOCK_BYTES), b""):
+                    connection.send_bytes(block)

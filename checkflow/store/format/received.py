@@ -1,0 +1,61 @@
+"""A checkpoint that comes from elsewhere, verified block by block as it comes, made durable in a store."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from checkflow.errors import CorruptStoreError
+from checkflow.store.format.disk import LocalDisk, remove_tree
+from checkflow.store.format.manifest import MANIFEST, FileEntry, Manifest, directory_name, parse_manifest
+from checkflow.store.format.writer import INCOMPLETE, next_serial
+
+
+def receive_checkpoint(store: Path, manifest: bytes, blocks: Iterator[bytes]) -> None:
+    """`blocks`: of 4 MiB, of each file that the manifest lists in turn. Its serial is the store's next.
+
+    Raises CorruptStoreError for what is not what the manifest says, OSError where it cannot be written.
+    """
+    parsed = parse_manifest(manifest)
+    serial, disk = next_serial(store), LocalDisk()
+    name = directory_name(serial, parsed.iteration)
+    temporary = store / f"{INCOMPLETE}{name}-{os.getpid()}-{time.monotonic_ns()}"
+    disk.make_directory(temporary)
+    try:
+        for entry in parsed.files:
+            _write(temporary / entry.name, _verified(entry, blocks))
+        _write(temporary / MANIFEST, iter([_with_serial(parsed, serial)]))
+        disk.sync_directory(temporary)
+        disk.rename(temporary, store / name)
+    except BaseException:
+        remove_tree(disk, temporary)
+        raise
+    disk.sync_directory(store)
+
+
+def _with_serial(manifest: Manifest, serial: int) -> bytes:
+    return manifest.model_copy(update={"serial": serial}).render()
+
+
+def _verified(entry: FileEntry, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    left_bytes = entry.size_bytes
+    for number in range(entry.block_count):
+        block = next(blocks)
+        left_bytes -= len(block)
+        if xxhash.xxh3_128_hexdigest(block) != entry.block_hash(number):
+            raise CorruptStoreError(f"{entry.name}: block {number} is not what was written")
+        yield block
+    if left_bytes:
+        raise CorruptStoreError(f"{entry.name}: has other bytes than its manifest says")
+
+
+def _write(path: Path, blocks: Iterator[bytes]) -> None:
+    with path.open("xb") as file:
+        for block in blocks:
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())

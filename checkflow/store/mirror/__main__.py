@@ -1,0 +1,94 @@
+"""The mirror, started with exec by the trainer: no descriptor but four, its own session, no torch.
+
+    python -m checkflow.store.mirror HOST SOCKET DIRECTORY LOCK TRAINER
+
+It listens on the host's address, for the one rank that knows the key that the trainer says first, and tells the trainer
+on which port. Where the trainer dies, or says nothing more, what it holds is written down; where it says "close", not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Listener
+
+from checkflow.background import give_way
+from checkflow.store.both.config import IGNORED
+from checkflow.store.both.lock import path_of
+from checkflow.store.both.messages import CLOSE, FailedReport, Message
+from checkflow.store.both.mirroring import hurried
+from checkflow.store.both.saver_log import write_log
+from checkflow.store.mirror.slots import MirroredSlots, greeted
+
+
+class Mirror:
+    """Holds the copy of the rank that came last."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._slots: MirroredSlots | None = None
+
+    def receive(self) -> None:
+        """For as long as the process runs."""
+        while True:
+            with (
+                contextlib.suppress(OSError, EOFError, AuthenticationError),  # it may come again, with other slots
+                self._listener.accept() as connection,
+            ):
+                before, self._slots = self._slots, greeted(hurried(connection))
+                if before is not None:  # all that it holds is on its rank's disk
+                    before.close()
+                while True:
+                    self._slots.receive(connection)
+
+    def write_down(self, directory: int) -> None:
+        """What there is, in the store's directory; what fails is told to the next trainer there."""
+        slots, store, failures = self._slots, path_of(directory), list[str]()
+
+        def report(message: Message) -> None:
+            if isinstance(message, FailedReport):
+                failures.append(message.message)
+
+        if slots is not None:
+            try:
+                slots.write_down(store, report)
+            except OSError as error:
+                failures.append(f"{store}: the copies of rank {slots.rank} cannot be written ({error})")
+        if failures:
+            write_log(store, directory, failures)
+
+
+def main(arguments: list[str]) -> None:
+    """Run until the trainer is gone and what is held is durable, or until it is told to end."""
+    host, (end_fd, directory, _lock, trainer) = arguments[0], map(int, arguments[1:])
+    for ignored in IGNORED:
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    give_way()
+    os.fchdir(directory)
+    end = socket.socket(fileno=end_fd)
+    with Listener((host, 0), authkey=end.recv(64)) as listener:
+        end.send(str(listener.address[1]).encode())
+        mirror = Mirror(listener)
+        threading.Thread(target=mirror.receive, daemon=True).start()
+        poll = select.poll()
+        poll.register(trainer, select.POLLIN)
+        poll.register(end, select.POLLIN)
+        poll.poll()
+        said = b""
+        with contextlib.suppress(OSError):
+            said = end.recv(64, socket.MSG_DONTWAIT)
+        if said != CLOSE:
+            mirror.write_down(directory)
+    sys.stdout.flush()
+    os._exit(0)  # its thread waits for what nobody says
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,33 @@
+"""Starting a process beside the trainer, that is to outlive it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from checkflow.store.both.config import IGNORED
+
+
+def start_beside(
+    module: str, arguments: Sequence[str], inherited: Sequence[int], stderr: int
+) -> subprocess.Popen[bytes]:
+    """`python -m module arguments descriptors`, in its own session. Raises OSError."""
+    command = [sys.executable, "-P", "-m", module, *arguments, *map(str, inherited)]
+    # modules are found where the trainer finds them; one BLAS thread, for numpy starts one for each core
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)  # inherited, until it ignores them by itself
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            pass_fds=inherited,
+            start_new_session=True,
+            env=environment,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)

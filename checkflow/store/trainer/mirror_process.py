@@ -1,0 +1,69 @@
+"""Starting the mirror on this machine, of another rank's slots, and ending it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+from dataclasses import dataclass
+
+from checkflow.errors import StoreError
+from checkflow.store.both.lock import StoreLock
+from checkflow.store.both.messages import CLOSE
+from checkflow.store.trainer.beside import start_beside
+
+START_S = 60.0
+END_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorAddress:
+    """Where a mirror listens, and what who comes has to know."""
+
+    host: str
+    port: int
+    key: str
+
+
+class MirrorProcess:
+    """It holds the store, as the saver does: the next trainer waits until it has ended."""
+
+    def __init__(self, lock: StoreLock, host: str) -> None:
+        """Start it, to listen on this address of the machine. Raises StoreError where it cannot be started."""
+        with contextlib.ExitStack() as passed, contextlib.ExitStack() as kept:
+            try:
+                self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                kept.callback(self._end.close)
+                passed.callback(theirs.close)
+                trainer = os.pidfd_open(os.getpid())
+                passed.callback(os.close, trainer)
+                inherited = (theirs.fileno(), lock.directory_fd, lock.saver_fd, trainer)
+                self._process = start_beside("checkflow.store.mirror", (host,), inherited, subprocess.DEVNULL)
+            except OSError as error:
+                raise StoreError(f"replicate: no mirror can be started ({error.strerror}); free processes") from None
+            theirs.close()
+            key = secrets.token_hex(16)
+            self._end.send(key.encode())
+            self._end.settimeout(START_S)
+            try:
+                port = self._end.recv(64)
+            except OSError:
+                port = b""
+            if not port:
+                self._process.kill()
+                raise StoreError(
+                    f"replicate: the mirror cannot listen on {host}; see that MASTER_ADDR is reached over the network "
+                    "that ranks have in common"
+                )
+            self.address = MirrorAddress(host, int(port), key)
+            kept.pop_all()
+
+    def close(self, *, orderly: bool) -> None:
+        """End it; where that is not `orderly` it writes down what it holds, and is not waited for."""
+        with contextlib.suppress(OSError):
+            if orderly:
+                self._end.send(CLOSE)
+                self._process.wait(END_S)
+        self._end.close()

@@ -1,0 +1,151 @@
+"""Sends what is staged to its mirror, in a thread of its own: nobody waits for it.
+
+A slot stays as it is meanwhile, for the other ranks hear that it is staged only once the mirror has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection
+
+import xxhash
+
+from checkflow.store.both.mirroring import Answer, Begin, Commit, Hello, blocks_of, hear, hurried, say
+from checkflow.store.memory.shared_memory import SharedMemory, SlotState
+from checkflow.store.trainer.mirror_process import MirrorAddress
+
+TRIES = 2  # of one checkpoint, which may arrive otherwise than it was sent
+CLOSE_S = 5.0  # for a mirror that does not answer
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorTarget:
+    """Whose mirror a rank's slots have, and who that rank is."""
+
+    rank: int
+    size: int
+    mirror_rank: int
+    address: MirrorAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A checkpoint that the mirror has, whole."""
+
+    iteration: int
+    size_bytes: int
+    send_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    slot: int
+    sequence: int
+    iteration: int
+    then: Callable[[], None]
+
+
+class Sender:
+    """Of one handle's slots. `sent` and `trouble`: for whoever tells of it."""
+
+    def __init__(self, shared: SharedMemory, target: MirrorTarget) -> None:
+        self.sent: deque[Sent] = deque()
+        self.trouble: deque[str] = deque()
+        self._shared = shared
+        self.target = target
+        self._staged: queue.SimpleQueue[_Staged | None] = queue.SimpleQueue()
+        self._connection: Connection | None = None
+        self._broken = self._closing = False
+        self._thread = threading.Thread(target=self._run, name="checkflow-mirror", daemon=True)
+        self._thread.start()
+
+    def send(self, slot: int, sequence: int, iteration: int, then: Callable[[], None]) -> None:
+        """A slot was staged; `then` is called in the thread once the mirror has it, or will never have it."""
+        self._staged.put(_Staged(slot, sequence, iteration, then))
+
+    def close(self) -> None:
+        """Send nothing more; the slots are not touched any more."""
+        self._closing = True
+        self._staged.put(None)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive() and self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.close()
+            self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while (staged := self._staged.get()) is not None and not self._closing:
+            try:
+                if not self._broken:
+                    self._send(staged)
+            except Exception as error:  # noqa: BLE001 (nobody else would hear of it)
+                self._broken = True
+                if not self._closing:
+                    self.trouble.append(
+                        f"replicate: rank {self.target.mirror_rank} holds no copies of this rank's checkpoints any "
+                        f"more ({_why(error)}); a lost machine now costs what is not on disk"
+                    )
+            staged.then()
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.close()
+
+    def _send(self, staged: _Staged) -> None:
+        connection = self._connected()
+        why_not = ""
+        for _ in range(TRIES):
+            started = time.monotonic_ns()
+            record = self._shared.record(staged.slot)
+            if record is None or not self._holds(staged):
+                return  # given up meanwhile
+            say(connection, Begin(slot=staged.slot, sequence=staged.sequence, iteration=staged.iteration))
+            connection.send_bytes(record[1])
+            data, hashes = self._shared.slot_bytes(staged.slot), []
+            for block in blocks_of(data):
+                hashes.append(xxhash.xxh3_128_hexdigest(block))
+                connection.send_bytes(block)
+            whole = self._holds(staged)
+            said = Commit(whole=whole, blocks="".join(hashes), record=xxhash.xxh3_128_hexdigest(record[1]))
+            say(connection, said)
+            why_not = hear(connection, Answer).why_not
+            if not why_not:
+                self.sent.append(Sent(staged.iteration, len(data) + len(record[1]), time.monotonic_ns() - started))
+            if not why_not or not whole:
+                return
+        raise ConnectionAbortedError(why_not)
+
+    def _holds(self, staged: _Staged) -> bool:
+        word = self._shared.word(staged.slot)
+        return word.sequence == staged.sequence and word.state in (SlotState.STAGED, SlotState.PERSISTING)
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            address, target = self.target.address, self.target
+            connection = hurried(Client((address.host, address.port), authkey=address.key.encode()))
+            said = Hello(
+                rank=target.rank,
+                size=target.size,
+                slots=self._shared.slots,
+                record_room_bytes=self._shared.record_room_bytes,
+            )
+            say(connection, said)
+            connection.send_bytes(self._shared.config)
+            if why_not := hear(connection, Answer).why_not:
+                raise ConnectionAbortedError(why_not)
+            self._connection = connection
+        return self._connection
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, AuthenticationError):
+        return "it does not know the key"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,200 @@
+"""A machine is lost, with all its processes and its disk: another one has what it had."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from job_of_ranks import Job
+from processes import children, command, runs
+
+from checkflow.distributed.marks import common
+from checkflow.distributed.parts import marks_in
+from checkflow.distributed.placement import mirrors
+from checkflow.store.both.config import SaverConfig
+from checkflow.store.both.messages import FailedReport, Message
+from checkflow.store.both.mirroring import Answer, Begin, Commit, Hello, blocks_of, hear, say
+from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
+from checkflow.store.format.ranks import COPIES, copy_of, directory_of
+from checkflow.store.format.reader import list_checkpoints
+from checkflow.store.format.retention import Retention
+from checkflow.store.mirror.slots import MirroredSlots, greeted
+
+NO_END = 1_000_000
+PAUSE_S = 0.02
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+KILLS = 5 if NIGHTLY else 1
+KINDS = [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("hsdp", 4), ("both", 4)] if NIGHTLY else [("ddp", 2), ("fsdp", 2)]
+
+
+def mirrors_of(job: Job, rank: int) -> list[int]:
+    return [pid for pid in children(job.ranks[rank].pid) if "checkflow.store.mirror" in command(pid)]
+
+
+def end(job: Job, lost: int) -> None:
+    """Of one machine all processes at once, of the others the trainers, as their collectives fail."""
+    for pid in [*children(job.ranks[lost].pid), job.ranks[lost].pid]:
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.3)
+    job.kill()
+    job.wait()
+
+
+def mirrored(job: Job) -> None:
+    """Wait until each rank has said so of some iteration."""
+    while not job.common("mirrored"):
+        job.reach(min(map(job.iteration, job.ranks)) + 1)
+
+
+@pytest.mark.parametrize("disks", ["one", "each"])
+@pytest.mark.parametrize(("kind", "size"), KINDS)
+def test_a_lost_machine_costs_what_a_killed_process_does(kind: str, size: int, disks: str, tmp_path: Path) -> None:
+    """Nothing but the first checkpoint is on any disk by then."""
+    draw = random.Random(f"{kind} {size} {disks}")
+    store, resumed = tmp_path / ("store" if disks == "one" else "disk-{rank}"), 0
+    for _ in range(KILLS):
+        with Job(size, kind, store, NO_END, PAUSE_S, "persist_every=1000000", "replicate=1") as job:
+            mirrored(job)
+            job.reach(max(map(job.iteration, job.ranks)) + draw.randint(1, 5))
+            lost = draw.randrange(size)
+            end(job, lost)
+            completed, promised = max(map(job.iteration, job.ranks)), job.common("mirrored")
+        shutil.rmtree(Path(str(store).format(rank=lost)) / directory_of(lost, size))
+        with Job(size, kind, store, completed + 1, 0, "replicate=1") as job:
+            found = job.done()
+        (now,) = {iteration for iteration, _ in found.values()}
+        assert resumed < promised <= now <= completed
+        resumed = completed + 1
+    assert not [path for path in tmp_path.rglob(COPIES) if any(path.iterdir())]
+    ends = []
+    for place in (store, tmp_path / "uninterrupted"):
+        with Job(size, kind, place, resumed + 3, 0) as job:
+            ends.append({rank: digest for rank, (_, digest) in job.done().items()})
+    assert ends[0] == ends[1]
+
+
+def test_a_copy_that_does_not_verify_is_missed_by_all(tmp_path: Path) -> None:
+    with Job(2, "ddp", tmp_path, NO_END, PAUSE_S, "persist_every=1000000", "replicate=1") as job:
+        mirrored(job)
+        writing = children(job.ranks[0].pid)
+        end(job, 1)
+    while any(map(runs, writing)):
+        time.sleep(0.01)
+    shutil.rmtree(tmp_path / directory_of(1, 2))
+    copies = marks_in(tmp_path / directory_of(0, 2) / copy_of(1, 2))
+    newest, older = common([copies, marks_in(tmp_path / directory_of(0, 2))])[:2]
+    file = copies[newest].checkpoint.path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
+    with Job(2, "ddp", tmp_path, newest.iteration + 1, 0) as job:
+        assert {resumed for resumed, _ in job.done().values()} == {older.iteration}
+        said = "\n".join(line for lines in job.errors.values() for line in lines)
+    assert f"iteration {newest.iteration} of attempt {newest.attempt}: rank 1: from rank 0: model.safetensors" in said
+
+
+def test_a_mirror_that_died_is_told_of(tmp_path: Path) -> None:
+    with Job(2, "ddp", tmp_path, NO_END, PAUSE_S, "replicate=1") as job:
+        mirrored(job)
+        for pid in mirrors_of(job, 0):
+            os.kill(pid, signal.SIGKILL)
+        assert set(job.wait().values()) == {1}
+        assert any("replicate: rank 0 holds no copies of this rank's checkpoints any more" in s for s in job.errors[1])
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=2, max_size=9))
+def test_each_has_one_mirror_on_another_machine(machines: list[str]) -> None:
+    found = mirrors(machines)
+    assert sorted(found) == list(range(len(machines)))
+    assert all(rank != other for rank, other in enumerate(found))
+    if 2 * max(Counter(machines).values()) <= len(machines):
+        assert all(machines[rank] != machines[other] for rank, other in enumerate(found))
+
+
+SPEC = FileSpec("model.safetensors", (TensorSpec("weight", "F32", (3_000_000,)),))
+
+
+class Rank(NamedTuple):
+    """One end of a connection, and what receives at the other."""
+
+    end: Connection
+    slots: MirroredSlots
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    """It has greeted its mirror, which receives whatever comes."""
+    ours, theirs = Pipe()
+    made: list[MirroredSlots] = []
+    greeting = threading.Event()
+
+    def receive() -> None:
+        made.append(greeted(theirs))
+        greeting.set()
+        with pytest.raises(OSError, match=r"gone|closed"):
+            while True:
+                made[0].receive(theirs)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    config = SaverConfig(Path("/store"), ((SPEC,),), Retention(), {}, grouped=True).dump()
+    say(ours, Hello(rank=1, size=2, slots=2, record_room_bytes=4096))
+    ours.send_bytes(config)
+    assert hear(ours, Answer).why_not == ""
+    greeting.wait()
+    yield Rank(ours, made[0])
+    ours.close()
+    thread.join()
+    made[0].close()
+
+
+def sent(rank: Rank, iteration: int, *, whole: bool = True, wrong: bool = False) -> str:
+    """Why the mirror has not got it."""
+    layout = Layout.of((SPEC,))
+    data = bytearray(layout.size_bytes)
+    data[: len(layout.files[0].header)] = layout.files[0].header
+    say(rank.end, Begin(slot=iteration % 2, sequence=iteration, iteration=iteration))
+    rank.end.send_bytes(b"{}")
+    hashes = [xxhash.xxh3_128_hexdigest(block) for block in blocks_of(memoryview(data))]
+    if wrong:
+        data[-1] ^= 1
+    for block in blocks_of(memoryview(data)):
+        rank.end.send_bytes(block)
+    say(rank.end, Commit(whole=whole, blocks="".join(hashes), record=xxhash.xxh3_128_hexdigest(b"{}")))
+    return hear(rank.end, Answer).why_not
+
+
+def test_what_arrives_otherwise_is_not_kept(rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    reports: list[Message] = []
+    assert sent(rank, 1) == ""
+    assert sent(rank, 2, wrong=True) == "did not arrive as it was sent"
+    assert sent(rank, 4, whole=False) == "was given up"
+    rank.slots.write_down(tmp_path, reports.append)
+    assert [found.iteration for found in list_checkpoints(tmp_path / copy_of(1, 2))] == [1]
+    assert not [report for report in reports if isinstance(report, FailedReport)]
+
+
+def test_what_memory_has_lost_is_not_written(rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy is good for nothing that nobody can tell from what was sent."""
+    monkeypatch.chdir(tmp_path)
+    reports: list[Message] = []
+    assert [sent(rank, 1), sent(rank, 2)] == ["", ""]
+    rank.slots._shared.unseal(0)
+    rank.slots._shared.slot_bytes(0)[5_000_000] ^= 1
+    rank.slots.write_down(tmp_path, reports.append)
+    assert [found.iteration for found in list_checkpoints(tmp_path / copy_of(1, 2))] == [1]
+    (said,) = [report.message for report in reports if isinstance(report, FailedReport)]
+    assert said == f"{tmp_path}: the copy of rank 1's iteration 2 is not what was received, and is not written"
