@@ -157,7 +157,7 @@ def attach(
 
     if not peers_deadline_s > 0:
         raise InputError(f"peers_deadline_s: {peers_deadline_s} is not positive; use a number of seconds")
-    together = Together.here(Path(store), peers_deadline_s)
+    together = Together.here(Path(store), peers_deadline_s, _to_stderr)
     with contextlib.nullcontext() if together is None else together.group.telling():
         store = Path(store) if together is None else together.store
         tell = tell if together is None or together.is_first else _untold

@@ -37,21 +37,24 @@ from checkflow.training import Training
 class Together:
     """This process among its training's others. `root` is the directory of all; `store` the one that it writes to."""
 
-    def __init__(self, group: Group, root: Path) -> None:
+    def __init__(self, group: Group, root: Path, tell: Callable[[str], None]) -> None:
         self.group = group
         self.member = Member(group.rank, group.size)
-        self.agreement = Agreement(group)
+        self.agreement = Agreement(group, lambda line: tell(f"{root}: {line}"))
         self._mirror: MirrorProcess | None = None
         self.root = root
         self.store = root if group.size == 1 else root / directory_of(group.rank, group.size)
 
     @classmethod
-    def here(cls, root: Path, deadline_s: float) -> Together | None:
-        """None where this process trains alone, in a store that has only known such trainings."""
+    def here(cls, root: Path, deadline_s: float, tell: Callable[[str], None]) -> Together | None:
+        """None where this process trains alone, in a store that has only known such trainings.
+
+        `tell`: called in another thread, with what a person should know while training stands still.
+        """
         group = Group.here(deadline_s)
         if group is None and directories_in(root, but=1):
             group = Group.alone()
-        return None if group is None else cls(group, root)
+        return None if group is None else cls(group, root, tell)
 
     @property
     def is_first(self) -> bool:

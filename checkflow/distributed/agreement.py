@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from checkflow.distributed.group import Group, reached
+from checkflow.distributed.pulse import Pulse
 from checkflow.errors import PeerError
 
 _PAUSE_S = (0.001, 0.02)  # between looks, at first and at most
@@ -43,9 +44,11 @@ class _Void:
 class Agreement:
     """Of one group. `attempt` is part of every name: a restore begins anew."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, tell: Callable[[str], None] = lambda _: None) -> None:
+        """`tell`: called in the thread with what a person should know though training stands still."""
         self.attempt = 0
         self._group = group
+        self._pulse = Pulse(group, tell)
         self._said: queue.SimpleQueue[_Matter | _Void | None] = queue.SimpleQueue()
         self._waiting: list[_Matter] = []
         self._past: deque[str] = deque()
@@ -91,14 +94,16 @@ class Agreement:
         try:
             while True:
                 try:
-                    matter = self._said.get(timeout=pause_s if self._waiting else None)
+                    matter = self._said.get(timeout=pause_s if self._waiting else self._pulse.pause_s)
                     if matter is None:
                         return
+                    self._pulse.moves()
                     self._say(matter)
                     pause_s = _PAUSE_S[0]
                 except queue.Empty:
                     pause_s = min(2 * pause_s, _PAUSE_S[1])
                 self._hear()
+                self._pulse.beat()
         except Exception as error:  # noqa: BLE001 (nobody else would hear of it)
             why = str(error) if isinstance(error, PeerError) else f"{type(error).__name__}: {error}"
             self._trouble = (

@@ -12,6 +12,7 @@ import hashlib
 import os
 import sys
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -117,7 +118,7 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer, losses: tor
 
 
 def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[str, object]) -> None:
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(str(options.pop("timeout", 1800)))))
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = KINDS[kind]()

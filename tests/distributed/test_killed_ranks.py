@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from job_of_ranks import Job
+from job_of_ranks import LONGEST_S, Job
 from processes import children, command
 
 from checkflow.store.format.ranks import directory_of
@@ -72,3 +72,17 @@ def test_a_lost_directory_is_a_clear_refusal(tmp_path: Path) -> None:
         assert set(job.wait().values()) == {1}
         for said in job.errors.values():
             assert "no checkpoint is whole, for rank 1 has none" in said[-1]
+
+
+def test_a_rank_that_says_nothing_is_named_and_the_job_goes_on_when_started_again(tmp_path: Path) -> None:
+    """While the others hang in a collective, until torch's timeout ends them."""
+    with Job(2, "ddp", tmp_path, NO_END, PAUSE_S, "persist_every=3", "peers_deadline_s=2", "timeout=6") as job:
+        job.reach(5)
+        job.kill([1], signal.SIGSTOP)
+        assert job.ranks[0].wait(LONGEST_S) == 1
+        job.kill([1])
+        assert any("rank 1 says nothing any more" in line for line in job.errors[0])
+        promised = job.common("staged")
+        completed = max(map(job.iteration, job.ranks))
+    with Job(2, "ddp", tmp_path, completed + 3, 0) as job:
+        assert {resumed for resumed, _ in job.done().values()} <= set(range(promised, completed + 1))
