@@ -27,6 +27,7 @@ from checkflow.plan.packed.program import solvers
 from checkflow.plan.solve import transfers_for
 from checkflow.schedule import Schedule, write_schedule
 from checkflow.timedgraph import Model, TimedGraph, traced
+from checkflow.trace import World
 from checkflow.units import fraction_ppm, parse_bytes, parse_ns, parse_rate
 
 Word = TypeVar("Word", bound=StrEnum)
@@ -48,6 +49,7 @@ def compile_model(
     *,
     device: str | None,
     real: bool,
+    world: World | None = None,
     bandwidth_bytes_per_s: int | None,
     options: Callable[[int], Options],
     amid: Surroundings | None,
@@ -60,7 +62,7 @@ def compile_model(
 
     Raises as `traced` and `compile_graph` do.
     """
-    timed = traced(model, settings, device, real=real, progress=progress)
+    timed = traced(model, settings, device, real=real, world=world, progress=progress)
     chosen = options(timed.bandwidth_bytes_per_s(bandwidth_bytes_per_s))
     if amid is None:
         return CompileOutcome(timed, chosen, compile_graph(timed.graph, chosen, progress))
@@ -115,6 +117,8 @@ def compile(
     arguments: Mapping[str, object] | None = None,
     device: str | None = None,
     real: bool = False,
+    world_size: int | None = None,
+    rank: int = 0,
     bandwidth: int | str | None = None,
     memory_limit: int | str | None = None,
     relax_memory: bool = False,
@@ -149,6 +153,9 @@ def compile(
         device: profile whose times the operators get, by name or as a YAML file, or "measure": time them on this
             machine. rtx3090 unless given; the times that a graph has, or that a Training that is there took.
         real: trace with real tensors. Where data decide what runs, this happens by itself.
+        world_size: run the function as one of so many ranks, over a process group that moves nothing; it is called with
+            torch.distributed initialized. The device's profile has to have a network.
+        rank: of these, the one to trace.
         bandwidth: of the link to the host, "63GB/s" or bytes per second; the device's unless given.
         memory_limit: largest peak that is allowed, "40GiB" or bytes.
         relax_memory: raise the memory limit by 5% until a plan keeps to it.
@@ -198,6 +205,7 @@ def compile(
         {} if arguments is None else arguments,
         device=device,
         real=real,
+        world=None if world_size is None else World(world_size, rank),
         bandwidth_bytes_per_s=None if bandwidth is None else parse_rate(str(bandwidth), "bandwidth"),
         options=partial(
             Options,

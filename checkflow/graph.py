@@ -64,6 +64,28 @@ class Tensor:
     of: str = ""  # of a gradient or an optimizer's entry: the name of its parameter, where all of the storage is of one
 
 
+class CollectiveKind(StrEnum):
+    """What ranks do together; of what size, `Collective` says."""
+
+    ALL_GATHER = "all_gather"  # each has a part, then all have all
+    REDUCE_SCATTER = "reduce_scatter"  # each has all, then a part of the sum
+    ALL_REDUCE = "all_reduce"  # each has all, then the sum of all
+    ALL_TO_ALL = "all_to_all"  # each has a part for each
+    ROOTED = "rooted"  # one has all; each gets it, or a part of it, or the one gets theirs
+    BETWEEN_TWO = "between_two"
+    BARRIER = "barrier"
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What an operator moves between ranks. Groups that differ only in where they begin look the same."""
+
+    kind: CollectiveKind
+    size_bytes: int  # of what all of the group have together in the end, or in the beginning
+    ranks: int  # in the group
+    stride: int  # from one of them to the next; the least, where that differs
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One operator. Its step is its place in Graph.ops, counted from 1; tensors are indices into Graph.tensors."""
@@ -75,6 +97,7 @@ class Op:
     traffic_bytes: int  # bytes it reads plus bytes it writes
     dtype: str  # of its arithmetic, "float32"
     time_ns: int  # modelled by hardware.retime, or measured; 0 until then
+    collective: Collective | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +123,7 @@ class Graph:
     anchors: tuple[Anchor, ...]
     host_state_bytes: int = 0  # state that already lives on the host and never crosses the link
     unlisted: tuple[Unlisted, ...] = ()
+    world_size: int = 1  # ranks, of one of which this is
 
     @property
     def steps(self) -> int:

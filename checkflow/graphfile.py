@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from checkflow.errors import FormatError
-from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
+from checkflow.graph import Anchor, AnchorKind, Collective, CollectiveKind, Graph, Op, Role, Tensor, View
 from checkflow.jsonfile import digest_of, parse_json, render, validate, write_text
 from checkflow.unlisted import Unlisted
 
@@ -43,6 +43,15 @@ class TensorRow(_GraphRow):
     of: str = ""
 
 
+class CollectiveRow(_GraphRow):
+    """What an operator moves between ranks."""
+
+    kind: CollectiveKind
+    bytes: Count
+    ranks: Annotated[int, Field(ge=1)]
+    stride: Annotated[int, Field(ge=1)] = 1
+
+
 class OpRow(_GraphRow):
     """One operator; its step is its place among the rows, from 1."""
 
@@ -53,6 +62,7 @@ class OpRow(_GraphRow):
     traffic_bytes: Count = 0
     dtype: str = "float32"
     time_ns: Count = 0
+    collective: CollectiveRow | None = None
 
 
 class GraphAnchorRow(_GraphRow):
@@ -88,6 +98,7 @@ class GraphDocument(_GraphRow):
     ops: Annotated[tuple[OpRow, ...], Field(min_length=1)]
     anchors: Annotated[tuple[GraphAnchorRow, ...], Field(min_length=1)]
     unlisted: tuple[GraphUnlistedRow, ...] = ()
+    world_size: Annotated[int, Field(ge=1)] = 1
 
 
 _READER = TypeAdapter(GraphDocument)
@@ -150,7 +161,9 @@ def _content(graph: Graph) -> dict[str, object]:
         "tensors": [_row(_tensor_row(tensor)) for tensor in graph.tensors],
         "ops": [_row(_op_row(op)) for op in graph.ops],
         "anchors": [_row(_anchor_row(anchor)) for anchor in graph.anchors],
-    } | ({"unlisted": [_row(_unlisted_row(found)) for found in graph.unlisted]} if graph.unlisted else {})
+        **({"unlisted": [_row(_unlisted_row(found)) for found in graph.unlisted]} if graph.unlisted else {}),
+        **({"world_size": graph.world_size} if graph.world_size > 1 else {}),
+    }
 
 
 def _row(row: _GraphRow) -> dict[str, object]:
@@ -178,7 +191,12 @@ def _op_row(op: Op) -> OpRow:
         traffic_bytes=op.traffic_bytes,
         dtype=op.dtype,
         time_ns=op.time_ns,
+        collective=None if op.collective is None else _collective_row(op.collective),
     )
+
+
+def _collective_row(found: Collective) -> CollectiveRow:
+    return CollectiveRow(kind=found.kind, bytes=found.size_bytes, ranks=found.ranks, stride=found.stride)
 
 
 def _anchor_row(anchor: Anchor) -> GraphAnchorRow:
@@ -198,7 +216,16 @@ def _graph(document: GraphDocument) -> Graph:
         device=document.device,
         traced_on=document.traced_on,
         ops=tuple(
-            Op(row.op, row.reads, row.writes, row.flops, row.traffic_bytes, row.dtype, row.time_ns)
+            Op(
+                row.op,
+                row.reads,
+                row.writes,
+                row.flops,
+                row.traffic_bytes,
+                row.dtype,
+                row.time_ns,
+                None if row.collective is None else _collective(row.collective),
+            )
             for row in document.ops
         ),
         tensors=tuple(
@@ -216,7 +243,12 @@ def _graph(document: GraphDocument) -> Graph:
         anchors=tuple(Anchor(row.kind, row.subject, row.occurrence, row.position) for row in document.anchors),
         host_state_bytes=document.host_state_bytes,
         unlisted=tuple(Unlisted(row.name, row.bytes, row.where, row.scaler) for row in document.unlisted),
+        world_size=document.world_size,
     )
+
+
+def _collective(row: CollectiveRow) -> Collective:
+    return Collective(row.kind, row.bytes, row.ranks, row.stride)
 
 
 def _complaints(graph: Graph) -> Iterator[str]:

@@ -35,7 +35,7 @@ class TimedGraph:
             return asked
         if self.profile is None:
             raise InputError(f"--bandwidth: the link of {self.graph.device!r} is not known; give it, like 63GB/s")
-        return hardware.link_bytes_per_s(self.profile)
+        return hardware.link_bytes_per_s(self.profile, self.graph.world_size)
 
     def copy_ns(self, size_bytes: int) -> int | None:
         """What copies within the device's memory take; None where the device is not known."""
@@ -43,9 +43,15 @@ class TimedGraph:
 
 
 def traced(
-    model: Model, settings: Mapping[str, object], device: str | None, *, real: bool, progress: Callable[[str], None]
+    model: Model,
+    settings: Mapping[str, object],
+    device: str | None,
+    *,
+    real: bool,
+    world: trace.World | None = None,
+    progress: Callable[[str], None],
 ) -> TimedGraph:
-    """Trace MODEL (or read its graph) and give its operators their times on a device.
+    """Trace MODEL (or read its graph) and give its operators their times on a device; of a `world`, as on that rank.
 
     Raises as sources.load, trace_training and hardware.load_profile do.
     """
@@ -54,23 +60,32 @@ def traced(
         model = str(model)
     if isinstance(model, Graph) or (isinstance(model, str) and model.endswith(".json")):
         name = model.model if isinstance(model, Graph) else model
-        if settings or device == MEASURE or real:
+        if settings or device == MEASURE or real or world is not None:
             raise InputError(
-                f"{name}: is a traced graph; --set, --batch-size, --real and --device measure need a model"
+                f"{name}: is a traced graph; --set, --batch-size, --real, --world-size and --device measure need a "
+                "model"
             )
         return _as_read(model if isinstance(model, Graph) else read_graph(Path(model)), device, started)
     if isinstance(model, Training):
+        if world is not None:
+            raise InputError("--world-size: a Training that is there is one process's; give the function that makes it")
         return _as_recorded(model, settings, device, progress)
     profile = None if device == MEASURE else hardware.load_profile(device or DEFAULT_DEVICE)
-    source = sources.load(model, settings) if isinstance(model, str) else sources.of(model, settings)
-    result = trace.trace_training(
-        source.factory,
-        model=source.name,
-        arguments=source.arguments,
-        real=real,
-        measure=device == MEASURE,
-        progress=progress,
-    )
+    if world is not None:
+        if profile is None:
+            raise InputError("--device measure: of ranks only one is here; give a profile with a network, like h100")
+        hardware.link_bytes_per_s(profile, world.size)  # before anything is traced
+    with trace.in_place_of(world):
+        source = sources.load(model, settings) if isinstance(model, str) else sources.of(model, settings)
+        result = trace.trace_training(
+            source.factory,
+            model=source.name,
+            arguments=source.arguments,
+            real=real,
+            measure=device == MEASURE,
+            world=world,
+            progress=progress,
+        )
     graph = result.graph
     if profile is None:
         progress("measuring the link")

@@ -186,6 +186,45 @@ def own_values() -> KeyValues:
     return HashStore()
 
 
+def join_fake_group(rank: int, size: int) -> None:
+    """Make this process one of so many: torch's fake process group, whose collectives move nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+
+
+def members_of(group: object) -> list[int]:
+    """The ranks of a process group, as an operator is given one: the group or its name."""
+    from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group, get_process_group_ranks  # type: ignore[attr-defined]
+
+    named = isinstance(group, str)
+    return get_process_group_ranks(_resolve_process_group(group) if named else ProcessGroup.unbox(group))  # type: ignore[arg-type]
+
+
+DDP_AT_FIRST = ("_verify_param_shape_across_processes", "_sync_module_states")  # in the module of that class
+REBUILD_BUCKETS = "_rebuild_buckets"  # of its reducer
+
+
+def reducer_class() -> type:
+    """Of what arranges DistributedDataParallel's gradients in buckets."""
+    found: type = torch.distributed.Reducer  # type: ignore[attr-defined]
+    return found
+
+
+def reduce_buckets_by(
+    wrapper: torch.nn.parallel.DistributedDataParallel, reduce: Callable[[torch.Tensor], None]
+) -> None:
+    """Each bucket of its gradients is given to this in the place of an all-reduce, and done when it returns."""
+
+    def hook(_state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        reduce(bucket.buffer())
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    torch.distributed._register_comm_hook(wrapper.reducer, None, hook)  # type: ignore[attr-defined]
+
+
 def part_of(tensor: DTensor) -> torch.Tensor:
     """What this rank holds of a tensor that ranks share: the memory itself, and no view that autograd knows."""
     return tensor._local_tensor
@@ -218,6 +257,14 @@ def kept_alike(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.nn.
 def schema_of(op: OpOverload) -> torch.FunctionSchema:
     """Its name and arguments, and which of them it writes."""
     return op._schema
+
+
+def unfolds(kinds: Iterable[type]) -> bool:
+    """Whether an operator on such tensors becomes others, on plain ones that they hold.
+
+    So it is of one that ranks share, and of what a collective that may still run will have made.
+    """
+    return any(kind.__name__ in ("DTensor", "AsyncCollectiveTensor") for kind in kinds)
 
 
 def can_decompose(op: OpOverload) -> bool:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import click
 
 from checkflow.errors import InputError
+from checkflow.trace import World
 from checkflow.units import parse_bytes, parse_ns, parse_rate
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -67,6 +68,25 @@ def trace_options(command: Command) -> Command:
         help="Profile whose times the operators get (a bundled name, or a YAML file that `checkflow profile` wrote), "
         "or measure: time them on this machine.  [default: rtx3090, or the times that a graph has]",
     )(command)
+
+
+def ranks_options(command: Command) -> Command:
+    """In whose place a model file is run."""
+    command = click.option("--rank", type=int, metavar="R", help="Of these ranks, the one to trace  [default: 0]")(
+        command
+    )
+    return click.option(
+        "--world-size", type=int, metavar="N", help="Run MODEL as one of N ranks, over a group that moves nothing."
+    )(command)
+
+
+def world_of(world_size: int | None, rank: int | None) -> World | None:
+    """One process without --world-size. Raises InputError for a rank that there is not."""
+    if world_size is None:
+        if rank is not None:
+            raise InputError(f"--rank {rank}: of how many is not said; give --world-size, too")
+        return None
+    return World(world_size, rank or 0)
 
 
 def json_option(command: Command) -> Command:

@@ -21,8 +21,10 @@ from checkflow.cli._options import (
     interval_of,
     json_option,
     model_options,
+    ranks_options,
     settings_of,
     trace_options,
+    world_of,
 )
 from checkflow.compiler import AUTO, CHECKFLOW, Options, Refused, check_lanes, check_policy
 from checkflow.errors import EXIT_DONE, EXIT_NO
@@ -38,6 +40,7 @@ from checkflow.units import fraction_ppm
 @click.command()
 @model_options
 @trace_options
+@ranks_options
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Schedule to write  [default: MODEL.schedule.json]"
 )
@@ -74,6 +77,8 @@ def command(
     batch_size: str | None,
     device: str | None,
     real: bool,
+    world_size: int | None,
+    rank: int | None,
     output: Path | None,
     bandwidth: int | None,
     memory_limit: int | None,
@@ -106,6 +111,7 @@ def command(
     amid = surroundings(
         policy, mtbf_ns=mtbf, disk_bytes_per_s=disk, lost_machines=lost_machines, host_memory_bytes=host_memory
     )
+    world = world_of(world_size, rank)
     output = output or default_output(model, "schedule")
     for path, suffixes in ((output, ()), (report, figure.SUFFIXES), (trace_out, (".json",))):
         if path is not None:
@@ -131,6 +137,7 @@ def command(
             settings_of(settings, batch_size),
             device=device,
             real=real,
+            world=world,
             bandwidth_bytes_per_s=bandwidth,
             options=options,
             amid=amid,

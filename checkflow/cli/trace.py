@@ -11,7 +11,15 @@ from pathlib import Path
 import click
 
 from checkflow.cli import _console
-from checkflow.cli._options import default_output, json_option, model_options, settings_of, trace_options
+from checkflow.cli._options import (
+    default_output,
+    json_option,
+    model_options,
+    ranks_options,
+    settings_of,
+    trace_options,
+    world_of,
+)
 from checkflow.errors import EXIT_DONE
 from checkflow.graphfile import write_graph
 from checkflow.timedgraph import traced
@@ -21,6 +29,7 @@ from checkflow.units import format_bytes, format_ns
 @click.command()
 @model_options
 @trace_options
+@ranks_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Graph to write  [default: MODEL.graph.json]")
 @json_option
 def command(
@@ -29,14 +38,24 @@ def command(
     batch_size: str | None,
     device: str | None,
     real: bool,
+    world_size: int | None,
+    rank: int | None,
     output: Path | None,
     as_json: bool,
 ) -> int:
     """Trace MODEL's training iteration: operators, storages, lifetimes, times and anchors, as a graph file."""
+    world = world_of(world_size, rank)
     output = output or default_output(model, "graph")
     # what the user's code prints is no part of the answer
     with _console.progress() as progress, contextlib.redirect_stdout(sys.stderr):
-        timed = traced(model, settings_of(settings, batch_size), device, real=real, progress=progress)
+        timed = traced(
+            model,
+            settings_of(settings, batch_size),
+            device,
+            real=real,
+            world=world,
+            progress=progress,
+        )
         progress("writing")
         write_graph(output, timed.graph)
     graph = timed.graph

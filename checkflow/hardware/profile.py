@@ -64,6 +64,21 @@ class Efficiency(_Strict):
     link: Fraction
 
 
+class Network(_Strict):
+    """What joins devices, where several train together. Rates are nominal, a device's, in one direction.
+
+    Nothing is taken off them: a collective that is shown slower than it is would show more time for checkpoints than
+    there is.
+    """
+
+    devices_per_node: Positive
+    within_node_bytes_per_s: Positive
+    between_nodes_bytes_per_s: Positive  # by its own adapter, or its share of them
+    within_node_ns: Positive  # latency of one message
+    between_nodes_ns: Positive
+    host_memory_bandwidth_bytes_per_s: Positive  # of a node, which its devices' links share
+
+
 class Profile(_Strict):
     """One device. Rates are nominal: what operators and copies get is the rate times its efficiency."""
 
@@ -76,6 +91,7 @@ class Profile(_Strict):
     link_bandwidth_bytes_per_s: Positive  # device to host, one direction
     efficiency: Efficiency
     source: Text
+    network: Network | None = None
 
 
 def load_profile(name_or_path: str) -> Profile:
@@ -100,7 +116,9 @@ def write_profile(path: Path, profile: Profile) -> None:
     header = (
         "# A device profile of checkflow. Rates are nominal; what operators get is the rate times its efficiency.\n"
     )
-    write_text(path, header + yaml.safe_dump(profile.model_dump(), sort_keys=False, allow_unicode=True))
+    write_text(
+        path, header + yaml.safe_dump(profile.model_dump(exclude_none=True), sort_keys=False, allow_unicode=True)
+    )
 
 
 def _read(path: Path) -> Profile:

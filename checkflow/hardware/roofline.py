@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from checkflow.errors import InputError
 from checkflow.graph import Graph, Op
-from checkflow.hardware.profile import Profile
+from checkflow.hardware.network import collective_ns, overlapped
+from checkflow.hardware.profile import NAMES, Network, Profile, load_profile
 
 
 def operator_time_ns(op: Op, profile: Profile) -> int:
@@ -21,13 +23,41 @@ def operator_time_ns(op: Op, profile: Profile) -> int:
 
 
 def retime(graph: Graph, profile: Profile) -> Graph:
-    """The graph with the operator times that the profile models."""
-    return graph.retimed(profile.name, [operator_time_ns(op, profile) for op in graph.ops])
+    """The graph with the operator times that the profile models; collectives run beside the other operators.
+
+    Raises InputError where ranks do something together and the profile has no network.
+    """
+    if not any(op.collective is not None and op.collective.ranks > 1 for op in graph.ops):
+        return graph.retimed(profile.name, [operator_time_ns(op, profile) for op in graph.ops])
+    network = _network(profile)
+    alone = [
+        operator_time_ns(op, profile) if op.collective is None else collective_ns(op.collective, network)
+        for op in graph.ops
+    ]
+    return graph.retimed(profile.name, overlapped(graph.ops, alone))
 
 
-def link_bytes_per_s(profile: Profile) -> int:
-    """What the link really carries: its nominal bandwidth times its efficiency."""
-    return _reached(profile.link_bandwidth_bytes_per_s, profile.efficiency.link)
+def link_bytes_per_s(profile: Profile, ranks: int = 1) -> int:
+    """What the link really carries: its nominal bandwidth times its efficiency.
+
+    Of several ranks those on one node share its host memory's bandwidth. Raises InputError where the profile does not
+    say what that is.
+    """
+    link = _reached(profile.link_bandwidth_bytes_per_s, profile.efficiency.link)
+    if ranks == 1:
+        return link
+    network = _network(profile)
+    memory = _reached(network.host_memory_bandwidth_bytes_per_s, profile.efficiency.memory)
+    return min(link, memory // min(ranks, network.devices_per_node))
+
+
+def _network(profile: Profile) -> Network:
+    if profile.network is None:
+        raise InputError(
+            f"{profile.name}: this profile has no network, which ranks need; choose one of "
+            f"{', '.join(name for name in NAMES if load_profile(name).network)}, or write a `network` into its file"
+        )
+    return profile.network
 
 
 def copy_ns(size_bytes: int, profile: Profile) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +114,14 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width, eps=1e-5)
         self.register_buffer("frequencies", rotary_frequencies(config), persistent=False)
+        self.recomputes = False  # layers run again in the backward pass, instead of keeping what they made
 
     def forward(self, tokens: Tensor) -> Tensor:
         angles = torch.outer(torch.arange(tokens.shape[1], device=tokens.device), self.frequencies)
         cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
         x = self.embed_tokens(tokens)
         for layer in self.layers:
-            x = layer(x, cos, sin)
+            x = checkpoint(layer, x, cos, sin, use_reentrant=False) if self.recomputes else layer(x, cos, sin)
         features: Tensor = self.norm(x)
         return features
 

@@ -20,7 +20,7 @@ _DISTRIBUTED = {
     "FullyShardedDataParallel": "FSDP",
     "DataParallel": "DataParallel",
 }  # class -> as people call it
-_TRACED = {*_DISTRIBUTED, "DistributedDataParallel", "FSDPModule", "DTensor"}  # not yet, either
+_OF_RANKS = {*_DISTRIBUTED, "DistributedDataParallel", "FSDPModule", "DTensor"}  # what one process does not hold
 
 # Of a training
 
@@ -37,8 +37,11 @@ def check_supported(training: Training) -> None:
             )
 
 
-def check_training(value: object, model: str) -> Training:
-    """What a factory made. Raises ModelFileError, or TraceError for what one process does not hold."""
+def check_training(value: object, model: str, *, ranks: bool = False) -> Training:
+    """What a factory made. Raises ModelFileError, or TraceError for what one process does not hold.
+
+    With `ranks` it was made in the place of one of several.
+    """
     if not isinstance(value, Training):
         raise ModelFileError(
             f"{model}: the factory returned {type(value).__name__}; "
@@ -56,8 +59,12 @@ def check_training(value: object, model: str) -> Training:
     except InputError as error:  # `extra` has what cannot be taken
         raise ModelFileError(f"{model}: {error}") from None
     for module in modules.values():
-        if (kind := _distributed(module, _TRACED)) is not None:
-            raise TraceError(f"{model}: {kind} is not supported yet; trace the plain module of one process")
+        if (kind := _distributed(module, _DISTRIBUTED if ranks else _OF_RANKS)) is not None:
+            if kind in _DISTRIBUTED:
+                way = "is not supported yet; use FSDP2 (fully_shard), DistributedDataParallel, or one process"
+            else:
+                way = "belongs to several processes; give --world-size, or trace the plain module of one"
+            raise TraceError(f"{model}: {_DISTRIBUTED.get(kind, kind)} {way}")
     return value
 
 

@@ -90,6 +90,7 @@ def assemble(
                 traffic_bytes=op.traffic_bytes,
                 dtype=op.dtype,
                 time_ns=0,
+                collective=op.collective,
             )
             for step, op in enumerate(operators, start=1)
         ),

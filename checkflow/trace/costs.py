@@ -13,6 +13,7 @@ from checkflow.trace.writes import METADATA_ONLY, aten, named_arguments, tensors
 
 _CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _ALLOCATES_ONLY = aten("empty empty_like empty_strided empty_permuted new_empty new_empty_strided")
+_COPY_IN = "fsdp::all_gather_copy_in"  # fills this rank's part of its second argument
 # They read of their first tensor only what they select.
 _SELECTS = aten("embedding index_select index gather take")
 # They change of their first argument only what the others select.
@@ -53,6 +54,8 @@ def traffic_of(
     name = schema_of(op).name
     if name in _ALLOCATES_ONLY:
         return 0
+    if name == _COPY_IN:
+        return 2 * sum(view_bytes(t) for t in tensors_in(args[0]))
     unread = traits(op).unread
     total = sum(view_bytes(t) for t in fresh)
     limit = total if name in _SELECTS else None

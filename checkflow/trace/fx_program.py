@@ -107,7 +107,9 @@ class FxProgram:
             self.bind(result, node)
         elif isinstance(result, (list, tuple)):
             for index, item in enumerate(result):
-                if isinstance(item, torch.Tensor) or (isinstance(item, (list, tuple)) and any(tensors_in(item))):
+                if isinstance(item, torch.Tensor) or (
+                    isinstance(item, (list, tuple)) and next(tensors_in(item), None) is not None
+                ):
                     self.results(self._node(operator.getitem, (node, index)), item)
 
     def bind(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:

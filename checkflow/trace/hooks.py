@@ -13,6 +13,7 @@ from checkflow.graph import Anchor, AnchorKind, Role
 from checkflow.state.holders import models_of, optimizers_of, unwrapped
 from checkflow.state.live import parameter_names, parameters_of
 from checkflow.state.names import StateName, subject_of
+from checkflow.state.shards import local
 from checkflow.trace.storages import Ledger, has_storage
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
@@ -83,7 +84,7 @@ def hooked(training: Training, firings: FiredAnchors, ledger: Ledger) -> Iterato
 
 def mark_gradient(parameter: torch.Tensor, name: str, ledger: Ledger) -> None:
     """The storage of a parameter's gradient, if it has one, is a gradient."""
-    gradient = parameter.grad
+    gradient = None if parameter.grad is None else local(parameter.grad)
     if gradient is not None and has_storage(gradient):
         storage = ledger.see(gradient)
         storage.role = storage.role or Role.GRADIENT

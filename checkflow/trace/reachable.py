@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from checkflow.state.live import parameters_of
+from checkflow.state.shards import local
 from checkflow.trace.execution import is_library
 from checkflow.trace.state import state_of
 from checkflow.training import Training
@@ -82,7 +83,7 @@ def reach(
         seen.add(id(value))
         keep.append(value)
         if isinstance(value, (torch.Tensor, torch.Generator)):
-            found[path] = value
+            found[path] = local(value) if isinstance(value, torch.Tensor) else value
             if isinstance(value, torch.Tensor) and value.is_leaf and value.grad is not None:
                 todo.append((f"{path}.grad", value.grad))
         else:

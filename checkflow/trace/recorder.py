@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from checkflow.graph import Collective
 from checkflow.torch_internals import (
     FakeTensorMode,
     OpOverload,
@@ -15,7 +16,9 @@ from checkflow.torch_internals import (
     fake_device,
     schema_of,
     storage_id,
+    unfolds,
 )
+from checkflow.trace.collectives import WAITS, collective_of
 from checkflow.trace.costs import dtype_of, flops_of, traffic_of
 from checkflow.trace.execution import OperatorResult, execute, user_line
 from checkflow.trace.fx_program import FxProgram
@@ -43,6 +46,7 @@ class RecordedOperator:
     flops: int
     traffic_bytes: int
     dtype: str
+    collective: Collective | None = None
 
 
 @dataclass
@@ -106,9 +110,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> object:
         if (device := fake_device(func, args)) is not None:
             return device
+        if unfolds(types):  # into operators that come here by themselves
+            return NotImplemented
         kwargs = kwargs or {}
         if func.namespace in QUIET or self._ignores():
             return func(*args, **kwargs)
+        if schema_of(func).name in WAITS:  # what waits for a collective is who uses its result
+            return args[0] if self.fake is not None else func(*args, **kwargs)
         if torch.is_inference_mode_enabled() and can_decompose(func):  # autograd does this elsewhere
             with self:
                 return func.decompose(*args, **kwargs)
@@ -198,8 +206,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 flops=flops_of(func, call.args, call.kwargs, result),
                 traffic_bytes=traffic_of(func, call.args, call.kwargs, call.changed, fresh),
                 dtype=dtype_of(func, call.args, call.kwargs, result),
+                collective=collective_of(func, call.args, call.kwargs, result),
             )
         )
+
+    def resized(self, storage: torch.UntypedStorage, before_bytes: int) -> None:
+        """A storage was resized by no operator, as FSDP2 does: what it held is gone, and memory allocated for more.
+
+        Allocating is a step as `empty` is one.
+        """
+        if storage.nbytes() == before_bytes or self.ledger.alive.get(storage_id(storage)) is None:
+            return
+        recording = self.recording if storage.nbytes() else None
+        if recording is not None:
+            self.ledger.step += 1
+        found = self.ledger.resized(storage, born=self.ledger.step if recording is not None else 0)
+        if self.watch is not None:
+            self.watch.made.add(found)
+        if recording is not None:
+            found.last_use = self.ledger.step
+            found.name = f"%resize_{self.ledger.step}"
+            recording.operators.append(RecordedOperator("storage.resize_", (), (found,), 0, 0, "uint8"))
 
     def _lift(self, func: OpOverload, constant: torch.Tensor) -> object:
         """What torch.tensor(...) made reaches the program. No operator of the iteration: a constant, born before it."""

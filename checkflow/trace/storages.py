@@ -73,10 +73,22 @@ class Ledger:
     def add(self, tensor: torch.Tensor, *, scalar: bool, born: int = 0) -> Storage:
         """A new storage, watched until it dies."""
         untyped = tensor.untyped_storage()
-        identity = storage_id(untyped)
-        storage = Storage(identity, untyped.nbytes(), tensor.device.type == "cpu", scalar, born=born)
+        storage = Storage(storage_id(untyped), untyped.nbytes(), tensor.device.type == "cpu", scalar, born=born)
+        return self._watch(untyped, storage, 0 if is_fake(tensor) or not storage.on_cpu else storage.size_bytes)
+
+    def resized(self, untyped: torch.UntypedStorage, *, born: int = 0) -> Storage:
+        """What a storage that was seen is from now on: another one, at the same place. The one before it has died."""
+        before = self.alive[storage_id(untyped)]
+        after = Storage(before.identity, untyped.nbytes(), before.on_cpu, scalar=False, born=born)
+        real = untyped.device.type == "cpu" and before.on_cpu
+        end = self._references[before.identity].__callback__
+        assert end is not None
+        end(self._references[before.identity])
+        return self._watch(untyped, after, after.size_bytes if real else 0)
+
+    def _watch(self, untyped: torch.UntypedStorage, storage: Storage, real_bytes: int) -> Storage:
+        identity = storage.identity
         self.alive[identity] = storage
-        real_bytes = storage.size_bytes if storage.on_cpu and not is_fake(tensor) else 0
         self.real_bytes += real_bytes
         self.check_room()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -22,6 +22,7 @@ from checkflow.trace.fakes import fake_tensors
 from checkflow.trace.fx_program import FxProgram
 from checkflow.trace.measure import measured
 from checkflow.trace.memory import check_memory, expected_bytes, room_bytes, too_large
+from checkflow.trace.ranks import World, as_ranks
 from checkflow.trace.reachable import reachable, sources_of
 from checkflow.trace.record import IterationRecord
 from checkflow.trace.recorder import Recorder
@@ -34,6 +35,7 @@ from checkflow.units import format_bytes
 
 # What a fake tensor raises is none of these, unless it says so: code that does is wrong on real tensors, too.
 _OF_CODE = (NameError, ImportError, SyntaxError, OSError, SystemExit)
+_NO_GROUP = ("environment variable RANK expected", "Default process group has not been initialized")
 _NO_CUDA = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
 
 
@@ -60,16 +62,18 @@ def trace_training(
     cuda_defaults: bool = True,
     measure: bool = False,
     program: bool = False,
+    world: World | None = None,
     progress: Callable[[str], None] = _silent,
 ) -> Traced:
     """Build a training, run one iteration unrecorded and record the next, all on fake tensors where that is possible.
 
     `model` and `arguments` go into the graph as they are; `real` asks for real tensors at once. On a CPU,
     `cuda_defaults` lets optimizers that leave the choice open use their foreach form, as they would on CUDA; `measure`
-    runs and times them on this device, as they are. `program` keeps the torch.fx program. Raises ModelFileError where
+    runs and times them on this device, as they are. `program` keeps the torch.fx program. `world` is
+    the rank in whose place this is (`in_place_of`), if it is in any's. Raises ModelFileError where
     the factory is wrong, TraceError where the iteration cannot be traced.
     """
-    attempt = _Attempt(factory, model, arguments, cuda_defaults and not measure, measure, program, progress)
+    attempt = _Attempt(factory, model, arguments, cuda_defaults and not measure, measure, program, world, progress)
     notes: tuple[str, ...] = ()
     fakes = 0 if real or measure else 2
     for everything in (False, True)[:fakes]:
@@ -127,6 +131,10 @@ def _users_code(stage: str) -> Iterator[None]:
                 f"{raised_at(error.__traceback__)}: asks for CUDA, which this machine does not have; choose the device "
                 "with torch.cuda.is_available(), or compile on the machine that trains"
             ) from None
+        if any(text in str(error) for text in _NO_GROUP):
+            raise ModelFileError(
+                f"{raised_at(error.__traceback__)}: asks for torch.distributed's processes; give --world-size"
+            ) from None
         raise _CodeRaised(stage, error) from error
 
 
@@ -140,6 +148,7 @@ class _Attempt:
     cuda_defaults: bool
     measure: bool
     program: bool
+    world: World | None
     progress: Callable[[str], None]
     needed_bytes: int = 0
     stage: str = "factory"  # or "iteration": where it is
@@ -158,10 +167,11 @@ class _Attempt:
     def _run(self, fake: FakeTensorMode | None, notes: tuple[str, ...], ledger: Ledger, values: Values) -> Traced:
         recorder = Recorder(ledger, fake, values)
         said = list(notes)
-        with _random_state_kept(), noting_disabled(said), fake_tensors(fake, values), recorder:
+        ranks = nullcontext() if self.world is None else as_ranks(recorder, fake, values)
+        with _random_state_kept(), noting_disabled(said), ranks, fake_tensors(fake, values), recorder:
             self.progress("building the model")
             with _users_code("factory"):
-                training = check_training(self.factory(), self.model)
+                training = check_training(self.factory(), self.model, ranks=self.world is not None)
             state_of(training, self.model)  # what is refused is, before anything has run
             self.stage = "iteration"
             values.built()
@@ -196,6 +206,7 @@ class _Attempt:
         with paused_collector(), record.open(), _users_code("iteration"):
             training.iteration()
         graph = record.graph(self.arguments)
+        graph = graph if self.world is None else replace(graph, world_size=self.world.size)
         said += record.notes
         return graph, record
 

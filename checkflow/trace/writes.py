@@ -29,6 +29,24 @@ UNDECLARED: dict[str, tuple[tuple[str, ...], str]] = {
     "aten::mkldnn_rnn_layer_backward": (("workspace",), ""),
     "aten::_fused_adam_": (("state_steps",), "found_inf"),
     "aten::_fused_adamw_": (("state_steps",), "found_inf"),
+    "c10d::_allgather_base_": (("output_tensor",), ""),
+    "c10d::_reduce_scatter_base_": (("output_tensor",), ""),
+    "c10d::allgather_": (("output_tensors",), ""),
+    "c10d::allgather_coalesced_": (("output_lists",), ""),
+    "c10d::allgather_into_tensor_coalesced_": (("outputs",), ""),
+    "c10d::allreduce_": (("tensors",), ""),
+    "c10d::allreduce_coalesced_": (("tensors",), ""),
+    "c10d::alltoall_": (("output_tensors",), ""),
+    "c10d::alltoall_base_": (("output",), ""),
+    "c10d::broadcast_": (("tensors",), ""),
+    "c10d::gather_": (("output_tensors",), ""),
+    "c10d::recv_": (("tensors",), ""),
+    "c10d::recv_any_source_": (("tensors",), ""),
+    "c10d::reduce_": (("tensors",), ""),
+    "c10d::reduce_scatter_": (("output_tensors",), ""),
+    "c10d::reduce_scatter_tensor_coalesced_": (("outputs",), ""),
+    "c10d::scatter_": (("output_tensors",), ""),
+    "fsdp::all_gather_copy_in": (("all_gather_output",), ""),
 }
 
 
@@ -44,7 +62,7 @@ UNSCALING = aten("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_")
 OVERWRITES = aten(
     "copy_ fill_ zero_ normal_ uniform_ bernoulli_ exponential_ random_ geometric_ log_normal_ cauchy_ "
     "_foreach_copy_ _foreach_zero_"
-)
+) | {name for name, (written, _) in UNDECLARED.items() if name.startswith("c10d::") and written != ("tensors",)}
 # They look at sizes and dtypes of their tensor arguments only.
 METADATA_ONLY = aten(
     "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_empty_strided "

@@ -1,0 +1,174 @@
+"""One process in the place of rank r of n: what code finds under torchrun, over a group that moves nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import distributed as parallel
+
+from checkflow.errors import InputError, ModelFileError
+from checkflow.graph import Role
+from checkflow.torch_internals import (
+    DDP_AT_FIRST,
+    REBUILD_BUCKETS,
+    FakeTensor,
+    FakeTensorMode,
+    join_fake_group,
+    reduce_buckets_by,
+    reducer_class,
+    without_modes,
+)
+from checkflow.trace.execution import user_line
+from checkflow.trace.recorder import Recorder
+from checkflow.trace.replaced import replaced
+from checkflow.trace.storages import Ledger
+from checkflow.trace.values import Values
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Which of how many ranks is traced. Raises InputError for a rank that there is not."""
+
+    size: int
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise InputError(f"--world-size {self.size}: is no number of ranks; give 1 or more")
+        if not 0 <= self.rank < self.size:
+            raise InputError(
+                f"--rank {self.rank}: is none of the {self.size} ranks; give one from 0 to {self.size - 1}"
+            )
+
+
+@contextmanager
+def in_place_of(world: World | None) -> Iterator[None]:
+    """Within, torch.distributed is initialized and the environment torchrun's, as on that rank; None changes nothing.
+
+    Raises InputError where this process has a process group already; ModelFileError where code within makes one.
+    """
+    if world is None:
+        yield
+        return
+    if torch.distributed.is_initialized():
+        raise InputError(
+            "--world-size: this process is a rank already; compile before init_process_group, or elsewhere"
+        )
+    with ExitStack() as undo:
+        undo.enter_context(_environment(world))
+        join_fake_group(world.rank, world.size)
+        undo.callback(_leave)
+        undo.enter_context(replaced(torch.distributed, "init_process_group", _refuse))
+        yield
+
+
+def _leave() -> None:
+    if torch.distributed.is_initialized():  # the model file may have done it
+        torch.distributed.destroy_process_group()
+
+
+def _refuse(*_args: object, **_kwargs: object) -> None:
+    raise ModelFileError(
+        f"{user_line()}: calls init_process_group, which --world-size has done; call it only where "
+        "torch.distributed.is_initialized() is false"
+    )
+
+
+@contextmanager
+def as_ranks(recorder: Recorder, fake: FakeTensorMode | None, values: Values) -> Iterator[None]:
+    """Within, what FSDP2, tensor parallelism and DistributedDataParallel do runs over the fake group, and is seen."""
+    with _seeing_resizes(recorder), nullcontext() if fake is None else _on_fakes(values, recorder.ledger):
+        yield
+
+
+@contextmanager
+def _on_fakes(values: Values, ledger: Ledger) -> Iterator[None]:
+    """Within, torch.distributed is set up on fake tensors as on real ones, where it looks into them.
+
+    A mesh has its ranks as they are. DistributedDataParallel's processes are alike from the beginning, its buckets stay
+    as they were first arranged, and their sums end at once.
+    """
+    with ExitStack() as undo:
+        undo.enter_context(replaced(DeviceMesh, "__init__", _of_values(DeviceMesh.__init__, values)))
+        for name in DDP_AT_FIRST:
+            undo.enter_context(replaced(parallel, name, _nothing))
+        undo.enter_context(replaced(reducer_class(), REBUILD_BUCKETS, _nothing))
+        whole = parallel.DistributedDataParallel
+        undo.enter_context(replaced(whole, "__init__", _summing(whole.__init__, ledger)))
+        yield
+
+
+def _of_values(make: Callable[..., None], values: Values) -> Callable[..., None]:
+    def made(*args: object, **kwargs: object) -> None:
+        real = [_real(value, values) for value in args]
+        named = {name: _real(value, values) for name, value in kwargs.items()}
+        with without_modes():
+            make(*real, **named)
+
+    return made
+
+
+def _real(value: object, values: Values) -> object:
+    return values.of(value) if isinstance(value, FakeTensor) else value
+
+
+def _nothing(*_args: object, **_kwargs: object) -> bool:
+    return False
+
+
+def _summing(make: Callable[..., None], ledger: Ledger) -> Callable[..., None]:
+    """The fake group's own work has no result, which DistributedDataParallel asks for."""
+
+    def made(self: parallel.DistributedDataParallel, *args: object, **kwargs: object) -> None:
+        make(self, *args, **kwargs)
+
+        def sum_(bucket: torch.Tensor) -> None:
+            ledger.see(bucket).role = Role.GRADIENT
+            torch.distributed.all_reduce(bucket, group=self.process_group, async_op=True)
+
+        reduce_buckets_by(self, sum_)
+
+    return made
+
+
+@contextmanager
+def _seeing_resizes(recorder: Recorder) -> Iterator[None]:
+    """Within, a recorder is told of storages that code resizes itself: no operator does when FSDP2 frees parameters."""
+    original = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        before_bytes = storage.nbytes()
+        original(storage, size)
+        recorder.resized(storage, before_bytes)
+        return storage
+
+    with replaced(torch.UntypedStorage, "resize_", resize_):
+        yield
+
+
+@contextmanager
+def _environment(world: World) -> Iterator[None]:
+    """The first rank of this machine is the only one: there may be no device for another."""
+    here: Mapping[str, object] = {
+        "RANK": world.rank,
+        "WORLD_SIZE": world.size,
+        "LOCAL_RANK": 0,
+        "LOCAL_WORLD_SIZE": 1,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 29500,
+    }
+    before = {name: os.environ.get(name) for name in here}
+    os.environ.update({name: str(value) for name, value in here.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
