@@ -168,8 +168,11 @@ class Graph:
 
     @cached_property
     def written_state(self) -> tuple[int, ...]:
-        """Indices of the state tensors (Ê) that the iteration writes: what each checkpoint has to carry anew."""
-        return tuple(i for i, t in enumerate(self.tensors) if t.role.is_state and i in self.writes)
+        """Indices of the state tensors (Ê) that the iteration writes: what each checkpoint has to carry anew.
+
+        A rank's part of a tensor that has no element is none of them.
+        """
+        return tuple(i for i, t in enumerate(self.tensors) if t.role.is_state and t.size_bytes and i in self.writes)
 
     def retimed(self, device: str, times_ns: list[int]) -> Graph:
         """The same graph with other operator times."""

@@ -257,12 +257,11 @@ def _gradient_rows(problem: Problem, graph: Graph) -> tuple[GradientRow, ...]:
 
 
 def _state_rows(graph: Graph) -> tuple[StateRow, ...]:
-    written = set(graph.written_state)
     return tuple(
         StateRow(
             id=index,
             bytes=tensor.size_bytes,
-            written=index in written,
+            written=index in graph.writes,
             views=tuple(ViewRow(name=view.name, dtype=view.dtype, shape=view.shape) for view in tensor.views),
         )
         for index, tensor in enumerate(graph.tensors)

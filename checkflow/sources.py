@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from checkflow import models
-from checkflow.errors import InputError, ModelFileError
+from checkflow.errors import CheckflowError, InputError, ModelFileError
 
 if TYPE_CHECKING:
     from checkflow.training import Training  # imports torch, as models do; a sweep of graphs has no need of it
@@ -138,6 +138,8 @@ def _run_file(path: Path) -> dict[str, object]:
         raise ModelFileError(f"{path}: is not Python source ({brief(error)}); give a model file") from None
     try:
         exec(code, module.__dict__)
+    except CheckflowError:  # it says where
+        raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever the user's file raises)
         raise ModelFileError(f"{where(error, path)}: importing it raised {brief(error)}; correct the file") from None
     return vars(module)

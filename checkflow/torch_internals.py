@@ -6,6 +6,7 @@ A new release may take any of them away: tests/test_torch_internals.py then says
 from __future__ import annotations
 
 import logging
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -191,6 +192,18 @@ def join_fake_group(rank: int, size: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+
+
+def leave_group() -> None:
+    """This is one process again, and DTensor remembers no group that was."""
+    if torch.distributed.is_initialized():  # code may have left it by itself
+        torch.distributed.destroy_process_group()
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor._redistribute import _gen_transform_infos
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+        _gen_transform_infos.cache_clear()
 
 
 def members_of(group: object) -> list[int]:

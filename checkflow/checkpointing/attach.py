@@ -191,8 +191,8 @@ def attach(
 
         if together is not None:
             settled: dict[str, object] = {
-                "schedule": None if schedule is None else schedule.digest,
-                "interval": interval,
+                "schedule": None if schedule is None else f"of {schedule.policy}",  # ranks' parts may differ in size
+                "interval": interval or (None if schedule is None else schedule.interval),
                 "slots": slots,
                 "when_full": when_full,
                 "persist_every": str(persist_every),

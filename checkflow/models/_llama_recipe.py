@@ -27,7 +27,7 @@ def train_llama(
 def shard(model: Llama) -> None:
     """Each layer is gathered by itself, the rest together; layers run again in the backward pass.
 
-    Parameters, sums of gradients and logits are float32, arithmetic is bfloat16. torch.distributed is to be initialized.
+    State, sums of gradients and logits are float32, arithmetic is bfloat16. torch.distributed has to be initialized.
     """
     model.model.recomputes = True
     layers = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

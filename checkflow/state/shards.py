@@ -45,6 +45,17 @@ def place_of(tensor: torch.Tensor) -> Place | None:
     return Place(tuple(tensor.shape), place_in_whole(tensor), tuple(part_of(tensor).shape))
 
 
+def is_even(tensor: torch.Tensor) -> bool:
+    """Whether each rank that shares it has as much of it as any other; of a plain tensor, true."""
+    if not is_shared(tensor):
+        return True
+    parts: dict[int, int] = {}  # dimension -> into how many it is divided
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(dimension := getattr(placement, "dim", None), int):
+            parts[dimension] = parts.get(dimension, 1) * tensor.device_mesh.size(axis)
+    return all(tensor.shape[dimension] % count == 0 for dimension, count in parts.items())
+
+
 def give_back_gathered(models: Iterable[torch.nn.Module]) -> None:
     """Have FSDP2's modules hold their own part again, where a forward pass has left the whole there.
 

@@ -64,7 +64,8 @@ def assemble(
             found_views.append(View(str(state.name), dtype, shape))
         storage.of = state.of if len(views[storage]) == 1 else ""
     host_state_bytes = sum(storage.size_bytes for storage in views if ledger.is_host(storage))
-    kept = [s for s in _in_graph(views, operators, ledger) if not ledger.is_host(s) and s.size_bytes]
+    # State of which this rank has no element is there all the same: another rank's part may have some.
+    kept = [s for s in _in_graph(views, operators, ledger) if not ledger.is_host(s) and (s.size_bytes or s in views)]
     index = {storage: position for position, storage in enumerate(kept)}
     graph = Graph(
         model=model,
@@ -133,7 +134,7 @@ def check_graph(graph: Graph) -> None:
     assert len(set(names)) == len(names), "two tensors have one name"
     for tensor in graph.tensors:
         assert 0 <= tensor.born <= graph.steps and tensor.freed <= graph.steps, f"{tensor.name} lives outside"
-        assert tensor.size_bytes > 0 and tensor.role.is_state == bool(tensor.views), tensor.name
+        assert tensor.role.is_state == bool(tensor.views) and (tensor.views or tensor.size_bytes), tensor.name
         assert not tensor.role.is_state or (tensor.born, tensor.freed) == (0, graph.steps), tensor.name
     for step, op in enumerate(graph.ops, start=1):
         for i in (*op.reads, *op.writes):

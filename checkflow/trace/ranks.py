@@ -13,12 +13,15 @@ from torch.nn.parallel import distributed as parallel
 
 from checkflow.errors import InputError, ModelFileError
 from checkflow.graph import Role
+from checkflow.state.live import walk
+from checkflow.state.shards import is_even
 from checkflow.torch_internals import (
     DDP_AT_FIRST,
     REBUILD_BUCKETS,
     FakeTensor,
     FakeTensorMode,
     join_fake_group,
+    leave_group,
     reduce_buckets_by,
     reducer_class,
     without_modes,
@@ -28,6 +31,7 @@ from checkflow.trace.recorder import Recorder
 from checkflow.trace.replaced import replaced
 from checkflow.trace.storages import Ledger
 from checkflow.trace.values import Values
+from checkflow.training import Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +66,9 @@ def in_place_of(world: World | None) -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(_environment(world))
         join_fake_group(world.rank, world.size)
-        undo.callback(_leave)
+        undo.callback(leave_group)
         undo.enter_context(replaced(torch.distributed, "init_process_group", _refuse))
         yield
-
-
-def _leave() -> None:
-    if torch.distributed.is_initialized():  # the model file may have done it
-        torch.distributed.destroy_process_group()
 
 
 def _refuse(*_args: object, **_kwargs: object) -> None:
@@ -77,6 +76,15 @@ def _refuse(*_args: object, **_kwargs: object) -> None:
         f"{user_line()}: calls init_process_group, which --world-size has done; call it only where "
         "torch.distributed.is_initialized() is false"
     )
+
+
+def share_of(training: Training, world: World) -> str:
+    """For a person: whether the other ranks' parts are as large as this one's, so that one schedule does for all."""
+    uneven = [live.name for live in walk(training) if not is_even(live.held)]
+    if not uneven:
+        return f"each of the {world.size} ranks holds as much: one schedule does for all that run the same code"
+    more = f" and {len(uneven) - 1} more" if len(uneven) > 1 else ""
+    return f"{uneven[0]}{more}: other ranks may hold less or more of it than rank {world.rank}; compile each --rank"
 
 
 @contextmanager

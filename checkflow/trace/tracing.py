@@ -22,7 +22,7 @@ from checkflow.trace.fakes import fake_tensors
 from checkflow.trace.fx_program import FxProgram
 from checkflow.trace.measure import measured
 from checkflow.trace.memory import check_memory, expected_bytes, room_bytes, too_large
-from checkflow.trace.ranks import World, as_ranks
+from checkflow.trace.ranks import World, as_ranks, share_of
 from checkflow.trace.reachable import reachable, sources_of
 from checkflow.trace.record import IterationRecord
 from checkflow.trace.recorder import Recorder
@@ -190,6 +190,7 @@ class _Attempt:
                 raise
             self.progress("iteration 2 of 2, recording")
             graph, record = self._record(training, recorder, said)
+            said += () if self.world is None else (share_of(training, self.world),)
             program = record.finished_program() if self.program else None
         if self.measure:
             self.progress("measuring operators")
