@@ -202,7 +202,7 @@ def leave_group() -> None:
         from torch.distributed.tensor._redistribute import _gen_transform_infos
         from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-        _clear_sharding_prop_cache()
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
         _gen_transform_infos.cache_clear()
 
 
@@ -216,11 +216,18 @@ def members_of(group: object) -> list[int]:
 
 DDP_AT_FIRST = ("_verify_param_shape_across_processes", "_sync_module_states")  # in the module of that class
 REBUILD_BUCKETS = "_rebuild_buckets"  # of its reducer
+ASSIGN_BUCKETS = "_compute_bucket_assignment_by_size"  # of torch.distributed
 
 
 def reducer_class() -> type:
     """Of what arranges DistributedDataParallel's gradients in buckets."""
     found: type = torch.distributed.Reducer  # type: ignore[attr-defined]
+    return found
+
+
+def first_bucket_bytes() -> int:
+    """How large its first bucket is, unless it was given a size for all."""
+    found: int = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
     return found
 
 

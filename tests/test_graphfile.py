@@ -14,6 +14,7 @@ from handmade import GRAPH
 from checkflow.errors import FormatError, InputError
 from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
 from checkflow.graphfile import (
+    CollectiveRow,
     GraphAnchorRow,
     GraphDocument,
     GraphUnlistedRow,
@@ -247,13 +248,13 @@ def test_format_page_names_every_field_and_its_rows_are_rows() -> None:
     """graphs/FORMAT.md shows rows that a reader accepts, and leaves no field out."""
     text = (SCHEMA.parent / "FORMAT.md").read_text()
     shown = [json.loads(line) for line in text.splitlines() if line.startswith("    {")]
-    for model in (TensorRow, OpRow, GraphAnchorRow, GraphUnlistedRow):
+    for model in (TensorRow, OpRow, CollectiveRow, GraphAnchorRow, GraphUnlistedRow):
         examples = [row for row in shown if row.keys() <= model.model_fields.keys()]
         assert examples, f"no row is a {model.__name__}"
         for row in examples:
             model.model_validate_json(json.dumps(row))
         shown = [row for row in shown if row not in examples]
     assert shown == []
-    models = TensorRow, OpRow, GraphAnchorRow, GraphUnlistedRow, GraphDocument
+    models = TensorRow, OpRow, CollectiveRow, GraphAnchorRow, GraphUnlistedRow, GraphDocument
     fields = [field for model in models for field in model.model_fields]
     assert [field for field in fields if f"`{field}`" not in text] == []

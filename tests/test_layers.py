@@ -59,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "sources": {"errors", "training", "models"},
     "timedgraph": {"state", "errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources"},
-    "frontend": {"choice", "errors", "units", "graph", "plan", "schedule", "compiler", "timedgraph"},
+    "frontend": {"choice", "errors", "units", "graph", "plan", "schedule", "compiler", "timedgraph", "trace"},
     "store": {
         "background", "errors", "events", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile",
         "jsonfile", "lanes",

@@ -47,6 +47,12 @@ SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_can_decompose": lambda: (torch.ops.aten.add.Tensor,),
     "_foreach_copy_": lambda: (torch,),
     "_C": lambda: (torch,),
+    "_register_comm_hook": lambda: (torch.distributed,),
+    "_compute_bucket_assignment_by_size": lambda: (torch.distributed,),
+    "_DEFAULT_FIRST_BUCKET_BYTES": lambda: (torch.distributed,),
+    "_rebuild_buckets": lambda: (torch.distributed.Reducer,),  # type: ignore[attr-defined]
+    "_verify_param_shape_across_processes": lambda: (torch.nn.parallel.distributed,),
+    "_sync_module_states": lambda: (torch.nn.parallel.distributed,),
     "_local_tensor": lambda: (importlib.import_module("torch.distributed.tensor").DTensor,),
     "_comm_hooks": lambda: (_ddp(),),
     "_AutoDispatchBelowAutograd": lambda: (torch._C,),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from checkflow.errors import InputError
-from checkflow.trace import World
 from checkflow.units import parse_bytes, parse_ns, parse_rate
+
+if TYPE_CHECKING:
+    from checkflow.trace import World
 
 Command = TypeVar("Command", bound=Callable[..., object])
 Value = TypeVar("Value")
@@ -86,6 +88,8 @@ def world_of(world_size: int | None, rank: int | None) -> World | None:
         if rank is not None:
             raise InputError(f"--rank {rank}: of how many is not said; give --world-size, too")
         return None
+    from checkflow.trace import World  # with torch, which most commands do without
+
     return World(world_size, rank or 0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from checkflow.graph import Collective, CollectiveKind, Op
+from checkflow.graph import Collective, CollectiveKind, Graph
 from checkflow.hardware.profile import Network
 
 _NS = 1_000_000_000
@@ -36,23 +36,22 @@ def collective_ns(collective: Collective, network: Network) -> int:
     return passes * (moved_ns + (ranks - nodes) * network.within_node_ns + (nodes - 1) * network.between_nodes_ns)
 
 
-def overlapped(ops: Sequence[Op], times_ns: Sequence[int]) -> list[int]:
+def overlapped(graph: Graph, times_ns: Sequence[int]) -> list[int]:
     """The time of each operator where collectives run beside the others: its own, and what it waits for them.
 
     Collectives of a group run in order, each from when what it takes is there. That is at once for what follows from
-    state that the iteration has not written yet, since it can be prefetched. Who uses a result waits for it, and the
-    iteration's end for all. `times_ns` has of each operator what it takes by itself; a collective adds nothing else.
+    state alone that the iteration has not written yet, since it can be prefetched. Who uses a result waits for it, and
+    the iteration's end for all. `times_ns` has what each operator takes by itself; a collective adds nothing else.
     """
     clock = 0
     made: dict[int, int] = {}  # tensor -> when what it holds is there
-    early: dict[int, int] = {}  # of what follows from state alone: when it might be
-    written: set[int] = set()
+    early = {i: 0 for i, tensor in enumerate(graph.tensors) if tensor.role.is_state}  # when what follows from it may be
     ended: dict[tuple[int, int], int] = {}  # group -> when its last one ends
     found: list[int] = []
-    for op, time_ns in zip(ops, times_ns, strict=True):
+    for op, time_ns in zip(graph.ops, times_ns, strict=True):
         used = (*op.reads, *op.writes)
-        prefetched = not any(i in written and i not in early for i in used)
-        begin = max((early[i] for i in used if i in early), default=0) if prefetched else None
+        prefetched = all(i in early for i in op.reads)
+        begin = max((early[i] for i in op.reads), default=0) if prefetched else None
         if op.collective is not None:
             group = (op.collective.ranks, op.collective.stride)
             start = max(ended.get(group, 0), max((made.get(i, 0) for i in used), default=0) if begin is None else begin)
@@ -63,7 +62,6 @@ def overlapped(ops: Sequence[Op], times_ns: Sequence[int]) -> list[int]:
             found.append(end - clock)
             clock = end
         for i in op.writes:
-            written.add(i)
             made[i] = end
             early.pop(i, None)
             if begin is not None:

@@ -34,7 +34,7 @@ def retime(graph: Graph, profile: Profile) -> Graph:
         operator_time_ns(op, profile) if op.collective is None else collective_ns(op.collective, network)
         for op in graph.ops
     ]
-    return graph.retimed(profile.name, overlapped(graph.ops, alone))
+    return graph.retimed(profile.name, overlapped(graph, alone))
 
 
 def link_bytes_per_s(profile: Profile, ranks: int = 1) -> int:

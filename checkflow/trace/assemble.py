@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -100,6 +101,8 @@ def assemble(
         host_state_bytes=host_state_bytes,
     )
     if not any(kept[i].role is Role.PARAMETER for i in graph.writes):
+        if not any(math.prod(view.shape) for t in graph.tensors if t.role is Role.PARAMETER for view in t.views):
+            raise TraceError(f"{model}: this rank has no element of any parameter; compile another --rank's schedule")
         raise TraceError(
             f"{model}: the iteration writes no parameter; let it call optimizer.step() after backward(), and where the "
             "optimizer's first updates change none, make them in the factory"

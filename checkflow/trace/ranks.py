@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import distributed as parallel
 
 from checkflow.errors import InputError, ModelFileError
-from checkflow.graph import Role
 from checkflow.state.live import walk
 from checkflow.state.shards import is_even
-from checkflow.torch_internals import (
-    DDP_AT_FIRST,
-    REBUILD_BUCKETS,
-    FakeTensor,
-    FakeTensorMode,
-    join_fake_group,
-    leave_group,
-    reduce_buckets_by,
-    reducer_class,
-    without_modes,
-)
+from checkflow.torch_internals import FakeTensorMode, join_fake_group, leave_group
 from checkflow.trace.execution import user_line
+from checkflow.trace.fake_groups import on_fakes
 from checkflow.trace.recorder import Recorder
 from checkflow.trace.replaced import replaced
-from checkflow.trace.storages import Ledger
 from checkflow.trace.values import Values
 from checkflow.training import Training
 
@@ -59,6 +46,8 @@ def in_place_of(world: World | None) -> Iterator[None]:
     if world is None:
         yield
         return
+    if not torch.distributed.is_available():
+        raise InputError("--world-size: this build of torch has no torch.distributed; install one that has")
     if torch.distributed.is_initialized():
         raise InputError(
             "--world-size: this process is a rank already; compile before init_process_group, or elsewhere"
@@ -90,58 +79,8 @@ def share_of(training: Training, world: World) -> str:
 @contextmanager
 def as_ranks(recorder: Recorder, fake: FakeTensorMode | None, values: Values) -> Iterator[None]:
     """Within, what FSDP2, tensor parallelism and DistributedDataParallel do runs over the fake group, and is seen."""
-    with _seeing_resizes(recorder), nullcontext() if fake is None else _on_fakes(values, recorder.ledger):
+    with _seeing_resizes(recorder), nullcontext() if fake is None else on_fakes(values, recorder.ledger):
         yield
-
-
-@contextmanager
-def _on_fakes(values: Values, ledger: Ledger) -> Iterator[None]:
-    """Within, torch.distributed is set up on fake tensors as on real ones, where it looks into them.
-
-    A mesh has its ranks as they are. DistributedDataParallel's processes are alike from the beginning, its buckets stay
-    as they were first arranged, and their sums end at once.
-    """
-    with ExitStack() as undo:
-        undo.enter_context(replaced(DeviceMesh, "__init__", _of_values(DeviceMesh.__init__, values)))
-        for name in DDP_AT_FIRST:
-            undo.enter_context(replaced(parallel, name, _nothing))
-        undo.enter_context(replaced(reducer_class(), REBUILD_BUCKETS, _nothing))
-        whole = parallel.DistributedDataParallel
-        undo.enter_context(replaced(whole, "__init__", _summing(whole.__init__, ledger)))
-        yield
-
-
-def _of_values(make: Callable[..., None], values: Values) -> Callable[..., None]:
-    def made(*args: object, **kwargs: object) -> None:
-        real = [_real(value, values) for value in args]
-        named = {name: _real(value, values) for name, value in kwargs.items()}
-        with without_modes():
-            make(*real, **named)
-
-    return made
-
-
-def _real(value: object, values: Values) -> object:
-    return values.of(value) if isinstance(value, FakeTensor) else value
-
-
-def _nothing(*_args: object, **_kwargs: object) -> bool:
-    return False
-
-
-def _summing(make: Callable[..., None], ledger: Ledger) -> Callable[..., None]:
-    """The fake group's own work has no result, which DistributedDataParallel asks for."""
-
-    def made(self: parallel.DistributedDataParallel, *args: object, **kwargs: object) -> None:
-        make(self, *args, **kwargs)
-
-        def sum_(bucket: torch.Tensor) -> None:
-            ledger.see(bucket).role = Role.GRADIENT
-            torch.distributed.all_reduce(bucket, group=self.process_group, async_op=True)
-
-        reduce_buckets_by(self, sum_)
-
-    return made
 
 
 @contextmanager

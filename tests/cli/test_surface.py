@@ -12,7 +12,9 @@ import pytest
 
 from checkflow.cli import run
 
-TRACED = {"model", "--batch-size", "--set", "--device", "--real", "-o", "--output", "--json"}
+TRACED = {
+    "model", "--batch-size", "--set", "--device", "--real", "--world-size", "--rank", "-o", "--output", "--json",
+}  # fmt: skip
 OPTIONS = {
     "compile": TRACED
     | {

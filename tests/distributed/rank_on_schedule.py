@@ -2,8 +2,8 @@
 
     python rank_on_schedule.py KIND STORE SCHEDULE ITERATIONS
 
-SCHEDULE has a % where the rank's number goes. It says "unwatched" and what was, and "done RESUMED DIGEST" of all that
-this rank has of the training.
+SCHEDULE has a % where the rank's number goes. It says "unwatched" and what was, "silent" and which anchors, how many it
+"staged", and "done RESUMED DIGEST" of all that this rank has of the training.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from rank_to_kill import KINDS, digest, leave, say, seed
 
 import checkflow
 from checkflow.models import llama_8b
-
 
 MIXED = ("tp",)  # plain parameters beside shared ones: no foreach function takes both
 
@@ -49,7 +48,8 @@ def main(kind: str, store: str, schedule: str, iterations: int) -> None:
             made.iteration()
             checkpointer.step()
         say("unwatched", *checkpointer.stats().unwatched)
-        print(checkpointer.stats(), file=sys.stderr)
+        say("silent", *checkpointer.stats().silent_anchors)
+        say("staged", checkpointer.stats().staged)
     say("done", resumed, digest(model, optimizer, torch.zeros(())))
     leave()
 

@@ -1,7 +1,7 @@
 """A rank that says what lives in its memory at each operator of its second iteration: python rank_to_watch.py KIND
 
-A line is "operator NAME BYTES". It asks storages for their size whenever an operator has run, and knows nothing of how a
-trace follows them.
+A line is "operator NAME BYTES". Storages are asked for their size whenever an operator has run; nothing here knows how
+a trace follows them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
         yield from (tensor for item in value for tensor in tensors_in(item))
 
 
-class Alive(TorchDispatchMode):
+class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def see(self, value: object) -> None:

@@ -186,7 +186,7 @@ def test_distributed_wrappers_are_refused_by_name() -> None:
         model = FullyShardedDataParallel(mlp())
         return classify(model, optim.SGD(model.parameters(), 0.1))
 
-    assert "FullyShardedDataParallel is not supported" in refused(factory)
+    assert "FSDP is not supported yet; use FSDP2 (fully_shard), " in refused(factory)
 
 
 def test_sparse_gradients_are_refused() -> None:

@@ -1,0 +1,243 @@
+"""Trainings of several ranks, traced in the place of one: what is moved, what lives when, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from rank_on_schedule import training
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import checkflow
+from checkflow import Training
+from checkflow.errors import InputError, ModelFileError, TraceError
+from checkflow.graph import CollectiveKind, Graph, Role
+from checkflow.graphfile import read_graph, write_graph
+from checkflow.trace import Traced, World, in_place_of, trace_training
+
+KIND = CollectiveKind
+WIDTH = 8
+
+
+def traced(factory: Callable[[], Training], size: int, rank: int = 0) -> Traced:
+    with in_place_of(World(size, rank)):
+        found = trace_training(factory, model="m", world=World(size, rank))
+    assert not found.real  # all of it on fake tensors
+    assert not found.graph.unlisted
+    assert not torch.distributed.is_initialized()
+    return found
+
+
+def moved(graph: Graph) -> list[tuple[CollectiveKind, int, int, int]]:
+    found = [op.collective for op in graph.ops if op.collective is not None]
+    return [(each.kind, each.size_bytes, each.ranks, each.stride) for each in found]
+
+
+def layers(wrap: Callable[[nn.Sequential], nn.Module], width: int = WIDTH) -> Training:
+    """Two linear layers without biases, of 4 * width * width bytes each."""
+    model = wrap(nn.Sequential(nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    x = torch.randn(3, width)
+
+    def iteration() -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Training(model, optimizer, iteration)
+
+
+def sharded(model: nn.Sequential) -> nn.Module:
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    return model
+
+
+# What is moved
+
+
+def test_fsdp_gathers_each_layer_twice_and_scatters_its_gradients() -> None:
+    """The last layer, too: only the root's own parameters would stay gathered after the forward pass."""
+    graph = traced(partial(layers, sharded), 4).graph
+    gather, scatter = (KIND.ALL_GATHER, 256, 4, 1), (KIND.REDUCE_SCATTER, 256, 4, 1)
+    assert moved(graph) == [gather, gather, gather, gather, scatter, scatter]
+    assert graph.world_size == 4
+
+
+def test_hsdp_also_sums_what_shards_have_over_the_replicas() -> None:
+    """A rank's neighbours hold the other shards; those of its own shard are as many ranks apart."""
+
+    def wrap(model: nn.Sequential) -> nn.Module:
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicas", "shards"))
+        fully_shard(model, mesh=mesh)
+        return model
+
+    assert moved(traced(partial(layers, wrap), 8, rank=5).graph) == [
+        (KIND.ALL_GATHER, 512, 4, 1),
+        (KIND.REDUCE_SCATTER, 512, 4, 1),
+        (KIND.ALL_REDUCE, 128, 2, 4),
+    ]
+
+
+def test_ddp_sums_buckets_as_they_are_ready() -> None:
+    """Two buckets: the sum of the one is under way while the other's gradient is made. Buckets are gradients."""
+    graph = traced(partial(layers, partial(DistributedDataParallel, bucket_cap_mb=2e-4)), 2).graph
+    assert moved(graph) == [(KIND.ALL_REDUCE, 256, 2, 1)] * 2
+    names = [op.name for op in graph.ops]
+    first = names.index("c10d.allreduce_.default")
+    assert "aten.mm.default" in names[first:]
+    sums = [op for op in graph.ops if op.collective is not None]
+    assert {graph.tensors[i].role for op in sums for i in op.writes} == {Role.GRADIENT}
+
+
+def test_ddp_hands_the_first_ranks_buffers_on() -> None:
+    assert moved(traced(partial(training, "synced"), 2).graph)[:2] == [(KIND.ROOTED, 256, 2, 1), (KIND.ROOTED, 8, 2, 1)]
+
+
+def test_tensor_parallel_sums_activations() -> None:
+    """Who waits for the result is who uses it: to wait is no operator."""
+    graph = traced(partial(training, "tp"), 2).graph
+    assert {found[:3:2] for found in moved(graph)} == {(KIND.ALL_REDUCE, 2)}
+    assert not [op for op in graph.ops if "wait" in op.name]
+
+
+def test_a_mesh_of_both_has_both_groups() -> None:
+    """Neighbours compute one layer, every other rank has a shard of it."""
+    groups = {found[2:] for found in moved(traced(partial(training, "both"), 4, rank=3).graph)}
+    assert groups == {(2, 1), (2, 2)}
+
+
+# What lives when
+
+
+def test_unsharded_parameters_come_and_go() -> None:
+    """A layer's is there from its allocation to its forward's end, and again for its backward; state is the shard."""
+    graph = traced(partial(layers, sharded), 4).graph
+    whole = [t for t in graph.tensors if t.size_bytes == 256 and t.name.startswith("%resize_")]
+    assert len(whole) == 4
+    names = [op.name for op in graph.ops]
+    forward = [step for step, name in enumerate(names, 1) if name == "aten.mm.default"][:2]
+    assert [t.freed for t in whole[:2]] == forward
+    assert all(names[t.born - 1] == "storage.resize_" for t in whole)
+    assert all(later.born > earlier.freed for earlier, later in pairwise(whole))
+    assert whole[2].freed == [step for step, name in enumerate(names, 1) if name == "aten.mm.default"][3]
+    assert whole[3].freed < names.index("aten._foreach_mul_.Scalar")
+    state = [t for t in graph.tensors if t.role.is_state]
+    assert {(t.size_bytes, t.views[0].shape) for t in state} == {(64, (2, WIDTH))}
+    assert len(state) == 6
+
+
+def test_collectives_write_what_torch_does_not_declare() -> None:
+    """The gathered buffer is what the layer's parameter is copied from; a gradient's shard is written by its sum."""
+    graph = traced(partial(layers, sharded), 4).graph
+    for op in graph.ops:
+        if op.collective is not None:
+            assert op.writes
+    gradients = [i for i, tensor in enumerate(graph.tensors) if tensor.role is Role.GRADIENT]
+    assert [graph.ops[graph.writes[i][-1] - 1].name for i in gradients] == ["c10d._reduce_scatter_base_.default"] * 2
+
+
+def test_a_rank_without_an_element_of_a_tensor_has_its_state_all_the_same(tmp_path: Path) -> None:
+    """One row on four ranks: three have a part of no element, whose moments have no byte; the file says so."""
+    graph = traced(partial(training, "fsdp"), 4, rank=3).graph
+    empty = {t.name: t.size_bytes for t in graph.tensors if t.role.is_state and not t.size_bytes}
+    assert empty == dict.fromkeys(
+        (f"optimizer/4.{name}.{entry}" for name in ("weight", "bias") for entry in ("exp_avg", "exp_avg_sq")), 0
+    )
+    assert not {graph.tensors[i].name for i in graph.written_state} & empty.keys()
+    path = tmp_path / "g.json"
+    write_graph(path, graph)
+    assert read_graph(path) == graph
+
+
+# Ranks that are alike
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_ranks_with_even_shards_have_one_graph(rank: int) -> None:
+    first, other = (traced(partial(layers, sharded), 4, each) for each in (0, rank))
+    assert first.graph == other.graph
+    assert "each of the 4 ranks holds as much: one schedule does for all that run the same code" in first.notes
+
+
+def test_ranks_with_uneven_shards_do_not() -> None:
+    """Ten rows on four ranks are 3, 3, 3 and 1."""
+    first, last = (traced(partial(layers, sharded, 10), 4, each) for each in (0, 3))
+    assert first.graph != last.graph
+    assert any("0.weight and 5 more: other ranks may hold less or more of it than rank 3" in n for n in last.notes)
+
+
+def test_trainings_are_traced_one_after_the_other() -> None:
+    """Nothing remembers the groups of the one before."""
+    for rank in range(4):
+        traced(partial(training, "both"), 4, rank)
+
+
+# What a model file finds, and what is refused
+
+
+def test_the_environment_is_torchruns_and_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "mine")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with in_place_of(World(8, 5)):
+        assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]) == ("5", "8", "0")
+        assert (torch.distributed.get_rank(), torch.distributed.get_world_size()) == (5, 8)
+        with pytest.raises(ModelFileError, match=r"ranks.py:\d+: calls init_process_group, which --world"):
+            torch.distributed.init_process_group("gloo")
+        with pytest.raises(InputError, match="this process is a rank already"), in_place_of(World(2)):
+            pass
+        torch.distributed.destroy_process_group()  # code may clean up
+    assert os.environ["RANK"] == "mine" and "WORLD_SIZE" not in os.environ
+    with in_place_of(None):
+        assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("size", "rank", "message"),
+    [
+        (0, 0, "--world-size 0: is no number of ranks; give 1 or more"),
+        (4, 4, "--rank 4: is none of the 4 ranks; give one from 0 to 3"),
+        (4, -1, "--rank -1: is none of the 4 ranks; give one from 0 to 3"),
+    ],
+)
+def test_a_rank_that_there_is_not(size: int, rank: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        World(size, rank)
+
+
+def test_of_one_process_ranks_are_refused() -> None:
+    """And told how: those that ask for a group, and those that bring one."""
+    with pytest.raises(ModelFileError, match=r"asks for torch.distributed's processes; give"):
+        trace_training(partial(layers, sharded), model="m")
+    with (
+        in_place_of(World(2)),
+        pytest.raises(TraceError, match="m: DTensor belongs to several processes; give"),
+    ):
+        trace_training(partial(layers, sharded), model="m")
+    with pytest.raises(InputError, match="--world-size: a Training that is there is one process's"):
+        checkflow.compile(layers(lambda model: model), world_size=2, device="h100")
+    with pytest.raises(InputError, match="--device measure: of ranks only one is here"):
+        checkflow.compile(partial(layers, sharded), world_size=2, device="measure")
+    with pytest.raises(InputError, match="rtx3090: this profile has no network"):
+        checkflow.compile(partial(layers, sharded), world_size=2)
+
+
+def test_a_mesh_that_does_not_fit_is_one_line() -> None:
+    def wrap(model: nn.Sequential) -> nn.Module:
+        fully_shard(model, mesh=init_device_mesh("cpu", (2, 4)))
+        return model
+
+    with (
+        in_place_of(World(6)),
+        pytest.raises(ModelFileError, match="Mesh should not be bigger"),
+    ):
+        trace_training(partial(layers, wrap), model="m", world=World(6))
