@@ -70,6 +70,14 @@ KNOWN = {
         "970e7594e6013d64",
         {"model.layers.15.self_attn.k_proj.weight": (512, 2048), "lm_head.weight": (128256, 2048)},
     ),
+    "llama_70b": Known(
+        70_553_706_496,
+        "70553.71",
+        ((2, 2048),),
+        723,
+        "f9bc014f2491b7f0",
+        {"model.layers.79.self_attn.v_proj.weight": (1024, 8192), "lm_head.weight": (128256, 8192)},
+    ),
     "llama_8b": Known(
         8_030_261_248,
         "8030.26",
@@ -316,7 +324,7 @@ def test_arguments_are_annotated_and_have_defaults(name: str) -> None:
     parameters = inspect.signature(factory(name), eval_str=True).parameters
     assert {"batch_size", "optimizer", "small"} <= set(parameters)
     assert all(p.annotation in (int, str, bool) and type(p.default) is p.annotation for p in parameters.values())
-    assert parameters["batch_size"].default == {"gpt2": 8, "llama_1b": 1, "llama_8b": 1}.get(name, 32)
+    assert parameters["batch_size"].default == {"gpt2": 8, "llama_1b": 1, "llama_70b": 1, "llama_8b": 1}.get(name, 32)
 
 
 @pytest.mark.parametrize("name", NAMES)
