@@ -68,6 +68,7 @@ def _common(graph: Graph, problem: Problem, bandwidth_bytes_per_s: int, *, feasi
         "feasible": feasible,
         "model": graph.model,
         "device": graph.device,
+        "world_size": graph.world_size,
         "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
         "interval": problem.interval,
         "steps": graph.steps,

@@ -29,12 +29,13 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
     arguments = " ".join(f"{name}={value}" for name, value in compiled.graph.arguments)
     path = critical_path(compiled.graph)
     moved_bytes, held_bytes = sum(row.bytes for row in schedule.actions), schedule.held_bytes()
+    ranks = f", one of {compiled.graph.world_size} ranks" if compiled.graph.world_size > 1 else ""
     every = "every iteration" if problem.interval == 1 else f"every {problem.interval} iterations"
     rows = [
         ("model", f"{compiled.graph.model} {arguments}".strip()),
         (
             "iteration",
-            f"{format_ns(compiled.graph.iteration_time_ns)}, {problem.steps} operators, on {schedule.device}",
+            f"{format_ns(compiled.graph.iteration_time_ns)}, {problem.steps} operators, on {schedule.device}{ranks}",
         ),
         ("critical path", f"{format_ns(path.time_ns)}, {path.share:.0%} of it, through {len(path.steps)} operators"),
         ("state", f"{format_bytes(problem.state_bytes)} in {len(problem.state)} tensors, checkpointed {every}"),

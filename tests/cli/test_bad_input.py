@@ -86,6 +86,10 @@ MODELS = {
     "iteration_raises": (GOOD.replace("optimizer.step()", "raise OSError('disk')"), "OSError"),
     "cuda": (GOOD.replace("Linear(4, 4)", "Linear(4, 4, device='cuda')"), "CUDA"),
     "not_a_module": (GOOD.replace("Training(model,", "Training(None,"), "model is NoneType"),
+    "rankless": (
+        GOOD.replace("(model, o", "(torch.nn.parallel.DistributedDataParallel(model), o"),
+        "give --world-size",
+    ),
     "not_to_step": (GOOD.replace("Training(model, optimizer,", "Training(model, 3,"), "optimizer is int"),
     "not_to_call": (GOOD.replace("optimizer, iteration)", "optimizer, 3)"), "iteration is int"),
 }
@@ -132,6 +136,12 @@ ARGUMENTS = {
     "auto_disk": (["--policy", "auto", "--mtbf", "3h", "--disk", "fast"], "--disk"),
     "auto_formulation": (["--policy", "auto", "--mtbf", "3h", "--formulation", "paper"], "--policy auto"),
     "mtbf_alone": (["--mtbf", "3h"], "--policy auto"),
+    "ranks_none": (["--world-size", "0", "--device", "h100"], "--world-size 0"),
+    "ranks_beyond": (["--world-size", "4", "--rank", "4", "--device", "h100"], "give one from 0 to 3"),
+    "ranks_of_how_many": (["--rank", "1"], "give --world-size"),
+    "ranks_word": (["--world-size", "all"], "--world-size"),
+    "ranks_network": (["--world-size", "4", "--device", "rtx3090"], "has no network"),
+    "ranks_measured": (["--world-size", "4", "--device", "measure"], "--device measure"),
     "time_limit": (["--time-limit", "0"], "--time-limit"),
     "unknown_argument": (["--set", "width=3"], "width"),
     "wrong_type": (["--batch-size", "many"], "batch_size"),

@@ -19,9 +19,9 @@ from checkflow.schedule import read_schedule
 from checkflow.units import format_ns
 
 FEASIBLE = {
-    "feasible", "model", "device", "bandwidth_bytes_per_s", "interval", "steps", "state_tensors", "state_bytes",
-    "chunks", "iteration_time_ns", "training_peak_bytes", "peak_bytes", "ideal_peak_bytes", "lower_bound_bytes",
-    "snapshot_bytes", "gap", "proven_by", "checkfreq_peak_bytes", "formulation", "transfers", "solver", "trace_s",
+    "feasible", "model", "device", "world_size", "bandwidth_bytes_per_s", "interval", "steps", "state_tensors",
+    "state_bytes", "chunks", "iteration_time_ns", "training_peak_bytes", "peak_bytes", "ideal_peak_bytes",
+    "lower_bound_bytes", "snapshot_bytes", "gap", "proven_by", "checkfreq_peak_bytes", "formulation", "transfers", "solver", "trace_s",
     "plan_s", "schedule",
 }  # fmt: skip
 INFEASIBLE = {
@@ -183,6 +183,20 @@ def test_the_interval_is_as_short_as_the_link_allows(
     assert f"{interval}: every iteration is too often; {why}" in printed, "one line, however long"
     each = _json(capfd, *arguments, "--interval", "1", code=EXIT_NO)
     assert "233 MiB of state do not fit the link" in str(each["message"])
+
+
+def test_one_of_several_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+    """A bundled model is divided among ranks that are not there; of its graph, too, a schedule verifies."""
+    ranks = ("llama_8b", "--set", "small=true", "--set", "sharded=true", "--set", "optimizer=adamw",
+             "--world-size", "4", "--device", "h100")  # fmt: skip
+    figures = _json(capfd, "compile", *ranks, "--rank", "3", "-o", "s.json")
+    assert figures["world_size"] == 4 and figures["bandwidth_bytes_per_s"] == 50_412_000_000
+    assert run(["trace", *ranks, "-o", "graph.json"]) == EXIT_DONE
+    assert run(["verify", "s.json", "graph.json"]) == EXIT_DONE  # rank 0's: all hold as much
+    capfd.readouterr()
+    assert run(["compile", *ranks, "-o", "s.json"]) == EXIT_DONE
+    out = capfd.readouterr().out
+    assert "one of 4 ranks" in out and "each of the 4 ranks holds as much" in out
 
 
 def test_every_figure_for_a_person_has_a_unit(capfd: pytest.CaptureFixture[str]) -> None:

@@ -101,6 +101,7 @@ def main(folder: Path) -> None:
     rank = dist.get_rank()
     tries: dict[str, Callable[[], object]] = {
         "differs": lambda: attach(folder / "a", interval=1 + rank),
+        "policies": lambda: attach(folder / "a", schedule=folder / f"policy-{rank}.json"),
         "schedule": lambda: attach(folder / "a", schedule=folder / "rolling.json"),
         "slots": lambda: attach(folder / "a", slots=1),
         "overhead": lambda: attach(folder / "a", overhead=0.05),

@@ -59,6 +59,15 @@ def test_each_rank_runs_what_was_compiled_for_it(kind: str, bandwidth: str, alik
     assert ends[0] == ends[1]
 
 
+def test_another_ranks_schedule_is_refused_where_parts_are_uneven(tmp_path: Path) -> None:
+    """By the first tensor of which that rank has more, on each rank."""
+    compiled("fsdp", 2, "100MB/s", tmp_path)
+    with Job(2, "fsdp", tmp_path / "store", tmp_path / "schedule-0.json", 3, script=RUNS) as job:
+        assert set(job.wait().values()) == {1}
+    for lines in job.errors.values():
+        assert any("model/4.weight: has shape (0, 32), (1, 32) in the schedule; attach what" in line for line in lines)
+
+
 def resident(graph: Graph) -> list[tuple[str, int]]:
     """Of each operator its name, and what lives beside scalars once it has run."""
     sizes = [0] * (graph.steps + 2)

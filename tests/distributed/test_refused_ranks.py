@@ -16,6 +16,7 @@ import checkflow
 RANK = Path(__file__).parent / "rank_to_refuse.py"
 BOTH = {
     "differs": r"PeerError: interval: is 1 on rank 0, but 2 on rank 1; give every rank the same",
+    "policies": r"PeerError: schedule: is 'of checkflow' on rank 0, but 'of synchronous' on rank 1; give every rank the",
     "schedule": r"\w+: (rank \d: )?schedule: takes gradients, .* --policy checkflow",
     "slots": r"\w+: (rank \d: )?slots: 1 has no room for the next checkpoint before every rank .*",
     "overhead": r"\w+: (rank \d: )?overhead: is not supported for several processes; give interval=.*",
@@ -56,6 +57,10 @@ def test_each_is_one_line(tmp_path: Path) -> None:
         checkpointer.step()
     training = checkflow.Training(model, optimizer, partial(iteration, model, optimizer))
     checkflow.compile(training, bandwidth="1GB/s", policy="rolling", lanes=2, output=tmp_path / "rolling.json")
+    for rank, policy in enumerate(("checkflow", "synchronous")):
+        checkflow.compile(
+            training, bandwidth="1GB/s", interval=1, policy=policy, output=tmp_path / f"policy-{rank}.json"
+        )
     with Job(2, tmp_path, script=RANK) as job:
         assert set(job.wait().values()) == {0}, job.errors
     assert [line.partition(":")[0] for line in job.said[0]] == [line.partition(":")[0] for line in job.said[1]]
