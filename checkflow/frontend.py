@@ -27,7 +27,7 @@ from checkflow.plan.packed.program import solvers
 from checkflow.plan.solve import transfers_for
 from checkflow.schedule import Schedule, write_schedule
 from checkflow.timedgraph import Model, TimedGraph, traced
-from checkflow.trace import World
+from checkflow.trace import World, world_of
 from checkflow.units import fraction_ppm, parse_bytes, parse_ns, parse_rate
 
 Word = TypeVar("Word", bound=StrEnum)
@@ -118,7 +118,7 @@ def compile(
     device: str | None = None,
     real: bool = False,
     world_size: int | None = None,
-    rank: int = 0,
+    rank: int | None = None,
     bandwidth: int | str | None = None,
     memory_limit: int | str | None = None,
     relax_memory: bool = False,
@@ -155,7 +155,7 @@ def compile(
         real: trace with real tensors. Where data decide what runs, this happens by itself.
         world_size: run the function as one of so many ranks, over a process group that moves nothing; it is called with
             torch.distributed initialized. The device's profile has to have a network.
-        rank: of these, the one to trace.
+        rank: of these, the one to trace; the first unless given.
         bandwidth: of the link to the host, "63GB/s" or bytes per second; the device's unless given.
         memory_limit: largest peak that is allowed, "40GiB" or bytes.
         relax_memory: raise the memory limit by 5% until a plan keeps to it.
@@ -205,7 +205,7 @@ def compile(
         {} if arguments is None else arguments,
         device=device,
         real=real,
-        world=None if world_size is None else World(world_size, rank),
+        world=world_of(world_size, rank),
         bandwidth_bytes_per_s=None if bandwidth is None else parse_rate(str(bandwidth), "bandwidth"),
         options=partial(
             Options,

@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import click
 
 from checkflow.errors import InputError
 from checkflow.units import parse_bytes, parse_ns, parse_rate
-
-if TYPE_CHECKING:
-    from checkflow.trace import World
 
 Command = TypeVar("Command", bound=Callable[..., object])
 Value = TypeVar("Value")
@@ -80,17 +77,6 @@ def ranks_options(command: Command) -> Command:
     return click.option(
         "--world-size", type=int, metavar="N", help="Run MODEL as one of N ranks, over a group that moves nothing."
     )(command)
-
-
-def world_of(world_size: int | None, rank: int | None) -> World | None:
-    """One process without --world-size. Raises InputError for a rank that there is not."""
-    if world_size is None:
-        if rank is not None:
-            raise InputError(f"--rank {rank}: of how many is not said; give --world-size, too")
-        return None
-    from checkflow.trace import World  # with torch, which most commands do without
-
-    return World(world_size, rank or 0)
 
 
 def json_option(command: Command) -> Command:

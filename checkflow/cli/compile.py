@@ -24,7 +24,6 @@ from checkflow.cli._options import (
     ranks_options,
     settings_of,
     trace_options,
-    world_of,
 )
 from checkflow.compiler import AUTO, CHECKFLOW, Options, Refused, check_lanes, check_policy
 from checkflow.errors import EXIT_DONE, EXIT_NO
@@ -34,6 +33,7 @@ from checkflow.plan.packed.program import solvers
 from checkflow.plan.solve import transfers_for
 from checkflow.report import choices, figure, perfetto, summary, terminal
 from checkflow.schedule import write_schedule
+from checkflow.trace import world_of
 from checkflow.units import fraction_ppm
 
 

@@ -18,11 +18,11 @@ from checkflow.cli._options import (
     ranks_options,
     settings_of,
     trace_options,
-    world_of,
 )
 from checkflow.errors import EXIT_DONE
 from checkflow.graphfile import write_graph
 from checkflow.timedgraph import traced
+from checkflow.trace import world_of
 from checkflow.units import format_bytes, format_ns
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
-from checkflow.models._llama import Config, Llama
-from checkflow.models._recipe import check_at_most, check_positive, train_language_model
+from checkflow.models._llama import Config
+from checkflow.models._llama_recipe import train_llama
 from checkflow.training import Training
 
 FULL = Config(layers=16, width=2048, heads=32, kv_heads=8, mlp_width=8192, head_width=64, tied=True, rope_factor=32.0)
@@ -14,12 +12,12 @@ SMALL = Config(
 )
 
 
-def training(batch_size: int = 1, optimizer: str = "sgd", sequence_length: int = 2048, small: bool = False) -> Training:
-    """Llama-3.2-1B on 2048 tokens; `small` has two narrow layers and at most 16 tokens."""
-    config = SMALL if small else FULL
-    check_positive(batch_size=batch_size, sequence_length=sequence_length)
-    check_at_most(config.positions, sequence_length=sequence_length)
-    length = min(sequence_length, 16) if small else sequence_length
-    tokens = torch.randint(config.vocabulary, (batch_size, length + 1))
-    model = Llama(config)
-    return train_language_model(model, tokens, optimizer)
+def training(
+    batch_size: int = 1,
+    optimizer: str = "sgd",
+    sequence_length: int = 2048,
+    small: bool = False,
+    sharded: bool = False,
+) -> Training:
+    """Llama-3.2-1B, as llama_8b is."""
+    return train_llama(SMALL if small else FULL, batch_size, optimizer, sequence_length, small=small, sharded=sharded)

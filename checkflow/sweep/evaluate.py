@@ -24,7 +24,7 @@ def evaluate(cell: Cell, graph: Graph, profile: hardware.Profile | None) -> Row:
     bandwidth = cell.bandwidth_bytes_per_s
     if bandwidth is None:
         assert profile is not None, "check() asks for one of them"
-        bandwidth = hardware.link_bytes_per_s(profile)
+        bandwidth = hardware.link_bytes_per_s(profile, graph.world_size)
     row = Row(
         cell=cell,
         outcome=Outcome.INFEASIBLE,

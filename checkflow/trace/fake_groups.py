@@ -1,4 +1,4 @@
-"""torch.distributed on fake tensors, where it looks into real ones: meshes, and DistributedDataParallel's gradients."""
+"""What torch.distributed lacks over a group that moves nothing, on fake tensors or real ones: for meshes, and DDP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from checkflow.trace.values import Values
 
 
 @contextmanager
-def on_fakes(values: Values, ledger: Ledger) -> Iterator[None]:
+def over_fake_groups(values: Values, ledger: Ledger) -> Iterator[None]:
     """Within, a mesh has its ranks as they are, and DistributedDataParallel's processes are alike from the beginning.
 
     Its buckets are at once what it makes of them after an iteration.
@@ -37,8 +37,8 @@ def on_fakes(values: Values, ledger: Ledger) -> Iterator[None]:
         for name in DDP_AT_FIRST:
             undo.enter_context(replaced(parallel, name, _nothing))
         undo.enter_context(replaced(reducer_class(), REBUILD_BUCKETS, _nothing))
-        whole = parallel.DistributedDataParallel
-        undo.enter_context(replaced(whole, "__init__", _summing(whole.__init__, ledger)))
+        wrapper = parallel.DistributedDataParallel
+        undo.enter_context(replaced(wrapper, "__init__", _summing(wrapper.__init__, ledger)))
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +12,9 @@ import torch
 from checkflow.errors import InputError, ModelFileError
 from checkflow.state.live import walk
 from checkflow.state.shards import is_even
-from checkflow.torch_internals import FakeTensorMode, join_fake_group, leave_group
+from checkflow.torch_internals import join_fake_group, leave_group
 from checkflow.trace.execution import user_line
-from checkflow.trace.fake_groups import on_fakes
+from checkflow.trace.fake_groups import over_fake_groups
 from checkflow.trace.recorder import Recorder
 from checkflow.trace.replaced import replaced
 from checkflow.trace.values import Values
@@ -35,6 +35,15 @@ class World:
             raise InputError(
                 f"--rank {self.rank}: is none of the {self.size} ranks; give one from 0 to {self.size - 1}"
             )
+
+
+def world_of(size: int | None, rank: int | None) -> World | None:
+    """What was asked for; None where that is one process by itself. Raises InputError for a rank that there is not."""
+    if size is not None:
+        return World(size, rank or 0)
+    if rank is not None:
+        raise InputError(f"--rank {rank}: of how many is not said; give --world-size, too")
+    return None
 
 
 @contextmanager
@@ -77,9 +86,9 @@ def share_of(training: Training, world: World) -> str:
 
 
 @contextmanager
-def as_ranks(recorder: Recorder, fake: FakeTensorMode | None, values: Values) -> Iterator[None]:
+def as_ranks(recorder: Recorder, values: Values) -> Iterator[None]:
     """Within, what FSDP2, tensor parallelism and DistributedDataParallel do runs over the fake group, and is seen."""
-    with _seeing_resizes(recorder), nullcontext() if fake is None else on_fakes(values, recorder.ledger):
+    with _seeing_resizes(recorder), over_fake_groups(values, recorder.ledger):
         yield
 
 

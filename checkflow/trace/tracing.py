@@ -69,9 +69,9 @@ def trace_training(
 
     `model` and `arguments` go into the graph as they are; `real` asks for real tensors at once. On a CPU,
     `cuda_defaults` lets optimizers that leave the choice open use their foreach form, as they would on CUDA; `measure`
-    runs and times them on this device, as they are. `program` keeps the torch.fx program. `world` is
-    the rank in whose place this is (`in_place_of`), if it is in any's. Raises ModelFileError where
-    the factory is wrong, TraceError where the iteration cannot be traced.
+    runs and times them on this device, as they are. `program` keeps the torch.fx program. `world` says in which rank's
+    place this is (`in_place_of`), if in any's. Raises ModelFileError where the factory is wrong, TraceError where the
+    iteration cannot be traced.
     """
     attempt = _Attempt(factory, model, arguments, cuda_defaults and not measure, measure, program, world, progress)
     notes: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ class _Attempt:
     def _run(self, fake: FakeTensorMode | None, notes: tuple[str, ...], ledger: Ledger, values: Values) -> Traced:
         recorder = Recorder(ledger, fake, values)
         said = list(notes)
-        ranks = nullcontext() if self.world is None else as_ranks(recorder, fake, values)
+        ranks = nullcontext() if self.world is None else as_ranks(recorder, values)
         with _random_state_kept(), noting_disabled(said), ranks, fake_tensors(fake, values), recorder:
             self.progress("building the model")
             with _users_code("factory"):

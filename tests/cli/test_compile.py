@@ -21,8 +21,8 @@ from checkflow.units import format_ns
 FEASIBLE = {
     "feasible", "model", "device", "world_size", "bandwidth_bytes_per_s", "interval", "steps", "state_tensors",
     "state_bytes", "chunks", "iteration_time_ns", "training_peak_bytes", "peak_bytes", "ideal_peak_bytes",
-    "lower_bound_bytes", "snapshot_bytes", "gap", "proven_by", "checkfreq_peak_bytes", "formulation", "transfers", "solver", "trace_s",
-    "plan_s", "schedule",
+    "lower_bound_bytes", "snapshot_bytes", "gap", "proven_by", "checkfreq_peak_bytes", "formulation", "transfers",
+    "solver", "trace_s", "plan_s", "schedule",
 }  # fmt: skip
 INFEASIBLE = {
     "feasible", "reason", "needed_bandwidth_bytes_per_s", "smallest_interval", "snapshot_bytes_at_that_interval",

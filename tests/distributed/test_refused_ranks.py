@@ -16,7 +16,7 @@ import checkflow
 RANK = Path(__file__).parent / "rank_to_refuse.py"
 BOTH = {
     "differs": r"PeerError: interval: is 1 on rank 0, but 2 on rank 1; give every rank the same",
-    "policies": r"PeerError: schedule: is 'of checkflow' on rank 0, but 'of synchronous' on rank 1; give every rank the",
+    "policies": r"PeerError: schedule: is 'of checkflow' on rank 0, but 'of synchronous' on rank 1; give every",
     "schedule": r"\w+: (rank \d: )?schedule: takes gradients, .* --policy checkflow",
     "slots": r"\w+: (rank \d: )?slots: 1 has no room for the next checkpoint before every rank .*",
     "overhead": r"\w+: (rank \d: )?overhead: is not supported for several processes; give interval=.*",

@@ -116,6 +116,16 @@ def test_a_mesh_of_both_has_both_groups() -> None:
     assert groups == {(2, 1), (2, 2)}
 
 
+@pytest.mark.parametrize("kind", ["synced", "fsdp", "tp", "both"])
+def test_real_tensors_move_as_much(kind: str) -> None:
+    """Where data decide what runs, a rank is traced on its own tensors. Collectives leave there what was there."""
+    world = World(4)
+    with in_place_of(world):
+        real = trace_training(partial(training, kind), model="m", real=True, world=world)
+    assert real.real
+    assert moved(real.graph) == moved(traced(partial(training, kind), 4).graph)
+
+
 # What lives when
 
 
