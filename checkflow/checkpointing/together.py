@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from checkflow.checkpointing.restoring import Found, Nothing
 from checkflow.distributed.adopting import Places, Seen, adopt, has_copies, seen_in
@@ -27,11 +28,13 @@ from checkflow.state.host.record import Record
 from checkflow.state.restore.files import TensorFile
 from checkflow.store.format.manifest import parse_directory_name
 from checkflow.store.format.ranks import COPIES, WHOLE, directory_of
-from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, checkpoint_names, nothing_is_scarce
+from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, checkpoint_names, load, nothing_is_scarce
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.mirror_process import MirrorAddress, MirrorProcess
 from checkflow.store.trainer.sender import MirrorTarget
 from checkflow.training import Training
+
+T = TypeVar("T")
 
 
 class Together:
@@ -101,6 +104,21 @@ class Together:
         A new attempt begins. Nothing where there has been no checkpoint that every rank had. Raises, on every rank,
         CorruptStoreError where there has been one and none is whole now, StoreError for an iteration not all have.
         """
+        found = self._newest(iteration, lambda mark, mine, others: self._read(mark, mine, others, training))
+        if isinstance(found, Nothing):
+            return found
+        (files, record), checkpoint, skipped = found
+        return Found(files, record, checkpoint, skipped)
+
+    def foreseen(self) -> Checkpoint | None:
+        """This rank's part of what `load` would find; None where that is nothing. Raises as it does."""
+        found = self._newest(None, self._verified)
+        return None if isinstance(found, Nothing) else found[0]
+
+    def _newest(
+        self, iteration: int | None, read: Callable[[Mark, Mapping[Mark, RankPart], Mapping[Mark, Complete]], T]
+    ) -> tuple[T, Checkpoint, tuple[SkippedCheckpoint, ...]] | Nothing:
+        """What was read of the first that every rank can read; see `load`."""
         mine, others = marks_in(self.store), {parts.mark: parts for parts in self._others()}
         own, elsewhere = self._exchanged(mine, others)
         places, seen = self._looked_for(own)
@@ -117,19 +135,25 @@ class Together:
             if not wrong:
                 try:
                     with nothing_is_scarce(self.root):
-                        found, why = self._read(mark, mine, others, training), ""
+                        found, why = read(mark, mine, others), ""
                 except CorruptStoreError as error:
                     found, why = None, str(error)
                 wrong = _by_rank(self.group.gather("restore()", why))
                 if found is not None and not wrong:
-                    files, record = found
-                    return Found(files, record, _checkpoint(mark, mine, others), tuple(skipped))
+                    return found, _checkpoint(mark, mine, others), tuple(skipped)
             rank, reason = next(iter(wrong.items()))
             name = f"iteration {mark.iteration} of attempt {mark.attempt}"
             skipped.append(SkippedCheckpoint(self.store / name, 0, mark.iteration, f"rank {rank}: {reason}"))
         if iteration is None and not marks and not any(self.group.gather("restore()", self._had_one())):
             return Nothing(tuple(self._partial(mine)))
         raise self._none_is_whole(places.own, marks, iteration, skipped)
+
+    def _verified(self, mark: Mark, mine: Mapping[Mark, RankPart], others: Mapping[Mark, Complete]) -> Checkpoint:
+        """Of other ranks than there are now, all that this one may need."""
+        parts = (mine[mark],) if mark in mine else others[mark].ranks
+        for part in parts:
+            load(part.checkpoint)
+        return parts[self.group.rank % len(parts)].checkpoint
 
     def _read(
         self, mark: Mark, mine: Mapping[Mark, RankPart], others: Mapping[Mark, Complete], training: Training

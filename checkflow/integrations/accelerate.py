@@ -29,11 +29,13 @@ import torch
 from checkflow.checkpointing.attach import attach as attach_to
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.errors import InputError
-from checkflow.state.host.rng import RngReader, RngRecord, match_rng
+from checkflow.integrations._buffers import share_buffers_next, shares_buffers_next
+from checkflow.integrations._drawn import Generators
 
 try:
     from accelerate import Accelerator, skip_first_batches
     from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, SeedableRandomSampler
+    from accelerate.utils import DistributedType
 except ImportError as error:
     raise ImportError(
         f"checkflow.integrations.accelerate needs accelerate ({error}); pip install 'checkflow[accelerate]'"
@@ -48,6 +50,7 @@ if tuple(map(int, version("accelerate").split(".")[:2])) < (1, 9):  # a pass wit
 __all__ = ["attach"]
 
 _KEY = "accelerate"  # of what the Accelerator keeps, in extra
+_REFUSED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)  # have the state elsewhere
 
 
 def attach(
@@ -71,14 +74,16 @@ def attach(
         extra: what else the training carries; likewise `generators`.
         options: the others of checkflow.attach: schedule, interval, retention, metadata, start_over, ...
 
-    Raises InputError for several processes and for what cannot be resumed, and what checkflow.attach raises.
+    Of a training in several processes each calls it. Raises InputError for what cannot be resumed, and what
+    checkflow.attach raises.
     """
-    if accelerator.num_processes > 1:
-        raise InputError(f"accelerator: has {accelerator.num_processes} processes; checkflow runs on one device")
+    if (kind := accelerator.distributed_type) in _REFUSED:
+        raise InputError(f"accelerator: {kind.value} is not supported; use DistributedDataParallel or FSDP2")
     if "scaler" in options:
         raise InputError("scaler: is the Accelerator's own, and taken along; leave it out")
     if _KEY in (extra or {}):
         raise InputError(f"extra: {_KEY!r} is what the Accelerator keeps; take another name")
+    models = list(model) if isinstance(model, (list, tuple)) else [model]
     loaders = {name: _followed(name, one) for name, one in _named("loader", loader).items()}
     drawn = {f"{name}.{own}": generator for name, one in loaders.items() for own, generator in _generators(one).items()}
     registered = {f"{_KEY}-{number}": one for number, one in enumerate(accelerator._custom_objects)}
@@ -89,7 +94,7 @@ def attach(
         loader=cast(Any, tuple(loaders.values())),
         scheduler=cast(Any, tuple(getattr(one, "scheduler", one) for one in _named("scheduler", scheduler).values())),
         scaler=accelerator.scaler,
-        extra={**(extra or {}), _KEY: _Accumulation(accelerator), **registered},
+        extra={**(extra or {}), _KEY: _Accumulation(accelerator, models), **registered},
         generators={**(generators or {}), **drawn},
         **options,
     )
@@ -107,6 +112,11 @@ def _generators(loader: object) -> dict[str, torch.Generator]:
 def _followed(name: str, loader: Any) -> object:
     if isinstance(loader, DataLoaderShard) and loader.batch_sampler is not None:
         return PreparedLoader(name, loader)
+    if isinstance(loader, DataLoaderDispatcher) and not isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        raise InputError(
+            f"{name}: gets its batches from the first process, and has no position on the others; prepare it without "
+            "dispatch_batches"
+        )
     if isinstance(loader, (DataLoaderShard, DataLoaderDispatcher)):
         raise InputError(
             f"{name}: a prepared loader without a batch sampler has no positions; leave torchdata's StatefulDataLoader "
@@ -115,19 +125,26 @@ def _followed(name: str, loader: Any) -> object:
     return loader
 
 
+def _sampler_of_all(loader: Any) -> Any:
+    """Of several processes, which all draw one order: under the batch sampler that picks this one's part."""
+    return getattr(getattr(loader.batch_sampler, "batch_sampler", None), "sampler", None)
+
+
 class _Accumulation:
     """The count of batches since an update; where one is being made up there is nothing to resume from."""
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: Accelerator, models: Sequence[Any]) -> None:
         self._accelerator = accelerator
+        self._models = models
 
     def state_dict(self) -> dict[str, object]:
         if not self._accelerator.sync_gradients:
             raise InputError("step: gradients are being accumulated; call it where accelerator.sync_gradients")
-        return {"step": self._accelerator.step}
+        return {"step": self._accelerator.step, "shares_buffers": shares_buffers_next(self._models)}
 
-    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._accelerator.step = state_dict["step"]
+        share_buffers_next(self._models, state_dict["shares_buffers"])
 
 
 class PreparedLoader:  # checkpoints have this name as its type
@@ -136,13 +153,13 @@ class PreparedLoader:  # checkpoints have this name as its type
     def __init__(self, name: str, loader: Any) -> None:
         self._name = name
         self._loader = loader
-        sampler = loader.get_sampler()
+        sampler = loader.get_sampler() or _sampler_of_all(loader)
         self._seeded = sampler if isinstance(sampler, SeedableRandomSampler) else None
         own = {"workers": loader.generator, "order": None if self._seeded else getattr(sampler, "generator", None)}
         if own["order"] is own["workers"]:
             del own["order"]
         self.generators = {key: value for key, value in own.items() if isinstance(value, torch.Generator)}
-        rng = _Rng(name, self.generators)
+        rng = Generators(name, self.generators)
         order = None
         if sampler is not None:
             order = _Order(sampler.sampler if type(sampler) is _Order else sampler, rng)
@@ -177,24 +194,10 @@ class PreparedLoader:  # checkpoints have this name as its type
             self._base.anew()
 
 
-class _Rng:
-    """All generators that loading may draw from, as text."""
-
-    def __init__(self, name: str, generators: Mapping[str, torch.Generator]) -> None:
-        self._generators = {f"{name}.{key}": value for key, value in generators.items()}
-        self._reader = RngReader()
-
-    def read(self) -> str:
-        return self._reader.read(self._generators)
-
-    def set(self, text: str) -> None:
-        match_rng(RngRecord.model_validate_json(text), self._generators).restore()
-
-
 class _Order:
     """A sampler, which notes what its order is drawn with."""
 
-    def __init__(self, sampler: Any, rng: _Rng) -> None:
+    def __init__(self, sampler: Any, rng: Generators) -> None:
         self.sampler = sampler
         self._rng = rng
         self.begun = ""  # states when the pass that goes on asked for its first index
@@ -217,7 +220,7 @@ class _Order:
 class _Base:
     """A prepared loader's base loader, which counts, and which begins a resumed pass where that was."""
 
-    def __init__(self, name: str, base: Any, loader: Any, order: _Order | None, rng: _Rng) -> None:
+    def __init__(self, name: str, base: Any, loader: Any, order: _Order | None, rng: Generators) -> None:
         self.base = base
         self._name = name
         self._loader = loader

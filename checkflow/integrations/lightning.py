@@ -7,12 +7,14 @@ An iteration is a global step. It ends where the next begins: what Lightning val
 belongs to it, so a kill in a validation repeats the step and the validation.
 
 Three methods of Lightning's loop over batches are wrapped while it trains: what they do around a batch has no hook.
+Of several processes two more are, that divide a loader's data among them: what these make has no position.
 """
 
 from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from checkflow.checkpointing.attach import attach
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.data import ResumableLoader
 from checkflow.errors import InputError
+from checkflow.integrations._buffers import share_buffers_next, shares_buffers_next
+from checkflow.integrations._drawn import Generators
 
 try:
     import lightning.pytorch as pl
@@ -40,6 +44,8 @@ _KEY = "lightning"  # of what Trainer keeps, in extra
 _OURS = ("scheduler", "scaler")  # Trainer's own
 _METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
 _WRAPPED = ("on_run_start", "advance", "on_advance_end")  # of the loop over an epoch's batches
+_WRAPPER = "DistributedSamplerWrapper"  # of a sampler of the user's, made by the first of these:
+_DIVIDING = ("_resolve_sampler", "_prepare_dataloader")  # of what gives each of several processes its data
 
 
 class CheckflowCallback(pl.Callback):  # type: ignore[misc]
@@ -71,12 +77,11 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
             raise InputError(f"{self.store}: is attached when the fit begins; ask for its checkpointer then")
         return self._checkpointer
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.world_size > 1:
-            raise InputError(f"Trainer: has {trainer.world_size} processes; checkflow is for one device so far")
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         self._loop = trainer.fit_loop.epoch_loop
-        missing = [name for name in _WRAPPED if not callable(getattr(self._loop, name, None))]
-        if missing or not hasattr(self._loop, "_results"):
+        wrapped = [getattr(self._loop, name, None) for name in _WRAPPED]
+        wrapped += [getattr(trainer._data_connector, name, None) for name in _DIVIDING]
+        if not all(map(callable, wrapped)) or not hasattr(self._loop, "_results"):
             raise InputError(f"lightning {pl.__version__}: its loops are others; use 2.6")
         if trainer.ckpt_path is not None:
             raise InputError("fit: ckpt_path is given, and the store is what is resumed; leave it out")
@@ -84,7 +89,7 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
         if _KEY in extra:
             raise InputError(f"extra: {_KEY!r} is what the Trainer keeps; take another name")
         self._checkpointer = attach(
-            pl_module,
+            trainer.model,  # as the strategy wraps it: DistributedDataParallel writes buffers before the module runs
             trainer.optimizers,
             store=self.store,
             scheduler=[config.scheduler for config in trainer.lr_scheduler_configs],
@@ -123,6 +128,21 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
 
         wrappers = (on_run_start, resumed_advance, on_advance_end)
         vars(self._loop).update(dict(zip(_WRAPPED, wrappers, strict=True)))
+        divide, prepare = (getattr(trainer._data_connector, name) for name in _DIVIDING)
+
+        def positioned(*given: Any, **named: Any) -> Any:
+            sampler = divide(*given, **named)
+            return DividedSampler(sampler) if type(sampler).__name__ == _WRAPPER else sampler
+
+        def prepared(*given: Any, **named: Any) -> Any:
+            loader = prepare(*given, **named)
+            for holder in (loader, getattr(loader, "batch_sampler", None)):
+                sampler: Any = getattr(holder, "sampler", None)
+                if hasattr(sampler, "set_epoch"):  # which Lightning calls when a resumed order has begun
+                    sampler.set_epoch(trainer.fit_loop.epoch_progress.current.processed)
+            return loader
+
+        vars(trainer._data_connector).update(dict(zip(_DIVIDING, (positioned, prepared), strict=True)))
 
     def _look_at_loaders(self, trainer: pl.Trainer) -> None:
         """Once: which have no position."""
@@ -153,28 +173,30 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         self._step(trainer)
-        self._unwrap()
+        self._unwrap(trainer)
         self.checkpointer.close()  # before Lightning moves the module elsewhere
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         if stage == "fit" and self._checkpointer is not None:  # nothing was left to train
-            self._unwrap()
+            self._unwrap(trainer)
             self._checkpointer.close()
 
     def on_exception(
         self,
-        trainer: pl.Trainer,  # noqa: ARG002
+        trainer: pl.Trainer,
         pl_module: pl.LightningModule,  # noqa: ARG002
         exception: BaseException,
     ) -> None:
         """What is staged becomes durable."""
         if self._checkpointer is not None:
-            self._unwrap()
+            self._unwrap(trainer)
             self._checkpointer.__exit__(type(exception), exception, exception.__traceback__)
 
-    def _unwrap(self) -> None:
+    def _unwrap(self, trainer: pl.Trainer) -> None:
         for name in _WRAPPED:
             vars(self._loop).pop(name, None)
+        for name in _DIVIDING:
+            vars(trainer._data_connector).pop(name, None)
 
     def sums(self) -> dict[str, dict[str, Any]]:
         """Of what is logged for the epoch that runs, by the metric's key."""
@@ -227,6 +249,58 @@ def _set(generators: list[torch.Generator], states: list[torch.Tensor]) -> None:
         generator.set_state(state)
 
 
+class DividedSampler:
+    """A sampler of the user's whose order Lightning divides among processes: each draws all of it, and has its part.
+
+    A StatefulDataLoader would skip what it has given of an order that it draws anew; this one draws the same again.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        own = getattr(sampler.dataset._sampler, "generator", None)
+        self._rng = Generators("order", {"own": own} if isinstance(own, torch.Generator) else {})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_sampler"], name)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> DividedOrder:
+        return DividedOrder(self._sampler, self._rng)
+
+
+class DividedOrder:
+    """One order of such a sampler, which knows its position."""
+
+    def __init__(self, sampler: Any, rng: Generators) -> None:
+        self._sampler = sampler
+        self._rng = rng
+        self._begun = rng.read()
+        self._indices = iter(sampler)
+        self._given = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        index = next(self._indices)
+        self._given += 1
+        return index
+
+    def state_dict(self) -> dict[str, object]:
+        """What it was drawn with, and how much of it was given."""
+        return {"begun": self._begun, "given": self._given}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Draw it again, and go on there. All generators are left as they were after it was drawn first."""
+        self._begun, self._given = state_dict["begun"], state_dict["given"]
+        self._rng.set(self._begun)
+        self._indices = iter(self._sampler)
+        for _ in range(self._given):
+            next(self._indices)
+
+
 class _Progress:
     """What Trainer keeps beside modules, optimizers, schedulers and scaler."""
 
@@ -245,6 +319,7 @@ class _Progress:
             "sums": self._callback.sums(),
             "generators": [generator.get_state() for generator in _generators_of(trainer)],
             "should_stop": trainer.should_stop,
+            "shares_buffers": shares_buffers_next([trainer.model]),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -258,6 +333,7 @@ class _Progress:
         for name in _METRICS:
             getattr(trainer, name).update(state_dict["metrics"][name])
         trainer.should_stop = state_dict["should_stop"]
+        share_buffers_next([trainer.model], state_dict["shares_buffers"])
         self._callback.left(state_dict["sums"], state_dict["generators"])
 
     def _callbacks(self) -> list[Any]:

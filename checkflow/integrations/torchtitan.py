@@ -42,9 +42,9 @@ _NOT_OURS = {
 
 
 class CheckflowManager(BaseCheckpointManager):  # type: ignore[misc]
-    """Attaches when the trainer loads, learns its schedule, and steps where the trainer saves.
+    """Attaches when the trainer loads, learns its schedule, and steps where the trainer saves; on each rank.
 
-    Raises InputError for what torchtitan's own managers do and this one does not, and where the model is sharded.
+    Raises InputError for what torchtitan's own managers do and this one does not.
     """
 
     @dataclass(kw_only=True, slots=True)

@@ -21,12 +21,15 @@ from typing import Any, cast
 
 from checkflow.checkpointing.attach import attach
 from checkflow.checkpointing.checkpointer import Checkpointer
+from checkflow.checkpointing.foreseen import foreseen
+from checkflow.distributed.group import DEADLINE_S
+from checkflow.distributed.parts import directories_in
 from checkflow.errors import InputError
+from checkflow.integrations._buffers import share_buffers_next, shares_buffers_next
 from checkflow.state.host.decode import decode
 from checkflow.state.host.record import parse_record
-from checkflow.store.both.lock import StoreLock
 from checkflow.store.format.manifest import RECORD
-from checkflow.store.format.reader import checkpoint_names, newest, read_file
+from checkflow.store.format.reader import read_file
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerState
@@ -72,6 +75,7 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer: Any = None
         self._checkpointer: Checkpointer | None = None
         self._ended = False  # an iteration did, and what belongs to it may still come
+        self._asked = False  # for what the store has
         self._folder: Path | None = None  # what Trainer resumes from, where it is ours
         self._iteration = 0  # of the checkpoint that is resumed
         self._only_export = False
@@ -88,14 +92,17 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
         """A training begins. It resumes from nothing of ours, unless `find` finds something."""
         if trainer.args.auto_find_batch_size:
             raise InputError("auto_find_batch_size: begins a training anew within itself; give its batch size")
+        if trainer.is_deepspeed_enabled:
+            raise InputError("deepspeed: keeps weights and optimizer to itself; use DistributedDataParallel or FSDP2")
         self._trainer, self._folder, self._checkpointer, self._only_export = trainer, None, None, only_export
+        self._asked = False
 
     def find(self, folder: Path) -> str | None:
         """The newest checkpoint that verifies, as a folder with what Trainer reads before it has an optimizer."""
-        if self.store.exists():  # a killed trainer's saver may still be writing what is the newest
-            StoreLock.acquire(self.store, self._options.get("notify", warnings.warn)).close()
-        found = newest(self.store).checkpoint if self.store.exists() else None
-        if found is None or self._options.get("start_over"):
+        options = self._options
+        found = foreseen(self.store, options.get("peers_deadline_s", DEADLINE_S), options.get("notify", warnings.warn))
+        self._asked = True
+        if found is None or options.get("start_over"):
             if self._only_export:
                 raise InputError(f"{self.store}: has no checkpoint to export; give the store of a training")
             return None
@@ -114,8 +121,8 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: ARG002
         if self._trainer is None:
             raise InputError("CheckflowCallback: this Trainer cannot resume; make it with resumable(Trainer)(...)")
-        left = self.store.exists() and checkpoint_names(self.store)
-        if left and not self.resumes and not self._options.get("start_over"):
+        begins_anew = bool(self._options.get("start_over"))
+        if not (self._asked or begins_anew) and directories_in(self.store, but=0):
             raise InputError(f"{self.store}: holds checkpoints of an earlier training; {_ADVICE}")
         user = self._options.get("metadata") or {}
         extra = {**(self._options.get("extra") or {}), _KEY: _Loss(self._trainer)}
@@ -123,7 +130,7 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
         scaler = getattr(self._trainer.accelerator, "scaler", None)
         self._began_s, self._ended = time.monotonic(), False
         self._checkpointer = attach(
-            given["model"],
+            self._trainer.model_wrapped,  # DistributedDataParallel writes buffers before the model runs
             given["optimizer"],
             store=self.store,
             scheduler=given["lr_scheduler"],
@@ -131,6 +138,8 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
             **options,
         )
         if self._folder is None:
+            if self._asked:  # some ranks may have parts of what no rank has whole
+                self._checkpointer.restore()
             return
         self._checkpointer.restore(self._iteration)
         kept = cast(dict[str, Any], self._checkpointer.metadata[_KEY])
@@ -201,16 +210,17 @@ class _Live(Mapping[str, object]):
 
 
 class _Loss:
-    """The loss since it was last logged, which stays on its device."""
+    """The loss since it was last logged, which stays on its device; and when ranks next share buffers."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     def state_dict(self) -> dict[str, object]:
-        return {"loss": self._trainer._tr_loss}
+        return {"loss": self._trainer._tr_loss, "shares_buffers": shares_buffers_next([self._trainer.model_wrapped])}
 
-    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._trainer._tr_loss.copy_(state_dict["loss"])
+        share_buffers_next([self._trainer.model_wrapped], state_dict["shares_buffers"])
 
 
 def _has_state(callback: object) -> bool:

@@ -19,6 +19,7 @@ from checkflow.wrapped import held_by
 _DISTRIBUTED = {
     "FullyShardedDataParallel": "FSDP",
     "DataParallel": "DataParallel",
+    "DeepSpeedEngine": "DeepSpeed",
 }  # class -> as people call it
 _OF_RANKS = {*_DISTRIBUTED, "DistributedDataParallel", "FSDPModule", "DTensor"}  # what one process does not hold
 

@@ -274,12 +274,12 @@ def test_what_is_not_the_schedules_is_refused_before_anything_is_made(schedule: 
     assert not any(m._forward_pre_hooks for m in training.models[0].modules())
 
 
-@pytest.mark.parametrize("name", ["FullyShardedDataParallel", "DataParallel"])
+@pytest.mark.parametrize("name", ["FullyShardedDataParallel", "DataParallel", "DeepSpeedEngine"])
 def test_models_of_several_processes_are_refused_by_name(name: str, schedule: Schedule, tmp_path: Path) -> None:
     """Until they are supported."""
     training = small()
     training.models[0].__class__ = type(name, (type(training.models[0]),), {})
-    with pytest.raises(InputError, match=r"model: (FSDP|DataParallel) is not supported yet; use FSDP2"):
+    with pytest.raises(InputError, match=r"model: (FSDP|DataParallel|DeepSpeed) is not supported yet; use FSDP2"):
         attached(training, schedule, tmp_path / "store")
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import lives
 import numpy as np
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
+from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
+from accelerate.utils import DataLoaderConfiguration, DistributedType
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from checkflow.integrations.accelerate import attach
@@ -37,6 +38,20 @@ class Noisy(Dataset[torch.Tensor]):
             with self.file.open("a") as file:
                 file.write(f"{index}\n")
         return self.rows[index] + 0.1 * torch.randn(4) + random.random() + np.random.rand()
+
+
+class Counting(torch.nn.Linear):
+    """With a buffer that each pass writes, of an evaluation, too."""
+
+    seen: torch.Tensor
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen += inputs.mean()
+        return super().forward(inputs)
 
 
 class Bucketed(Sampler[list[int]]):
@@ -64,18 +79,33 @@ LOADERS: dict[str, dict[str, Any]] = {
 }
 
 
+def shard(accelerator: Accelerator) -> None:
+    """Have it prepare models with FSDP2, which it does on accelerators only: on CPUs it ignores the plugin."""
+    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=1, cpu_ram_efficient_loading=False
+    )
+    PartialState().distributed_type = accelerator.state.distributed_type = DistributedType.FSDP
+
+
 class Life:
-    def __init__(self, folder: Path, loader: str, *, seedable: bool, stateful: bool) -> None:
+    def __init__(
+        self, folder: Path, loader: str, *, seedable: bool, stateful: bool, fsdp: bool = False, dispatch: bool = False
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)
+        rank = int(os.environ.get("RANK", "0"))  # each draws its own
+        torch.manual_seed(rank)
+        random.seed(rank)
+        np.random.seed(rank)
         self.accelerator = Accelerator(
             cpu=True,
             gradient_accumulation_steps=ACCUMULATED,
-            dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable, use_stateful_dataloader=stateful),
+            dataloader_config=DataLoaderConfiguration(
+                use_seedable_sampler=seedable, use_stateful_dataloader=stateful, dispatch_batches=dispatch or None
+            ),
         )
+        if fsdp:
+            shard(self.accelerator)
         options = dict(LOADERS[loader])
         if "generator" in options:
             options["generator"] = torch.Generator().manual_seed(5)
@@ -84,7 +114,7 @@ class Life:
         data: Any = Noisy(ITEMS, folder / "loaded")
         if "num_workers" in options:
             data = data.rows  # workers' own generators are not resumed
-        self.model: Any = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+        self.model: Any = torch.nn.Sequential(Counting(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
         prepared = self.accelerator.prepare(
@@ -101,7 +131,8 @@ class Life:
         if when != "plain":
             ckpt = attach(
                 accelerator, model, optimizer, loader=[self.loader, self.evaluated], scheduler=scheduler,
-                store=self.folder / "store", extra={"held": self.held},
+                store=lives.store(self.folder), extra={"held": self.held},
+                when_full="wait" if lives.in_ranks() else "skip",
             )  # fmt: skip
             self.done = ckpt.restore()
 
@@ -124,7 +155,7 @@ class Life:
                     scheduler.step()
                     optimizer.zero_grad()
                 if accelerator.sync_gradients:
-                    self.held["history"].append(accelerator.gather(loss.detach()).item())
+                    self.held["history"].append(accelerator.gather(loss.detach()).mean().item())
                     reached("update")
                     self.done += 1
                     if ckpt is not None:
@@ -146,7 +177,8 @@ class Life:
         state = self.optimizer.state_dict()
         slots = [value for _, one in sorted(state["state"].items()) for _, value in sorted(one.items())]
         for tensor in (*self.model.state_dict().values(), *slots):
-            content.update(tensor.contiguous().numpy().tobytes())
+            part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            content.update(part.contiguous().numpy().tobytes())
         generators = (random.getstate(), np.random.get_state()[1:3], torch.get_rng_state().tolist())  # type: ignore[index]
         return {
             "tensors": content.hexdigest(),
@@ -161,7 +193,7 @@ class Life:
 def train(folder: Path, kind: str, when: str, step: int) -> dict[str, object]:
     """A kind is a loader and flags, "shuffled-seedable-stateful"."""
     loader, *flags = kind.split("-")
-    one = Life(folder, loader, seedable="seedable" in flags, stateful="stateful" in flags)
+    one = Life(folder, loader, seedable="seedable" in flags, stateful="stateful" in flags, fsdp="fsdp" in flags)
     one.run(when, step)
     return one.final()
 

@@ -17,7 +17,10 @@ import lives
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 import checkflow
 from checkflow.integrations.lightning import CheckflowCallback
@@ -44,7 +47,25 @@ def resumable() -> Any:
     return checkflow.ResumableLoader(data(), batch_size=BATCH, shuffle=True, seed=3)
 
 
-LOADERS: dict[str, Callable[[], Any]] = {"stateful": stateful, "generated": generated, "resumable": resumable}
+def distributed() -> Any:
+    sampler = StatefulDistributedSampler(data(), 2, int(os.environ["RANK"]))
+    return StatefulDataLoader(data(), batch_size=BATCH, sampler=sampler)
+
+
+def divided() -> Any:
+    """Each rank has data of its own."""
+    return checkflow.ResumableLoader(
+        torch.utils.data.Subset(data(), range(int(os.environ["RANK"]), ITEMS, 2)), batch_size=BATCH, shuffle=True
+    )
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "stateful": stateful,
+    "generated": generated,
+    "resumable": resumable,
+    "distributed": distributed,
+    "divided": divided,
+}
 
 
 class Net(pl.LightningModule):  # type: ignore[misc]
@@ -54,9 +75,11 @@ class Net(pl.LightningModule):  # type: ignore[misc]
         super().__init__()
         self.folder = folder
         self.layers = nn.Sequential(nn.Linear(WIDTH, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, WIDTH))
+        self.register_buffer("seen", torch.zeros(()))  # the first rank's becomes everybody's, as DDP does that
 
     def training_step(self, batch: Any, index: int) -> Any:
         x, numbers = batch
+        self.seen += x.mean()
         with (self.folder / "order").open("a") as file:
             file.write(f"{self.trainer.global_step + 1} {self.current_epoch} {index} {numbers.tolist()}\n")
         loss = (self.layers(x) - x).square().mean() + 0.01 * random.random() * np.random.random()
@@ -93,6 +116,25 @@ class Manual(Net):
     def configure_optimizers(self) -> Any:
         parts = self.layers[0], self.layers[3]
         return [torch.optim.AdamW(part.parameters(), lr=0.01) for part in parts]
+
+
+class Sharded(Net):
+    """Divided among the ranks by FSDP2."""
+
+    def configure_model(self) -> None:
+        for layer in (self.layers[0], self.layers[3], self.layers):
+            fully_shard(layer, mesh=self.device_mesh["data_parallel"])
+
+
+MODULES: dict[str, Callable[[Path], Any]] = {"manual": Manual, "sharded": Sharded}
+
+
+def in_ranks(kind: str) -> dict[str, Any]:
+    """What Trainer is given beside, of several processes."""
+    if kind != "sharded":
+        return {"strategy": "ddp", "devices": 2}
+    strategies = importlib.import_module(f"{pl.__name__}.strategies")
+    return {"strategy": strategies.ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1), "devices": 2}
 
 
 class Kill(pl.Callback):  # type: ignore[misc]
@@ -141,19 +183,24 @@ class Kill(pl.Callback):  # type: ignore[misc]
             trainer.train_dataloader.set_epoch(trainer.current_epoch)
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def fit(folder: Path, kind: str, when: str, step: int) -> dict[str, object]:
     """All that the training leaves."""
     warnings.simplefilter("ignore")
     pl.seed_everything(3, verbose=False)
-    module = (Manual if kind == "manual" else Net)(folder)
+    module = MODULES.get(kind, Net)(folder)
     kill = Kill(when, step)
-    checkpoints = [] if when == "plain" else [CheckflowCallback(folder / "store")]
+    options = {"when_full": "wait"} if lives.in_ranks() else {}
+    checkpoints = [] if when == "plain" else [CheckflowCallback(lives.store(folder), **options)]
     trainer = pl.Trainer(
         max_epochs=-1 if kind == "steps" else EPOCHS, max_steps=16 if kind == "steps" else -1,
         accumulate_grad_batches=1 if kind == "manual" else ACCUMULATED,
         val_check_interval=4, callbacks=[*checkpoints, kill], enable_checkpointing=False, logger=False,
         enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", log_every_n_steps=1,
-        default_root_dir=folder,
+        default_root_dir=folder, **(in_ranks(kind) if lives.in_ranks() else {}),
     )  # fmt: skip
     validation = torch.utils.data.DataLoader(data(6, 2), batch_size=2)
     trainer.fit(module, LOADERS.get(kind, stateful)(), validation)
@@ -161,9 +208,9 @@ def fit(folder: Path, kind: str, when: str, step: int) -> dict[str, object]:
     for optimizer in trainer.optimizers:
         for slots in optimizer.state_dict()["state"].values():
             for _, tensor in sorted(slots.items()):
-                content.update(tensor.numpy().tobytes())
+                content.update(local(tensor).numpy().tobytes())
     for tensor in module.state_dict().values():
-        content.update(tensor.numpy().tobytes())
+        content.update(local(tensor).numpy().tobytes())
     drawn = [random.random(), np.random.random(), torch.rand(1).item()]
     return {
         "tensors": content.hexdigest(),

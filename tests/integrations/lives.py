@@ -1,17 +1,21 @@
 """Trainings in child processes that may be killed, and what they leave: FOLDER/CASE/final.json, `order`, `statuses`.
 
-A case is "kind:when:step": which training, and where in which step it is killed; "plain" trains without checkflow.
+A case is "kind:when:step": which training, and where in which step it is killed; "plain" trains without checkflow. In
+several processes, which meet as torchrun has them meet, each rank leaves its own in FOLDER/CASE/RANK.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +23,79 @@ Train = Callable[[Path, str, str, int], object]  # (folder, kind, when, step) ->
 WHOLE = ("plain", "never")  # are not killed
 
 
-def run(script: Path, root: Path, *cases: str) -> None:
+def run(script: Path, root: Path, *cases: str, ranks: int = 1) -> None:
     """All cases in one process that forks each: a framework takes seconds to import."""
-    done = subprocess.run([sys.executable, str(script), str(root), *cases], capture_output=True, text=True)
+    command = [sys.executable, str(script), str(root), str(ranks), *cases]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def main(train: Train) -> None:
-    """`SCRIPT DIR CASE...`: each until it is killed, and resumed to its end."""
-    root = Path(sys.argv[1])
-    for case in sys.argv[2:]:
+    """`SCRIPT DIR RANKS CASE...`: each until it is killed, and resumed to its end."""
+    root, ranks = Path(sys.argv[1]), int(sys.argv[2])
+    for case in sys.argv[3:]:
         kind, when, step = case.split(":")
-        life(root / case, kind, when, int(step), train)
-        if when not in WHOLE:
-            life(root / case, kind, "never", 0, train)
+        for moment in (when,) if when in WHOLE else (when, "never"):
+            if ranks == 1:
+                life(root / case, kind, moment, int(step), train)
+            else:
+                job(root / case, kind, moment, int(step), train, ranks)
 
 
 def life(folder: Path, kind: str, when: str, step: int, train: Train) -> None:
     """One process's part of a training."""
+    child = _begin(folder, kind, when, step, train)
+    _, status = os.waitpid(child, 0)
+    _note(folder, status)
+
+
+def job(folder: Path, kind: str, when: str, step: int, train: Train, ranks: int) -> None:
+    """The same of several; one that does not end as it should takes the others with it, as torchrun does."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    running = {}
+    for rank in range(ranks):
+        here = meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        running[_begin(folder / str(rank), kind, when, step, train, here)] = rank
+    while running:
+        child, status = os.wait()
+        _note(folder / str(running.pop(child)), status)
+        for other in running if status else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(other, signal.SIGKILL)
+
+
+def _begin(
+    folder: Path, kind: str, when: str, step: int, train: Train, environment: Mapping[str, str] | None = None
+) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     child = os.fork()
     if child == 0:
+        os.environ.update(environment or {})
         try:
             (folder / "final.json").write_text(json.dumps(train(folder, kind, when, step), default=str))
             os._exit(0)
         except BaseException:  # noqa: BLE001 (it ends the child)
             traceback.print_exc()
             os._exit(1)
-    _, status = os.waitpid(child, 0)
-    (folder / "statuses").open("a").write(f"{os.waitstatus_to_exitcode(status)}\n")
+    return child
+
+
+def _note(folder: Path, status: int) -> None:
+    with (folder / "statuses").open("a") as file:
+        file.write(f"{os.waitstatus_to_exitcode(status)}\n")
+
+
+def in_ranks() -> bool:
+    """Whether this process is one of several."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def store(folder: Path) -> Path:
+    """Of the training whose part, or all of it, is in this folder."""
+    return (folder.parent if in_ranks() else folder) / "store"
 
 
 def told(root: Path, case: str) -> Any:
@@ -61,8 +109,9 @@ def statuses(root: Path, case: str) -> list[int]:
 
 
 def plain(case: str) -> str:
-    """The same training, never interrupted and without checkflow."""
-    return f"{case.split(':')[0]}:plain:0"
+    """The same training, never interrupted and without checkflow; of a rank, "kind:when:step/rank", that rank's."""
+    _, slash, rank = case.partition("/")
+    return f"{case.split(':')[0]}:plain:0{slash}{rank}"
 
 
 def begun(root: Path, case: str) -> Counter[str]:
@@ -76,3 +125,22 @@ def order(root: Path, case: str) -> list[str]:
     for line in (root / case / "order").read_text().splitlines():
         lines.setdefault(line.split()[0], []).append(line)
     return [line for step, found in lines.items() for line in found[-sizes[step] :]]
+
+
+def check_ranks(root: Path, case: str) -> None:
+    """Each rank of a job that was killed ended as it does in one that was not, and none began from the start again."""
+    orders = []
+    for rank in sorted((root / case).glob("[0-9]")):
+        each = f"{case}/{rank.name}"
+        killed, ended = statuses(root, each)
+        assert killed != 0 and ended == 0
+        assert _all(told(root, each)) == _all(told(root, plain(each)))
+        assert order(root, each) == order(root, plain(each))
+        assert begun(root, each)["1"] == begun(root, plain(each))["1"]
+        orders.append(order(root, each))
+    assert len(orders) > 1 and orders[0] != orders[1]  # each its part of the data
+
+
+def _all(left: dict[str, Any]) -> Any:
+    """But for what only this life knows."""
+    return left.get("final", left)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lives import WHOLE, order, run, statuses, told
+from lives import WHOLE, check_ranks, order, run, statuses, told
 from once import once
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'checkflow[accelerate]'")
@@ -64,6 +64,33 @@ def test_killed_and_resumed_it_ends_the_same(root: Path, case: str) -> None:
     assert order(root, case) == order(root, whole)
 
 
+# Of 2 ranks: 2 iterations are an epoch.
+RANKS = [f"shuffled:{kill}" for kill in ("batch:3", "update:3", "accumulation:3", "border:2", "evaluation:4")]
+RANKS += [f"{kind}:batch:3" for kind in ("shuffled-seedable", "shuffled-seedable-stateful", "generator", "workers")]
+RANKS += [f"shuffled-fsdp:{kill}" for kill in ("batch:3", "evaluation:4")]
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kinds = dict.fromkeys(case.split(":")[0] for case in RANKS)
+    cases = [f"{kind}:{when}:0" for kind in kinds for when in WHOLE] + RANKS
+    return once(
+        tmp_path_factory, "accelerate-ranks", lambda folder: run(HERE / "accelerate_loops.py", folder, *cases, ranks=2)
+    )
+
+
+@pytest.mark.parametrize("case", RANKS)
+def test_killed_ranks_end_as_those_that_were_not(of_ranks: Path, case: str) -> None:
+    """With the plain DistributedDataParallel, or FSDP2, that Accelerate wraps the model in."""
+    check_ranks(of_ranks, case)
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case.split(":")[0] for case in RANKS))
+def test_checkpoints_change_nothing_of_ranks(of_ranks: Path, kind: str) -> None:
+    for rank in "01":
+        assert told(of_ranks, f"{kind}:never:0/{rank}") == told(of_ranks, f"{kind}:plain:0/{rank}")
+
+
 def test_one_batch_is_loaded_again(root: Path) -> None:
     """Beside the one that was in hand, and the one that Accelerate had fetched ahead."""
     loaded, whole = ((root / f"{MANY}:{end}" / "loaded").read_text().split() for end in ("batch:6", "never:0"))
@@ -86,9 +113,9 @@ def attached(one, **options):
 def prepared():
     one = life("a")
     checkflow.attach(one.model, one.optimizer, store=one.folder / "store", loader=one.loader)
-def processes():
+def deepspeed():
     one = life("b")
-    one.accelerator = types.SimpleNamespace(num_processes=2)
+    one.accelerator = types.SimpleNamespace(distributed_type=DistributedType.DEEPSPEED)
     attached(one)
 def scaler():
     attached(life("c"), scaler=1)
@@ -119,7 +146,7 @@ def shorter():
         for batch in one.loader:
             pass
 said = {}
-for case in (prepared, processes, scaler, extra, iterable, sampler, shorter, accumulating):  # which leaves it so
+for case in (prepared, deepspeed, scaler, extra, iterable, sampler, shorter, accumulating):  # which leaves it so
     try:
         case()
     except Exception as error:
@@ -129,7 +156,7 @@ print(json.dumps(said))
 SAYS = {
     "prepared": "loader: was prepared by Accelerate, and its state is no position; attach with "
     "checkflow.integrations.accelerate",
-    "processes": "accelerator: has 2 processes; checkflow runs on one device",
+    "deepspeed": "accelerator: DEEPSPEED is not supported; use DistributedDataParallel or FSDP2",
     "scaler": "scaler: is the Accelerator's own, and taken along; leave it out",
     "extra": "extra: 'accelerate' is what the Accelerator keeps; take another name",
     "iterable": "loader: a prepared loader without a batch sampler has no positions; leave torchdata's "
@@ -145,6 +172,41 @@ def test_what_is_refused(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", REFUSED, str(tmp_path)], cwd=HERE, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {case: f"InputError: {line}" for case, line in SAYS.items()}
+
+
+OF_RANKS = {
+    "fsdp1": ("model: FSDP is not supported yet; use FSDP2 (fully_shard), DistributedDataParallel, or one process",)
+    * 2,
+    "dispatched": (
+        "loader: gets its batches from the first process, and has no position on the others; prepare it without "
+        "dispatch_batches",
+    )
+    * 2,
+    "attaches": (
+        "attach(): rank 1 has not come to it within 0.5 s; call it on every rank, and see whether all run",
+        "",
+    ),
+    "restores": (
+        "attach() or restore(): rank 1 has not come to it within 0.5 s; call it on every rank, and see whether all run",
+        "",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def misused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cases = [f"{kind}:never:0" for kind in OF_RANKS]
+    return once(
+        tmp_path_factory, "misused", lambda folder: run(HERE / "accelerate_misuses.py", folder, *cases, ranks=2)
+    )
+
+
+@pytest.mark.parametrize("kind", OF_RANKS)
+def test_what_is_refused_of_ranks(misused: Path, kind: str) -> None:
+    """In one line on each that does it; nobody waits for good."""
+    said = [told(misused, f"{kind}:never:0/{rank}") for rank in range(2)]
+    for line, expected in zip(said, OF_RANKS[kind], strict=True):
+        assert line.removeprefix("rank 0: ").removeprefix("rank 1: ") == expected
 
 
 KEPT = """

@@ -13,7 +13,7 @@ pytest.importorskip("lightning", reason="lightning is not installed: pip install
 import fits
 import lightning.pytorch as pl
 import torch
-from lives import WHOLE, begun, order, plain, run, statuses, told
+from lives import WHOLE, begun, check_ranks, order, plain, run, statuses, told
 from once import once
 
 from checkflow.errors import InputError
@@ -70,6 +70,31 @@ def test_it_resumes_where_it_was_killed(case: str, root: Path) -> None:
     """No step that ended is taken again."""
     again = begun(root, case) - begun(root, plain(case))
     assert set(again) <= {str(KILLS[case] + 1)}
+
+
+# Of 2 ranks, by DDP and by FSDP2 (sharded): 3 steps are an epoch.
+RANKS = [f"stateful:{kill}" for kill in ("batch:4", "validation:4", "next:3", "epoch:3", "raise:4")]
+RANKS += [f"{kind}:batch:4" for kind in ("generated", "distributed", "divided", "manual", "sharded")]
+RANKS += ["sharded:validation:4"]
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kinds = dict.fromkeys(case.split(":")[0] for case in RANKS)
+    cases = [f"{kind}:{when}:0" for kind in kinds for when in WHOLE] + RANKS
+    return once(tmp_path_factory, "lightning-ranks", lambda folder: run(Path(fits.__file__), folder, *cases, ranks=2))
+
+
+@pytest.mark.parametrize("case", RANKS)
+def test_killed_ranks_end_as_those_that_were_not(case: str, of_ranks: Path) -> None:
+    """Also where Lightning divides a sampler's order among them, which would begin with another one."""
+    check_ranks(of_ranks, case)
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case.split(":")[0] for case in RANKS))
+def test_checkpoints_change_nothing_of_ranks(kind: str, of_ranks: Path) -> None:
+    for rank in "01":
+        assert told(of_ranks, f"{kind}:never:0/{rank}") == told(of_ranks, f"{kind}:plain:0/{rank}")
 
 
 def test_under_its_older_name_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip install 'checkflow[torchtitan]'")
 
 import torch
-from lives import begun, order, plain, run, statuses, told
+from lives import WHOLE, begun, check_ranks, order, plain, run, statuses, told
 from once import once
 
 from checkflow.errors import InputError
@@ -42,9 +42,24 @@ def test_no_completed_step_is_trained_again(root: Path, case: str) -> None:
     assert set(begun(root, case) - begun(root, plain(case))) <= {case.split(":")[2]}
 
 
+RANKS = [f"{kind}:{where}" for kind in ("sharded", "replicated") for where in ("micro:5", "update:8", "validate:8")]
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cases = [f"{kind}:{when}:0" for kind in ("sharded", "replicated") for when in WHOLE] + RANKS
+    return once(tmp_path_factory, "titans-ranks", lambda folder: run(HERE / "titans.py", folder, *cases, ranks=2))
+
+
+@pytest.mark.parametrize("case", RANKS)
+def test_killed_ranks_end_as_those_that_were_not(of_ranks: Path, case: str) -> None:
+    """By FSDP2, of shards and of replicas."""
+    check_ranks(of_ranks, case)
+
+
 def test_what_is_durable_and_retained_is_as_configured(root: Path) -> None:
     """The last step, and of those before at most one."""
-    newest, *others = (found.iteration for found in list_checkpoints(root / "titan:never:0" / "checkpoint"))
+    newest, *others = (found.iteration for found in list_checkpoints(root / "titan:never:0" / "store" / "checkpoint"))
     assert newest == 12 and len(others) < 2
 
 

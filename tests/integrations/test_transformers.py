@@ -8,7 +8,7 @@ from pathlib import Path
 
 import lives
 import pytest
-from lives import order, statuses, told
+from lives import check_ranks, order, statuses, told
 from once import once
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'checkflow[transformers]'")
@@ -54,6 +54,31 @@ def test_what_was_trained_on_is_not_loaded_again(root: Path, case: str) -> None:
     epochs, steps = divmod(KILLS[case], EPOCH)
     skipped = epochs * ITEMS + steps * ACCUMULATED * BATCH
     assert told(root, case)["loaded"] == told(root, "hf:plain:0")["loaded"][skipped:]
+
+
+RANKS = [
+    f"hf:{kill}" for kill in ("step:5", "step:4", "epoch:4", "evaluate:5", "substep:6", "raise:6")
+]  # an epoch is 4
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cases = "hf:plain:0", "hf:never:0", *RANKS
+    return once(
+        tmp_path_factory,
+        "transformers-ranks",
+        lambda folder: lives.run(HERE / "trainers.py", folder, *cases, ranks=2),
+    )
+
+
+@pytest.mark.parametrize("case", RANKS)
+def test_killed_ranks_end_as_those_that_were_not(of_ranks: Path, case: str) -> None:
+    check_ranks(of_ranks, case)
+
+
+def test_checkpoints_change_nothing_of_ranks(of_ranks: Path) -> None:
+    for rank in "01":
+        assert told(of_ranks, f"hf:never:0/{rank}") == told(of_ranks, f"hf:plain:0/{rank}")
 
 
 def run(what: str, folder: Path, *, fails: bool = False) -> str:

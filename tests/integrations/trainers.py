@@ -37,6 +37,17 @@ class Counted(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
+def counting(model: torch.nn.Module) -> torch.nn.Module:
+    """With a buffer that each pass writes, of an evaluation, too."""
+    model.register_buffer("seen", torch.zeros(()))
+
+    def count(module: Any, _args: object, given: dict[str, Any]) -> None:
+        module.seen += given["input_ids"].float().mean()
+
+    model.register_forward_pre_hook(count, with_kwargs=True)
+    return model
+
+
 class Kill(transformers.TrainerCallback):  # type: ignore[misc]
     def __init__(self, when: str, step: int) -> None:
         self.when = when
@@ -98,9 +109,12 @@ def make(folder: Path, when: str = "never", step: int = 0, **options: Any) -> An
         "include_num_input_tokens_seen": "all", "metric_for_best_model": "loss", "seed": 3,
     }  # fmt: skip
     plain = when == "plain"
-    checkpoints = [] if plain else [CheckflowCallback(folder / "store", **options)]
+    if lives.in_ranks():
+        arguments |= {"ddp_backend": "gloo", "data_seed": 3, "seed": 3 + int(os.environ["RANK"])}
+        options |= {"when_full": "wait"}
+    checkpoints = [] if plain else [CheckflowCallback(lives.store(folder), **options)]
     trainer = (Watched if plain else resumable(Watched))(
-        transformers.GPT2LMHeadModel(config),
+        counting(transformers.GPT2LMHeadModel(config)),
         transformers.TrainingArguments(**(arguments | given)),
         train_dataset=data,
         eval_dataset=Counted(6),
