@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from checkflow.distributed.group import Group, reached
@@ -32,6 +33,8 @@ class _Matter:
     name: str
     rules: Callable[[], bool]
     agreed: Callable[[bool | None], None]
+    iteration: int | None = None  # that every rank has to stage
+    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +56,20 @@ class Agreement:
         self._waiting: list[_Matter] = []
         self._past: deque[str] = deque()
         self._trouble: str | None = None
+        self._is_late = False  # some rank is, and that was told
         self._thread: threading.Thread | None = None  # until there is something to say
         self._starting = threading.Lock()
+
+    @property
+    def deadline_s(self) -> float:
+        """See store.trainer.peers.Peers."""
+        return self._group.deadline_s
 
     def staging(
         self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]
     ) -> Callable[[], None]:
-        """See store.trainer.peers.Peers."""
-        return partial(self._put, _Matter(f"{self.attempt}/staged/{iteration}", rules, agreed))
+        """See there."""
+        return partial(self._put, _Matter(f"{self.attempt}/staged/{iteration}", rules, agreed, iteration))
 
     def skipped(self, iteration: int) -> None:
         """See there."""
@@ -104,6 +113,7 @@ class Agreement:
                     pause_s = min(2 * pause_s, _PAUSE_S[1])
                 self._hear()
                 self._pulse.beat()
+                self._look_for_who_is_late()
         except Exception as error:  # noqa: BLE001 (nobody else would hear of it)
             why = str(error) if isinstance(error, PeerError) else f"{type(error).__name__}: {error}"
             self._trouble = (
@@ -135,6 +145,16 @@ class Agreement:
                 self._waiting.remove(matter)
         while len(self._waiting) > _KEPT:  # not every rank reads every checkpoint back
             del self._waiting[0]
+
+    def _look_for_who_is_late(self) -> None:
+        now = time.monotonic()
+        late = [each.iteration for each in self._waiting if each.iteration and now - each.since > self.deadline_s]
+        if late and not self._is_late:
+            self._trouble = (
+                f"iteration {late[0]} has no part of every rank after {self.deadline_s:g} s, and counts once it has; "
+                "call step() on every rank, and see whether all run"
+            )
+        self._is_late = bool(late)
 
 
 def _ruling(name: str) -> str:

@@ -6,6 +6,7 @@ It says "NAME: KIND: MESSAGE" of each.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,24 @@ def other_model(store: Path, rank: int) -> None:
             assert torch.equal(model.weight, before)
 
 
+def steps_alone(store: Path, rank: int) -> None:
+    """As under `if rank == 0`."""
+    with attach(store, when_full="wait", peers_deadline_s=0.5) as checkpointer:
+        for _ in range(6 if rank == 0 else 0):
+            checkpointer.step()
+
+
+def steps_late(store: Path, rank: int) -> None:
+    told: list[str] = []
+    with attach(store, peers_deadline_s=0.2, notify=told.append) as checkpointer:
+        for _ in range(2):
+            time.sleep(0.5 * rank)
+            checkpointer.step()
+            dist.barrier()
+    if told:
+        raise checkflow.CheckflowError(told[0])
+
+
 def unsharded_at_the_end(store: Path) -> None:
     """An evaluation leaves the root of FSDP2 as it was gathered."""
     model, optimizer = training(divided=True)
@@ -117,6 +136,8 @@ def main(folder: Path) -> None:
         "model": lambda: other_model(folder / "b", rank),
         "anew": lambda: begun_anew(folder / "b"),
         "unsharded": lambda: unsharded_at_the_end(folder / "c"),
+        "waits": lambda: steps_alone(folder / "d", rank),
+        "late": lambda: steps_late(folder / "e", rank),
         "missing": lambda: attach(folder / "a", peers_deadline_s=0.5) if rank == 0 else None,
     }
     for name, attempt in tries.items():

@@ -34,6 +34,11 @@ BOTH = {
 EACH = {
     "one": [r"PeerError: rank 1: when_full: 'sometimes' is not known", r"InputError: when_full: 'sometimes' is not"],
     "model": [r"PeerError: rank 1: model/weight: has shape \(3, 3\), \(2, 3\)", r"InputError: model/weight: has shape"],
+    "waits": [r"PeerError: step\(\): not every rank has come to it within 0.5 s; call it on every rank", r"done"],
+    "late": [
+        r"CheckflowError: .*iteration [12] has no part of every rank after 0.2 s, .*call step\(\) on every",
+        r"done",
+    ],
     "missing": [r"PeerError: attach\(\): rank 1 has not come to it within 0.5 s; call it on every rank", r"done"],
 }
 

@@ -353,6 +353,8 @@ class StoreHandle:
                     return None
                 if not pending and not self._slots.awaits_agreement:
                     raise StoreError("slots: all are being filled; stage or abandon one before acquiring another")
+                if not pending and self._rulings is not None:
+                    self._rulings.check(time.monotonic_ns() - started)
                 self._saver.wait(0.05)
                 self.poll()
         finally:

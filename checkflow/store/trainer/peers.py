@@ -9,6 +9,10 @@ from typing import Protocol
 class Peers(Protocol):
     """The other ranks. Nobody waits for them: what they agree on is told in another thread."""
 
+    @property
+    def deadline_s(self) -> float:
+        """How long a rank waits for the others before it says that they do not come."""
+
     def staging(
         self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]
     ) -> Callable[[], None]:

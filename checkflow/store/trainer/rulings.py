@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 
+from checkflow.errors import PeerError
 from checkflow.store.both.messages import WAKE, agreed
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slots
@@ -46,6 +47,14 @@ class Rulings:
     def target(self) -> MirrorTarget | None:
         """Whose mirror these slots have."""
         return None if self._sender is None else self._sender.target
+
+    def check(self, waited_ns: int) -> None:
+        """A slot is waited for that will be free once the other ranks have come as far. Raises PeerError in the end."""
+        if waited_ns > 1e9 * self._peers.deadline_s:
+            raise PeerError(
+                f"step(): not every rank has come to it within {self._peers.deadline_s:g} s; call it on every rank, "
+                "and see whether all run"
+            )
 
     def staged(self, slot: int, iteration: int) -> None:
         """The newest checkpoint, in this slot, is that of this iteration."""
