@@ -24,6 +24,7 @@ from torch.futures import Future
 
 from checkflow.distributed.parts import Complete, all_in
 from checkflow.distributed.reading import files_of, whole_file
+from checkflow.distributed.resharding import owners_of
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.state.names import StateName, holder_of
 from checkflow.state.restore.files import TensorFile
@@ -77,19 +78,13 @@ class StoreReader(StorageReader):
             for name in (*file.tensors, *file.aliases):
                 state = StateName.of(holder_of(file_name), name)
                 held = file.tensors[file.aliases.get(name, name)]
-                shards = [part.record.shards.get(state) for part in parts.ranks]
-                first = shards[0]
-                shape = torch.Size(held.shape if first is None else first.shape)
-                chunks: dict[torch.Size, ChunkStorageMetadata] = {}
-                for rank, shard in enumerate(shards):
-                    offsets = torch.Size((0,) * len(shape) if shard is None else shard.offsets)
-                    sizes = shape if shard is None else torch.Size(shard.sizes)
-                    if offsets not in chunks and (0 not in sizes or 0 in shape):
-                        chunks[offsets] = ChunkStorageMetadata(offsets, sizes)
-                        stored[MetadataIndex(_key(state), offsets)] = _Stored(rank, file_name, name)
-                tensors[_key(state)] = TensorStorageMetadata(
-                    TensorProperties(dtype=held.dtype), shape, list(chunks.values())
-                )
+                shard = parts.ranks[0].record.shards.get(state)
+                shape = torch.Size(held.shape if shard is None else shard.shape)
+                chunks: list[ChunkStorageMetadata] = []
+                for place, rank in owners_of(parts, 0, state, tuple(shape)).items():
+                    chunks.append(ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.sizes)))
+                    stored[MetadataIndex(_key(state), place.offsets)] = _Stored(rank, file_name, name)
+                tensors[_key(state)] = TensorStorageMetadata(TensorProperties(dtype=held.dtype), shape, chunks)
         return Metadata(state_dict_metadata=tensors, storage_data=stored)  # type: ignore[arg-type]
 
     def set_up_storage_reader(self, metadata: Metadata, *_args: object, **_kwargs: object) -> None:

@@ -164,17 +164,26 @@ def _pieces(parts: Complete, first: int, wanted: Mapping[StateName, Place]) -> d
     """By the rank that has them: of several that have the same part the lowest, and `first` of what is whole."""
     found: dict[int, list[_Piece]] = {}
     for state, place in wanted.items():
-        owners: dict[Place, int] = {}
-        for number, part in enumerate(parts.ranks):
-            shard = part.record.shards.get(state)
-            if shard is None:
-                owners.setdefault(whole(state, place.shape), first)
-            else:
-                owners.setdefault(_place(shard), number)
-        chunks = [own for own in owners if 0 not in own.sizes]
+        owners = owners_of(parts, first, state, place.shape)
+        chunks = list(owners)
         for index, source, target, sizes in _overlaps(chunks, place):
             found.setdefault(owners[chunks[index]], []).append(_Piece(state, source, target, sizes))
     return found
+
+
+def owners_of(parts: Complete, first: int, state: StateName, shape: tuple[int, ...]) -> dict[Place, int]:
+    """The parts of a tensor of this shape, each with the rank that has it: of several the lowest, and `first`, with what
+    others saved of its part, of what is whole.
+
+    Those without elements are left out, unless the whole has none.
+    """
+    owners: dict[Place, int] = {}
+    for rank, part in enumerate(parts.ranks):
+        shard = part.record.shards.get(state)
+        place = whole(state, shape) if shard is None else _place(shard)
+        if 0 not in place.sizes or 0 in place.shape:
+            owners.setdefault(place, first if shard is None else rank)
+    return owners
 
 
 def _overlaps(

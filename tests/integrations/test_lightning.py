@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,21 @@ def test_killed_ranks_end_as_those_that_were_not(case: str, of_ranks: Path) -> N
 def test_checkpoints_change_nothing_of_ranks(kind: str, of_ranks: Path) -> None:
     for rank in "01":
         assert told(of_ranks, f"{kind}:never:0/{rank}") == told(of_ranks, f"{kind}:plain:0/{rank}")
+
+
+def test_processes_that_lightning_starts(tmp_path: Path) -> None:
+    """The first one starts the other by the same command; where that one is killed, the other ends, too."""
+    launched = [sys.executable, str(Path(__file__).parent / "launched.py")]
+
+    def ran(*given: str) -> tuple[list[str], str]:
+        done = subprocess.run([*launched, *given], cwd=tmp_path, capture_output=True, text=True)
+        return sorted(line for line in done.stdout.splitlines() if line.startswith("end")), done.stderr
+
+    whole, _ = ran("whole")
+    assert len(whole) == 2
+    assert ran("killed", "0")[0] == []
+    again, said = ran("killed")
+    assert again == whole and "resumed iteration" in said, said
 
 
 def test_under_its_older_name_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
