@@ -16,7 +16,7 @@ def foreseen(store: Path, peers_deadline_s: float, notify: Callable[[str], None]
     None where there has been none. Of a training in several processes each calls it. Waits for a saver whose trainer
     was killed: it may still be writing what is the newest. Raises as `Checkpointer.restore` does.
     """
-    together = Together.here(store, peers_deadline_s)
+    together = Together.here(store, peers_deadline_s, notify)
     if together is None:
         return newest(store).checkpoint if _is_free(store, notify) else None
     with together.group.telling():

@@ -172,9 +172,9 @@ def _pieces(parts: Complete, first: int, wanted: Mapping[StateName, Place]) -> d
 
 
 def owners_of(parts: Complete, first: int, state: StateName, shape: tuple[int, ...]) -> dict[Place, int]:
-    """The parts of a tensor of this shape, each with the rank that has it: of several the lowest, and `first`, with what
-    others saved of its part, of what is whole.
+    """The parts of a tensor of this shape, each with the rank that has it.
 
+    Of several that have the same part it is the lowest, and `first` of what is whole: others saved that in its place.
     Those without elements are left out, unless the whole has none.
     """
     owners: dict[Place, int] = {}

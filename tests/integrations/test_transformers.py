@@ -123,6 +123,30 @@ life(folder / "in", "never", 0, arguments={"logging_steps": 3})   # all is done:
         assert [line.get("loss") for line in found["history"]] == [line.get("loss") for line in expected["history"]]
 
 
+def test_ranks_take_what_verifies_on_each(tmp_path: Path) -> None:
+    """Also as one process, which goes on with the first one's part of the data."""
+    said = run(
+        """
+for name, when, step in (("a", "step", 5), ("b", "plain", 0)):
+    lives.job(folder / name, "hf", when, step, train, 2)
+newest, *_ = sorted((folder / "a" / "store" / "rank-1-of-2").glob("*-iteration-*"), reverse=True)
+(file,) = newest.glob("model*.safetensors")
+file.write_bytes(b"")
+shutil.copytree(folder / "a" / "store", folder / "c" / "store")
+lives.job(folder / "a", "hf", "never", 0, train, 2)
+lives.life(folder / "c", "hf", "never", 0, train)
+print(newest.name)
+        """,
+        tmp_path,
+    )
+    damaged = int(said.split()[-1].rpartition("-")[2])
+    for rank in "01":
+        assert told(tmp_path, f"a/{rank}")["final"] == told(tmp_path, f"b/{rank}")["final"]
+        steps = [int(line.split()[0]) for line in (tmp_path / "a" / rank / "order").read_text().splitlines()]
+        assert steps.count(damaged) > steps.count(1)  # it is taken again
+    assert statuses(tmp_path, "c") == [0]
+
+
 @pytest.mark.parametrize(
     ("what", "says"),
     [
