@@ -1,0 +1,203 @@
+"""What can be restored of a training in several processes: all ranks look at once, and agree on one checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from checkflow.checkpointing.restoring import Nothing
+from checkflow.distributed.adopting import Places, Seen, adopt, has_copies, seen_in
+from checkflow.distributed.group import Group
+from checkflow.distributed.marks import Mark, common
+from checkflow.distributed.parts import Complete, RankPart, all_in, directories_in, marks_in
+from checkflow.distributed.reading import files_of, whole_file
+from checkflow.distributed.resharding import is_divided_alike, needed_by, reshaped
+from checkflow.errors import CorruptStoreError, InputError, StoreError
+from checkflow.state.host.record import Record
+from checkflow.state.restore.files import TensorFile
+from checkflow.store.format.manifest import parse_directory_name
+from checkflow.store.format.ranks import WHOLE, directory_of
+from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, checkpoint_names, load, nothing_is_scarce
+from checkflow.training import Training
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What this rank can read: its own parts, and checkpoints of other numbers of ranks."""
+
+    mine: Mapping[Mark, RankPart]
+    others: Mapping[Mark, Complete]
+
+    def checkpoint(self, mark: Mark) -> Checkpoint:
+        """The directory that stands for one of these."""
+        return self.mine[mark].checkpoint if mark in self.mine else self.others[mark].ranks[0].checkpoint
+
+
+class Seeking:
+    """By one rank of a group. `root`: the directory of all; `store`: its own.
+
+    `begin_attempt` is called with the marks that are known, each time that ranks have told each other of them.
+    """
+
+    def __init__(
+        self, group: Group, root: Path, store: Path, begin_attempt: Callable[[Iterable[Iterable[Mark]]], None]
+    ) -> None:
+        self._group = group
+        self._root = root
+        self._store = store
+        self._begin_attempt = begin_attempt
+
+    def own(self) -> list[list[Mark]]:
+        """The checkpoints that each rank has a part of. A new attempt begins."""
+        return self._exchanged(self._kept())[0]
+
+    def newest(
+        self, iteration: int | None, read: Callable[[Mark, Kept], T]
+    ) -> tuple[T, Checkpoint, tuple[SkippedCheckpoint, ...]] | Nothing:
+        """What was read of the newest (of that iteration, if given) that every rank can read; see Together.load."""
+        kept = self._kept()
+        own, elsewhere = self._exchanged(kept)
+        places, seen = self._looked_for(own)
+        shared = common(elsewhere)  # where each node has a disk of its own, ranks see no others' directories
+        marks = sorted({*places.everywhere(), *shared}, reverse=True)
+        skipped: list[SkippedCheckpoint] = []
+        for mark in marks:
+            if iteration is not None and mark.iteration != iteration:
+                continue
+            wrong: dict[int, object] = {}
+            if mark not in shared and places.lacking(mark):
+                wrong = _by_rank(adopt(self._group, self._store, mark, places, seen))
+                kept = self._kept()
+            if not wrong:
+                try:
+                    with nothing_is_scarce(self._root):
+                        found, why = read(mark, kept), ""
+                except CorruptStoreError as error:
+                    found, why = None, str(error)
+                wrong = _by_rank(self._group.gather("restore()", why))
+                if found is not None and not wrong:
+                    return found, kept.checkpoint(mark), tuple(skipped)
+            rank, reason = next(iter(wrong.items()))
+            name = f"iteration {mark.iteration} of attempt {mark.attempt}"
+            skipped.append(SkippedCheckpoint(self._store / name, 0, mark.iteration, f"rank {rank}: {reason}"))
+        if iteration is None and not marks and not any(self._group.gather("restore()", self._had_one())):
+            return Nothing(tuple(_partial(kept)))
+        raise self._none_is_whole(places.own, marks, iteration, skipped)
+
+    def read(self, mark: Mark, kept: Kept, training: Training) -> tuple[Mapping[str, TensorFile], Record]:
+        """What this rank restores of it, verified. Raises CorruptStoreError, InputError for what it cannot see."""
+        if mark in kept.mine and is_divided_alike(kept.mine[mark].record, training):
+            part = kept.mine[mark]
+            seen = self._seen(mark, part)
+            return {name: whole_file(part, name, seen) for name in files_of(part)}, part.record
+        whole = kept.others.get(mark) or next((found for found in all_in(self._root) if found.mark == mark), None)
+        if whole is None:
+            raise InputError(
+                f"{self._store}: iteration {mark.iteration} was divided among ranks otherwise, and not every rank's "
+                "directory can be seen here; put them into one directory"
+            )
+        found = reshaped(whole, self._group.rank, needed_by(training))
+        return found.files, found.record
+
+    def verified(self, mark: Mark, kept: Kept) -> Checkpoint:
+        """Verify it: of other ranks than there are now, all that this one may need. Raises CorruptStoreError."""
+        parts = (kept.mine[mark],) if mark in kept.mine else kept.others[mark].ranks
+        for part in parts:
+            load(part.checkpoint)
+        return parts[self._group.rank % len(parts)].checkpoint
+
+    def _kept(self) -> Kept:
+        return Kept(marks_in(self._store), {parts.mark: parts for parts in all_in(self._root, but=self._group.size)})
+
+    def _exchanged(self, kept: Kept) -> tuple[list[list[Mark]], list[list[Mark]]]:
+        """What each rank has itself, and what it sees of other numbers of ranks. A new attempt begins."""
+        said = self._group.gather("attach() or restore()", [list(kept.mine), list(kept.others)])
+        pairs = [pair for pair in said if isinstance(pair, list)]
+        own, others = ([_marks(pair[which]) for pair in pairs] for which in (0, 1))
+        self._begin_attempt([*own, *others])
+        return own, others
+
+    def iterations(self) -> list[int]:
+        """Of what other numbers of ranks left, sound or not, newest first."""
+        names = (name for path in directories_in(self._root, but=self._group.size) for name in checkpoint_names(path))
+        return sorted({found.iteration for name in names if (found := parse_directory_name(name))}, reverse=True)
+
+    def _looked_for(self, own: Sequence[Collection[Mark]]) -> tuple[Places, Seen]:
+        """Where each rank's parts can be read, its own directory apart, and what this one sees of them.
+
+        Looked for where a rank lacks what another one has, or has held copies: else there is nothing to find.
+        """
+        newest = max((mark for marks in own for mark in marks), default=None)
+        lacking = frozenset(rank for rank, marks in enumerate(own) if newest not in marks)
+        alone = Places(tuple(map(frozenset, own)), tuple({} for _ in own))
+        if not any(self._group.gather("restore()", has_copies(self._root, self._group.size))) and not lacking:
+            return alone, {}
+        seen = seen_in(self._root, self._group.size, lacking)
+        said = self._group.gather("restore()", {str(rank): list(marks) for rank, marks in seen.items()})
+        of_all = [{int(rank): frozenset(_marks(marks)) for rank, marks in dict(each).items()} for each in said]  # type: ignore[call-overload]
+        self._begin_attempt(marks for each in of_all for marks in each.values())
+        return Places(alone.own, tuple(of_all)), seen
+
+    def _seen(self, mark: Mark, part: RankPart) -> dict[int, RankPart]:
+        """Other ranks' parts that have a share of this one, as far as they can be seen here."""
+        directories = {
+            rank: self._root / directory_of(rank, self._group.size) for rank in part.record.elsewhere.values()
+        }
+        held = {rank: marks_in(directory) for rank, directory in directories.items()}
+        return {rank: marks[mark] for rank, marks in held.items() if mark in marks}
+
+    def _had_one(self) -> bool:
+        """Whether every rank once had its part of a checkpoint, of this training or of one in another number."""
+        elsewhere = directories_in(self._root, but=self._group.size)
+        return (self._store / WHOLE).exists() or any(
+            directory == self._root or (directory / WHOLE).exists() for directory in elsewhere
+        )
+
+    def _none_is_whole(
+        self,
+        everyone: Sequence[Collection[Mark]],
+        marks: list[Mark],
+        iteration: int | None,
+        skipped: list[SkippedCheckpoint],
+    ) -> StoreError:
+        if iteration is not None and not skipped:
+            has = sorted({mark.iteration for mark in marks})
+            return StoreError(
+                f"{self._root}: has no checkpoint of iteration {iteration} that all {self._group.size} ranks "
+                f"have; they have {', '.join(map(str, has)) or 'none'}"
+            )
+        if skipped:
+            reasons = "; ".join(map(str, skipped[:3])) + (f"; and {len(skipped) - 3} more" if skipped[3:] else "")
+            return CorruptStoreError(
+                f"{self._root}: no checkpoint verifies on every rank ({reasons}); restore the store from a copy"
+            )
+        lacking = [str(rank) for rank, found in enumerate(everyone) if not found]
+        elsewhere = [path.name for path in directories_in(self._root, but=self._group.size) if path != self._root]
+        why = "the ranks have no iteration of one attempt in common"
+        if len(lacking) == self._group.size and elsewhere:
+            why = f"of another number of ranks there are only {', '.join(elsewhere[:5])}"
+        elif lacking:
+            why = f"rank {', '.join(lacking)} has none"
+        return CorruptStoreError(
+            f"{self._root}: no checkpoint is whole, for {why}; restore the missing directories from a copy, or "
+            "begin anew with attach(..., start_over=True)"
+        )
+
+
+def _marks(said: Iterable[Sequence[int]]) -> list[Mark]:
+    return [Mark(*mark) for mark in said]
+
+
+def _by_rank(said: Iterable[object]) -> dict[int, object]:
+    """What is not as it should be."""
+    return {rank: why for rank, why in enumerate(said) if why}
+
+
+def _partial(kept: Kept) -> Iterator[SkippedCheckpoint]:
+    """What this rank has of a training that ended before every rank had a checkpoint."""
+    for each in (part.checkpoint for part in kept.mine.values()):
+        yield SkippedCheckpoint(each.path, each.serial, each.iteration, "not every rank had one yet")
