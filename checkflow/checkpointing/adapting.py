@@ -20,12 +20,12 @@ from checkflow.training import Training
 
 
 class Adapting:
-    """Joins both. Without a learner only what the state becomes is followed."""
+    """Joins both."""
 
     def __init__(
         self,
         engine: Engine,
-        learner: Learner | None,
+        learner: Learner,
         training: Training,
         objects: HostObjects,
         tell: Callable[[str], None],
@@ -41,11 +41,11 @@ class Adapting:
     @property
     def stage(self) -> str:
         """What the learner is doing."""
-        return "knowing" if self._learner is None else self._learner.stage.value
+        return self._learner.stage.value
 
     def ended(self, frame: FrameType) -> None:
         """An iteration has ended. Raises InputError where its state cannot be checkpointed, StoreError for its room."""
-        if self._follow_state() or self._learner is None:
+        if self._follow_state():
             return
         schedule = self._learner.ended(frame, self._running())
         if schedule is None:
@@ -64,19 +64,16 @@ class Adapting:
 
     def begins(self, frame: FrameType) -> None:
         """The next iteration begins."""
-        if self._learner is not None:
-            self._learner.begins(frame, self._running())
+        self._learner.begins(frame, self._running())
 
     def restored(self) -> None:
         """The state is another iteration's; optimizers may have state that they had not."""
-        if self._learner is not None:
-            self._learner.interrupted()
+        self._learner.interrupted()
         self._follow_state()
 
     def close(self) -> None:
         """Learn nothing any more."""
-        if self._learner is not None:
-            self._learner.close()
+        self._learner.close()
 
     def _follow_state(self) -> bool:
         """Whether the state has other tensors than the slots have room for, and others were taken."""
@@ -87,8 +84,7 @@ class Adapting:
         fitting = self._provisional()
         if fitting.fits(self._engine.handle.layouts):
             return False
-        if self._learner is not None:
-            self._learner.anew("its state has other tensors")
+        self._learner.anew("its state has other tensors")
         self._engine.change_over(fitting)
         self.learned_in = 0
         return True

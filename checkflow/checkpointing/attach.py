@@ -33,7 +33,6 @@ from checkflow.runtime.settings import Settings
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.state.holders import models_of
 from checkflow.state.host.objects import HostObjects
-from checkflow.state.live import is_divided
 from checkflow.state.refused import check_supported
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, newest
@@ -243,9 +242,7 @@ def attach(
             if together is not None:
                 undo.callback(together.close, complete=False)
             with held_back(signal.SIGINT):
-                if schedule is None and is_divided(training):
-                    planned = None
-                elif schedule is None:
+                if schedule is None:
                     learner = Learner(
                         training, Path(store), interval, lambda: inside.depth > 0, say, say_warning, lacks
                     )
@@ -268,7 +265,7 @@ def attach(
                     training,
                     objects,
                     Path(store),
-                    None if schedule is not None else Adapting(engine, learner, training, objects, say),
+                    None if learner is None else Adapting(engine, learner, training, objects, say),
                     None if overhead is None else Pacing(engine, overhead),
                     together,
                     start_over=start_over,
@@ -285,8 +282,7 @@ def attach(
                 earlier = (lambda: newest(handle.path).checkpoint) if together is None else (lambda: together.of(marks))
                 _keep_earlier(handle.path, earlier, warn, tell)
             size_bytes = sum(layout.size_bytes for layout in planned.layouts) if planned else None
-            learns = learner is not None
-            tell(f"{store}: {_plan(engine.interval, size_bytes, slots, persist_every, learns=learns)}")
+            tell(f"{store}: {_plan(engine.interval, size_bytes, slots, persist_every)}")
             undo.pop_all()
         return checkpointer
 
@@ -387,16 +383,12 @@ def _fits_still(learner: Learner, training: Training, objects: HostObjects) -> F
         return None
 
 
-def _plan(interval: int, size_bytes: int | None, slots: int, every: PersistEvery, *, learns: bool) -> str:
+def _plan(interval: int, size_bytes: int | None, slots: int, every: PersistEvery) -> str:
     """ "a checkpoint every iteration, 1.40 GiB, durable each 30 s"; of no size where the schedule is to be learned."""
     often = "every iteration" if interval == 1 else f"every {interval} iterations"
     durable = f"durable {'at once' if slots == 1 else every.in_words()}"
-    if size_bytes is None and learns:
-        return f"a checkpoint {often}, {durable}; learns its schedule as training goes"
     if size_bytes is None:
-        return (
-            f"a checkpoint {often}, {durable}; read when an iteration ends, for no schedule is known of shared tensors"
-        )
+        return f"a checkpoint {often}, {durable}; learns its schedule as training goes"
     return f"a checkpoint {often}, {format_bytes(size_bytes)}, {durable}"
 
 
