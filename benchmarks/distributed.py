@@ -138,6 +138,12 @@ class EachOnDisk(Checkflow):
     }
 
 
+class Mirrored(Checkflow):
+    """Each checkpoint in the memory of another rank's machine, which here is the same one."""
+
+    options: ClassVar[dict[str, Any]] = {"replicate": 1, "when_full": "wait", "notify": lambda _: None}
+
+
 class DCP(Contender):
     def after(self, iteration: int) -> None:
         self._path = self.folder / str(iteration)
@@ -212,6 +218,7 @@ class DCPProcess(DCPAsync):
 CONTENDERS: dict[str, type[Contender]] = {
     "checkflow": Checkflow,
     "checkflow, each on disk": EachOnDisk,
+    "checkflow, each mirrored": Mirrored,
     "DCP async, thread": DCPAsync,
     "DCP async, process": DCPProcess,
     "DCP": DCP,
