@@ -10,6 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import distributed as parallel
 
+from checkflow.errors import ModelFileError
 from checkflow.graph import Role
 from checkflow.torch_internals import (
     ASSIGN_BUCKETS,
@@ -21,6 +22,7 @@ from checkflow.torch_internals import (
     reducer_class,
     without_modes,
 )
+from checkflow.trace.execution import user_line
 from checkflow.trace.replaced import replaced
 from checkflow.trace.storages import Ledger
 from checkflow.trace.values import Values
@@ -39,6 +41,7 @@ def over_fake_groups(values: Values, ledger: Ledger) -> Iterator[None]:
         undo.enter_context(replaced(reducer_class(), REBUILD_BUCKETS, _nothing))
         wrapper = parallel.DistributedDataParallel
         undo.enter_context(replaced(wrapper, "__init__", _summing(wrapper.__init__, ledger)))
+        undo.enter_context(replaced(wrapper, "register_comm_hook", _refuse_hook))
         yield
 
 
@@ -75,6 +78,13 @@ def _by_readiness(cap_mb: float | None) -> Callable[..., tuple[list[list[int]], 
         return [[last - index for index in bucket] for bucket in buckets][::-1], sizes[::-1]
 
     return assigned
+
+
+def _refuse_hook(*_args: object, **_kwargs: object) -> None:
+    raise ModelFileError(
+        f"{user_line()}: DistributedDataParallel's communication hooks are not traced yet; register none where "
+        "torch.distributed.get_backend() is 'fake'"
+    )
 
 
 def _nothing(*_args: object, **_kwargs: object) -> bool:

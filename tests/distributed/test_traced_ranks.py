@@ -12,6 +12,7 @@ import pytest
 import torch
 from rank_on_schedule import training
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -239,6 +240,16 @@ def test_of_one_process_ranks_are_refused() -> None:
         checkflow.compile(partial(layers, sharded), world_size=2, device="measure")
     with pytest.raises(InputError, match="rtx3090: this profile has no network"):
         checkflow.compile(partial(layers, sharded), world_size=2)
+
+
+def test_communication_hooks_are_refused() -> None:
+    def wrap(model: nn.Sequential) -> nn.Module:
+        wrapped = DistributedDataParallel(model)
+        wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        return wrapped
+
+    with in_place_of(World(2)), pytest.raises(ModelFileError, match=r"ranks.py:\d+: DistributedDataParallel's comm"):
+        trace_training(partial(layers, wrap), model="m", world=World(2))
 
 
 def test_a_mesh_that_does_not_fit_is_one_line() -> None:
