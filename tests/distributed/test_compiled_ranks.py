@@ -55,6 +55,7 @@ def test_each_rank_runs_what_was_compiled_for_it(kind: str, bandwidth: str, alik
         assert {iteration for iteration, _ in found.values()} == {min(resumed, last)}
         for said in job.said.values():
             assert "unwatched" in said and "silent" in said
+            assert ("staged 0" in said) == (resumed > 0)
         ends.append({rank: digest for rank, (_, digest) in found.items()})
     assert ends[0] == ends[1]
 
