@@ -248,9 +248,9 @@ class Checkpointer:
         if not self._executor.save():  # every slot is full: one is free once the newest staged one is durable
             self._handle.drain(DURABLE_DEADLINE_S)
             if not self._executor.save():
-                alone = self._together is None
-                advice = "see what the saver reported, or use slots=3" if alone else "call step() on every rank"
-                raise StoreError(f"{self._store}: save: no slot is free; {advice}")
+                if self._together is not None:
+                    raise StoreError(f"{self._store}: save: no slot is free; call step() on every rank")
+                raise StoreError(f"{self._store}: save: no slot is free; see what the saver reported, or use slots=3")
         if self._handle.persist_now(keep=keep) is None and keep:
             raise StoreError(f"{self._store}: save: the next checkpoint has the only slot; call it right after step()")
         self._handle.drain(DURABLE_DEADLINE_S)
