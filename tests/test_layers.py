@@ -132,7 +132,7 @@ ALLOWED_WITHIN: dict[str, dict[str, set[str]]] = {
         "live": {"names", "groups", "holders", "refused", "shards"},
         "divided": {"names", "live", "shards"},
         "host": {"names", "memory", "holders", "refused", "live", "divided", "shards"},
-        "restore": {"names", "memory", "groups", "holders", "live", "host", "shards"},
+        "restore": {"names", "memory", "groups", "holders", "live", "host", "divided", "shards"},
         "__init__": set(),
     },
 }

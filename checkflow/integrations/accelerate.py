@@ -29,7 +29,6 @@ import torch
 from checkflow.checkpointing.attach import attach as attach_to
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.errors import InputError
-from checkflow.integrations._buffers import share_buffers_next, shares_buffers_next
 from checkflow.integrations._drawn import Generators
 
 try:
@@ -83,7 +82,6 @@ def attach(
         raise InputError("scaler: is the Accelerator's own, and taken along; leave it out")
     if _KEY in (extra or {}):
         raise InputError(f"extra: {_KEY!r} is what the Accelerator keeps; take another name")
-    models = list(model) if isinstance(model, (list, tuple)) else [model]
     loaders = {name: _followed(name, one) for name, one in _named("loader", loader).items()}
     drawn = {f"{name}.{own}": generator for name, one in loaders.items() for own, generator in _generators(one).items()}
     registered = {f"{_KEY}-{number}": one for number, one in enumerate(accelerator._custom_objects)}
@@ -94,7 +92,7 @@ def attach(
         loader=cast(Any, tuple(loaders.values())),
         scheduler=cast(Any, tuple(getattr(one, "scheduler", one) for one in _named("scheduler", scheduler).values())),
         scaler=accelerator.scaler,
-        extra={**(extra or {}), _KEY: _Accumulation(accelerator, models), **registered},
+        extra={**(extra or {}), _KEY: _Accumulation(accelerator), **registered},
         generators={**(generators or {}), **drawn},
         **options,
     )
@@ -133,18 +131,16 @@ def _sampler_of_all(loader: Any) -> Any:
 class _Accumulation:
     """The count of batches since an update; where one is being made up there is nothing to resume from."""
 
-    def __init__(self, accelerator: Accelerator, models: Sequence[Any]) -> None:
+    def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._models = models
 
     def state_dict(self) -> dict[str, object]:
         if not self._accelerator.sync_gradients:
             raise InputError("step: gradients are being accumulated; call it where accelerator.sync_gradients")
-        return {"step": self._accelerator.step, "shares_buffers": shares_buffers_next(self._models)}
+        return {"step": self._accelerator.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._accelerator.step = state_dict["step"]
-        share_buffers_next(self._models, state_dict["shares_buffers"])
 
 
 class PreparedLoader:  # checkpoints have this name as its type

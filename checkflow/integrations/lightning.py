@@ -25,7 +25,6 @@ from checkflow.checkpointing.attach import attach
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.data import ResumableLoader
 from checkflow.errors import InputError
-from checkflow.integrations._buffers import share_buffers_next, shares_buffers_next
 from checkflow.integrations._drawn import Generators
 
 try:
@@ -319,7 +318,6 @@ class _Progress:
             "sums": self._callback.sums(),
             "generators": [generator.get_state() for generator in _generators_of(trainer)],
             "should_stop": trainer.should_stop,
-            "shares_buffers": shares_buffers_next([trainer.model]),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -333,7 +331,6 @@ class _Progress:
         for name in _METRICS:
             getattr(trainer, name).update(state_dict["metrics"][name])
         trainer.should_stop = state_dict["should_stop"]
-        share_buffers_next([trainer.model], state_dict["shares_buffers"])
         self._callback.left(state_dict["sums"], state_dict["generators"])
 
     def _callbacks(self) -> list[Any]:

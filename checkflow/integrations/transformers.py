@@ -25,7 +25,6 @@ from checkflow.checkpointing.foreseen import foreseen
 from checkflow.distributed.group import DEADLINE_S
 from checkflow.distributed.parts import directories_in
 from checkflow.errors import InputError
-from checkflow.integrations._buffers import share_buffers_next, shares_buffers_next
 from checkflow.state.host.decode import decode
 from checkflow.state.host.record import parse_record
 from checkflow.store.format.manifest import RECORD
@@ -210,17 +209,16 @@ class _Live(Mapping[str, object]):
 
 
 class _Loss:
-    """The loss since it was last logged, which stays on its device; and when ranks next share buffers."""
+    """The loss since it was last logged, which stays on its device."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     def state_dict(self) -> dict[str, object]:
-        return {"loss": self._trainer._tr_loss, "shares_buffers": shares_buffers_next([self._trainer.model_wrapped])}
+        return {"loss": self._trainer._tr_loss}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._trainer._tr_loss.copy_(state_dict["loss"])
-        share_buffers_next([self._trainer.model_wrapped], state_dict["shares_buffers"])
 
 
 def _has_state(callback: object) -> bool:

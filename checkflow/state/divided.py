@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from checkflow.division import Division
 from checkflow.state.live import Live, live_state, parameters_of
@@ -18,15 +18,15 @@ from checkflow.torch_internals import kept_alike, storage_id
 from checkflow.training import Training
 
 
+def replicated(training: Training) -> list[DistributedDataParallel]:
+    """The modules that are the same on all ranks, in order."""
+    parts = (part for model in training.models for part in model.modules())
+    return [part for part in parts if isinstance(part, DistributedDataParallel)]
+
+
 def sizes_alike(training: Training) -> dict[str, int]:
     """The bytes of each parameter that ranks have alike, by name."""
-    wrapped = [
-        part
-        for model in training.models
-        for part in model.modules()
-        if isinstance(part, torch.nn.parallel.DistributedDataParallel)
-    ]
-    alike = {id(parameter) for ddp in wrapped for parameter in kept_alike(ddp)}
+    alike = {id(parameter) for ddp in replicated(training) for parameter in kept_alike(ddp)}
     return {
         str(name): parameter.numel() * parameter.element_size()
         for name, parameter in parameters_of(training)

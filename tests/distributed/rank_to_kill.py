@@ -139,6 +139,9 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
             optimizer.step()
             optimizer.zero_grad()
             losses += loss.detach()
+            if kind == "synced" and iteration % 3 == 2:
+                with torch.no_grad():
+                    model(torch.randn(8, 16))  # before the forward pass after this one buffers are not shared
             checkpointer.step()
             say("iteration", iteration + 1)
             time.sleep(pause_s)

@@ -135,13 +135,18 @@ class ObjectRecord(BaseModel):
 
 
 class MemberRecord(BaseModel):
-    """Which process's part of a checkpoint this is. Parts belong together that are of one iteration and one attempt."""
+    """Which process's part of a checkpoint this is. Parts belong together that are of one iteration and one attempt.
+
+    `shares_buffers`: of each DistributedDataParallel, whether its next forward pass begins with the first rank's
+    buffers. After an evaluation it does not, where a new one always does.
+    """
 
     model_config = _STRICT
 
     rank: Annotated[int, Field(ge=0)]
     size: Annotated[int, Field(ge=1)]
     attempt: Annotated[int, Field(ge=1)]
+    shares_buffers: tuple[bool, ...] = ()
 
 
 class ShardRecord(BaseModel):

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from checkflow.about import About
 from checkflow.errors import CorruptStoreError, FormatError, InputError
 from checkflow.extra import key_of
+from checkflow.state.divided import replicated
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.decode import decode
 from checkflow.state.host.objects import HostObjects
@@ -119,6 +121,7 @@ class _Matched:
     metadata: dict[str, object]
     missing: tuple[str, ...]
     replay: Replay | None
+    shares_buffers: list[tuple[DistributedDataParallel, bool]]
 
     def apply(self) -> None:
         for found in self.objects:
@@ -129,6 +132,8 @@ class _Matched:
                 live.tensor.copy_(source.view())
         for module, state in self.extra:
             module.set_extra_state(state)
+        for ddp, shares in self.shares_buffers:
+            ddp.require_forward_param_sync = shares
         for plan in self.plans:
             (plan if self.replay is None else self.replay.begun(plan)).apply()
         if self.replay is not None:
@@ -167,7 +172,10 @@ def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training
     if not isinstance(metadata, dict):
         raise FormatError("metadata: is no object; take another checkpoint")
     replay = None if parsed.replay is None else match_replay(parsed.replay, tensors, optimizers, names)
-    return _Matched(matched, copies, extra, plans, generators, metadata, missing, replay)
+    shares = parsed.member.shares_buffers if parsed.member is not None else ()
+    ours = replicated(training)
+    buffers = list(zip(ours, shares, strict=True)) if len(ours) == len(shares) else []  # of another kind of training
+    return _Matched(matched, copies, extra, plans, generators, metadata, missing, replay, buffers)
 
 
 def files_of(record: Record, files: Mapping[str, memoryview]) -> dict[str, TensorFile]:
