@@ -33,6 +33,8 @@ class Mirror:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._slots: MirroredSlots | None = None
+        self._lock = threading.Lock()
+        self._ended = False  # what there is is being written down
 
     def receive(self) -> None:
         """For as long as the process runs."""
@@ -41,15 +43,25 @@ class Mirror:
                 contextlib.suppress(OSError, EOFError, AuthenticationError),  # it may come again, with other slots
                 self._listener.accept() as connection,
             ):
-                before, self._slots = self._slots, greeted(hurried(connection))
-                if before is not None:  # all that it holds is on its rank's disk
-                    before.close()
+                slots = greeted(hurried(connection))
+                self._replace(slots)
                 while True:
-                    self._slots.receive(connection)
+                    slots.receive(connection)
+
+    def _replace(self, slots: MirroredSlots) -> None:
+        """All that the former ones hold is on their rank's disk: it has said so before it came again."""
+        with self._lock:
+            if self._ended:
+                raise ConnectionAbortedError("nothing more is received")
+            before, self._slots = self._slots, slots
+        if before is not None:
+            before.close()
 
     def write_down(self, directory: int) -> None:
         """What there is, in the store's directory; what fails is told to the next trainer there."""
-        slots, store, failures = self._slots, path_of(directory), list[str]()
+        with self._lock:
+            self._ended, slots = True, self._slots
+        store, failures = path_of(directory), list[str]()
 
         def report(message: Message) -> None:
             if isinstance(message, FailedReport):
