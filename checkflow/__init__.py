@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Skipped,
         Staged,
         Stalled,
+        Uploaded,
         Verified,
     )
     from checkflow.extra import Stateful, Variables
@@ -87,6 +88,7 @@ __all__ = [
     "StoreReader",
     "TraceError",
     "Training",
+    "Uploaded",
     "Variables",
     "VerificationError",
     "Verified",
@@ -108,6 +110,7 @@ _EVENTS = (
     "Skipped",
     "Staged",
     "Stalled",
+    "Uploaded",
     "Verified",
 )
 _HOME = {

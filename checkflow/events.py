@@ -72,6 +72,22 @@ class Durable(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Uploaded(Event):
+    """A checkpoint is in the bucket, its manifest last: a lost disk no longer loses it."""
+
+    size_bytes: int
+    upload_ns: int  # from the disk to the bucket's answer, hashes included
+
+    def __str__(self) -> str:
+        size, took = format_bytes(self.size_bytes), format_ns(self.upload_ns)
+        return f"iteration {self.iteration} is uploaded, {size} in {took}"
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return {"checkflow/uploaded_iteration": self.iteration, "checkflow/upload_seconds": self.upload_ns / 1e9}
+
+
+@dataclass(frozen=True, slots=True)
 class Verified(Event):
     """A durable checkpoint was read back, and every hash matched. Of small ones, those alone that are retained."""
 

@@ -106,9 +106,9 @@ def test_what_the_package_imports_is_what_it_requires() -> None:
     pairs = [imported(path) for path in (ROOT / "checkflow").rglob("*.py") if path not in WITH_EXTRA]
     always, late = (set[str]().union(*found) for found in zip(*pairs, strict=True))
     assert distributions(always) <= required(PROJECT["dependencies"])
-    plot = required(PROJECT["optional-dependencies"]["plot"])
-    assert distributions(always | late) == required(PROJECT["dependencies"]) | plot
-    assert plot == distributions({"matplotlib"})
+    late_alone = {extra: required(PROJECT["optional-dependencies"][extra]) for extra in ("plot", "bucket")}
+    assert distributions(always | late) == required(PROJECT["dependencies"]).union(*late_alone.values())
+    assert late_alone == {"plot": distributions({"matplotlib"}), "bucket": distributions({"obstore"})}
 
 
 INSTEAD = {"lightning": {"pytorch_lightning"}}  # imported where the extra's own is not there
@@ -206,6 +206,7 @@ sys.meta_path.insert(0, Hidden())
 """
 WITHOUT = {
     "matplotlib": ("plot", "from checkflow.cli import main; main()", ["compile", "alexnet", "--report", "r.png"]),
+    "obstore": ("bucket", "from checkflow.cli import main; main()", ["list", "s3://bucket/run"]),
     "nbclient": ("notebooks", f"import runpy; runpy.run_path({EXECUTE!r}, None, '__main__')", ["nothing.ipynb"]),
 }
 

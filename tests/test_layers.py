@@ -117,6 +117,7 @@ ALLOWED_WITHIN: dict[str, dict[str, set[str]]] = {
         "memory": {"libc", "format"},
         "both": {"libc", "format"},
         "saver": {"format", "memory", "both"},
+        "bucket": {"format", "both"},
         "mirror": {"format", "memory", "both", "saver"},
         "trainer": {"format", "memory", "both"},
         "repair": {"format", "both"},

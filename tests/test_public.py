@@ -31,6 +31,7 @@ EVENTS = {
     "Skipped",
     "Staged",
     "Stalled",
+    "Uploaded",
     "Verified",
 }
 SURFACE = ERRORS | EVENTS | {

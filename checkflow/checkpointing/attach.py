@@ -13,6 +13,7 @@ import torch
 
 from checkflow.about import Run
 from checkflow.checkpointing.adapting import Adapting
+from checkflow.checkpointing.behind import Behind, check_store
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.earlier import of_now
 from checkflow.checkpointing.engine import Engine
@@ -35,6 +36,7 @@ from checkflow.state.holders import models_of
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.refused import check_supported
 from checkflow.store.both.retry import RETRY_S
+from checkflow.store.bucket.objects import Objects
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, newest
 from checkflow.store.format.retention import Retention
 from checkflow.store.memory.trainer_slots import WhenFull
@@ -65,6 +67,7 @@ def attach(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     store: str | Path,
+    bucket: str | None = None,
     schedule: Schedule | str | Path | None = None,
     scheduler: Stateful | Sequence[Stateful] | None = None,
     scaler: Stateful | Sequence[Stateful] | None = None,
@@ -102,6 +105,9 @@ def attach(
         model: one, or all of them, in the order in which they were traced; uncompiled or compiled.
         optimizer: one, or all of them.
         store: directory of the checkpoints; made if it does not exist. One trainer writes to it at a time.
+        bucket: URL of objects behind the store, "s3://bucket/prefix": the newest checkpoint on disk is uploaded to it
+            beside training, and restore() takes the newest from there where the disk has none, or an older one. Of one
+            process. Needs `checkflow[bucket]`; credentials come from the environment.
         schedule: compiled for this training, or the path of its file. Without one it is learned: an iteration is
             recorded and planned in another process, and until then all of the state is read when an iteration ends.
             What was learned is kept in the store for the next start, and learned anew where training changes.
@@ -156,6 +162,8 @@ def attach(
 
     if not peers_deadline_s > 0:
         raise InputError(f"peers_deadline_s: {peers_deadline_s} is not positive; use a number of seconds")
+    check_store(store)
+    objects_behind = None if bucket is None else Objects.open(bucket)
     together = Together.here(Path(store), peers_deadline_s, _to_stderr)
     with contextlib.nullcontext() if together is None else together.group.telling():
         store = Path(store) if together is None else together.store
@@ -183,6 +191,11 @@ def attach(
         if together is not None:
             _check_takes_together(schedule, overhead, slots)
         _check_replicate(replicate, together)
+        if bucket is not None and together is not None:
+            raise InputError(
+                "bucket: is not supported for several processes, whose parts would have to be uploaded together; leave "
+                "it out, or use replicate=1"
+            )
         if when_full not in ("skip", "wait"):
             raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
         if on_event is not None and not callable(on_event):
@@ -258,6 +271,11 @@ def attach(
                     warn(line)
                 handle = open_store(fitting)
                 undo.callback(_close, handle)
+                behind = None
+                if objects_behind is not None:
+                    behind = Behind(objects_behind, handle, start_over=start_over, notify=warn, tell=tell)
+                    behind.start(handle, retention, retry_s)
+                    undo.callback(behind.close, 0.0)
                 engine = Engine(training, objects, fitting, handle, open_store, settings, Path(store), inside, warn)
                 undo.callback(engine.close)
                 checkpointer = Checkpointer(
@@ -268,6 +286,7 @@ def attach(
                     None if learner is None else Adapting(engine, learner, training, objects, say),
                     None if overhead is None else Pacing(engine, overhead),
                     together,
+                    behind,
                     start_over=start_over,
                     sigterm_deadline_s=sigterm_deadline_s,
                     notify=warn,

@@ -17,11 +17,13 @@ import torch
 
 from checkflow.about import About, changes
 from checkflow.checkpointing.adapting import Adapting
+from checkflow.checkpointing.behind import Behind
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
-from checkflow.checkpointing.restoring import Nothing, newest_in, refusal
+from checkflow.checkpointing.restoring import Nothing, newest_in, newest_of, refusal
 from checkflow.checkpointing.resumed import doubts, of_losses
+from checkflow.checkpointing.sink import POLL_S
 from checkflow.checkpointing.together import Together
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, StoreError
@@ -58,6 +60,7 @@ class Checkpointer:
         adapting: Adapting | None,
         pacing: Pacing | None,
         together: Together | None,
+        behind: Behind | None,
         *,
         start_over: bool,
         sigterm_deadline_s: float | None,
@@ -69,6 +72,8 @@ class Checkpointer:
         self._adapting = adapting
         self._pacing = pacing
         self._together = together
+        self._behind = behind
+        self._next_poll_s = 0.0  # of what is behind the store; time.monotonic
         self._training = training
         self._objects = objects
         self._store = store
@@ -102,11 +107,13 @@ class Checkpointer:
 
     def _refuse_to_overrun(self) -> None:
         """What an earlier run left has to be resumed, unless it is kept: to train on beside it would prune it."""
-        found = self._on_disk()
+        found, where = self._on_disk(), str(self._store)
         if self._together is not None and not found:
             found = self._together.iterations()
+        if self._behind is not None and not found:
+            found, where = self._behind.iterations, self._behind.url
         if found and not self._start_over:
-            self._executor.await_restore(refusal(self._store, found))
+            self._executor.await_restore(refusal(where, found))
 
     def restore(self, iteration: int | None = None) -> int:
         """Bring everything back to the newest checkpoint that verifies, or to that of an iteration.
@@ -137,11 +144,12 @@ class Checkpointer:
                 return 0
             # both take memory, and this one is waited for
             with paused_collector(), self._handle.shared.pages.paused():
-                found = (
-                    newest_in(self._handle.path, iteration)
-                    if self._together is None
-                    else self._together.load(iteration, self._training)
-                )
+                if self._together is not None:
+                    found = self._together.load(iteration, self._training)
+                elif self._behind is None or (begun and iteration in (None, *self._on_disk())):
+                    found = newest_in(self._handle.path, iteration)
+                else:
+                    found = newest_of(self._behind, self._handle.path, iteration)
                 for skipped in found.skipped:
                     self._notify(f"{self._store}: skipped {skipped}")
                 if isinstance(found, Nothing):
@@ -197,7 +205,7 @@ class Checkpointer:
 
         Raises InputError where the store holds checkpoints and nothing was restored, and for a loss that is none.
         """
-        adapting = None if self._executor.lifecycle.phase is Phase.FORKED else self._adapting
+        adapting = None if self._executor.lifecycle.refusal is not None else self._adapting  # no step is taken then
         with self._narrated("step"):
             try:
                 if loss is not None:
@@ -214,6 +222,9 @@ class Checkpointer:
                 if self._on_terminate is not None and self._on_terminate.pending:
                     self._on_terminate.reached_step()
             self._meter.step()
+            if self._behind is not None and time.monotonic() >= self._next_poll_s:
+                self._next_poll_s = time.monotonic() + POLL_S
+                self._behind.poll()
             if self._pacing is not None:
                 self._pacing.ended()
             if (compared := self._objects.losses.compared()) is not None:
@@ -304,6 +315,8 @@ class Checkpointer:
             with contextlib.ExitStack() as last:
                 if (together := self._together) is not None:  # which is complete only where nothing went wrong
                     last.push(lambda kind, *_: together.close(complete=complete and kind is None))
+                if (behind := self._behind) is not None:
+                    last.callback(lambda: behind.close(DURABLE_DEADLINE_S if complete else 0.0))
                 last.callback(lambda: self._handle.close(DURABLE_DEADLINE_S))
                 self._engine.close()
 
@@ -410,3 +423,5 @@ class Checkpointer:
             staged = self._executor.drain(left_s())
             if not (self._handle.drain(left_s()) and staged) or self._executor.behind:
                 self._notify(f"{self._store}: SIGTERM: the last iteration is not durable at the deadline")
+            elif self._behind is not None and not self._behind.wait_for(self.status().durable_iteration, deadline):
+                self._notify(f"{self._store}: SIGTERM: the last iteration is on disk, and not in the bucket yet")

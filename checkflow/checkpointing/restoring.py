@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from checkflow.checkpointing.behind import Behind
+from checkflow.errors import CorruptStoreError
 from checkflow.state.host.record import Record
 from checkflow.state.restore import read
 from checkflow.state.restore.files import TensorFile
@@ -41,7 +43,21 @@ def newest_in(store: Path, iteration: int | None) -> Found | Nothing:
     return Found(files, record, checkpoint, found.skipped)
 
 
-def refusal(store: Path, iterations: Sequence[int]) -> str:
+def newest_of(behind: Behind, store: Path, iteration: int | None) -> Found | Nothing:
+    """The same where a bucket is behind the store: what is newer there, or verifies only there, is downloaded first."""
+    behind.bring(iteration, behind.newest_here(iteration))
+    try:
+        found = newest_in(store, iteration)
+    except CorruptStoreError:
+        if not behind.bring(iteration, None):
+            raise
+        return newest_in(store, iteration)
+    if found.skipped and isinstance(found, Found) and behind.bring(iteration, found.checkpoint.manifest):
+        return newest_in(store, iteration)
+    return found
+
+
+def refusal(store: str, iterations: Sequence[int]) -> str:
     """Why no step is taken: what an earlier run left would be pruned, if it is not resumed."""
     found = ", ".join(map(str, iterations[:_NAMED]))
     more = f" and {len(iterations) - _NAMED} more" if len(iterations) > _NAMED else ""

@@ -1,4 +1,4 @@
-"""checkflow list: the checkpoints of a store."""
+"""checkflow list: the checkpoints of a store, or of the bucket behind one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from rich.text import Text
 from checkflow.about import About, about_in
 from checkflow.cli import _console
 from checkflow.cli._options import json_option
-from checkflow.errors import EXIT_DONE, CorruptStoreError
-from checkflow.store.format.manifest import RECORD
+from checkflow.errors import EXIT_DONE, CorruptStoreError, StoreError
+from checkflow.store.bucket.names import BucketContents, iteration_of, read_manifest
+from checkflow.store.bucket.objects import BucketError, Objects
+from checkflow.store.format.manifest import RECORD, Manifest
 from checkflow.store.format.ranks import ranks_in
 from checkflow.store.format.reader import Checkpoint, list_checkpoints, nothing_is_scarce, read_file
 from checkflow.text import plain
@@ -23,13 +25,18 @@ MOST_IN_CELL = 300  # characters
 
 
 @click.command()
-@click.argument("store", type=click.Path(path_type=Path))
+@click.argument("store", type=click.Path())
 @json_option
-def command(store: Path, as_json: bool) -> int:
+def command(store: str, as_json: bool) -> int:
     """List the checkpoints of STORE, newest first. Manifests and records are read; `checkflow check` reads the rest.
 
-    Of a training in several processes those are listed of which any has a part, with how many have.
+    Of a training in several processes those are listed of which any has a part, with how many have. STORE may be the
+    URL of a bucket, s3://bucket/prefix: then its manifests are read.
     """
+    return _of_bucket(store, as_json=as_json) if "://" in store else _of_store(Path(store), as_json=as_json)
+
+
+def _of_store(store: Path, *, as_json: bool) -> int:
     if ranks_in(store):
         return _of_ranks(store, as_json=as_json)
     found = list_checkpoints(store)
@@ -96,6 +103,49 @@ def _of_ranks(store: Path, *, as_json: bool) -> int:
         table.add_row(*(Text(plain(cell, MOST_IN_CELL)) for cell in cells))
     _console.out.print(table)
     return EXIT_DONE
+
+
+def _of_bucket(url: str, *, as_json: bool) -> int:
+    objects = Objects.open(url)
+    try:
+        contents = BucketContents.of(objects.sizes())
+        found = [(name, _manifest(objects, name, contents)) for name in contents.newest_first]
+    except BucketError as error:
+        raise StoreError(f"{url}: cannot be read ({error}); check its name, and the credentials") from None
+    rows = [
+        {
+            "name": name,
+            "iteration": manifest.iteration,
+            "size_bytes": manifest.size_bytes,
+            "created": manifest.created,
+            "keep": manifest.keep or contents.is_kept(name),
+        }
+        if isinstance(manifest, Manifest)
+        else {"name": name, "iteration": iteration_of(name), "wrong": manifest}
+        for name, manifest in found
+    ]
+    if as_json:
+        click.echo(json.dumps({"store": url, "checkpoints": rows}))
+        return EXIT_DONE
+    if not rows:
+        _console.say(f"{url}: no checkpoint yet")
+        return EXIT_DONE
+    table = Table("checkpoint", "iteration", "size", "created", "", box=None, pad_edge=False)
+    for row, (_, manifest) in zip(rows, found, strict=True):
+        size = format_bytes(manifest.size_bytes) if isinstance(manifest, Manifest) else ""
+        note = row.get("wrong") or ("retained for good" if row["keep"] else "")
+        cells = (row["name"], row["iteration"], size, row.get("created", ""), note)
+        table.add_row(*(Text(plain(str(cell), MOST_IN_CELL)) for cell in cells))
+    _console.out.print(table)
+    return EXIT_DONE
+
+
+def _manifest(objects: Objects, name: str, contents: BucketContents) -> Manifest | str:
+    """Or what is wrong with it."""
+    try:
+        return read_manifest(objects, name, contents.checkpoints[name])
+    except CorruptStoreError as error:
+        return str(error)
 
 
 def _read(checkpoint: Checkpoint) -> tuple[About, dict[str, str]]:

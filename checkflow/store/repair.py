@@ -18,7 +18,7 @@ from checkflow.store.format.reader import (
     nothing_is_scarce,
     verify,
 )
-from checkflow.store.format.writer import INCOMPLETE, PRUNED
+from checkflow.store.format.writer import ARRIVING, INCOMPLETE, PRUNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def check_store(store: Path, progress: Callable[[str], None] = lambda _: None) -
         except CorruptStoreError as error:
             if not is_gone(found.path):  # else a running trainer pruned it
                 wrong.append(SkippedCheckpoint(found.path, found.serial, found.iteration, str(error)))
-    leftovers = sorted(path for path in store.iterdir() if path.name.startswith((INCOMPLETE, PRUNED)))
+    leftovers = sorted(path for path in store.iterdir() if path.name.startswith((ARRIVING, INCOMPLETE, PRUNED)))
     return Checked(tuple(verified), tuple(wrong), tuple(leftovers))
 
 

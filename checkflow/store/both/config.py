@@ -1,4 +1,7 @@
-"""What the saver has to know, kept in the shared memory so that a saver that is started anew finds it there."""
+"""What the saver has to know, kept in the shared memory so that a saver that is started anew finds it there.
+
+And what the process has to know that uploads to a bucket, which is told so at its start.
+"""
 
 from __future__ import annotations
 
@@ -44,3 +47,23 @@ class SaverConfig:
 
 
 _CONFIG = TypeAdapter(SaverConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketConfig:
+    """Which store is uploaded where, and how long it is retained there."""
+
+    store: _StorePath  # when it was attached, for messages
+    url: str
+    retention: Retention
+    retry_s: float = RETRY_S  # how long what cannot be uploaded is tried again once nobody trains
+
+    def dump(self) -> bytes:
+        return _BUCKET_CONFIG.dump_json(self)
+
+    @classmethod
+    def parse(cls, data: bytes) -> BucketConfig:
+        return _BUCKET_CONFIG.validate_json(data)
+
+
+_BUCKET_CONFIG = TypeAdapter(BucketConfig)

@@ -1,4 +1,7 @@
-"""What trainer and saver say to each other: one JSON object a packet, on a socket pair that keeps packets apart."""
+"""What trainer and saver say to each other: one JSON object a packet, on a socket pair that keeps packets apart.
+
+The uploader to a bucket says it in the same way.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,17 @@ class VerifiedReport(BaseModel):
     pruned: int
 
 
+class UploadedReport(BaseModel):
+    """A checkpoint's manifest is in the bucket, and so all of it."""
+
+    model_config = _STRICT
+
+    kind: Literal["uploaded"] = "uploaded"
+    iteration: int
+    size_bytes: int  # that went over the network; 0 where the bucket had it already
+    upload_ns: int
+
+
 class FailedReport(BaseModel):
     """The saver could not do something; the checkpoints that were durable before still are."""
 
@@ -63,7 +77,7 @@ class Notice(BaseModel):
     message: Annotated[str, BeforeValidator(plain), Field(max_length=MAX_TEXT)]
 
 
-Message = DurableReport | VerifiedReport | FailedReport | Notice
+Message = DurableReport | VerifiedReport | UploadedReport | FailedReport | Notice
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 

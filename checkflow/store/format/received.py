@@ -12,7 +12,7 @@ import xxhash
 from checkflow.errors import CorruptStoreError
 from checkflow.store.format.disk import LocalDisk, remove_tree
 from checkflow.store.format.manifest import MANIFEST, FileEntry, Manifest, directory_name, parse_manifest
-from checkflow.store.format.writer import INCOMPLETE, next_serial
+from checkflow.store.format.writer import ARRIVING, next_serial
 
 
 def receive_checkpoint(store: Path, manifest: bytes, blocks: Iterator[bytes]) -> None:
@@ -22,8 +22,10 @@ def receive_checkpoint(store: Path, manifest: bytes, blocks: Iterator[bytes]) ->
     """
     parsed = parse_manifest(manifest)
     serial, disk = next_serial(store), LocalDisk()
+    for left in sorted(store.glob(f"{ARRIVING}*")):
+        remove_tree(disk, left)
     name = directory_name(serial, parsed.iteration)
-    temporary = store / f"{INCOMPLETE}{name}-{os.getpid()}-{time.monotonic_ns()}"
+    temporary = store / f"{ARRIVING}{name}-{os.getpid()}-{time.monotonic_ns()}"
     disk.make_directory(temporary)
     try:
         for entry in parsed.files:

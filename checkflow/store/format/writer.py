@@ -33,6 +33,7 @@ from checkflow.store.format.manifest import (
 from checkflow.store.format.pieces import pieces
 
 INCOMPLETE, PRUNED = ".incomplete-", ".pruned-"  # what a crash may leave; the next saver removes it
+ARRIVING = ".arriving-"  # the same of a restore that got it from elsewhere; the next such restore removes it
 
 
 @dataclass(frozen=True, slots=True)

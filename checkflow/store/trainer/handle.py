@@ -25,7 +25,7 @@ from typing import Literal
 from checkflow.errors import InputError, StoreError
 from checkflow.events import Event
 from checkflow.interrupts import held_back
-from checkflow.store.both.config import SaverConfig
+from checkflow.store.both.config import BucketConfig, SaverConfig
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import LAST, WAKE
 from checkflow.store.both.retry import RETRY_S
@@ -34,6 +34,7 @@ from checkflow.store.format.layout import Layout
 from checkflow.store.format.retention import Retention
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slot, Slots, WhenFull
+from checkflow.store.trainer.bucket_process import BucketProcess
 from checkflow.store.trainer.mirror_process import MirrorProcess
 from checkflow.store.trainer.peers import Peers
 from checkflow.store.trainer.persist_every import Pace, PersistEvery
@@ -233,6 +234,10 @@ class StoreHandle:
         """Each checkpoint goes there, too, and counts once it is there."""
         assert self._rulings is not None, "ranks alone have mirrors"
         self._rulings.mirror_at(target)
+
+    def start_uploader(self, config: BucketConfig) -> BucketProcess:
+        """What is durable goes to a bucket, too. It is of the store, whatever slots follow these. Raises StoreError."""
+        return BucketProcess(config, self._lock, self._tally, self._notify)
 
     def persist_now(self, *, keep: bool = False) -> int | None:
         """Have the newest staged checkpoint persisted soon, and retained for good if `keep`; None if no slot has it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, fields
 
-from checkflow.events import Durable, Event, Failed, Mirrored, Staged, Verified
+from checkflow.events import Durable, Event, Failed, Mirrored, Staged, Uploaded, Verified
 
 MOST_EVENTS = 10_000  # that wait to be told; the oldest are dropped
 
@@ -23,6 +23,10 @@ class Status:
     mirrored: int  # in another machine's memory, too
     mirrored_bytes: int  # that went over the network
     mirror_ns: int
+    uploaded_iteration: int | None  # the bucket has it
+    uploaded: int
+    uploaded_bytes: int
+    upload_ns: int
     verified: int  # read back; of small ones that were settled together, those that are retained
     skipped: int  # iterations that found no slot free
     blocked_ns: int  # the training loop waited for a slot
@@ -62,6 +66,10 @@ class Tally:
     mirrored: int = 0
     mirrored_bytes: int = 0
     mirror_ns: int = 0
+    uploaded_iteration: int | None = None
+    uploaded: int = 0
+    uploaded_bytes: int = 0
+    upload_ns: int = 0
     staged: int = 0
     durable: int = 0
     verified: int = 0
@@ -95,6 +103,15 @@ class Tally:
         self.mirrored_bytes += size_bytes
         self.mirror_ns += send_ns
         self.events.append(Mirrored(iteration, size_bytes, send_ns))
+
+    def upload(self, iteration: int, size_bytes: int, upload_ns: int) -> None:
+        """Of no bytes where the bucket had it before this run."""
+        self.uploaded_iteration = iteration
+        if size_bytes:
+            self.uploaded += 1
+            self.uploaded_bytes += size_bytes
+            self.upload_ns += upload_ns
+            self.events.append(Uploaded(iteration, size_bytes, upload_ns))
 
     def verify(self, iteration: int, verify_ns: int, pruned: int) -> None:
         self.verified += 1

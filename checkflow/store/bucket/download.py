@@ -1,0 +1,27 @@
+"""A checkpoint from the bucket to the disk, each block verified as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from checkflow.errors import CorruptStoreError
+from checkflow.store.bucket.names import read_manifest
+from checkflow.store.bucket.objects import BucketError, Objects
+from checkflow.store.format.received import receive_checkpoint
+
+
+def download(objects: Objects, name: str, sizes: Mapping[str, int], store: Path) -> None:
+    """The checkpoint of this name, whose objects have these sizes, is the store's newest then.
+
+    Raises CorruptStoreError for what is not what was written, BucketError where it cannot be read, OSError where it
+    cannot be written.
+    """
+    manifest = read_manifest(objects, name, sizes)
+    blocks = (block for entry in manifest.files for block in objects.blocks(f"{name}/{entry.name}", entry.size_bytes))
+    try:
+        receive_checkpoint(store, manifest.render(), blocks)
+    except BucketError as error:
+        if error.is_missing:  # since the bucket was looked at
+            raise CorruptStoreError(f"an object is missing ({error})") from None
+        raise

@@ -1,0 +1,186 @@
+"""The uploader's loop: what is newest on disk goes to the bucket; when the trainer is gone, the last one, and an end.
+
+A bucket that is out is tried again for as long as anybody trains, with what is newest then: nothing waits for it, and
+nothing piles up.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import socket
+from collections import deque
+from pathlib import Path
+
+from checkflow.errors import CorruptStoreError
+from checkflow.store.both.bytelocks import is_held
+from checkflow.store.both.config import BucketConfig
+from checkflow.store.both.lock import LOCK, SAVER, TRAINER
+from checkflow.store.both.messages import CLOSE, NOW, FailedReport, Message, Notice, encode, send
+from checkflow.store.both.retry import Patience
+from checkflow.store.both.saver_log import write_log
+from checkflow.store.bucket.objects import BucketError
+from checkflow.store.bucket.upload import OvertakenError, Uploads
+from checkflow.store.format.reader import Checkpoint
+from checkflow.store.format.regular_file import open_regular
+
+PATIENT_UPLOADS = 3  # without a word of what cannot be removed, which an outage explains by itself
+LOOK_S = 1.0  # how often the store's directory is looked at
+
+
+class Uploader:
+    """Runs until the trainer closes or dies. `trainer` is a pidfd of it; the store is the working directory."""
+
+    def __init__(
+        self, config: BucketConfig, uploads: Uploads, end: socket.socket, trainer: int, directory_fd: int
+    ) -> None:
+        self._config = config
+        self._uploads = uploads
+        self._end = end
+        self._trainer = trainer
+        self._directory_fd = directory_fd
+        self._patience = Patience(config.retry_s)
+        self._unpruned = 0  # uploads in a row, after which nothing could be removed
+        self._closing = self._orphan = self._dead = False
+        self._outbox: deque[Message] = deque()
+
+    def run(self) -> None:
+        """Until the trainer is gone and the bucket has what is newest, or another run has taken the bucket over."""
+        try:
+            while self._next():
+                pass
+        except OvertakenError as error:
+            if not self._orphan:  # else it is the run that goes on after this one
+                self._fail(
+                    f"another run uploads to it now ({error} says who), and this one no more; give each run its own"
+                )
+        if self._orphan:
+            failures = [message.message for message in self._outbox if isinstance(message, FailedReport)]
+            if failures:
+                write_log(self._config.store, self._directory_fd, failures)
+        else:
+            self._end.settimeout(1.0)  # what is left to be said is little
+            self._flush()
+
+    def _next(self) -> bool:
+        """Do one thing; False at the end."""
+        self._listen(0)
+        ending = self._closing or self._orphan
+        more = self._orphan and not self._closing and self._is_held(SAVER)  # asked before it is looked what there is
+        if self._dead and self._is_held(TRAINER):  # the next run, which uploads by itself
+            return False
+        if ending and self._patience.exhausted:
+            return False
+        if not self._patience.wait_s:
+            try:
+                due = self._uploads.due(Path())
+            except OSError as error:
+                self._put_off(None, error.strerror or str(error))
+                return True
+            if due is not None:
+                self._upload(due)
+                return True
+            if ending and not more:
+                return False
+        self._listen(math.ceil(1000 * min(LOOK_S, self._patience.wait_s or LOOK_S)))
+        return True
+
+    def _upload(self, checkpoint: Checkpoint) -> None:
+        try:
+            report = self._uploads.upload(checkpoint)
+        except FileNotFoundError:  # pruned since, so there is a newer one
+            return
+        except CorruptStoreError as error:
+            self._tell(f"{checkpoint.path.name} is not uploaded ({error}); check the disk")
+            return
+        except (BucketError, OSError) as error:
+            self._put_off(checkpoint.iteration, str(error))
+            return
+        lasted_s = self._patience.succeeds()
+        if lasted_s is not None:
+            self._tell(f"checkpoints are uploaded again, after {lasted_s:.0f} s")
+        self._report(report)
+        self._prune()
+
+    def _put_off(self, iteration: int | None, why: str) -> None:
+        begins = self._patience.fails()
+        what = "the store cannot be read" if iteration is None else f"iteration {iteration} cannot be uploaded"
+        if (self._closing or self._orphan) and self._patience.exhausted:
+            self._fail(f"{what} ({why}), and was tried for {self._config.retry_s:g} s; the disk has it")
+        elif begins:
+            self._tell(f"{what} ({why}); tried again, with what is newest then, while training goes on")
+
+    def _prune(self) -> None:
+        """With the next upload it is tried again; told once where that does not help: it fills the bucket."""
+        try:
+            self._uploads.prune()
+        except BucketError as error:
+            self._unpruned = PATIENT_UPLOADS if error.is_refused and not self._unpruned else self._unpruned + 1
+            if self._unpruned == PATIENT_UPLOADS:
+                self._tell(f"old checkpoints cannot be removed ({error}); give the right to list and delete objects")
+        else:
+            self._unpruned = 0
+
+    def _is_held(self, byte: int) -> bool:
+        """Whether a saver, or a trainer, has the store. This process has no lock: the next run need not wait for it."""
+        try:
+            fd = open_regular(LOCK, os.O_RDONLY, dir_fd=self._directory_fd)
+        except OSError:
+            return False
+        try:
+            return is_held(fd, byte)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+
+    def _listen(self, timeout_ms: int) -> None:
+        """Wait for the trainer's word or end."""
+        self._flush()
+        poll = select.poll()
+        if not self._dead:
+            poll.register(self._trainer, select.POLLIN)
+        if not self._orphan:
+            poll.register(self._end, select.POLLIN)
+        for fd, _ in poll.poll(timeout_ms):
+            if fd == self._trainer:
+                self._dead = True
+                self._be_alone()
+            else:
+                self._hear()
+        self._flush()
+
+    def _hear(self) -> None:
+        try:
+            packet = self._end.recv(64, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            packet = b""
+        if not packet:
+            self._be_alone()
+        elif packet == NOW:
+            self._patience.hurry()
+        elif packet == CLOSE and not self._closing:
+            self._closing = True
+            self._patience.renew()
+
+    def _be_alone(self) -> None:
+        if not self._orphan:
+            self._orphan = True
+            self._patience.renew()
+
+    def _fail(self, message: str) -> None:
+        self._report(FailedReport(sequence=0, message=f"{self._config.url}: {message}"))
+
+    def _tell(self, message: str) -> None:
+        self._report(Notice(message=f"{self._config.url}: {message}"))
+
+    def _report(self, message: Message) -> None:
+        self._outbox.append(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox and not self._orphan and send(self._end, encode(self._outbox[0])):
+            self._outbox.popleft()

@@ -1,0 +1,153 @@
+"""Objects below a URL, by obstore: the calls that are made, what each promises, and one line for what goes wrong.
+
+obstore is imported where a bucket is opened: without one nobody needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from checkflow.errors import InputError
+from checkflow.store.format.manifest import BLOCK_BYTES
+from checkflow.text import plain
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+RETRY_S = 10.0  # by obstore, of one request; who calls has patience for more
+REQUEST_S = 120.0  # of a part, so that 70 kB/s are enough for it
+PART_BYTES = 2 * BLOCK_BYTES
+MOST_PARTS = 9_000  # S3 takes 10 000
+PARTS_AT_ONCE = 4
+BLOCKS_AT_ONCE = 16  # of a download, that many are in memory
+_WRONG = ("NoSuchBucket", "InvalidBucketName", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied")
+
+
+class BucketError(Exception):
+    """A request failed, in one line.
+
+    Attributes:
+        is_refused: the bucket answers, and says no: there is none of this name, or it is not for us.
+        is_missing: there is no such object.
+    """
+
+    def __init__(self, message: str, *, is_refused: bool = False, is_missing: bool = False) -> None:
+        super().__init__(plain(message, 300))
+        self.is_refused = is_refused
+        self.is_missing = is_missing
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """What lies below a URL, by names that begin there. Each call raises BucketError, and may be made again."""
+
+    url: str
+    _store: ObjectStore
+
+    @classmethod
+    def open(cls, url: str) -> Objects:
+        """Nothing is asked of it yet. Raises InputError for what is no URL of a bucket, and without obstore."""
+        try:
+            from obstore.exceptions import BaseError
+            from obstore.store import from_url
+        except ImportError as error:
+            raise InputError(f"bucket: {url} needs obstore ({error}); pip install 'checkflow[bucket]'") from None
+        try:
+            if url.startswith("file:"):
+                return cls(url, from_url(url, mkdir=True))
+            return cls(
+                url,
+                from_url(
+                    url,
+                    retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=RETRY_S)},
+                    client_options={"timeout": timedelta(seconds=REQUEST_S), "allow_http": True},  # as the URL says
+                ),
+            )
+        except (BaseError, ValueError, OSError) as error:
+            raise InputError(f"bucket: {url}: {_first_line(error)}; give a URL such as s3://bucket/prefix") from None
+
+    def sizes(self) -> dict[str, int]:
+        """Every object and its size in bytes. Whoever asks after an object was put sees it."""
+        import obstore
+
+        with _told():
+            return {meta["path"]: meta["size"] for page in obstore.list(self._store) for meta in page}
+
+    def read(self, name: str) -> bytes:
+        """A small object whole."""
+        import obstore
+
+        with _told():
+            return bytes(obstore.get(self._store, name).bytes())
+
+    def blocks(self, name: str, size_bytes: int) -> Iterator[bytes]:
+        """A large one in blocks of 4 MiB, the last one shorter."""
+        import obstore
+
+        starts = range(0, size_bytes, BLOCK_BYTES)
+        for first in range(0, len(starts), BLOCKS_AT_ONCE):
+            some = starts[first : first + BLOCKS_AT_ONCE]
+            with _told():
+                found = obstore.get_ranges(
+                    self._store, name, starts=some, ends=[min(start + BLOCK_BYTES, size_bytes) for start in some]
+                )
+            yield from map(bytes, found)
+
+    def put(self, name: str, blocks: Iterator[bytes], size_bytes: int) -> None:
+        """Whole or not at all; in parts where it is larger than one. What `blocks` raises is raised."""
+        import obstore
+
+        if size_bytes <= PART_BYTES:
+            data = b"".join(blocks)
+            with _told():
+                obstore.put(self._store, name, data)
+            return
+        part_bytes = max(PART_BYTES, -(-size_bytes // MOST_PARTS))
+        with _told():
+            obstore.put(self._store, name, blocks, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """Whether there was none of this name: of several who come at once, one puts it."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        with _told():
+            try:
+                obstore.put(self._store, name, data, mode="create")
+            except AlreadyExistsError:
+                return False
+        return True
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Some may be gone before others; one that is not there is as good as removed."""
+        import obstore
+
+        for name in names:
+            with _told(), contextlib.suppress(FileNotFoundError):
+                obstore.delete(self._store, name)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+    try:
+        yield
+    except (BaseError, OSError) as error:  # what is not found is a FileNotFoundError to obstore
+        said = str(error)
+        no = isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or any(word in said for word in _WRONG)
+        raise BucketError(
+            _first_line(error), is_refused=no, is_missing=isinstance(error, FileNotFoundError) and not no
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    """Of several paragraphs, the last for obstore's developers; XML that a server sent is left out but for its code."""
+    line = str(error).split("\n\nDebug source")[0]
+    text, _, document = line.partition("<?xml")
+    code = document.partition("<Code>")[2].partition("</Code>")[0]
+    return f"{text.strip().rstrip(':')} {code}".strip()

@@ -1,0 +1,172 @@
+"""Checkpoints from the disk to the bucket: the files, each block compared with the manifest, then the manifest.
+
+What is uploaded is the newest, and before it what is marked as retained for good; what newer ones overtook is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import xxhash
+
+from checkflow.errors import CorruptStoreError, StoreError
+from checkflow.jsonfile import render
+from checkflow.store.both.messages import UploadedReport
+from checkflow.store.bucket.names import (
+    UPLOADS,
+    BucketContents,
+    attempt_object,
+    content_of,
+    read_manifest,
+    serial_of,
+    uploaded_as,
+)
+from checkflow.store.bucket.objects import BucketError, Objects
+from checkflow.store.format.manifest import BLOCK_BYTES, KEPT, MANIFEST, FileEntry
+from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine
+from checkflow.store.format.regular_file import open_regular
+from checkflow.store.format.retention import Retained, Retention, to_prune
+
+
+class OvertakenError(Exception):
+    """Another run uploads to this bucket since."""
+
+
+class Uploads:
+    """Of one run, which is one attempt: begun with its first upload. `where`: this run, for messages of another."""
+
+    def __init__(self, objects: Objects, retention: Retention, where: Path) -> None:
+        self._objects = objects
+        self._retention = retention
+        self._where = where
+        self._attempt = 0  # until it is begun
+        self._number = 0  # of the last upload that was begun
+        self._last_serial = 0  # on disk, of the last one that the bucket has
+        self._unreadable: set[str] = set()
+        self._there: dict[str, int] = {}  # contents that the bucket had before, and their serials
+        self._newest_serial = 0  # in the bucket, of what is newest on disk as well
+        self._known: dict[str, Retained] = {}  # checkpoints in the bucket whose manifest was read
+
+    def due(self, store: Path) -> Checkpoint | None:
+        """What is to be uploaded next, if anything. Raises OSError where the disk cannot be read now."""
+        try:
+            names = checkpoint_names(store)
+        except StoreError:  # it is gone, which its saver tells
+            return None
+        new = [name for name in names if serial_of(name) > self._last_serial and name not in self._unreadable]
+        found = [each for name in new if isinstance(each := examine(store, name), Checkpoint)]
+        return next((each for each in reversed(found) if each.kept or each is found[0]), None)
+
+    def upload(self, checkpoint: Checkpoint) -> UploadedReport:
+        """Raises BucketError, to be tried again; CorruptStoreError for what is not as it was written, which is not due
+        again; FileNotFoundError where it was pruned; OvertakenError."""
+        started = time.monotonic_ns()
+        with contextlib.ExitStack() as opened:
+            files = [
+                (entry, opened.enter_context(_open(checkpoint.path / entry.name)))  # readable, though it be pruned now
+                for entry in checkpoint.manifest.files
+            ]
+            is_kept = checkpoint.kept and not checkpoint.manifest.keep
+            self._begin()
+            size_bytes = 0
+            there = self._there.get(content_of(checkpoint.manifest))
+            if there is not None:
+                self._newest_serial = there
+            else:
+                try:
+                    self._put(checkpoint, files, is_kept=is_kept)
+                except CorruptStoreError:
+                    self._unreadable.add(checkpoint.path.name)
+                    raise
+                size_bytes = checkpoint.manifest.size_bytes
+        self._last_serial = checkpoint.serial
+        return UploadedReport(
+            iteration=checkpoint.iteration, size_bytes=size_bytes, upload_ns=time.monotonic_ns() - started
+        )
+
+    def prune(self) -> None:
+        """Remove what retention does not hold now, and what nobody finished. Raises BucketError."""
+        contents = self._look()
+        for name in contents.newest_first:
+            if name not in self._known:
+                self._known[name] = self._retained(contents, name)
+        for name in self._known.keys() - contents.checkpoints.keys():
+            del self._known[name]
+        serials = set(to_prune(self._known.values(), self._newest_serial, self._retention))
+        for name, files in contents.checkpoints.items():
+            if serial_of(name) in serials:
+                self._objects.remove([f"{name}/{MANIFEST}"])  # first: what is half removed is no checkpoint
+                self._objects.remove([f"{name}/{file}" for file in files if file != MANIFEST])
+        for name, files in contents.unfinished.items():
+            if serial_of(name) <= self._attempt * UPLOADS + self._number:
+                self._objects.remove([f"{name}/{file}" for file in files])
+        self._objects.remove([attempt_object(each) for each in contents.begun if each < self._attempt])
+
+    def _begin(self) -> None:
+        """This run is the last one to upload here, until another one begins."""
+        if self._attempt:
+            return
+        contents = BucketContents.of(self._objects.sizes())
+        for name in contents.newest_first[: self._retention.last]:
+            with contextlib.suppress(CorruptStoreError):
+                manifest = read_manifest(self._objects, name, contents.checkpoints[name])
+                self._there[content_of(manifest)] = manifest.serial
+        who = render(
+            {"host": socket.gethostname(), "store": os.fsdecode(self._where), "run": secrets.token_hex(16)}
+        ).encode()
+        attempt = contents.attempt + 1
+        while not self._put_mine(attempt_object(attempt), who):
+            attempt += 1
+        self._attempt = attempt
+
+    def _put(self, checkpoint: Checkpoint, files: list[tuple[FileEntry, BinaryIO]], *, is_kept: bool) -> None:
+        self._number += 1  # a name that was begun with is not used again
+        name, manifest = uploaded_as(checkpoint.manifest, self._attempt, self._number)
+        for entry, file in files:
+            self._objects.put(f"{name}/{entry.name}", _verified(entry, file), entry.size_bytes)
+        if is_kept:
+            self._objects.put(f"{name}/{KEPT}", iter([b""]), 0)
+        self._look()
+        if not self._put_mine(f"{name}/{MANIFEST}", manifest.render()):
+            raise BucketError(f"{name}/{MANIFEST}: somebody else has put it")
+        self._known[name] = Retained(manifest.serial, manifest.iteration, checkpoint.kept)
+        self._newest_serial = manifest.serial
+
+    def _put_mine(self, name: str, data: bytes) -> bool:
+        """Whether it is there as this run put it: its own put may have arrived before an answer was lost."""
+        return self._objects.put_new(name, data) or self._objects.read(name) == data
+
+    def _look(self) -> BucketContents:
+        contents = BucketContents.of(self._objects.sizes())
+        if contents.attempt > self._attempt:
+            raise OvertakenError(attempt_object(contents.attempt))
+        return contents
+
+    def _retained(self, contents: BucketContents, name: str) -> Retained:
+        try:
+            manifest = read_manifest(self._objects, name, contents.checkpoints[name])
+        except CorruptStoreError:
+            return Retained(serial_of(name), 0, keep=False, sound=False)
+        return Retained(manifest.serial, manifest.iteration, manifest.keep or contents.is_kept(name))
+
+
+def _open(path: Path) -> BinaryIO:
+    return os.fdopen(open_regular(path, os.O_RDONLY), "rb", buffering=0)
+
+
+def _verified(entry: FileEntry, file: BinaryIO) -> Iterator[bytes]:
+    """The file's blocks, none before its hash matched. Raises CorruptStoreError."""
+    for number in range(entry.block_count):
+        size_bytes = min(BLOCK_BYTES, entry.size_bytes - number * BLOCK_BYTES)
+        block = os.pread(file.fileno(), size_bytes, number * BLOCK_BYTES)
+        if xxhash.xxh3_128_hexdigest(block) != entry.block_hash(number):
+            raise CorruptStoreError(f"{entry.name}: block {number} is not what was written")
+        yield block
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache is for who trains

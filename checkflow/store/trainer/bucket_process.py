@@ -1,0 +1,133 @@
+"""Starting the uploader on this machine, hearing it, and ending it. Training never waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+
+from checkflow.errors import StoreError
+from checkflow.interrupts import let_through
+from checkflow.store.both.config import BucketConfig
+from checkflow.store.both.lock import StoreLock
+from checkflow.store.both.messages import CLOSE, NOW, FailedReport, Notice, UploadedReport, receive, send
+from checkflow.store.both.retry import Patience
+from checkflow.store.trainer.beside import start_beside
+from checkflow.store.trainer.status import Tally
+
+PATIENT_S = 5.0  # an end that takes longer is told
+_started: list[subprocess.Popen[bytes]] = []  # also those that go on by themselves; collected when they have ended
+
+
+class BucketProcess:
+    """It holds nothing of the store: the next trainer need not wait for it."""
+
+    def __init__(self, config: BucketConfig, lock: StoreLock, tally: Tally, notify: Callable[[str], None]) -> None:
+        """Start it. Raises StoreError where it cannot be started."""
+        self._config = config
+        self._lock = lock
+        self._tally = tally
+        self._notify = notify
+        self._patience = Patience(config.retry_s)
+        self._is_over = False  # it has said that it uploads no more
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> None:
+        """Tell what it has said, and start another one where it has died. Never waits."""
+        self._hear()
+        if self._is_over or self._process.poll() is None or self._patience.wait_s:
+            return
+        if self._patience.fails():
+            self._notify(f"{self._config.url}: the uploader died, and is started again; check memory limits")
+        with contextlib.suppress(StoreError):
+            self._end.close()
+            self._start()
+
+    def wait_for(self, iteration: int | None, deadline: float) -> bool:
+        """Whether the bucket has this one by then (of time.monotonic)."""
+        send(self._end, NOW)
+        while self._tally.uploaded_iteration != iteration and not self._is_over:
+            if time.monotonic() >= deadline or self._process.poll() is not None:
+                return False
+            self._stirs(deadline - time.monotonic())
+            self._hear()
+        return self._tally.uploaded_iteration == iteration
+
+    def close(self, deadline_s: float) -> None:
+        """End it once the bucket has what is newest on disk; where that takes longer it goes on by itself, which is
+        told."""
+        if self._end.fileno() < 0:
+            return
+        began, told = time.monotonic(), False
+        try:
+            self.poll()
+            send(self._end, CLOSE)
+            while self._process.poll() is None and time.monotonic() < began + deadline_s:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(0.1)
+                self._hear()
+                let_through()
+                if not told and time.monotonic() >= began + PATIENT_S:
+                    told = True
+                    self._notify(f"{self._config.url}: waiting until the last checkpoint is uploaded")
+            self._hear()
+            if self._process.poll() is None and deadline_s:
+                self._notify(f"{self._config.url}: does not have the last checkpoint yet; process {self.pid} goes on")
+        finally:
+            self.disown()
+
+    def disown(self) -> None:
+        """Close our end: it takes that for the trainer's, unless this is a forked child and its parent has it."""
+        self._end.close()
+
+    def _start(self) -> None:
+        with contextlib.ExitStack() as passed, contextlib.ExitStack() as kept:
+            try:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                kept.callback(ours.close)
+                passed.callback(theirs.close)
+                trainer = os.pidfd_open(os.getpid())
+                passed.callback(os.close, trainer)
+                # opened anew: with the lock's own descriptor it would hold the store
+                directory = os.open(f"/proc/self/fd/{self._lock.directory_fd}", os.O_RDONLY | os.O_DIRECTORY)
+                passed.callback(os.close, directory)
+                inherited = (theirs.fileno(), directory, trainer)
+                self._process = start_beside("checkflow.store.bucket", (), inherited, subprocess.DEVNULL)
+                ours.send(self._config.dump())
+            except OSError as error:
+                raise StoreError(f"bucket: no uploader can be started ({error.strerror}); free processes") from None
+            kept.pop_all()
+        self._end = ours
+        _started[:] = [*(process for process in _started if process.poll() is None), self._process]
+
+    def _stirs(self, timeout_s: float) -> None:
+        """Wait until it says something or hangs up."""
+        poll = select.poll()
+        poll.register(self._end, select.POLLIN)
+        poll.poll(max(0.0, timeout_s) * 1000)
+
+    def _hear(self) -> None:
+        while self._end.fileno() >= 0:
+            try:
+                message = receive(self._end)
+            except EOFError:
+                return
+            if message is None:
+                return
+            if isinstance(message, UploadedReport):
+                self._patience.succeeds()
+                self._tally.upload(message.iteration, message.size_bytes, message.upload_ns)
+            elif isinstance(message, FailedReport):
+                self._is_over = True
+                self._tally.fail(message.message)
+                self._notify(message.message)
+            elif isinstance(message, Notice):
+                self._notify(message.message)

@@ -1,0 +1,182 @@
+"""The uploader: killed at any moment, and what the bucket has then; what it does beside a saver that prunes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bucket_server import BucketServer, bucket_server
+from processes import runs
+from small_store import DIRECT, is_whole, load_again, silent, stage, trainer_command, until
+
+from checkflow.store.both.config import BucketConfig
+from checkflow.store.bucket.download import download
+from checkflow.store.bucket.names import UPLOADS, BucketContents, content_of, serial_of
+from checkflow.store.format.reader import load_newest, newest
+from checkflow.store.format.retention import Retention
+from checkflow.store.trainer.bucket_process import BucketProcess
+from checkflow.store.trainer.handle import StoreHandle
+from checkflow.store.trainer.persist_every import PersistEvery
+
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+KILLS = 100 if NIGHTLY else 12
+EACH = PersistEvery(iterations=1)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[BucketServer]:
+    with bucket_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: BucketServer) -> BucketServer:
+    running.anew()
+    return running
+
+
+def whole_in(server: BucketServer, tmp_path: Path) -> list[int]:
+    """Iterations of all checkpoints that count there, newest first, each byte of them checked."""
+    contents, found = server.contents(), []
+    for name in contents.newest_first:
+        into = tmp_path / f"{time.monotonic_ns()}"
+        into.mkdir()
+        download(server.objects, name, contents.checkpoints[name], into)
+        loaded = load_newest(into).loaded
+        assert loaded is not None and is_whole(loaded, DIRECT)
+        found.append(loaded.checkpoint.iteration)
+    return found
+
+
+def until_uploaded(handle: StoreHandle, uploader: BucketProcess, iteration: int) -> None:
+    def uploaded() -> bool:
+        handle.poll()
+        uploader.poll()
+        return (handle.status().uploaded_iteration or 0) >= iteration
+
+    until(uploaded, f"iteration {iteration} is uploaded")
+
+
+def test_the_uploader_is_killed_at_any_moment(server: BucketServer, tmp_path: Path) -> None:
+    """What counts in the bucket is old or new, whole, and no less than it had said; another one goes on."""
+    choose = random.Random(0)
+    told: list[str] = []
+    config = BucketConfig(tmp_path / "store", server.url, Retention(last=2))
+    with StoreHandle.open(tmp_path / "store", [DIRECT], notify=told.append, persist_every=EACH) as handle:
+        uploader = handle.start_uploader(config)
+        for iteration in range(1, KILLS + 1):
+            stage(handle, DIRECT, iteration)
+            assert handle.drain(60)
+            said = handle.status().uploaded_iteration or 0
+            if choose.random() < 0.5:  # else the next one has hardly begun
+                time.sleep(choose.random() * 1.5)
+            os.kill(uploader.pid, signal.SIGKILL)
+            found = whole_in(server, tmp_path)
+            assert (found[0] if found else 0) >= said
+            until_uploaded(handle, uploader, iteration) if iteration % 4 == 0 else uploader.poll()
+        until_uploaded(handle, uploader, KILLS)
+        uploader.close(60)
+    assert whole_in(server, tmp_path) == [KILLS, *whole_in(server, tmp_path)[1:]]
+    contents = server.contents()
+    assert len(contents.checkpoints) == 2 and not contents.unfinished and len(contents.begun) == 1
+    assert all("died" in line for line in told)
+
+
+def test_what_is_uploaded_may_be_pruned_meanwhile(server: BucketServer, tmp_path: Path) -> None:
+    """Many checkpoints a second, each pruned soon: those that are uploaded are whole, and the last one is."""
+    config = BucketConfig(tmp_path / "store", server.url, Retention(last=1))
+    with StoreHandle.open(
+        tmp_path / "store", [DIRECT], notify=silent, persist_every=EACH, retention=Retention(last=1)
+    ) as handle:
+        uploader = handle.start_uploader(config)
+        for iteration in range(1, 201):
+            stage(handle, DIRECT, iteration)
+            handle.drain(60)
+            handle.poll()
+            uploader.poll()
+        until_uploaded(handle, uploader, 200)
+        uploader.close(60)
+        assert 1 <= handle.status().uploaded <= 200
+    assert whole_in(server, tmp_path) == [200]
+
+
+TRAINER = """
+import pathlib, time
+from small_store import *
+from checkflow.store.both.config import BucketConfig
+from checkflow.store.format.retention import Retention
+from checkflow.store.trainer.persist_every import PersistEvery
+store = pathlib.Path(sys.argv[1])
+handle = StoreHandle.open(store, [DIRECT], persist_every=PersistEvery(iterations=10**6), notify=silent)
+uploader = handle.start_uploader(BucketConfig(store, sys.argv[2], Retention()))
+for iteration in range(1, 30):
+    stage(handle, DIRECT, iteration)
+    handle.poll()
+print("staged", uploader.pid, handle.saver_pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_killed_trainer_s_last_checkpoint_is_uploaded(server: BucketServer, tmp_path: Path) -> None:
+    """Its saver makes it durable, the uploader waits for that, and ends."""
+    command = trainer_command(TRAINER, tmp_path / "store", server.url)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        _, uploader, saver = trainer.stdout.readline().split()
+        trainer.kill()
+    until(lambda: not runs(int(saver)), "the saver ends")
+    until(lambda: not runs(int(uploader)), "the uploader ends")
+    assert whole_in(server, tmp_path)[0] == 29
+    written = newest(tmp_path / "store").checkpoint
+    assert written is not None and written.iteration == 29 and load_again(written, DIRECT)
+
+
+def test_the_next_run_need_not_wait_for_an_uploader(server: BucketServer, tmp_path: Path) -> None:
+    """The bucket is out: the dead run's uploader tries on, and ends once the next one has the store."""
+    command = trainer_command(TRAINER, tmp_path / "store", server.url)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        _, uploader, saver = trainer.stdout.readline().split()
+        server.out()
+        trainer.kill()
+    until(lambda: not runs(int(saver)), "the saver ends")
+    assert runs(int(uploader))
+    with StoreHandle.open(tmp_path / "store", [DIRECT], notify=silent):
+        until(lambda: not runs(int(uploader)), "it ends")
+    server.back()
+    assert not server.names() or server.names()[0].endswith("-iteration-1")
+
+
+def test_names_say_who_put_them() -> None:
+    """A directory of the bucket is one of a store; serials of a later attempt are higher; others' objects are none."""
+    sizes = {
+        "00000002.attempt": 1,
+        f"{UPLOADS + 9:08d}-iteration-50/manifest.json": 9,
+        f"{2 * UPLOADS + 1:08d}-iteration-40/manifest.json": 9,
+        f"{2 * UPLOADS + 1:08d}-iteration-40/model.safetensors": 7,
+        f"{3 * UPLOADS + 1:08d}-iteration-41/model.safetensors": 7,
+        "readme.md": 1,
+        "plots/a/b.png": 1,
+        "12-iteration-3/manifest.json": 1,
+    }
+    contents = BucketContents.of(sizes)
+    assert contents.newest_first == ["20000001-iteration-40", "10000009-iteration-50"]
+    assert [serial_of(name) for name in contents.newest_first] == [2 * UPLOADS + 1, UPLOADS + 9]
+    assert list(contents.unfinished) == ["30000001-iteration-41"]
+    assert contents.attempt == 3 and contents.begun == {2}
+
+
+def test_the_same_content_has_one_name_wherever_it_lies(tmp_path: Path) -> None:
+    with StoreHandle.open(tmp_path, [DIRECT], notify=silent) as handle:
+        stage(handle, DIRECT, 1)
+    found = newest(tmp_path).checkpoint
+    assert found is not None
+    other = found.manifest.model_copy(update={"serial": 77})
+    assert content_of(other) == content_of(found.manifest)
+    assert content_of(other.model_copy(update={"iteration": 2})) != content_of(found.manifest)
