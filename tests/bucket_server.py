@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -46,6 +47,13 @@ class BucketServer:
     def back(self) -> None:
         self._say("back")
 
+    def hang(self) -> None:
+        """It takes connections and says nothing, until `go_on`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def _say(self, word: str) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{word}\n")
@@ -65,11 +73,13 @@ class BucketServer:
 
 
 @contextmanager
-def bucket_server() -> Iterator[BucketServer]:
-    """With the credentials in this process's environment."""
+def bucket_server(**environment: str) -> Iterator[BucketServer]:
+    """With the credentials in this process's environment; `environment`: of the server."""
     command = [sys.executable, str(Path(__file__))]
     before = dict(os.environ)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=before | environment
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         server = BucketServer(process, int(process.stdout.readline()))
         os.environ.update(server.environment)

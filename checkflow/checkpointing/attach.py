@@ -193,8 +193,8 @@ def attach(
         _check_replicate(replicate, together)
         if bucket is not None and together is not None:
             raise InputError(
-                "bucket: is not supported for several processes, whose parts would have to be uploaded together; leave "
-                "it out, or use replicate=1"
+                "bucket: is not supported for several processes, or where there have been several: the parts of all "
+                "would have to be of one iteration; leave it out, or use replicate=1"
             )
         if when_full not in ("skip", "wait"):
             raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")

@@ -16,6 +16,7 @@ import checkflow
 from checkflow.cli import run
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.events import Event, Uploaded
+from checkflow.store.bucket.objects import SMALL_S
 from checkflow.store.format.manifest import MANIFEST
 from checkflow.store.format.reader import Checkpoint, list_checkpoints, newest
 from checkflow.store.format.retention import Retention
@@ -297,6 +298,32 @@ def test_a_wrong_bucket_is_refused_in_a_line(tmp_path: Path, bucket: str, says: 
         Life(tmp_path / "store", bucket)
     assert str(caught.value).startswith("bucket: ") and says in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_wrong_credentials_are_refused_in_a_line(tmp_path: Path) -> None:
+    with bucket_server(INITIAL_NO_AUTH_ACTION_COUNT="1") as server, pytest.raises(InputError) as caught:
+        Life(tmp_path / "store", server.url)
+    assert "403 Forbidden InvalidAccessKeyId; check its name, and the credentials" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_bucket_that_hangs_holds_no_step_up(server: BucketServer, tmp_path: Path) -> None:
+    """It takes connections and never answers: what training waits for is not more than it was."""
+    with Life(tmp_path / "store", server.url) as life:
+        life.until(lambda: life.uploaded > 0)
+        server.hang()
+        try:
+            took = []
+            for _ in range(150):
+                began = time.monotonic()
+                life.train(1)
+                took.append(time.monotonic() - began)
+                time.sleep(0.01)
+        finally:
+            server.go_on()
+        missed = life.uploaded
+        life.until(lambda: life.uploaded > missed + 50)
+    assert max(took) < SMALL_S / 2 and not [line for line in life.told if "cannot" in line]
 
 
 @pytest.mark.parametrize("store", ["s3://bucket/run", Path("s3://bucket/run")])

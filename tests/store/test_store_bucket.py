@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from bucket_server import BucketServer, bucket_server
 from processes import runs
-from small_store import DIRECT, is_whole, load_again, silent, stage, trainer_command, until
+from small_store import DIRECT, is_whole, load_again, record_of, silent, stage, trainer_command, until, until_verified
 
 from checkflow.store.both.config import BucketConfig
 from checkflow.store.bucket.download import download
 from checkflow.store.bucket.names import UPLOADS, BucketContents, content_of, serial_of
+from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 from checkflow.store.format.reader import load_newest, newest
 from checkflow.store.format.retention import Retention
 from checkflow.store.trainer.bucket_process import BucketProcess
@@ -104,6 +105,68 @@ def test_what_is_uploaded_may_be_pruned_meanwhile(server: BucketServer, tmp_path
         uploader.close(60)
         assert 1 <= handle.status().uploaded <= 200
     assert whole_in(server, tmp_path) == [200]
+
+
+LARGE = Layout.of((FileSpec("model.safetensors", (TensorSpec("w", "F32", (20, 1024, 1024)),)),))
+
+
+def test_large_files_go_in_parts_and_come_back_in_blocks(server: BucketServer, tmp_path: Path) -> None:
+    """80 MiB and a header: eleven parts, and more blocks than come at once."""
+    with StoreHandle.open(tmp_path / "store", [LARGE], notify=silent, persist_every=EACH) as handle:
+        uploader = handle.start_uploader(BucketConfig(tmp_path / "store", server.url, Retention()))
+        slot = handle.acquire()
+        assert slot is not None
+        (tensor,) = LARGE.files[0].tensors
+        slot.data[tensor.offset_bytes : tensor.end_bytes] = random.Random(0).randbytes(tensor.spec.size_bytes)
+        handle.stage(slot, 1, record_of(1))
+        until_uploaded(handle, uploader, 1)
+        uploader.close(60)
+        assert handle.status().uploaded_bytes == LARGE.files[0].size_bytes + len(record_of(1))
+    contents = server.contents()
+    (name,) = contents.newest_first
+    (tmp_path / "other").mkdir()
+    download(server.objects, name, contents.checkpoints[name], tmp_path / "other")
+    one, other = (newest(tmp_path / where).checkpoint for where in ("store", "other"))
+    assert one is not None and other is not None and one.manifest.files == other.manifest.files
+    for entry in one.manifest.files:
+        assert (one.path / entry.name).read_bytes() == (other.path / entry.name).read_bytes()
+
+
+def test_what_is_damaged_on_disk_is_not_uploaded(server: BucketServer, tmp_path: Path) -> None:
+    """It is told, and the next one is uploaded."""
+    told: list[str] = []
+    config = BucketConfig(tmp_path, server.url, Retention())
+    with StoreHandle.open(tmp_path, [DIRECT], notify=told.append, persist_every=EACH) as handle:
+        stage(handle, DIRECT, 1)
+        until_verified(handle, 1)
+        found = newest(tmp_path).checkpoint
+        assert found is not None
+        data = bytearray((found.path / "model.safetensors").read_bytes())
+        data[-1] ^= 1
+        (found.path / "model.safetensors").write_bytes(data)
+        uploader = handle.start_uploader(config)
+        until(lambda: bool(uploader.poll() or told), "it is told")
+        assert f"{found.path.name} is not uploaded (model.safetensors: block 0 is not what was written)" in told[0]
+        assert not server.names()
+        stage(handle, DIRECT, 2)
+        until_uploaded(handle, uploader, 2)
+        uploader.close(60)
+    assert whole_in(server, tmp_path / "..") == [2] and len(told) == 1
+
+
+def test_what_fails_without_a_trainer_is_told_to_the_next(server: BucketServer, tmp_path: Path) -> None:
+    command = trainer_command(TRAINER.replace("Retention()", "Retention(), 1.0"), tmp_path / "store", server.url)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        server.out()
+        _, uploader, _ = trainer.stdout.readline().split()
+        trainer.kill()
+    until(lambda: not runs(int(uploader)), "it has tried for a second")
+    server.back()
+    told: list[str] = []
+    StoreHandle.open(tmp_path / "store", [DIRECT], notify=told.append).close()
+    assert f"{server.url}: iteration 29 cannot be uploaded" in told[0]
+    assert "was tried for 1 s; the disk has it" in told[0]
 
 
 TRAINER = """

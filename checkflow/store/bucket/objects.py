@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 RETRY_S = 10.0  # by obstore, of one request; who calls has patience for more
-REQUEST_S = 120.0  # of a part, so that 70 kB/s are enough for it
+PART_S = 120.0  # so that 70 kB/s are enough for one
+SMALL_S = 20.0  # of any other request
 PART_BYTES = 2 * BLOCK_BYTES
 MOST_PARTS = 9_000  # S3 takes 10 000
 PARTS_AT_ONCE = 4
@@ -47,6 +48,7 @@ class Objects:
 
     url: str
     _store: ObjectStore
+    _for_parts: ObjectStore
 
     @classmethod
     def open(cls, url: str) -> Objects:
@@ -58,15 +60,17 @@ class Objects:
             raise InputError(f"bucket: {url} needs obstore ({error}); pip install 'checkflow[bucket]'") from None
         try:
             if url.startswith("file:"):
-                return cls(url, from_url(url, mkdir=True))
-            return cls(
-                url,
+                local = from_url(url, mkdir=True)
+                return cls(url, local, local)
+            small, large = (
                 from_url(
                     url,
                     retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=RETRY_S)},
-                    client_options={"timeout": timedelta(seconds=REQUEST_S), "allow_http": True},  # as the URL says
-                ),
+                    client_options={"timeout": timedelta(seconds=limit_s), "allow_http": True},  # as the endpoint says
+                )
+                for limit_s in (SMALL_S, PART_S)
             )
+            return cls(url, small, large)
         except (BaseError, ValueError, OSError) as error:
             raise InputError(f"bucket: {url}: {_first_line(error)}; give a URL such as s3://bucket/prefix") from None
 
@@ -93,7 +97,7 @@ class Objects:
             some = starts[first : first + BLOCKS_AT_ONCE]
             with _told():
                 found = obstore.get_ranges(
-                    self._store, name, starts=some, ends=[min(start + BLOCK_BYTES, size_bytes) for start in some]
+                    self._for_parts, name, starts=some, ends=[min(start + BLOCK_BYTES, size_bytes) for start in some]
                 )
             yield from map(bytes, found)
 
@@ -104,11 +108,11 @@ class Objects:
         if size_bytes <= PART_BYTES:
             data = b"".join(blocks)
             with _told():
-                obstore.put(self._store, name, data)
+                obstore.put(self._for_parts, name, data)
             return
         part_bytes = max(PART_BYTES, -(-size_bytes // MOST_PARTS))
         with _told():
-            obstore.put(self._store, name, blocks, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
+            obstore.put(self._for_parts, name, blocks, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
 
     def put_new(self, name: str, data: bytes) -> bool:
         """Whether there was none of this name: of several who come at once, one puts it."""
@@ -148,6 +152,8 @@ def _told() -> Iterator[None]:
 def _first_line(error: Exception) -> str:
     """Of several paragraphs, the last for obstore's developers; XML that a server sent is left out but for its code."""
     line = str(error).split("\n\nDebug source")[0]
+    if "http://169.254.169.254/" in line:  # where a machine of a cloud tells its role
+        return "there are no credentials in the environment, and this machine has no role"
     text, _, document = line.partition("<?xml")
     code = document.partition("<Code>")[2].partition("</Code>")[0]
     return f"{text.strip().rstrip(':')} {code}".strip()
