@@ -289,6 +289,7 @@ def test_an_iteration_that_only_the_bucket_has(server: BucketServer, tmp_path: P
     [
         ("s3://no-such-bucket/run", "NoSuchBucket; check its name, and the credentials in the environment"),
         ("nonsense", "give a URL such as s3://bucket/prefix"),
+        ("memory:///run", "is this process's alone; give a URL such as s3://bucket/prefix"),
         ("s4://bucket/run", "give a URL such as s3://bucket/prefix"),
     ],
 )

@@ -203,6 +203,19 @@ def test_state_that_appears_later_gets_its_room(tmp_path: Path) -> None:
         assert same(other.state(), state)
 
 
+def test_what_is_not_resumed_is_not_overtaken(tmp_path: Path) -> None:
+    """Nor where the first step() makes room for what the optimizer has only now."""
+    with attached(loop := Loop(), tmp_path) as ckpt:
+        loop.iterate(0)
+        ckpt.step()
+    with attached(loop := Loop(), tmp_path) as ckpt:
+        loop.iterate(0)
+        for _ in range(2):
+            with pytest.raises(checkflow.InputError, match="nothing was restored"):
+                ckpt.step()
+        assert ckpt.restore() == 1
+
+
 def test_another_batch_size_is_learned(tmp_path: Path) -> None:
     """A final batch that is smaller is not."""
     loop, told = Loop(), list[str]()

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from bucket_server import BucketServer, bucket_server
+from obstore.exceptions import GenericError
 from processes import runs
 from small_store import DIRECT, is_whole, load_again, record_of, silent, stage, trainer_command, until, until_verified
 
 from checkflow.store.both.config import BucketConfig
 from checkflow.store.bucket.download import download
 from checkflow.store.bucket.names import UPLOADS, BucketContents, content_of, serial_of
+from checkflow.store.bucket.objects import first_line
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 from checkflow.store.format.reader import load_newest, newest
 from checkflow.store.format.retention import Retention
@@ -243,3 +245,23 @@ def test_the_same_content_has_one_name_wherever_it_lies(tmp_path: Path) -> None:
     other = found.manifest.model_copy(update={"serial": 77})
     assert content_of(other) == content_of(found.manifest)
     assert content_of(other.model_copy(update={"iteration": 2})) != content_of(found.manifest)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "Generic S3 error: Error performing PUT http://host/b/k?uploadId=aB%2F1 in 545.187512ms, after 3 retries, "
+            "max_retries: 3, retry_timeout: 10s  - HTTP error: error sending request\n\nDebug source:\nGeneric {",
+            "Error performing PUT http://host/b/k - HTTP error: error sending request",
+        ),
+        (
+            "Object at location k not found: Error performing GET http://host/b/k in 2.3ms - Server returned non-2xx "
+            "status code: 404 Not Found: <?xml version='1.0'?>\n<Error><Code>NoSuchBucket</Code><Message>no</Message>",
+            "Object at location k not found: Error performing GET http://host/b/k - Server returned non-2xx "
+            "status code: 404 Not Found NoSuchBucket",
+        ),
+    ],
+)
+def test_what_a_server_says_is_told_in_a_line(said: str, told: str) -> None:
+    assert first_line(GenericError(said)) == told

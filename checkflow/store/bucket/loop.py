@@ -88,7 +88,7 @@ class Uploader:
 
     def _upload(self, checkpoint: Checkpoint) -> None:
         try:
-            report = self._uploads.upload(checkpoint)
+            report = self._uploads.upload(checkpoint, to_cache=self._closing or self._orphan)
         except FileNotFoundError:  # pruned since, so there is a newer one
             return
         except CorruptStoreError as error:

@@ -6,6 +6,7 @@ obstore is imported where a bucket is opened: without one nobody needs it.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +26,7 @@ PART_BYTES = 2 * BLOCK_BYTES
 MOST_PARTS = 9_000  # S3 takes 10 000
 PARTS_AT_ONCE = 4
 BLOCKS_AT_ONCE = 16  # of a download, that many are in memory
+_NOISE = re.compile(r"^Generic \w+ error: |\?[^\s:]+| in [\d.]+\w*s(?=[, ])|, after \d+ retries, [^-]*?\s*(?= - )")
 _WRONG = ("NoSuchBucket", "InvalidBucketName", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied")
 
 
@@ -58,6 +60,8 @@ class Objects:
             from obstore.store import from_url
         except ImportError as error:
             raise InputError(f"bucket: {url} needs obstore ({error}); pip install 'checkflow[bucket]'") from None
+        if url.startswith("memory:"):
+            raise InputError(f"bucket: {url} is this process's alone; give a URL such as s3://bucket/prefix")
         try:
             if url.startswith("file:"):
                 local = from_url(url, mkdir=True)
@@ -72,7 +76,7 @@ class Objects:
             )
             return cls(url, small, large)
         except (BaseError, ValueError, OSError) as error:
-            raise InputError(f"bucket: {url}: {_first_line(error)}; give a URL such as s3://bucket/prefix") from None
+            raise InputError(f"bucket: {url}: {first_line(error)}; give a URL such as s3://bucket/prefix") from None
 
     def sizes(self) -> dict[str, int]:
         """Every object and its size in bytes. Whoever asks after an object was put sees it."""
@@ -145,15 +149,17 @@ def _told() -> Iterator[None]:
         said = str(error)
         no = isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or any(word in said for word in _WRONG)
         raise BucketError(
-            _first_line(error), is_refused=no, is_missing=isinstance(error, FileNotFoundError) and not no
+            first_line(error), is_refused=no, is_missing=isinstance(error, FileNotFoundError) and not no
         ) from None
 
 
-def _first_line(error: Exception) -> str:
-    """Of several paragraphs, the last for obstore's developers; XML that a server sent is left out but for its code."""
+def first_line(error: Exception) -> str:
+    """Of several paragraphs, the last for obstore's developers. Left out are queries, how long it took and how often it
+    was tried, and the XML that a server sent, but for its code."""
     line = str(error).split("\n\nDebug source")[0]
     if "http://169.254.169.254/" in line:  # where a machine of a cloud tells its role
         return "there are no credentials in the environment, and this machine has no role"
     text, _, document = line.partition("<?xml")
     code = document.partition("<Code>")[2].partition("</Code>")[0]
-    return f"{text.strip().rstrip(':')} {code}".strip()
+    text = _NOISE.sub("", text).strip().rstrip(":")
+    return f"{text} {code}".strip()

@@ -64,9 +64,12 @@ class Uploads:
         found = [each for name in new if isinstance(each := examine(store, name), Checkpoint)]
         return next((each for each in reversed(found) if each.kept or each is found[0]), None)
 
-    def upload(self, checkpoint: Checkpoint) -> UploadedReport:
-        """Raises BucketError, to be tried again; CorruptStoreError for what is not as it was written, which is not due
-        again; FileNotFoundError where it was pruned; OvertakenError."""
+    def upload(self, checkpoint: Checkpoint, *, to_cache: bool) -> UploadedReport:
+        """`to_cache`: leave it in the page cache.
+
+        Raises BucketError, to be tried again; CorruptStoreError for what is not as it was written, which is not due
+        again; FileNotFoundError where it was pruned; OvertakenError.
+        """
         started = time.monotonic_ns()
         with contextlib.ExitStack() as opened:
             files = [
@@ -81,7 +84,7 @@ class Uploads:
                 self._newest_serial = there
             else:
                 try:
-                    self._put(checkpoint, files, is_kept=is_kept)
+                    self._put(checkpoint, files, is_kept=is_kept, to_cache=to_cache)
                 except CorruptStoreError:
                     self._unreadable.add(checkpoint.path.name)
                     raise
@@ -126,11 +129,15 @@ class Uploads:
             attempt += 1
         self._attempt = attempt
 
-    def _put(self, checkpoint: Checkpoint, files: list[tuple[FileEntry, BinaryIO]], *, is_kept: bool) -> None:
+    def _put(
+        self, checkpoint: Checkpoint, files: list[tuple[FileEntry, BinaryIO]], *, is_kept: bool, to_cache: bool
+    ) -> None:
         self._number += 1  # a name that was begun with is not used again
         name, manifest = uploaded_as(checkpoint.manifest, self._attempt, self._number)
         for entry, file in files:
             self._objects.put(f"{name}/{entry.name}", _verified(entry, file), entry.size_bytes)
+            if not to_cache:  # it is for who trains
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if is_kept:
             self._objects.put(f"{name}/{KEPT}", iter([b""]), 0)
         self._look()
@@ -169,4 +176,3 @@ def _verified(entry: FileEntry, file: BinaryIO) -> Iterator[bytes]:
         if xxhash.xxh3_128_hexdigest(block) != entry.block_hash(number):
             raise CorruptStoreError(f"{entry.name}: block {number} is not what was written")
         yield block
-    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache is for who trains
