@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +19,7 @@ import checkflow
 from checkflow.cli import run
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.events import Event, Uploaded
+from checkflow.store.bucket.names import iteration_of
 from checkflow.store.bucket.objects import SMALL_S
 from checkflow.store.format.manifest import MANIFEST
 from checkflow.store.format.reader import Checkpoint, list_checkpoints, newest
@@ -282,6 +286,44 @@ def test_an_iteration_that_only_the_bucket_has(server: BucketServer, tmp_path: P
         life.train(3)
     with Life(tmp_path / "other", server.url) as life:
         assert life.ckpt.restore(2) == 2
+
+
+PREEMPTED = """
+import sys, time, torch, checkflow
+model = torch.nn.Linear(6, 3)
+optimizer = torch.optim.AdamW(model.parameters())
+with checkflow.attach(model, optimizer, store=sys.argv[1], bucket=sys.argv[2]) as ckpt:
+    for i in range(ckpt.restore(), 10**6):
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ckpt.step()
+        print(i + 1, flush=True)
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_an_ended_process_costs_no_completed_iteration(
+    server: BucketServer, tmp_path: Path, sign: signal.Signals
+) -> None:
+    """Nor its disk: preempted, it has the last one in the bucket before it ends; killed, its uploader does that."""
+    command = [sys.executable, "-c", PREEMPTED, str(tmp_path / "store"), server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) == 30:
+                break
+        process.send_signal(sign)
+        done = [30, *map(int, process.stdout.read().split())][-1]
+    if sign == signal.SIGKILL:
+        deadline = time.monotonic() + 60
+        while max(map(iteration_of, server.names()), default=0) < done - 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    shutil.rmtree(tmp_path / "store")
+    with Life(tmp_path / "other", server.url) as life:
+        assert life.ckpt.restore() >= done - (sign == signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from small_store import DIRECT, is_whole, load_again, record_of, silent, stage, 
 from checkflow.store.both.config import BucketConfig
 from checkflow.store.bucket.download import download
 from checkflow.store.bucket.names import UPLOADS, BucketContents, content_of, serial_of
-from checkflow.store.bucket.objects import first_line
+from checkflow.store.bucket.objects import Objects, first_line
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 from checkflow.store.format.reader import load_newest, newest
 from checkflow.store.format.retention import Retention
@@ -64,6 +64,14 @@ def until_uploaded(handle: StoreHandle, uploader: BucketProcess, iteration: int)
         return (handle.status().uploaded_iteration or 0) >= iteration
 
     until(uploaded, f"iteration {iteration} is uploaded")
+
+
+def until_told(uploader: BucketProcess, told: list[str]) -> None:
+    def is_told() -> bool:
+        uploader.poll()
+        return bool(told)
+
+    until(is_told, "it is told")
 
 
 def test_the_uploader_is_killed_at_any_moment(server: BucketServer, tmp_path: Path) -> None:
@@ -147,7 +155,7 @@ def test_what_is_damaged_on_disk_is_not_uploaded(server: BucketServer, tmp_path:
         data[-1] ^= 1
         (found.path / "model.safetensors").write_bytes(data)
         uploader = handle.start_uploader(config)
-        until(lambda: bool(uploader.poll() or told), "it is told")
+        until_told(uploader, told)
         assert f"{found.path.name} is not uploaded (model.safetensors: block 0 is not what was written)" in told[0]
         assert not server.names()
         stage(handle, DIRECT, 2)
@@ -235,6 +243,20 @@ def test_names_say_who_put_them() -> None:
     assert [serial_of(name) for name in contents.newest_first] == [2 * UPLOADS + 1, UPLOADS + 9]
     assert list(contents.unfinished) == ["30000001-iteration-41"]
     assert contents.attempt == 3 and contents.begun == {2}
+
+
+def test_a_prefix_without_a_number_left_is_told(tmp_path: Path) -> None:
+    """Somebody put an object of that name."""
+    objects = Objects.open(f"file://{tmp_path}/bucket")
+    objects.put_new("99999999.attempt", b"")
+    told: list[str] = []
+    with StoreHandle.open(tmp_path / "store", [DIRECT], notify=told.append, persist_every=EACH) as handle:
+        uploader = handle.start_uploader(BucketConfig(tmp_path / "store", objects.url, Retention(), 0.0))
+        stage(handle, DIRECT, 1)
+        until_told(uploader, told)
+        uploader.close(60)
+    assert "there is 99999999.attempt, and no number is left; use another prefix" in told[0]
+    assert "the disk has it" in told[-1]
 
 
 def test_the_same_content_has_one_name_wherever_it_lies(tmp_path: Path) -> None:

@@ -67,10 +67,10 @@ class Uploader:
         """Do one thing; False at the end."""
         self._listen(0)
         ending = self._closing or self._orphan
-        more = self._orphan and not self._closing and self._is_held(SAVER)  # asked before it is looked what there is
-        if self._dead and self._is_held(TRAINER):  # the next run, which uploads by itself
-            return False
-        if ending and self._patience.exhausted:
+        succeeded = self._dead and self._is_held(TRAINER)  # by the next run: one last upload, of what there is now
+        # asked before it is looked what there is
+        more = self._orphan and not self._closing and not succeeded and self._is_held(SAVER)
+        if (ending and self._patience.exhausted) or (succeeded and self._patience.wait_s):
             return False
         if not self._patience.wait_s:
             try:
@@ -80,7 +80,7 @@ class Uploader:
                 return True
             if due is not None:
                 self._upload(due)
-                return True
+                return not succeeded
             if ending and not more:
                 return False
         self._listen(math.ceil(1000 * min(LOOK_S, self._patience.wait_s or LOOK_S)))

@@ -19,6 +19,7 @@ from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.manifest import (
     KEPT,
     MANIFEST,
+    MAX_SERIAL,
     Manifest,
     directory_name,
     max_manifest_bytes,
@@ -27,6 +28,7 @@ from checkflow.store.format.manifest import (
 )
 
 UPLOADS = 10**7  # serials of one attempt
+ATTEMPTS = MAX_SERIAL // UPLOADS
 _ATTEMPT = re.compile(r"(\d{8})\.attempt")
 
 

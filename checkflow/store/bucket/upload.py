@@ -20,6 +20,7 @@ from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.jsonfile import render
 from checkflow.store.both.messages import UploadedReport
 from checkflow.store.bucket.names import (
+    ATTEMPTS,
     UPLOADS,
     BucketContents,
     attempt_object,
@@ -31,8 +32,9 @@ from checkflow.store.bucket.names import (
 from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.manifest import BLOCK_BYTES, KEPT, MANIFEST, FileEntry
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine
-from checkflow.store.format.regular_file import open_regular
+from checkflow.store.format.regular_file import open_regular, read_at
 from checkflow.store.format.retention import Retained, Retention, to_prune
+from checkflow.text import plain
 
 
 class OvertakenError(Exception):
@@ -121,12 +123,13 @@ class Uploads:
             with contextlib.suppress(CorruptStoreError):
                 manifest = read_manifest(self._objects, name, contents.checkpoints[name])
                 self._there[content_of(manifest)] = manifest.serial
-        who = render(
-            {"host": socket.gethostname(), "store": os.fsdecode(self._where), "run": secrets.token_hex(16)}
-        ).encode()
+        host, store = plain(socket.gethostname()), plain(os.fspath(self._where))
+        who = render({"host": host, "store": store, "run": secrets.token_hex(16)}).encode()
         attempt = contents.attempt + 1
-        while not self._put_mine(attempt_object(attempt), who):
+        while attempt < ATTEMPTS and not self._put_mine(attempt_object(attempt), who):
             attempt += 1
+        if attempt >= ATTEMPTS:
+            raise BucketError(f"there is {attempt_object(contents.attempt)}, and no number is left; use another prefix")
         self._attempt = attempt
 
     def _put(
@@ -172,7 +175,7 @@ def _verified(entry: FileEntry, file: BinaryIO) -> Iterator[bytes]:
     """The file's blocks, none before its hash matched. Raises CorruptStoreError."""
     for number in range(entry.block_count):
         size_bytes = min(BLOCK_BYTES, entry.size_bytes - number * BLOCK_BYTES)
-        block = os.pread(file.fileno(), size_bytes, number * BLOCK_BYTES)
+        block = read_at(file.fileno(), number * BLOCK_BYTES, size_bytes)
         if xxhash.xxh3_128_hexdigest(block) != entry.block_hash(number):
             raise CorruptStoreError(f"{entry.name}: block {number} is not what was written")
         yield block
