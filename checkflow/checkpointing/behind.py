@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,11 @@ from checkflow.store.both.config import BucketConfig
 from checkflow.store.bucket.download import download
 from checkflow.store.bucket.names import BucketContents, iteration_of, read_manifest
 from checkflow.store.bucket.objects import BucketError, Objects
+from checkflow.store.format.disk import LocalDisk, remove_tree
 from checkflow.store.format.manifest import KEPT, Manifest
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, list_checkpoints
 from checkflow.store.format.retention import Retention
+from checkflow.store.format.writer import PRUNED
 from checkflow.store.trainer.bucket_process import BucketProcess
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.units import format_bytes
@@ -41,6 +44,7 @@ class Behind:
         self._notify = notify
         self._tell = tell
         self._process: BucketProcess | None = None
+        self._brought: Path | None = None
         contents = self._asked(may_be_out=not start_over)
         names = [] if contents is None else contents.newest_first
         self.iterations = [iteration_of(name) for name in names]
@@ -84,7 +88,7 @@ class Behind:
                 if than is not None and _age(manifest) <= _age(than):
                     return False
                 self._tell(f"{self._store}: downloading {name} from {self.url}, {_size(manifest)}")
-                download(self._objects, name, sizes, self._store)
+                self._brought = download(self._objects, name, sizes, self._store)
             except CorruptStoreError as error:
                 wrong.append(f"{name}: {error}")
                 self._notify(f"{self.url}: skipped {wrong[-1]}")
@@ -105,6 +109,17 @@ class Behind:
                 "restore either from a copy, or attach(..., start_over=True) to begin anew"
             )
         return False
+
+    def take_back(self) -> None:
+        """What was downloaded last is of another training: the disk is as if it had not been. Never raises."""
+        if self._brought is None:
+            return
+        disk, hidden = LocalDisk(), self._brought.with_name(PRUNED + self._brought.name)
+        with contextlib.suppress(OSError):
+            disk.rename(self._brought, hidden)
+            disk.sync_directory(self._store)
+            remove_tree(disk, hidden)
+        self._brought = None
 
     def newest_here(self, iteration: int | None) -> Manifest | None:
         """Of the checkpoints on disk whose manifest is sound."""

@@ -159,7 +159,14 @@ class Checkpointer:
                     if self._executor.lifecycle.refusal is not None:  # for parts of what not every rank has
                         self._executor.resume(0)
                     return 0
-                restored = restore_parsed(found.files, found.record, self._training, self._objects, self._begin_restore)
+                try:
+                    restored = restore_parsed(
+                        found.files, found.record, self._training, self._objects, self._begin_restore
+                    )
+                except InputError:
+                    if self._behind is not None:
+                        self._behind.take_back()
+                    raise
             for name in restored.missing:
                 self._notify(f"{self._store}: {name} is not in this checkpoint; it stays as it is")
             self._metadata = restored.metadata

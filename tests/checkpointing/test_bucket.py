@@ -279,6 +279,24 @@ def test_nothing_of_an_earlier_run_is_overtaken_unresumed(server: BucketServer, 
     assert [name.partition("-")[2] for name in server.names()][1:] == ["iteration-3"]
 
 
+def test_what_is_of_another_training_does_not_stay_on_disk(server: BucketServer, tmp_path: Path) -> None:
+    """A mistaken URL is mended by another URL."""
+    with Life(tmp_path / "one", server.url) as life:
+        life.train(1)
+    model = torch.nn.Linear(7, 3)
+    with checkflow.attach(
+        model, torch.optim.AdamW(model.parameters()), store=tmp_path / "s", bucket=server.url
+    ) as ckpt:
+        with pytest.raises(InputError, match="model/weight: has shape"):
+            ckpt.restore()
+        assert not list_checkpoints(tmp_path / "s")
+    server.anew()
+    with checkflow.attach(
+        model, torch.optim.AdamW(model.parameters()), store=tmp_path / "s", bucket=server.url
+    ) as ckpt:
+        assert ckpt.restore() == 0
+
+
 def test_an_iteration_that_only_the_bucket_has(server: BucketServer, tmp_path: Path) -> None:
     with Life(tmp_path / "one", server.url) as life:
         life.train(2)

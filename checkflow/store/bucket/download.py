@@ -11,8 +11,8 @@ from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.received import receive_checkpoint
 
 
-def download(objects: Objects, name: str, sizes: Mapping[str, int], store: Path) -> None:
-    """The checkpoint of this name, whose objects have these sizes, is the store's newest then.
+def download(objects: Objects, name: str, sizes: Mapping[str, int], store: Path) -> Path:
+    """The checkpoint of this name, whose objects have these sizes, is the store's newest then. Returns its directory.
 
     Raises CorruptStoreError for what is not what was written, BucketError where it cannot be read, OSError where it
     cannot be written.
@@ -20,7 +20,7 @@ def download(objects: Objects, name: str, sizes: Mapping[str, int], store: Path)
     manifest = read_manifest(objects, name, sizes)
     blocks = (block for entry in manifest.files for block in objects.blocks(f"{name}/{entry.name}", entry.size_bytes))
     try:
-        receive_checkpoint(store, manifest.render(), blocks)
+        return receive_checkpoint(store, manifest.render(), blocks)
     except BucketError as error:
         if error.is_missing:  # since the bucket was looked at
             raise CorruptStoreError(f"an object is missing ({error})") from None

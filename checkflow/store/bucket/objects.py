@@ -27,7 +27,9 @@ MOST_PARTS = 9_000  # S3 takes 10 000
 PARTS_AT_ONCE = 4
 BLOCKS_AT_ONCE = 16  # of a download, that many are in memory
 _NOISE = re.compile(r"^Generic \w+ error: |\?[^\s:]+| in [\d.]+\w*s(?=[, ])|, after \d+ retries, [^-]*?\s*(?= - )")
-_WRONG = ("NoSuchBucket", "InvalidBucketName", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied")
+_NO = re.compile(
+    r"NoSuchBucket|status code: 4(?!04|08|12|29)\d\d"
+)  # not: no such object, too slow, is there, too often
 
 
 class BucketError(Exception):
@@ -146,11 +148,10 @@ def _told() -> Iterator[None]:
     try:
         yield
     except (BaseError, OSError) as error:  # what is not found is a FileNotFoundError to obstore
-        said = str(error)
-        no = isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or any(word in said for word in _WRONG)
-        raise BucketError(
-            first_line(error), is_refused=no, is_missing=isinstance(error, FileNotFoundError) and not no
-        ) from None
+        said = first_line(error)
+        no = isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or _NO.search(said) is not None
+        is_missing = isinstance(error, FileNotFoundError) and not no
+        raise BucketError(said, is_refused=no, is_missing=is_missing) from None
 
 
 def first_line(error: Exception) -> str:

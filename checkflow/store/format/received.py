@@ -15,9 +15,10 @@ from checkflow.store.format.manifest import MANIFEST, FileEntry, Manifest, direc
 from checkflow.store.format.writer import ARRIVING, next_serial
 
 
-def receive_checkpoint(store: Path, manifest: bytes, blocks: Iterator[bytes]) -> None:
+def receive_checkpoint(store: Path, manifest: bytes, blocks: Iterator[bytes]) -> Path:
     """`blocks`: of 4 MiB, of each file that the manifest lists in turn. Its serial is the store's next.
 
+    Returns its directory.
     Raises CorruptStoreError for what is not what the manifest says, OSError where it cannot be written.
     """
     parsed = parse_manifest(manifest)
@@ -37,6 +38,7 @@ def receive_checkpoint(store: Path, manifest: bytes, blocks: Iterator[bytes]) ->
         remove_tree(disk, temporary)
         raise
     disk.sync_directory(store)
+    return store / name
 
 
 def _with_serial(manifest: Manifest, serial: int) -> bytes:
