@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+
+from ports import free_port
 
 TRAINER = Path(__file__).parent / "rank_to_kill.py"
 LONGEST_S = 120.0
@@ -21,9 +22,7 @@ class Job:
     """Ranks that run; what each said, by line. A context manager that leaves none."""
 
     def __init__(self, size: int, *arguments: object, script: Path = TRAINER) -> None:
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         command = [sys.executable, str(script), *map(str, arguments)]
         meeting = {
             "MASTER_ADDR": "localhost",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,10 +61,13 @@ def test_each_rank_learns_its_own_schedule(kind: str, tmp_path: Path) -> None:
         job.kill()
         job.wait()
         completed, promised = max(map(job.iteration, job.ranks)), job.common("staged")
+    folders = [tmp_path / directory_of(rank, 2) / "learned" for rank in range(2)]
+    while not all(any(folder.glob("*.schedule.json")) for folder in folders):  # the planner may still be writing
+        time.sleep(0.1)
     planned = [
         {view.name for row in read_schedule(path).state for view in row.views if row.written}
-        for rank in range(2)
-        for path in (tmp_path / directory_of(rank, 2) / "learned").glob("*.schedule.json")
+        for folder in folders
+        for path in folder.glob("*.schedule.json")
     ]
     last = "model/3.weight" if kind == "tp" else "model/4.weight"
     assert {"model/0.weight", last, "optimizer/0.weight.exp_avg"} <= set.union(*planned)
