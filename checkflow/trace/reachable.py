@@ -76,18 +76,19 @@ def reach(
     todo = list(roots)
     while todo and (most is None or len(keep) < most):
         path, value = todo.pop()
-        if value is None or isinstance(value, _LEAVES) or id(value) in seen:
-            continue
-        if not of_ours and f"{type(value).__module__}.".startswith("checkflow."):
-            continue
-        seen.add(id(value))
-        keep.append(value)
-        if isinstance(value, (torch.Tensor, torch.Generator)):
-            found[path] = local(value) if isinstance(value, torch.Tensor) else value
-            if isinstance(value, torch.Tensor) and value.is_leaf and value.grad is not None:
-                todo.append((f"{path}.grad", value.grad))
-        else:
-            todo += reversed([(f"{path}.{key}", item) for key, item in _children(value, module)])
+        with contextlib.suppress(Exception):  # an object's own code may raise when it is looked at, as a proxy's does
+            if value is None or isinstance(value, _LEAVES) or id(value) in seen:
+                continue
+            if not of_ours and f"{type(value).__module__}.".startswith("checkflow."):
+                continue
+            seen.add(id(value))
+            keep.append(value)
+            if isinstance(value, (torch.Tensor, torch.Generator)):
+                found[path] = local(value) if isinstance(value, torch.Tensor) else value
+                if isinstance(value, torch.Tensor) and value.is_leaf and value.grad is not None:
+                    todo.append((f"{path}.grad", value.grad))
+            else:
+                todo += reversed([(f"{path}.{key}", item) for key, item in _children(value, module)])
     return found
 
 
