@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import traceback
@@ -18,8 +19,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ports import free_port
-
 Train = Callable[[Path, str, str, int], object]  # (folder, kind, when, step) -> what the training leaves, as JSON
 WHOLE = ("plain", "never")  # are not killed
 
@@ -27,8 +26,7 @@ WHOLE = ("plain", "never")  # are not killed
 def run(script: Path, root: Path, *cases: str, ranks: int = 1) -> None:
     """All cases in one process that forks each: a framework takes seconds to import."""
     command = [sys.executable, str(script), str(root), str(ranks), *cases]
-    found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # where this process finds modules
-    done = subprocess.run(command, capture_output=True, text=True, env=found)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -53,12 +51,10 @@ def life(folder: Path, kind: str, when: str, step: int, train: Train) -> None:
 
 def job(folder: Path, kind: str, when: str, step: int, train: Train, ranks: int) -> None:
     """The same of several; one that does not end as it should takes the others with it, as torchrun does."""
-    meeting = {
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": str(ranks),
-        "OMP_NUM_THREADS": "1",
-    }
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     running = {}
     for rank in range(ranks):
         here = meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}

@@ -13,7 +13,8 @@ from checkflow.state.names import StateName, stems
 PACKAGE = Path(__file__).parents[2] / "checkflow"
 ROOMS = ("state", "checkpointing", "runtime", "trace")
 CUTS = {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "removeprefix", "removesuffix"}
-OTHERS = {"runtime/cudart.py", "checkpointing/listing.py", "trace/unlisted.py"}  # versions, and ways through code
+# Versions, objects of a bucket, and ways through code.
+OTHERS = {"runtime/cudart.py", "checkpointing/behind.py", "checkpointing/listing.py", "trace/unlisted.py"}
 
 
 def naming_of(path: Path) -> Iterator[int]:

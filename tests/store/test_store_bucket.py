@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -87,7 +88,8 @@ def test_the_uploader_is_killed_at_any_moment(server: BucketServer, tmp_path: Pa
             said = handle.status().uploaded_iteration or 0
             if choose.random() < 0.5:  # else the next one has hardly begun
                 time.sleep(choose.random() * 1.5)
-            os.kill(uploader.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it is being started anew
+                os.kill(uploader.pid, signal.SIGKILL)
             found = whole_in(server, tmp_path)
             assert (found[0] if found else 0) >= said
             until_uploaded(handle, uploader, iteration) if iteration % 4 == 0 else uploader.poll()
