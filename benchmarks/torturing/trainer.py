@@ -17,7 +17,7 @@ from torch import nn
 
 import checkflow
 from checkflow.checkpointing.checkpointer import Checkpointer
-from checkflow.store.trainer.handle import OnError
+from checkflow.store.trainer.delivery import OnError
 
 from .oracle import ITERATIONS
 from .settings import Setting

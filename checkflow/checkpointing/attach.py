@@ -13,7 +13,8 @@ import torch
 
 from checkflow.about import Run
 from checkflow.checkpointing.adapting import Adapting
-from checkflow.checkpointing.behind import Behind, check_store
+from checkflow.checkpointing.arguments import check_arguments, check_first
+from checkflow.checkpointing.behind import Behind
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.earlier import of_now
 from checkflow.checkpointing.engine import Engine
@@ -40,7 +41,8 @@ from checkflow.store.bucket.objects import Objects
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, newest
 from checkflow.store.format.retention import Retention
 from checkflow.store.memory.trainer_slots import WhenFull
-from checkflow.store.trainer.handle import OnError, StoreHandle
+from checkflow.store.trainer.delivery import OnError
+from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.keep import keep
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.text import plain
@@ -160,9 +162,7 @@ def attach(
         PeerError: another process of the training was not there by the deadline, attached otherwise, or has failed.
     """
 
-    if not peers_deadline_s > 0:
-        raise InputError(f"peers_deadline_s: {peers_deadline_s} is not positive; use a number of seconds")
-    check_store(store)
+    check_first(store, peers_deadline_s)
     objects_behind = None if bucket is None else Objects.open(bucket)
     together = Together.here(Path(store), peers_deadline_s, _to_stderr)
     with contextlib.nullcontext() if together is None else together.group.telling():
@@ -182,25 +182,17 @@ def attach(
         check_supported(training)
         if isinstance(schedule, (str, Path)):
             schedule = read_schedule(Path(schedule))
-        if interval is not None and interval < 1:
-            raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
-        if overhead is not None and not 0 < overhead < 1:
-            raise InputError(f"overhead: {overhead} is not in (0, 1); 0.05 is 5%")
-        if schedule is not None:
-            _check_takes(schedule, interval, overhead, slots)
-        if together is not None:
-            _check_takes_together(schedule, overhead, slots)
-        _check_replicate(replicate, together)
-        if bucket is not None and together is not None:
-            raise InputError(
-                "bucket: is not supported for several processes, or where there have been several: the parts of all "
-                "would have to be of one iteration; leave it out, or use replicate=1"
-            )
-        if when_full not in ("skip", "wait"):
-            raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
-        if on_event is not None and not callable(on_event):
-            raise InputError(f"on_event: a {type(on_event).__name__} cannot be called; give a function of one event")
-
+        check_arguments(
+            schedule,
+            together,
+            interval=interval,
+            overhead=overhead,
+            slots=slots,
+            when_full=when_full,
+            on_event=on_event,
+            replicate=replicate,
+            bucket=bucket,
+        )
         if together is not None:
             settled: dict[str, object] = {
                 "schedule": None if schedule is None else f"of {schedule.policy}",  # ranks' parts may differ in size
@@ -304,65 +296,6 @@ def attach(
             tell(f"{store}: {_plan(engine.interval, size_bytes, slots, persist_every)}")
             undo.pop_all()
         return checkpointer
-
-
-def _check_takes(schedule: Schedule, interval: int | None, overhead: float | None, slots: int) -> None:
-    """Raises InputError for what a schedule cannot be followed with."""
-    if schedule.lanes > 1 and slots == 1:
-        raise InputError(
-            "slots: 1 has no room for the next checkpoint beside the newest, which this schedule needs; use 2 or 3"
-        )
-    if overhead is not None and (schedule.lanes > 1 or any(action.back for action in schedule.actions)):
-        raise InputError(
-            "overhead: this schedule takes its checkpoints in parts, over iterations that are as many as they were "
-            "planned for; leave it out, or compile with --policy checkflow"
-        )
-    if interval is None or interval == schedule.interval:
-        return
-    if schedule.lanes > 1:
-        raise InputError(
-            f"interval: {interval}, but this schedule has a checkpoint each iteration, a part of it in each of "
-            f"{schedule.lanes}; leave it out, or compile with --interval {interval}"
-        )
-    if _pauses_between(schedule):
-        raise InputError(
-            f"interval: {interval} is not the {schedule.interval} that the schedule was compiled for, after which it "
-            f"pauses until a checkpoint has arrived; compile it with --interval {interval}"
-        )
-    if interval <= max((a.back for a in schedule.actions), default=0):
-        raise InputError(
-            f"interval: {interval} is less than the {schedule.interval} iterations that a checkpoint of this schedule "
-            f"is taken in; compile it with --interval {interval}"
-        )
-
-
-def _check_takes_together(schedule: Schedule | None, overhead: float | None, slots: int) -> None:
-    """Raises InputError for what a training in several processes cannot be followed with."""
-    if slots == 1:
-        raise InputError("slots: 1 has no room for the next checkpoint before every rank has this one; use 2 or 3")
-    if overhead is not None:
-        raise InputError("overhead: is not supported for several processes; give interval=, the same on each")
-    if schedule is not None and (schedule.lanes > 1 or schedule.gradients):
-        raise InputError(
-            "schedule: takes gradients, which are not final yet where several processes' can be read; compile with "
-            "--policy checkflow"
-        )
-
-
-def _check_replicate(replicate: int, together: Together | None) -> None:
-    """Raises InputError for more copies than one, and where there is nobody to hold it."""
-    if replicate not in (0, 1):
-        raise InputError(f"replicate: {replicate!r} is not supported; use 0, or 1 for a copy on another machine")
-    if replicate and (together is None or together.group.size == 1):
-        raise InputError("replicate: 1, but this training has one process, and no other machine; leave it out")
-
-
-def _pauses_between(schedule: Schedule) -> bool:
-    """Whether training stands still where the next checkpoint begins, which another interval moves."""
-    if schedule.pause is None or not schedule.actions:
-        return False
-    iteration, anchor = schedule.actions[0].offload
-    return schedule.pause == (iteration + schedule.interval, anchor)
 
 
 def _close(handle: StoreHandle) -> None:

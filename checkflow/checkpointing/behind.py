@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from checkflow.checkpointing.sink import POLL_S
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.store.both.config import BucketConfig
 from checkflow.store.bucket.download import download
@@ -44,6 +45,7 @@ class Behind:
         self._notify = notify
         self._tell = tell
         self._process: BucketProcess | None = None
+        self._next_poll_s = 0.0  # time.monotonic
         self._brought: Path | None = None
         contents = self._asked(may_be_out=not start_over)
         names = [] if contents is None else contents.newest_first
@@ -56,8 +58,9 @@ class Behind:
         self._process = handle.start_uploader(BucketConfig(self._store, self.url, retention, retry_s))
 
     def poll(self) -> None:
-        """Tell what the uploader has said. Never waits."""
-        if self._process is not None:
+        """Tell what the uploader has said, once a second. Never waits."""
+        if self._process is not None and time.monotonic() >= self._next_poll_s:
+            self._next_poll_s = time.monotonic() + POLL_S
             self._process.poll()
 
     def wait_for(self, iteration: int | None, deadline: float) -> bool:
@@ -157,17 +160,6 @@ class Behind:
                 raise StoreError(f"{self.url}: {name} cannot be kept ({error}); try again") from None
             self._tell(f"{self.url}: starts over; {name} is retained for good")
             return
-
-
-def check_store(store: str | Path) -> None:
-    """Raises InputError for a URL: the local store comes first."""
-    text = os.fspath(store)
-    scheme, colon, _ = text.partition(":/")
-    if colon and scheme.isalnum() and len(scheme) > 1:
-        raise InputError(
-            f"store: {text} is no directory; give one of this machine, and the bucket behind it: "
-            'attach(..., store="checkpoints", bucket="s3://bucket/prefix")'
-        )
 
 
 def _age(manifest: Manifest) -> tuple[str, int]:

@@ -21,9 +21,9 @@ from checkflow.checkpointing.behind import Behind
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
-from checkflow.checkpointing.restoring import Nothing, newest_in, newest_of, refusal
+from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, refusal
 from checkflow.checkpointing.resumed import doubts, of_losses
-from checkflow.checkpointing.sink import POLL_S
+from checkflow.checkpointing.terminating import on_terminate, told
 from checkflow.checkpointing.together import Together
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, StoreError
@@ -31,13 +31,10 @@ from checkflow.events import Doubted, Event, Resumed
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.lifecycle import Phase
 from checkflow.runtime.stats import Meter, Stats
-from checkflow.runtime.terminate import OnTerminate
 from checkflow.schedule import Schedule
 from checkflow.state.host.capture import versions
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.restore import restore_parsed
-from checkflow.store.format.manifest import parse_directory_name
-from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.status import Status
 from checkflow.training import Training
@@ -73,7 +70,6 @@ class Checkpointer:
         self._pacing = pacing
         self._together = together
         self._behind = behind
-        self._next_poll_s = 0.0  # of what is behind the store; time.monotonic
         self._training = training
         self._objects = objects
         self._store = store
@@ -91,8 +87,7 @@ class Checkpointer:
         engine.start()
         self._on_terminate = None
         if sigterm_deadline_s is not None:
-            self._deadline_s = sigterm_deadline_s
-            self._on_terminate = OnTerminate(self._terminate, self._patience_s, self._inside, sigterm_deadline_s)
+            self._on_terminate = on_terminate(engine, behind, store, sigterm_deadline_s, notify)
         left_open = weakref.WeakMethod(self._left_open)  # one that nobody has any more is let go
         self._at_exit = lambda: None if (close := left_open()) is None else close()
         atexit.register(self._at_exit)
@@ -107,7 +102,7 @@ class Checkpointer:
 
     def _refuse_to_overrun(self) -> None:
         """What an earlier run left has to be resumed, unless it is kept: to train on beside it would prune it."""
-        found, where = self._on_disk(), str(self._store)
+        found, where = iterations_in([self._handle.path]), str(self._store)
         if self._together is not None and not found:
             found = self._together.iterations()
         if self._behind is not None and not found:
@@ -138,7 +133,7 @@ class Checkpointer:
         with self._inside:
             started = time.monotonic()
             begun = self._executor.completed > 0 or self._handle.status().staged > 0
-            if begun and (iteration is None or iteration not in self._on_disk()):
+            if begun and (iteration is None or iteration not in iterations_in([self._handle.path])):
                 self._make_durable()
             elif iteration is None and self._start_over:
                 return 0
@@ -146,7 +141,7 @@ class Checkpointer:
             with paused_collector(), self._handle.shared.pages.paused():
                 if self._together is not None:
                     found = self._together.load(iteration, self._training)
-                elif self._behind is None or (begun and iteration in (None, *self._on_disk())):
+                elif self._behind is None or (begun and iteration in (None, *iterations_in([self._handle.path]))):
                     found = newest_in(self._handle.path, iteration)
                 else:
                     found = newest_of(self._behind, self._handle.path, iteration)
@@ -229,8 +224,7 @@ class Checkpointer:
                 if self._on_terminate is not None and self._on_terminate.pending:
                     self._on_terminate.reached_step()
             self._meter.step()
-            if self._behind is not None and time.monotonic() >= self._next_poll_s:
-                self._next_poll_s = time.monotonic() + POLL_S
+            if self._behind is not None:
                 self._behind.poll()
             if self._pacing is not None:
                 self._pacing.ended()
@@ -356,13 +350,9 @@ class Checkpointer:
             with self._told(Exception):
                 self._close(complete=False)
 
-    @contextlib.contextmanager
-    def _told(self, kind: type[Exception], what: str = "") -> Iterator[None]:
+    def _told(self, kind: type[Exception], what: str = "") -> contextlib.AbstractContextManager[None]:
         """What goes wrong inside is told, not raised."""
-        try:
-            yield
-        except kind as problem:
-            self._notify(f"{self._store}: {what}{problem}")
+        return told(kind, self._notify, f"{self._store}: {what}")
 
     @contextlib.contextmanager
     def _narrated(self, call: str) -> Iterator[None]:
@@ -397,38 +387,8 @@ class Checkpointer:
             )
         return True
 
-    def _on_disk(self) -> list[int]:
-        """Iterations of the store's checkpoints, newest first."""
-        parsed = (parse_directory_name(name) for name in checkpoint_names(self._handle.path))
-        return [found.iteration for found in parsed if found is not None]
-
     def _make_durable(self) -> None:
         """The newest checkpoint of this run, so that it can be restored."""
         with self._told(StoreError):
             self._executor.drain()
             self._handle.drain(DURABLE_DEADLINE_S)
-
-    def _patience_s(self) -> float:
-        """How long the next step() is worth waiting for. The rest of the deadline is for writing: half, until it is
-        known how long a write takes."""
-        if not self._executor.behind:
-            return 0.0
-        status = self._handle.status()
-        half_s = self._deadline_s / 2
-        write_s = status.write_ns / 1e9 / status.durable if status.durable else half_s
-        return self._deadline_s - min(half_s, max(1.0, 2 * write_s))
-
-    def _terminate(self, deadline: float, *, at_step: bool) -> None:
-        def left_s() -> float:
-            return max(0.0, deadline - time.monotonic())
-
-        with self._inside, self._told(Exception, "SIGTERM: "):
-            if at_step and self._executor.unsaved and not self._executor.save():
-                with self._told(StoreError, "SIGTERM: "):
-                    self._handle.drain(left_s())  # makes a slot free
-                self._executor.save()
-            staged = self._executor.drain(left_s())
-            if not (self._handle.drain(left_s()) and staged) or self._executor.behind:
-                self._notify(f"{self._store}: SIGTERM: the last iteration is not durable at the deadline")
-            elif self._behind is not None and not self._behind.wait_for(self.status().durable_iteration, deadline):
-                self._notify(f"{self._store}: SIGTERM: the last iteration is on disk, and not in the bucket yet")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from checkflow.errors import CorruptStoreError
 from checkflow.state.host.record import Record
 from checkflow.state.restore import read
 from checkflow.state.restore.files import TensorFile
-from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, load_newest
+from checkflow.store.format.manifest import parse_directory_name
+from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, checkpoint_names, load_newest
 
 _NAMED = 5  # checkpoints, in a message
 
@@ -31,6 +32,12 @@ class Nothing:
     """There is none yet; `skipped`: what this rank has a part of, and others have not."""
 
     skipped: tuple[SkippedCheckpoint, ...]
+
+
+def iterations_in(stores: Iterable[Path]) -> list[int]:
+    """Of the checkpoints that there are, sound or not, newest first."""
+    names = (name for store in stores for name in checkpoint_names(store))
+    return sorted({found.iteration for name in names if (found := parse_directory_name(name))}, reverse=True)
 
 
 def newest_in(store: Path, iteration: int | None) -> Found | Nothing:

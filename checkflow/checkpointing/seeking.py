@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from checkflow.checkpointing.restoring import Nothing
+from checkflow.checkpointing.restoring import Nothing, iterations_in
 from checkflow.distributed.adopting import Places, Seen, adopt, has_copies, seen_in
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common
@@ -17,9 +17,8 @@ from checkflow.distributed.resharding import is_divided_alike, needed_by, reshap
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.state.host.record import Record
 from checkflow.state.restore.files import TensorFile
-from checkflow.store.format.manifest import parse_directory_name
 from checkflow.store.format.ranks import WHOLE, directory_of
-from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, checkpoint_names, load, nothing_is_scarce
+from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, load, nothing_is_scarce
 from checkflow.training import Training
 
 T = TypeVar("T")
@@ -123,8 +122,7 @@ class Seeking:
 
     def iterations(self) -> list[int]:
         """Of what other numbers of ranks left, sound or not, newest first."""
-        names = (name for path in directories_in(self._root, but=self._group.size) for name in checkpoint_names(path))
-        return sorted({found.iteration for name in names if (found := parse_directory_name(name))}, reverse=True)
+        return iterations_in(directories_in(self._root, but=self._group.size))
 
     def _looked_for(self, own: Sequence[Collection[Mark]]) -> tuple[Places, Seen]:
         """Where each rank's parts can be read, its own directory apart, and what this one sees of them.

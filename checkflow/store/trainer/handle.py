@@ -12,7 +12,6 @@ One thread calls these. None but `acquire`, `drain` and `close` ever waits.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import time
 import warnings
@@ -20,7 +19,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from checkflow.errors import InputError, StoreError
 from checkflow.events import Event
@@ -35,6 +33,8 @@ from checkflow.store.format.retention import Retention
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slot, Slots, WhenFull
 from checkflow.store.trainer.bucket_process import BucketProcess
+from checkflow.store.trainer.delivery import Delivery, OnError
+from checkflow.store.trainer.forked import disown_in_children, is_closed
 from checkflow.store.trainer.mirror_process import MirrorProcess
 from checkflow.store.trainer.peers import Peers
 from checkflow.store.trainer.persist_every import Pace, PersistEvery
@@ -43,7 +43,6 @@ from checkflow.store.trainer.sender import MirrorTarget
 from checkflow.store.trainer.status import Status, Tally
 from checkflow.store.trainer.supervisor import Supervisor
 
-OnError = Literal["raise", "warn"]
 RECORD_ROOM_BYTES = 2**20
 REPORT_S = 1.0  # a saver that was killed before its report never gives it
 CLOSE_S = 600.0
@@ -67,17 +66,17 @@ class StoreHandle:
         self._slots = Slots(shared, self.layouts, when_full, grouped=peers is not None)
         self._pace = pace
         self._when_full = when_full
-        self._on_error = on_error
         self._notify = notify
         self._tally = tally
         self._saver = Supervisor(shared, self._slots, lock, self._tally, hang_s=hang_s, retry_s=retry_s)
+        self._news = Delivery(self._saver.news, tally, on_error, notify)
         self._rulings = None if peers is None else Rulings(peers, shared, self._slots, self._saver, pace, tally)
         self._closed = False
         self._let_go = weakref.finalize(
             self, _let_go, self._saver, lock, shared
         )  # also of one that nobody has any more
         self._let_go.atexit = False
-        _open_handles.add(self)
+        disown_in_children(self)
 
     @classmethod
     def open(
@@ -306,7 +305,7 @@ class StoreHandle:
         self._closed = True
         if self._rulings is not None:
             self._rulings.close()
-        _open_handles.discard(self)
+        is_closed(self)
 
     def _drain(self, deadline: float) -> bool:
         if self._rulings is not None:
@@ -325,7 +324,7 @@ class StoreHandle:
                 return False
             self._saver.wait(min(0.1, deadline - time.monotonic()))
             self._saver.tend()
-            self._announce()
+            self._news.announce()
         self._saver.tend()
         if sequence is not None:
             self._hear_of(self._slots.staged_iteration, min(deadline, time.monotonic() + REPORT_S))
@@ -373,34 +372,13 @@ class StoreHandle:
             self.abandon(slot)
             raise
 
-    def _announce(self) -> None:
-        """Tell now, to who waits, what is not to be raised afterwards."""
-        if self._on_error == "warn":
-            self._deliver()
-            return
-        news = [self._saver.news.popleft() for _ in range(len(self._saver.news))]
-        self._saver.news.extendleft(each for each in reversed(news) if each.is_error)
-        for each in news:
-            if not each.is_error:
-                self._notify(each.line)
-
     def _deliver(self) -> None:
         if self._rulings is not None and (trouble := self._rulings.read_back()) is not None:
             self._notify(f"{self.path}: {trouble}")
         refusal = self.shared.pages.take_refusal()
         if refusal is not None:
             self._saver.fail(refusal)
-        first: str | None = None
-        while self._saver.news:
-            news = self._saver.news.popleft()
-            if news.is_error:
-                self._tally.fail(news.line)
-            if news.is_error and self._on_error == "raise" and first is None:
-                first = news.line
-            else:
-                self._notify(news.line)
-        if first is not None:
-            raise StoreError(first)
+        self._news.deliver()
 
     def disown(self) -> None:
         """In a forked child: let go of what would outlive the trainer there."""
@@ -416,14 +394,3 @@ def _let_go(saver: Supervisor, lock: StoreLock, shared: SharedMemory) -> None:
     saver.disown()
     lock.close()
     shared.close()
-
-
-_open_handles: weakref.WeakSet[StoreHandle] = weakref.WeakSet()
-
-
-def _disown_all() -> None:
-    for handle in tuple(_open_handles):
-        handle.disown()
-
-
-os.register_at_fork(after_in_child=_disown_all)

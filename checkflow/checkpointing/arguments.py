@@ -1,0 +1,115 @@
+"""What attach is given and cannot be done: refused before anything is opened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from checkflow.checkpointing.together import Together
+from checkflow.errors import InputError
+from checkflow.schedule import Schedule
+
+
+def check_first(store: str | Path, peers_deadline_s: float) -> None:
+    """What other ranks need not be asked for. Raises InputError for no time, and for a URL: the disk comes first."""
+    if not peers_deadline_s > 0:
+        raise InputError(f"peers_deadline_s: {peers_deadline_s} is not positive; use a number of seconds")
+    text = os.fspath(store)
+    scheme, colon, _ = text.partition(":/")
+    if colon and scheme.isalnum() and len(scheme) > 1:
+        raise InputError(
+            f"store: {text} is no directory; give one of this machine, and the bucket behind it: "
+            'attach(..., store="checkpoints", bucket="s3://bucket/prefix")'
+        )
+
+
+def check_arguments(
+    schedule: Schedule | None,
+    together: Together | None,
+    *,
+    interval: int | None,
+    overhead: float | None,
+    slots: int,
+    when_full: str,
+    on_event: object,
+    replicate: int,
+    bucket: str | None,
+) -> None:
+    """Raises InputError for the first that is no value, or does not go with the others; see attach."""
+    if interval is not None and interval < 1:
+        raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
+    if overhead is not None and not 0 < overhead < 1:
+        raise InputError(f"overhead: {overhead} is not in (0, 1); 0.05 is 5%")
+    if schedule is not None:
+        _check_takes(schedule, interval, overhead, slots)
+    if together is not None:
+        _check_takes_together(schedule, overhead, slots, bucket)
+    _check_replicate(replicate, together)
+    if when_full not in ("skip", "wait"):
+        raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
+    if on_event is not None and not callable(on_event):
+        raise InputError(f"on_event: a {type(on_event).__name__} cannot be called; give a function of one event")
+
+
+def _check_takes(schedule: Schedule, interval: int | None, overhead: float | None, slots: int) -> None:
+    """Raises InputError for what a schedule cannot be followed with."""
+    if schedule.lanes > 1 and slots == 1:
+        raise InputError(
+            "slots: 1 has no room for the next checkpoint beside the newest, which this schedule needs; use 2 or 3"
+        )
+    if overhead is not None and (schedule.lanes > 1 or any(action.back for action in schedule.actions)):
+        raise InputError(
+            "overhead: this schedule takes its checkpoints in parts, over iterations that are as many as they were "
+            "planned for; leave it out, or compile with --policy checkflow"
+        )
+    if interval is None or interval == schedule.interval:
+        return
+    if schedule.lanes > 1:
+        raise InputError(
+            f"interval: {interval}, but this schedule has a checkpoint each iteration, a part of it in each of "
+            f"{schedule.lanes}; leave it out, or compile with --interval {interval}"
+        )
+    if _pauses_between(schedule):
+        raise InputError(
+            f"interval: {interval} is not the {schedule.interval} that the schedule was compiled for, after which it "
+            f"pauses until a checkpoint has arrived; compile it with --interval {interval}"
+        )
+    if interval <= max((a.back for a in schedule.actions), default=0):
+        raise InputError(
+            f"interval: {interval} is less than the {schedule.interval} iterations that a checkpoint of this schedule "
+            f"is taken in; compile it with --interval {interval}"
+        )
+
+
+def _check_takes_together(schedule: Schedule | None, overhead: float | None, slots: int, bucket: str | None) -> None:
+    """Raises InputError for what a training in several processes cannot be followed with."""
+    if slots == 1:
+        raise InputError("slots: 1 has no room for the next checkpoint before every rank has this one; use 2 or 3")
+    if overhead is not None:
+        raise InputError("overhead: is not supported for several processes; give interval=, the same on each")
+    if schedule is not None and (schedule.lanes > 1 or schedule.gradients):
+        raise InputError(
+            "schedule: takes gradients, which are not final yet where several processes' can be read; compile with "
+            "--policy checkflow"
+        )
+    if bucket is not None:
+        raise InputError(
+            "bucket: is not supported for several processes, or where there have been several: the parts of all "
+            "would have to be of one iteration; leave it out, or use replicate=1"
+        )
+
+
+def _check_replicate(replicate: int, together: Together | None) -> None:
+    """Raises InputError for more copies than one, and where there is nobody to hold it."""
+    if replicate not in (0, 1):
+        raise InputError(f"replicate: {replicate!r} is not supported; use 0, or 1 for a copy on another machine")
+    if replicate and (together is None or together.group.size == 1):
+        raise InputError("replicate: 1, but this training has one process, and no other machine; leave it out")
+
+
+def _pauses_between(schedule: Schedule) -> bool:
+    """Whether training stands still where the next checkpoint begins, which another interval moves."""
+    if schedule.pause is None or not schedule.actions:
+        return False
+    iteration, anchor = schedule.actions[0].offload
+    return schedule.pause == (iteration + schedule.interval, anchor)

@@ -1,0 +1,65 @@
+"""What SIGTERM has made durable before the process ends, and how long the next step() is worth waiting for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from checkflow.checkpointing.behind import Behind
+from checkflow.checkpointing.engine import Engine
+from checkflow.errors import StoreError
+from checkflow.runtime.terminate import OnTerminate
+
+
+@contextmanager
+def told(kind: type[Exception], notify: Callable[[str], None], what: str) -> Iterator[None]:
+    """What goes wrong inside is told, behind `what`, and not raised."""
+    try:
+        yield
+    except kind as problem:
+        notify(f"{what}{problem}")
+
+
+def on_terminate(
+    engine: Engine, behind: Behind | None, store: Path, deadline_s: float, notify: Callable[[str], None]
+) -> OnTerminate:
+    """Installed for SIGTERM. `behind`: a bucket, which is to have the last iteration, too."""
+    return OnTerminate(
+        partial(_make_durable, engine, behind, store, notify),
+        partial(_patience_s, engine, deadline_s),
+        engine.inside,
+        deadline_s,
+    )
+
+
+def _patience_s(engine: Engine, deadline_s: float) -> float:
+    """The rest of the deadline is for writing: half, until it is known how long a write takes."""
+    if not engine.executor.behind:
+        return 0.0
+    status = engine.handle.status()
+    half_s = deadline_s / 2
+    write_s = status.write_ns / 1e9 / status.durable if status.durable else half_s
+    return deadline_s - min(half_s, max(1.0, 2 * write_s))
+
+
+def _make_durable(
+    engine: Engine, behind: Behind | None, store: Path, notify: Callable[[str], None], deadline: float, *, at_step: bool
+) -> None:
+    def left_s() -> float:
+        return max(0.0, deadline - time.monotonic())
+
+    what = f"{store}: SIGTERM: "
+    with engine.inside, told(Exception, notify, what):
+        executor, handle = engine.executor, engine.handle
+        if at_step and executor.unsaved and not executor.save():
+            with told(StoreError, notify, what):
+                handle.drain(left_s())  # makes a slot free
+            executor.save()
+        staged = executor.drain(left_s())
+        if not (handle.drain(left_s()) and staged) or executor.behind:
+            notify(f"{what}the last iteration is not durable at the deadline")
+        elif behind is not None and not behind.wait_for(handle.status().durable_iteration, deadline):
+            notify(f"{what}the last iteration is on disk, and not in the bucket yet")
