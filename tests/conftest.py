@@ -15,6 +15,7 @@ os.environ.pop("COLUMNS", None)  # read when checkflow.cli is imported; who sets
 
 import pytest
 import torch
+from bucket_server import BucketServer, bucket_server
 from hypothesis import HealthCheck, settings
 from processes import children, command
 
@@ -86,3 +87,16 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(dir=memory) as path:
         yield Path(path)
+
+
+@pytest.fixture(scope="module")
+def running_server() -> Iterator[BucketServer]:
+    with bucket_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running_server: BucketServer) -> BucketServer:
+    """An object store over HTTP, empty."""
+    running_server.anew()
+    return running_server

@@ -105,6 +105,39 @@ def test_a_copy_that_does_not_verify_is_missed_by_all(tmp_path: Path) -> None:
     assert f"iteration {newest.iteration} of attempt {newest.attempt}: rank 1: from rank 0: model.safetensors" in said
 
 
+def test_ranks_that_are_numbered_otherwise_find_their_parts(tmp_path: Path) -> None:
+    """On machines with a disk each, what was one rank's lies where another one runs now."""
+    store = tmp_path / "disk-{rank}"
+    with Job(3, "ddp", store, 4, 0) as job:
+        job.done()
+    disks = [tmp_path / f"disk-{rank}" for rank in range(3)]
+    aside = tmp_path / "aside"
+    for old, new in ((disks[0], aside), (disks[1], disks[0]), (disks[2], disks[1]), (aside, disks[2])):
+        old.rename(new)
+    ends = []
+    for found in (store, tmp_path / "uninterrupted"):
+        with Job(3, "ddp", found, 7, 0) as job:
+            ends.append(job.done())
+    assert {resumed for resumed, _ in ends[0].values()} == {4}
+    assert [digest for _, digest in ends[0].values()] == [digest for _, digest in ends[1].values()]
+
+
+def test_what_does_not_arrive_whole_is_asked_for_in_the_next_place(tmp_path: Path) -> None:
+    store = tmp_path / "disk-{rank}"
+    with Job(3, "ddp", store, 4, 0, "persist_every=1", "when_full=wait") as job:
+        job.done()
+    lost = tmp_path / "disk-1"
+    for holder in (0, 2):
+        place = tmp_path / f"disk-{holder}" / directory_of(holder, 3) / copy_of(1, 3)
+        shutil.copytree(lost / directory_of(1, 3), place)
+        if holder == 0:  # which is asked first
+            file = marks_in(place)[max(marks_in(place))].checkpoint.path / "model.safetensors"
+            file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
+    shutil.rmtree(lost)
+    with Job(3, "ddp", store, 6, 0) as job:
+        assert {resumed for resumed, _ in job.done().values()} == {4}
+
+
 def test_a_mirror_that_died_is_told_of(tmp_path: Path) -> None:
     with Job(2, "ddp", tmp_path, NO_END, PAUSE_S, "replicate=1") as job:
         mirrored(job)

@@ -8,11 +8,10 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bucket_server import BucketServer, bucket_server
+from bucket_server import BucketServer
 from obstore.exceptions import GenericError
 from processes import runs
 from small_store import DIRECT, is_whole, load_again, record_of, silent, stage, trainer_command, until, until_verified
@@ -31,18 +30,6 @@ from checkflow.store.trainer.persist_every import PersistEvery
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 KILLS = 100 if NIGHTLY else 12
 EACH = PersistEvery(iterations=1)
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[BucketServer]:
-    with bucket_server() as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: BucketServer) -> BucketServer:
-    running.anew()
-    return running
 
 
 def whole_in(server: BucketServer, tmp_path: Path) -> list[int]:
