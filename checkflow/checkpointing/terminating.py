@@ -60,6 +60,6 @@ def _make_durable(
             executor.save()
         staged = executor.drain(left_s())
         if not (handle.drain(left_s()) and staged) or executor.behind:
-            notify(f"{what}the last iteration is not durable at the deadline")
+            notify(f"{store}: SIGTERM: the last iteration is not durable at the deadline")
         elif behind is not None and not behind.wait_for(handle.status().durable_iteration, deadline):
-            notify(f"{what}the last iteration is on disk, and not in the bucket yet")
+            notify(f"{store}: SIGTERM: the last iteration is on disk, and not in the bucket yet")
