@@ -34,7 +34,7 @@ from checkflow.runtime.settings import Settings
 from checkflow.state.holders import optimizers_of
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.host.record import ReplayRecord
-from checkflow.state.live import is_divided, live_state, parameter_names
+from checkflow.state.live import has_shared, live_state, parameter_names
 from checkflow.state.restore import check_restorable
 from checkflow.state.restore.files import TensorFile
 from checkflow.state.restore.lanes import gathered
@@ -184,7 +184,7 @@ class Engine:
         if self.fitting.host.structure == self._restorable:
             return captured.record
         self._restorable = self.fitting.host.structure
-        if is_divided(self._training):  # a forward pass may have gathered what ranks share by the time of the record
+        if has_shared(self._training):  # a forward pass may have gathered what ranks share by the time of the record
             record = self._checked(captured.record())
             return lambda: record
         return lambda: self._checked(captured.record())

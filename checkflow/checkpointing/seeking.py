@@ -13,7 +13,7 @@ from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common
 from checkflow.distributed.parts import Complete, RankPart, all_in, directories_in, marks_in
 from checkflow.distributed.reading import files_of, whole_file
-from checkflow.distributed.resharding import is_divided_alike, needed_by, reshaped
+from checkflow.distributed.resharding import is_shared_alike, needed_by, reshaped
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.state.host.record import Record
 from checkflow.state.restore.files import TensorFile
@@ -89,7 +89,7 @@ class Seeking:
 
     def read(self, mark: Mark, kept: Kept, training: Training) -> tuple[Mapping[str, TensorFile], Record]:
         """What this rank restores of it, verified. Raises CorruptStoreError, InputError for what it cannot see."""
-        if mark in kept.mine and is_divided_alike(kept.mine[mark].record, training):
+        if mark in kept.mine and is_shared_alike(kept.mine[mark].record, training):
             part = kept.mine[mark]
             seen = self._seen(mark, part)
             return {name: whole_file(part, name, seen) for name in files_of(part)}, part.record

@@ -116,7 +116,7 @@ def needed_by(training: Training) -> Where:
     return where
 
 
-def is_divided_alike(record: Record, training: Training) -> bool:
+def is_shared_alike(record: Record, training: Training) -> bool:
     """Whether a rank's part has what this rank needs of what ranks share."""
     where = needed_by(training)
     alike = all(_place(shard) == where(StateName(name), shard.shape) for name, shard in record.shards.items())

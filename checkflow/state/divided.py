@@ -18,7 +18,7 @@ from checkflow.torch_internals import kept_alike, storage_id
 from checkflow.training import Training
 
 
-def replicated(training: Training) -> list[DistributedDataParallel]:
+def modules_alike(training: Training) -> list[DistributedDataParallel]:
     """The modules that are the same on all ranks, in order."""
     parts = (part for model in training.models for part in model.modules())
     return [part for part in parts if isinstance(part, DistributedDataParallel)]
@@ -26,7 +26,7 @@ def replicated(training: Training) -> list[DistributedDataParallel]:
 
 def sizes_alike(training: Training) -> dict[str, int]:
     """The bytes of each parameter that ranks have alike, by name."""
-    alike = {id(parameter) for ddp in replicated(training) for parameter in kept_alike(ddp)}
+    alike = {id(parameter) for ddp in modules_alike(training) for parameter in kept_alike(ddp)}
     return {
         str(name): parameter.numel() * parameter.element_size()
         for name, parameter in parameters_of(training)

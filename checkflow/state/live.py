@@ -121,7 +121,7 @@ def parameters_of(training: Training) -> Iterator[tuple[StateName, torch.nn.Para
                 yield StateName.of(holder, path), parameter
 
 
-def is_divided(training: Training) -> bool:
+def has_shared(training: Training) -> bool:
     """Whether ranks share tensors of it (DTensor): FSDP2, tensor parallelism."""
     return any(is_shared(parameter) for _, parameter in parameters_of(training))
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from checkflow import about
-from checkflow.state.divided import elsewhere, replicated
+from checkflow.state.divided import elsewhere, modules_alike
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.encode import encode
 from checkflow.state.host.json_values import Json, dump
@@ -87,7 +87,7 @@ class HostState:
         self._rooms = rooms
         self._about: tuple[object, str] = (None, "")  # what is known of the run, and its text
         self._training = training
-        self._replicated = replicated(training)
+        self._alike = modules_alike(training)
         self._several: tuple[tuple[int, ...] | None, str] = (None, "")  # how many parameters have state, and the text
         self._epoch: int | None = None
         self._tensors: dict[StateName, torch.Tensor] = {}
@@ -136,8 +136,8 @@ class HostState:
         if member is None:
             return ""
         fields: dict[str, Json] = {"rank": member.rank, "size": member.size, "attempt": member.attempt}
-        if self._replicated:
-            fields["shares_buffers"] = [model.require_forward_param_sync for model in self._replicated]
+        if self._alike:
+            fields["shares_buffers"] = [model.require_forward_param_sync for model in self._alike]
         return f',"member":{dump(fields)}'
 
     @property

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from checkflow.about import About
 from checkflow.errors import CorruptStoreError, FormatError, InputError
 from checkflow.extra import key_of
-from checkflow.state.divided import replicated
+from checkflow.state.divided import modules_alike
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.decode import decode
 from checkflow.state.host.objects import HostObjects
@@ -173,7 +173,7 @@ def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training
         raise FormatError("metadata: is no object; take another checkpoint")
     replay = None if parsed.replay is None else match_replay(parsed.replay, tensors, optimizers, names)
     shares = parsed.member.shares_buffers if parsed.member is not None else ()
-    ours = replicated(training)
+    ours = modules_alike(training)
     buffers = list(zip(ours, shares, strict=True)) if len(ours) == len(shares) else []  # of another kind of training
     return _Matched(matched, copies, extra, plans, generators, metadata, missing, replay, buffers)
 
