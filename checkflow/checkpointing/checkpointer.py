@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -88,9 +87,7 @@ class Checkpointer:
         self._on_terminate = None
         if sigterm_deadline_s is not None:
             self._on_terminate = on_terminate(engine, behind, store, sigterm_deadline_s, notify)
-        left_open = weakref.WeakMethod(self._left_open)  # one that nobody has any more is let go
-        self._at_exit = lambda: None if (close := left_open()) is None else close()
-        atexit.register(self._at_exit)
+        atexit.register(self._left_open)  # kept by that until closed: what a function left open is due, too
 
     @property
     def _executor(self) -> Executor:
@@ -293,7 +290,7 @@ class Checkpointer:
                 with self._inside:
                     self._end(complete=complete)
             finally:
-                atexit.unregister(self._at_exit)
+                atexit.unregister(self._left_open)
                 if self._on_terminate is not None:
                     self._on_terminate.remove()
         _LOG.info("%s: %s", self._store, self.stats())
