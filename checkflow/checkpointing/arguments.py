@@ -33,7 +33,6 @@ def check_arguments(
     when_full: str,
     on_event: object,
     replicate: int,
-    bucket: str | None,
 ) -> None:
     """Raises InputError for the first that is no value, or does not go with the others; see attach."""
     if interval is not None and interval < 1:
@@ -43,7 +42,7 @@ def check_arguments(
     if schedule is not None:
         _check_takes(schedule, interval, overhead, slots)
     if together is not None:
-        _check_takes_together(schedule, overhead, slots, bucket)
+        _check_takes_together(schedule, overhead, slots)
     _check_replicate(replicate, together)
     if when_full not in ("skip", "wait"):
         raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
@@ -81,7 +80,7 @@ def _check_takes(schedule: Schedule, interval: int | None, overhead: float | Non
         )
 
 
-def _check_takes_together(schedule: Schedule | None, overhead: float | None, slots: int, bucket: str | None) -> None:
+def _check_takes_together(schedule: Schedule | None, overhead: float | None, slots: int) -> None:
     """Raises InputError for what a training in several processes cannot be followed with."""
     if slots == 1:
         raise InputError("slots: 1 has no room for the next checkpoint before every rank has this one; use 2 or 3")
@@ -91,11 +90,6 @@ def _check_takes_together(schedule: Schedule | None, overhead: float | None, slo
         raise InputError(
             "schedule: takes gradients, which are not final yet where several processes' can be read; compile with "
             "--policy checkflow"
-        )
-    if bucket is not None:
-        raise InputError(
-            "bucket: is not supported for several processes, or where there have been several: the parts of all "
-            "would have to be of one iteration; leave it out, or use replicate=1"
         )
 
 

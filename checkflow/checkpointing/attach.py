@@ -14,7 +14,9 @@ import torch
 from checkflow.about import Run
 from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.arguments import check_arguments, check_first
-from checkflow.checkpointing.behind import Behind
+from checkflow.checkpointing.behind import Hearers
+from checkflow.checkpointing.behind_one import BehindOne
+from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.earlier import of_now
 from checkflow.checkpointing.engine import Engine
@@ -108,8 +110,8 @@ def attach(
         optimizer: one, or all of them.
         store: directory of the checkpoints; made if it does not exist. One trainer writes to it at a time.
         bucket: URL of objects behind the store, "s3://bucket/prefix": the newest checkpoint on disk is uploaded to it
-            beside training, and restore() takes the newest from there where the disk has none, or an older one. Of one
-            process. Needs `checkflow[bucket]`; credentials come from the environment.
+            beside training, and restore() takes the newest from there where the disk has none, or an older one. Of
+            several processes each uploads its part. Needs `checkflow[bucket]`; credentials come from the environment.
         schedule: compiled for this training, or the path of its file. Without one it is learned: an iteration is
             recorded and planned in another process, and until then all of the state is read when an iteration ends.
             What was learned is kept in the store for the next start, and learned anew where training changes.
@@ -164,7 +166,7 @@ def attach(
 
     check_first(store, peers_deadline_s)
     objects_behind = None if bucket is None else Objects.open(bucket)
-    together = Together.here(Path(store), peers_deadline_s, _to_stderr)
+    together = Together.here(Path(store), peers_deadline_s, _to_stderr, objects_behind)
     with contextlib.nullcontext() if together is None else together.group.telling():
         store = Path(store) if together is None else together.store
         tell = tell if together is None or together.is_first else _untold
@@ -191,7 +193,6 @@ def attach(
             when_full=when_full,
             on_event=on_event,
             replicate=replicate,
-            bucket=bucket,
         )
         if together is not None:
             settled: dict[str, object] = {
@@ -202,6 +203,7 @@ def attach(
                 "persist_every": str(persist_every),
                 "start_over": start_over,
                 "replicate": replicate,
+                "bucket": bucket,
             }
             together.group.same("attach()", settled)
             interval = interval or 1 if schedule is None else interval  # a learner finds one by itself, each its own
@@ -263,10 +265,15 @@ def attach(
                     warn(line)
                 handle = open_store(fitting)
                 undo.callback(_close, handle)
-                behind = None
+                behind: BehindOne | BehindRanks | None = None
                 if objects_behind is not None:
-                    behind = Behind(objects_behind, handle, start_over=start_over, notify=warn, tell=tell)
-                    behind.start(handle, retention, retry_s)
+                    hearers = Hearers(warn, tell)
+                    if together is None:
+                        behind = BehindOne(objects_behind, handle, hearers, start_over=start_over)
+                        behind.start(handle, retention, retry_s)
+                    else:
+                        behind = together.put_behind(objects_behind, handle, hearers, start_over=start_over)
+                        behind.start(handle, retention, retry_s, together.agreement)
                     undo.callback(behind.close, 0.0)
                 engine = Engine(training, objects, fitting, handle, open_store, settings, Path(store), inside, warn)
                 undo.callback(engine.close)
@@ -292,6 +299,8 @@ def attach(
             if start_over:
                 earlier = (lambda: newest(handle.path).checkpoint) if together is None else (lambda: together.of(marks))
                 _keep_earlier(handle.path, earlier, warn, tell)
+                if together is not None:
+                    together.keep_stored()
             size_bytes = sum(layout.size_bytes for layout in planned.layouts) if planned else None
             tell(f"{store}: {_plan(engine.interval, size_bytes, slots, persist_every)}")
             undo.pop_all()

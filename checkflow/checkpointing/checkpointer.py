@@ -16,7 +16,8 @@ import torch
 
 from checkflow.about import About, changes
 from checkflow.checkpointing.adapting import Adapting
-from checkflow.checkpointing.behind import Behind
+from checkflow.checkpointing.behind_one import BehindOne
+from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
@@ -25,7 +26,7 @@ from checkflow.checkpointing.resumed import doubts, of_losses
 from checkflow.checkpointing.terminating import on_terminate, told
 from checkflow.checkpointing.together import Together
 from checkflow.collector import paused_collector
-from checkflow.errors import InputError, StoreError
+from checkflow.errors import InputError, PeerError, StoreError
 from checkflow.events import Doubted, Event, Resumed
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.lifecycle import Phase
@@ -56,7 +57,7 @@ class Checkpointer:
         adapting: Adapting | None,
         pacing: Pacing | None,
         together: Together | None,
-        behind: Behind | None,
+        behind: BehindOne | BehindRanks | None,
         *,
         start_over: bool,
         sigterm_deadline_s: float | None,
@@ -136,12 +137,13 @@ class Checkpointer:
                 return 0
             # both take memory, and this one is waited for
             with paused_collector(), self._handle.shared.pages.paused():
+                is_here = begun and iteration in (None, *iterations_in([self._handle.path]))
                 if self._together is not None:
                     found = self._together.load(iteration, self._training)
-                elif self._behind is None or (begun and iteration in (None, *iterations_in([self._handle.path]))):
-                    found = newest_in(self._handle.path, iteration)
-                else:
+                elif isinstance(self._behind, BehindOne) and not is_here:
                     found = newest_of(self._behind, self._handle.path, iteration)
+                else:
+                    found = newest_in(self._handle.path, iteration)
                 for skipped in found.skipped:
                     self._notify(f"{self._store}: skipped {skipped}")
                 if isinstance(found, Nothing):
@@ -155,7 +157,7 @@ class Checkpointer:
                     restored = restore_parsed(
                         found.files, found.record, self._training, self._objects, self._begin_restore
                     )
-                except InputError:
+                except (InputError, PeerError):
                     if self._behind is not None:
                         self._behind.take_back()
                     raise
@@ -263,6 +265,8 @@ class Checkpointer:
         if self._handle.persist_now(keep=keep) is None and keep:
             raise StoreError(f"{self._store}: save: the next checkpoint has the only slot; call it right after step()")
         self._handle.drain(DURABLE_DEADLINE_S)
+        if keep and self._behind is not None:
+            self._behind.keep(self._executor.completed)
 
     def stats(self) -> Stats:
         """What checkpointing did and cost so far."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkflow.checkpointing.behind import Behind
+from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.errors import CorruptStoreError
 from checkflow.state.host.record import Record
 from checkflow.state.restore import read
@@ -50,7 +50,7 @@ def newest_in(store: Path, iteration: int | None) -> Found | Nothing:
     return Found(files, record, checkpoint, found.skipped)
 
 
-def newest_of(behind: Behind, store: Path, iteration: int | None) -> Found | Nothing:
+def newest_of(behind: BehindOne, store: Path, iteration: int | None) -> Found | Nothing:
     """The same where a bucket is behind the store: what is newer there, or verifies only there, is downloaded first."""
     behind.bring(iteration, behind.newest_here(iteration))
     try:

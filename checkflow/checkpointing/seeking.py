@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from checkflow.checkpointing.behind_ranks import BehindRanks, Rank, Stock
+from checkflow.checkpointing.known import Exchanged, Kept, exchange, marks_of
 from checkflow.checkpointing.restoring import Nothing, iterations_in
 from checkflow.distributed.adopting import Places, Seen, adopt, has_copies, seen_in
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common
-from checkflow.distributed.parts import Complete, RankPart, all_in, directories_in, marks_in
+from checkflow.distributed.parts import RankPart, all_in, directories_in, marks_in
+from checkflow.distributed.placement import machine_here
 from checkflow.distributed.reading import files_of, whole_file
 from checkflow.distributed.resharding import is_shared_alike, needed_by, reshaped
 from checkflow.errors import CorruptStoreError, InputError, StoreError
@@ -22,18 +24,6 @@ from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, load, n
 from checkflow.training import Training
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What this rank can read: its own parts, and checkpoints of other numbers of ranks."""
-
-    mine: Mapping[Mark, RankPart]
-    others: Mapping[Mark, Complete]
-
-    def checkpoint(self, mark: Mark) -> Checkpoint:
-        """The directory that stands for one of these."""
-        return self.mine[mark].checkpoint if mark in self.mine else self.others[mark].ranks[0].checkpoint
 
 
 class Seeking:
@@ -49,35 +39,39 @@ class Seeking:
         self._root = root
         self._store = store
         self._begin_attempt = begin_attempt
+        self.behind: BehindRanks | None = None  # the bucket behind the stores
 
-    def own(self) -> list[list[Mark]]:
+    def own(self) -> Exchanged:
         """The checkpoints that each rank has a part of. A new attempt begins."""
-        return self._exchanged(self._kept())[0]
+        return self._exchanged(self._kept())
 
     def newest(
         self, iteration: int | None, read: Callable[[Mark, Kept], T]
     ) -> tuple[T, Checkpoint, tuple[SkippedCheckpoint, ...]] | Nothing:
         """What was read of the newest (of that iteration, if given) that every rank can read; see Together.load."""
+        if self.behind is not None:
+            self.behind.look()
         kept = self._kept()
-        own, elsewhere = self._exchanged(kept)
-        places, seen = self._looked_for(own)
-        shared = common(elsewhere)  # where each node has a disk of its own, ranks see no others' directories
-        marks = sorted({*places.everywhere(), *shared}, reverse=True)
+        said = self._exchanged(kept)
+        places, seen = self._looked_for(said)
+        shared = common(said.others)  # where each node has a disk of its own, ranks see no others' directories
+        everywhere = places.everywhere()
+        marks = sorted({*everywhere, *shared, *said.stored_others}, reverse=True)
         skipped: list[SkippedCheckpoint] = []
         for mark in marks:
             if iteration is not None and mark.iteration != iteration:
                 continue
             wrong: dict[int, object] = {}
-            if mark not in shared and places.lacking(mark):
-                wrong = _by_rank(adopt(self._group, self._store, mark, places, seen))
-                kept = self._kept()
+            if mark in everywhere and mark not in shared and places.lacking(mark):
+                wrong = _by_rank(adopt(self._group, self._store, mark, places, seen, self._fetch))
+            if not wrong and self.behind is not None and mark not in shared:
+                wrong = self._bring_others(mark, said.stored_others.get(mark), self.behind)
             if not wrong:
-                try:
-                    with nothing_is_scarce(self._root):
-                        found, why = read(mark, kept), ""
-                except CorruptStoreError as error:
-                    found, why = None, str(error)
-                wrong = _by_rank(self._group.gather("restore()", why))
+                kept = self._kept()
+                found, wrong = self._read(mark, kept, read)
+                if wrong and self._replace_what_is_wrong(mark, kept, places):
+                    kept = self._kept()
+                    found, wrong = self._read(mark, kept, read)
                 if found is not None and not wrong:
                     return found, kept.checkpoint(mark), tuple(skipped)
             rank, reason = next(iter(wrong.items()))
@@ -86,6 +80,59 @@ class Seeking:
         if iteration is None and not marks and not any(self._group.gather("restore()", self._had_one())):
             return Nothing(tuple(_partial(kept)))
         raise self._none_is_whole(places.own, marks, iteration, skipped)
+
+    def _read(self, mark: Mark, kept: Kept, read: Callable[[Mark, Kept], T]) -> tuple[T | None, dict[int, object]]:
+        """What was read, and by rank what is wrong with it there."""
+        try:
+            with nothing_is_scarce(self._root):
+                found, why = read(mark, kept), ""
+        except CorruptStoreError as error:
+            found, why = None, str(error)
+        return found, _by_rank(self._group.gather("restore()", why))
+
+    def _fetch(self, mark: Mark) -> str:
+        return "" if self.behind is None else self.behind.fetch(mark)
+
+    def _replace_what_is_wrong(self, mark: Mark, kept: Kept, places: Places) -> bool:
+        """Whether any rank's own part, which does not verify, was there once more; every rank calls this."""
+        has_another = mark in kept.mine and mark in places.stored[self._group.rank]
+        if has_another:
+            try:
+                load(kept.mine[mark].checkpoint)
+                has_another = False
+            except CorruptStoreError:
+                has_another = not self._fetch(mark)
+        return any(self._group.gather("restore()", has_another))
+
+    def _bring_others(self, mark: Mark, size: int | None, behind: BehindRanks) -> dict[int, object]:
+        """Download other ranks' parts that this one needs and cannot see on its disks; what went wrong, by rank.
+
+        Of another number of ranks that is all of them, of which each rank begins with some; else those that have a
+        share of its own part. Of a machine, which may have one disk, one rank after another does so.
+        """
+        machines = self._group.gather("restore()", machine_here())
+        turn = machines[: self._group.rank].count(machines[self._group.rank])
+        wrong: dict[int, object] = {}
+        for number in range(-1, max(map(machines.count, machines))):
+            lacking = behind.lacks(mark, self._needs(mark, size))
+            if not any(self._group.gather("restore()", bool(lacking))):
+                break
+            why = ""
+            for rank in lacking:
+                if not why and (number == turn or (number < 0 and rank[0] % self._group.size == self._group.rank)):
+                    why = behind.fetch(mark, rank)
+            wrong = _by_rank(self._group.gather("restore()", why))
+            if wrong:
+                break
+        return wrong
+
+    def _needs(self, mark: Mark, size: int | None) -> list[Rank]:
+        if size is not None:
+            return [(rank, size) for rank in range(size)]
+        part = marks_in(self._store).get(mark)
+        return (
+            [] if part is None else [(rank, self._group.size) for rank in sorted(set(part.record.elsewhere.values()))]
+        )
 
     def read(self, mark: Mark, kept: Kept, training: Training) -> tuple[Mapping[str, TensorFile], Record]:
         """What this rank restores of it, verified. Raises CorruptStoreError, InputError for what it cannot see."""
@@ -112,33 +159,33 @@ class Seeking:
     def _kept(self) -> Kept:
         return Kept(marks_in(self._store), {parts.mark: parts for parts in all_in(self._root, but=self._group.size)})
 
-    def _exchanged(self, kept: Kept) -> tuple[list[list[Mark]], list[list[Mark]]]:
-        """What each rank has itself, and what it sees of other numbers of ranks. A new attempt begins."""
-        said = self._group.gather("attach() or restore()", [list(kept.mine), list(kept.others)])
-        pairs = [pair for pair in said if isinstance(pair, list)]
-        own, others = ([_marks(pair[which]) for pair in pairs] for which in (0, 1))
-        self._begin_attempt([*own, *others])
-        return own, others
+    def _exchanged(self, kept: Kept) -> Exchanged:
+        """A new attempt begins."""
+        stock = Stock({}, is_known=True) if self.behind is None else self.behind.stock()
+        said = exchange(self._group, kept, stock)
+        self._begin_attempt(said.known)
+        return said
 
     def iterations(self) -> list[int]:
         """Of what other numbers of ranks left, sound or not, newest first."""
         return iterations_in(directories_in(self._root, but=self._group.size))
 
-    def _looked_for(self, own: Sequence[Collection[Mark]]) -> tuple[Places, Seen]:
+    def _looked_for(self, said: Exchanged) -> tuple[Places, Seen]:
         """Where each rank's parts can be read, its own directory apart, and what this one sees of them.
 
         Looked for where a rank lacks what another one has, or has held copies: else there is nothing to find.
         """
+        own = said.own
         newest = max((mark for marks in own for mark in marks), default=None)
         lacking = frozenset(rank for rank, marks in enumerate(own) if newest not in marks)
-        alone = Places(tuple(map(frozenset, own)), tuple({} for _ in own))
+        alone = Places(tuple(map(frozenset, own)), tuple({} for _ in own), said.stored)
         if not any(self._group.gather("restore()", has_copies(self._root, self._group.size))) and not lacking:
             return alone, {}
         seen = seen_in(self._root, self._group.size, lacking)
-        said = self._group.gather("restore()", {str(rank): list(marks) for rank, marks in seen.items()})
-        of_all = [{int(rank): frozenset(_marks(marks)) for rank, marks in dict(each).items()} for each in said]  # type: ignore[call-overload]
+        everyone = self._group.gather("restore()", {str(rank): list(marks) for rank, marks in seen.items()})
+        of_all = [{int(rank): frozenset(marks_of(marks)) for rank, marks in dict(each).items()} for each in everyone]  # type: ignore[call-overload]
         self._begin_attempt(marks for each in of_all for marks in each.values())
-        return Places(alone.own, tuple(of_all)), seen
+        return Places(alone.own, tuple(of_all), said.stored), seen
 
     def _seen(self, mark: Mark, part: RankPart) -> dict[int, RankPart]:
         """Other ranks' parts that have a share of this one, as far as they can be seen here."""
@@ -151,8 +198,10 @@ class Seeking:
     def _had_one(self) -> bool:
         """Whether every rank once had its part of a checkpoint, of this training or of one in another number."""
         elsewhere = directories_in(self._root, but=self._group.size)
-        return (self._store / WHOLE).exists() or any(
-            directory == self._root or (directory / WHOLE).exists() for directory in elsewhere
+        return (
+            (self.behind is not None and self.behind.had_one)
+            or (self._store / WHOLE).exists()
+            or any(directory == self._root or (directory / WHOLE).exists() for directory in elsewhere)
         )
 
     def _none_is_whole(
@@ -184,10 +233,6 @@ class Seeking:
             f"{self._root}: no checkpoint is whole, for {why}; restore the missing directories from a copy, or "
             "begin anew with attach(..., start_over=True)"
         )
-
-
-def _marks(said: Iterable[Sequence[int]]) -> list[Mark]:
-    return [Mark(*mark) for mark in said]
 
 
 def _by_rank(said: Iterable[object]) -> dict[int, object]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from checkflow.checkpointing.behind import Hearers
+from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.restoring import Found, Nothing
 from checkflow.checkpointing.seeking import Seeking
 from checkflow.distributed.agreement import Agreement
@@ -20,6 +22,8 @@ from checkflow.division import Division
 from checkflow.jsonfile import digest_of
 from checkflow.state.divided import sizes_alike
 from checkflow.state.host.objects import Member
+from checkflow.store.bucket.names import by_rank
+from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.ranks import COPIES, WHOLE, directory_of
 from checkflow.store.format.reader import Checkpoint, checkpoint_names
 from checkflow.store.trainer.handle import StoreHandle
@@ -36,18 +40,21 @@ class Together:
         self.member = Member(group.rank, group.size)
         self.agreement = Agreement(group, lambda line: tell(f"{root}: {line}"))
         self._mirror: MirrorProcess | None = None
+        self._stored: tuple[Mark, ...] = ()
         self.root = root
         self.store = root if group.size == 1 else root / directory_of(group.rank, group.size)
         self._seeking = Seeking(group, root, self.store, self._begin_attempt)
 
     @classmethod
-    def here(cls, root: Path, deadline_s: float, tell: Callable[[str], None]) -> Together | None:
-        """None where this process trains alone, in a store that has only known such trainings.
+    def here(
+        cls, root: Path, deadline_s: float, tell: Callable[[str], None], bucket: Objects | None = None
+    ) -> Together | None:
+        """None where this process trains alone, in a store and a bucket that have only known such trainings.
 
         `tell`: called in another thread, with what a person should know while training stands still.
         """
         group = Group.here(deadline_s)
-        if group is None and directories_in(root, but=1):
+        if group is None and (directories_in(root, but=1) or (bucket is not None and _has_ranks(bucket))):
             group = Group.alone()
         return None if group is None else cls(group, root, tell)
 
@@ -80,10 +87,23 @@ class Together:
 
     def begin(self) -> tuple[Mark, ...]:
         """This rank's store is open: the checkpoints that all ranks have, newest first. A new attempt begins."""
-        found = common(self._seeking.own())
+        said = self._seeking.own()
+        found = common(said.own)
         if found:
             self._note_whole()
+        self._stored = common(said.stored)
         return found
+
+    def put_behind(self, objects: Objects, handle: StoreHandle, hearers: Hearers, *, start_over: bool) -> BehindRanks:
+        """A bucket, in which each rank has its own parts. Raises InputError, StoreError."""
+        rank = (self.group.rank, self.group.size)
+        self._seeking.behind = BehindRanks(objects, handle, hearers, rank, self.root, start_over=start_over)
+        return self._seeking.behind
+
+    def keep_stored(self) -> None:
+        """Of what all ranks had in the bucket at begin() the newest is retained for good. Raises StoreError."""
+        if self._seeking.behind is not None:
+            self._seeking.behind.keep_newest(self._stored)
 
     def of(self, marks: Sequence[Mark]) -> Checkpoint | None:
         """This rank's part of the first of them; None where there is none."""
@@ -132,3 +152,11 @@ class Together:
 
     def _begin_attempt(self, known: Iterable[Iterable[Mark]]) -> None:
         self.member.attempt = self.agreement.attempt = max(next_attempt(known), self.member.attempt + 1)
+
+
+def _has_ranks(bucket: Objects) -> bool:
+    """Whether several processes have uploaded to it; not where it does not answer, which is told later."""
+    try:
+        return len(by_rank(bucket.sizes())) > 1
+    except BucketError:
+        return False

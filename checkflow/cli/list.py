@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -13,10 +15,10 @@ from checkflow.about import About, about_in
 from checkflow.cli import _console
 from checkflow.cli._options import json_option
 from checkflow.errors import EXIT_DONE, CorruptStoreError, StoreError
-from checkflow.store.bucket.names import BucketContents, iteration_of, read_manifest
+from checkflow.store.bucket.names import BucketContents, by_rank, iteration_of, read_manifest
 from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.manifest import RECORD, Manifest
-from checkflow.store.format.ranks import ranks_in
+from checkflow.store.format.ranks import directory_of, ranks_in
 from checkflow.store.format.reader import Checkpoint, list_checkpoints, nothing_is_scarce, read_file
 from checkflow.text import plain
 from checkflow.units import format_bytes
@@ -73,33 +75,58 @@ def _of_store(store: Path, *, as_json: bool) -> int:
     return EXIT_DONE
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A checkpoint of several processes: the sizes in bytes of the parts that there are, by rank."""
+
+    iteration: int
+    attempt: int
+    processes: int
+    sizes_bytes: Mapping[int, int]
+    created: str  # the last of them
+
+
 def _of_ranks(store: Path, *, as_json: bool) -> int:
     from checkflow.distributed.parts import gathered_in  # which needs torch
 
-    gathered = gathered_in(store)
-    rows = [
-        {
-            "iteration": found.mark.iteration,
-            "attempt": found.mark.attempt,
-            "processes": found.size,
-            "ranks": list(found.ranks),
-            "size_bytes": sum(part.checkpoint.manifest.size_bytes for part in found.ranks.values()),
-            "created": max(part.checkpoint.manifest.created for part in found.ranks.values()),
-        }
-        for found in gathered
-    ]
+    found = []
+    for each in gathered_in(store):
+        manifests = {rank: part.checkpoint.manifest for rank, part in each.ranks.items()}
+        found.append(_parts(each.mark.attempt, each.size, manifests))
+    return _tell_parts(str(store), found, as_json=as_json)
+
+
+def _parts(attempt: int, processes: int, manifests: Mapping[int, Manifest]) -> _Parts:
+    sizes_bytes = {rank: manifest.size_bytes for rank, manifest in sorted(manifests.items())}
+    created = max(manifest.created for manifest in manifests.values())
+    iteration = next(iter(manifests.values())).iteration
+    return _Parts(iteration, attempt, processes, sizes_bytes, created)
+
+
+def _tell_parts(store: str, found: Sequence[_Parts], *, as_json: bool) -> int:
     if as_json:
-        click.echo(json.dumps({"store": str(store), "checkpoints": rows}))
+        rows = [
+            {
+                "iteration": each.iteration,
+                "attempt": each.attempt,
+                "processes": each.processes,
+                "ranks": list(each.sizes_bytes),
+                "size_bytes": sum(each.sizes_bytes.values()),
+                "created": each.created,
+            }
+            for each in found
+        ]
+        click.echo(json.dumps({"store": store, "checkpoints": rows}))
         return EXIT_DONE
-    if not rows:
+    if not found:
         _console.say(f"{store}: no checkpoint yet")
         return EXIT_DONE
     table = Table("iteration", "attempt", "processes", "size", "created", "", box=None, pad_edge=False)
-    for row, found in zip(rows, gathered, strict=True):
-        missing = sorted(set(range(found.size)) - found.ranks.keys())
+    for each in found:
+        missing = sorted(set(range(each.processes)) - each.sizes_bytes.keys())
         note = f"rank {', '.join(map(str, missing))} has no part of it" if missing else ""
-        size = format_bytes(sum(part.checkpoint.manifest.size_bytes for part in found.ranks.values()))
-        cells = (*(str(row[key]) for key in ("iteration", "attempt", "processes")), size, str(row["created"]), note)
+        numbers = (str(each.iteration), str(each.attempt), str(each.processes))
+        cells = (*numbers, format_bytes(sum(each.sizes_bytes.values())), each.created, note)
         table.add_row(*(Text(plain(cell, MOST_IN_CELL)) for cell in cells))
     _console.out.print(table)
     return EXIT_DONE
@@ -108,7 +135,10 @@ def _of_ranks(store: Path, *, as_json: bool) -> int:
 def _of_bucket(url: str, *, as_json: bool) -> int:
     objects = Objects.open(url)
     try:
-        contents = BucketContents.of(objects.sizes())
+        sizes = objects.sizes()
+        if len(by_rank(sizes)) > 1:
+            return _tell_parts(url, _parts_in(objects, sizes), as_json=as_json)
+        contents = BucketContents.of(sizes)
         found = [(name, _manifest(objects, name, contents)) for name in contents.newest_first]
     except BucketError as error:
         raise StoreError(f"{url}: cannot be read ({error}); check its name, and the credentials") from None
@@ -138,6 +168,28 @@ def _of_bucket(url: str, *, as_json: bool) -> int:
         table.add_row(*(Text(plain(str(cell), MOST_IN_CELL)) for cell in cells))
     _console.out.print(table)
     return EXIT_DONE
+
+
+def _parts_in(objects: Objects, sizes: Mapping[str, int]) -> list[_Parts]:
+    """Newest first; what is no part of anything is told."""
+    from checkflow.distributed.marks import Mark
+    from checkflow.distributed.stored import mark_of
+
+    found: dict[tuple[Mark, int], dict[int, Manifest]] = {}
+    for (rank, processes), contents in by_rank(sizes).items():
+        own = objects if processes == 1 else objects.below(directory_of(rank, processes))
+        for name in contents.newest_first:
+            try:
+                mark = mark_of(own, name, contents.checkpoints[name], processes=processes)
+                manifest = read_manifest(own, name, contents.checkpoints[name])
+            except CorruptStoreError as error:
+                _console.tell(f"{own.url}: {name}: {error}")
+                continue
+            found.setdefault((mark, processes), {}).setdefault(rank, manifest)
+    return [
+        _parts(mark.attempt, processes, manifests)
+        for (mark, processes), manifests in sorted(found.items(), key=lambda each: each[0], reverse=True)
+    ]
 
 
 def _manifest(objects: Objects, name: str, contents: BucketContents) -> Manifest | str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
@@ -48,17 +48,22 @@ def _held(root: Path, size: int) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Who can read what: by rank its own parts, and by rank those of each that it sees."""
+    """Who can read what: by rank its own parts, and by rank those of each that it sees; and what is stored elsewhere of
+    each rank's, which that one can have from there."""
 
     own: tuple[frozenset[Mark], ...]
     seen: tuple[Mapping[int, frozenset[Mark]], ...]
+    stored: tuple[frozenset[Mark], ...]
 
     def everywhere(self) -> set[Mark]:
         """The checkpoints of which every rank's part can be read by some rank."""
-        found = {mark for marks in self.own for mark in marks} | {
+        found = {mark for marks in (*self.own, *self.stored) for mark in marks} | {
             mark for seen in self.seen for marks in seen.values() for mark in marks
         }
-        return {mark for mark in found if all(mark in own or self.of(r, mark) for r, own in enumerate(self.own))}
+        return {mark for mark in found if all(self._is_anywhere(rank, mark) for rank in range(len(self.own)))}
+
+    def _is_anywhere(self, rank: int, mark: Mark) -> bool:
+        return mark in self.own[rank] or mark in self.stored[rank] or bool(self.of(rank, mark))
 
     def of(self, rank: int, mark: Mark) -> list[int]:
         """The ranks that can read a rank's part, itself first."""
@@ -70,10 +75,11 @@ class Places:
         return [rank for rank, own in enumerate(self.own) if mark not in own]
 
 
-def adopt(group: Group, store: Path, mark: Mark, places: Places, seen: Seen) -> list[str]:
+def adopt(group: Group, store: Path, mark: Mark, places: Places, seen: Seen, fetch: Callable[[Mark], str]) -> list[str]:
     """Bring each rank's part into its own directory; every rank calls this. Why a rank has none, by rank.
 
-    A part that does not arrive as it was written is asked for in the next place.
+    A part that does not arrive as it was written is asked for in the next place, the last of which is what `fetch` has
+    stored of this rank's; it returns what is wrong with it.
     """
     with _serving(seen) as own:
         addresses = group.gather("restore()", list(own))
@@ -88,6 +94,8 @@ def adopt(group: Group, store: Path, mark: Mark, places: Places, seen: Seen) -> 
                     break
                 except (OSError, EOFError, AuthenticationError, CorruptStoreError) as error:
                     why = f"from rank {viewer}: {error or type(error).__name__}"
+            if (why or not places.of(group.rank, mark)) and mark in places.stored[group.rank]:
+                why = fetch(mark)
         return [str(said) for said in group.gather("restore()", why)]
 
 

@@ -19,20 +19,22 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from checkflow.distributed.group import Group, reached
+from checkflow.distributed.marks import Mark
 from checkflow.distributed.pulse import Pulse
 from checkflow.errors import PeerError
 
 _PAUSE_S = (0.001, 0.02)  # between looks, at first and at most
-_KEPT = 64  # names of matters that stay in the store after their time, so that every rank has seen their ruling
+_KEPT = 64  # of a kind, names that stay in the store after their time, so that every rank has seen their ruling
 _CLOSE_S = 30.0  # for a store that does not answer
-_YES, _NO, _VOID = "yes", "no", "void"
+_YES, _RULED, _VOID = "yes", "ruled ", "void"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Matter:
+    kind: str
     name: str
-    rules: Callable[[], bool]
-    agreed: Callable[[bool | None], None]
+    rules: Callable[[], str]
+    agreed: Callable[[str | None], None]  # with None where it is void
     iteration: int | None = None  # that every rank has to stage
     since: float = field(default_factory=time.monotonic)
 
@@ -41,20 +43,25 @@ class _Matter:
 class _Void:
     """Of this matter there will be no ruling but that it is void."""
 
+    kind: str
     name: str
 
 
 class Agreement:
-    """Of one group. `attempt` is part of every name: a restore begins anew."""
+    """Of one group. `attempt` is part of what checkpoints are called: a restore begins anew.
+
+    `on_whole`: called in the thread with each checkpoint that every rank has verified, and this one's serial of it.
+    """
 
     def __init__(self, group: Group, tell: Callable[[str], None] = lambda _: None) -> None:
         """`tell`: called in the thread with what a person should know though training stands still."""
         self.attempt = 0
+        self.on_whole: Callable[[Mark, int], None] = lambda _mark, _serial: None
         self._group = group
         self._pulse = Pulse(group, tell)
         self._said: queue.SimpleQueue[_Matter | _Void | None] = queue.SimpleQueue()
-        self._waiting: list[_Matter] = []
-        self._past: deque[str] = deque()
+        self._waiting: dict[str, list[_Matter]] = {}  # by kind
+        self._past: dict[str, deque[str]] = {}
         self._trouble: str | None = None
         self._is_late = False  # some rank is, and that was told
         self._thread: threading.Thread | None = None  # until there is something to say
@@ -69,16 +76,34 @@ class Agreement:
         self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]
     ) -> Callable[[], None]:
         """See there."""
-        return partial(self._put, _Matter(f"{self.attempt}/staged/{iteration}", rules, agreed, iteration))
+
+        def ruled(ruling: str | None) -> None:
+            agreed(None if ruling is None else bool(ruling))
+
+        name = str(Mark(self.attempt, iteration))
+        return partial(self._put, _Matter("staged", name, lambda: _YES if rules() else "", ruled, iteration))
 
     def skipped(self, iteration: int) -> None:
         """See there."""
-        self._put(_Void(f"{self.attempt}/staged/{iteration}"))
+        self._put(_Void("staged", str(Mark(self.attempt, iteration))))
 
-    def verified(self, iteration: int, agreed: Callable[[], None]) -> None:
+    def verified(self, attempt: int, iteration: int, serial: int, agreed: Callable[[], None]) -> None:
         """See there."""
-        name = f"{self.attempt}/verified/{iteration}"
-        self._put(_Matter(name, lambda: False, lambda _ruling: agreed()))
+        mark = Mark(attempt, iteration)
+
+        def all_have() -> None:
+            self.on_whole(mark, serial)
+            agreed()
+
+        self.all_say("verified", str(mark), all_have)
+
+    def all_say(self, kind: str, name: str, agreed: Callable[[], None]) -> None:
+        """This rank has done so with what is called that; `agreed` is called, in the thread, once every rank has."""
+        self.choose(kind, name, lambda: "", lambda _: agreed())
+
+    def choose(self, kind: str, name: str, rules: Callable[[], str], agreed: Callable[[str], None]) -> None:
+        """This rank is ready for it; the last one that is rules, and all are called with that, in the thread."""
+        self._put(_Matter(kind, name, rules, lambda ruling: None if ruling is None else agreed(ruling)))
 
     def trouble(self) -> str | None:
         """See there."""
@@ -103,7 +128,8 @@ class Agreement:
         try:
             while True:
                 try:
-                    matter = self._said.get(timeout=pause_s if self._waiting else self._pulse.pause_s)
+                    waits = any(self._waiting.values())
+                    matter = self._said.get(timeout=pause_s if waits else self._pulse.pause_s)
                     if matter is None:
                         return
                     self._pulse.moves()
@@ -121,34 +147,36 @@ class Agreement:
             )
 
     def _say(self, matter: _Matter | _Void) -> None:
-        values = self._group.more
-        self._past.append(matter.name)
+        values, name = self._group.more, f"{matter.kind}/{matter.name}"
+        past = self._past.setdefault(matter.kind, deque())
+        past.append(name)
         with reached():
             if isinstance(matter, _Void):
-                values.compare_set(_ruling(matter.name), "", _VOID)
+                values.compare_set(_ruling(name), "", _VOID)
             else:
-                self._waiting.append(matter)
-                if values.add(matter.name, 1) == self._group.size:
-                    values.compare_set(_ruling(matter.name), "", _YES if matter.rules() else _NO)
-            if len(self._past) > _KEPT:
-                name = self._past.popleft()
+                self._waiting.setdefault(matter.kind, []).append(matter)
+                if values.add(name, 1) == self._group.size:
+                    values.compare_set(_ruling(name), "", _RULED + matter.rules())
+            if len(past) > _KEPT:
+                name = past.popleft()
                 values.delete_key(name)
                 values.delete_key(_ruling(name))
 
     def _hear(self) -> None:
-        for matter in tuple(self._waiting):
-            with reached():
-                ruled = self._group.more.check([_ruling(matter.name)])
-                ruling = self._group.more.get(_ruling(matter.name)).decode() if ruled else _VOID
-            if ruled:
-                matter.agreed(None if ruling == _VOID else ruling == _YES)
-                self._waiting.remove(matter)
-        while len(self._waiting) > _KEPT:  # not every rank reads every checkpoint back
-            del self._waiting[0]
+        for kind, waiting in self._waiting.items():
+            for matter in tuple(waiting):
+                name = _ruling(f"{kind}/{matter.name}")
+                with reached():
+                    ruling = self._group.more.get(name).decode() if self._group.more.check([name]) else None
+                if ruling is not None:
+                    matter.agreed(None if ruling == _VOID else ruling.removeprefix(_RULED))
+                    waiting.remove(matter)
+            del waiting[:-_KEPT]  # not every rank comes to every one
 
     def _look_for_who_is_late(self) -> None:
         now = time.monotonic()
-        late = [each.iteration for each in self._waiting if each.iteration and now - each.since > self.deadline_s]
+        staged = self._waiting.get("staged", ())
+        late = [each.iteration for each in staged if each.iteration and now - each.since > self.deadline_s]
         if late and not self._is_late:
             self._trouble = (
                 f"iteration {late[0]} has no part of every rank after {self.deadline_s:g} s, and counts once it has; "

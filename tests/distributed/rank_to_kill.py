@@ -127,7 +127,9 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
     torch.manual_seed(seed(kind, rank))
 
     def told(event: checkflow.Event) -> None:
-        if isinstance(event, (checkflow.Staged, checkflow.Mirrored, checkflow.Verified, checkflow.Learned)):
+        if isinstance(
+            event, (checkflow.Staged, checkflow.Mirrored, checkflow.Verified, checkflow.Uploaded, checkflow.Learned)
+        ):
             say(type(event).__name__.lower(), event.iteration)
 
     options |= {"extra": {"losses": losses}, "on_event": told}

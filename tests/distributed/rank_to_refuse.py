@@ -126,7 +126,7 @@ def main(folder: Path) -> None:
         "overhead": lambda: attach(folder / "a", overhead=0.05),
         "copies": lambda: attach(folder / "a", replicate=2),
         "copied": lambda: attach(folder / "a", replicate=rank),
-        "bucket": lambda: attach(folder / "a", bucket=f"file://{folder}/bucket"),
+        "bucket": lambda: attach(folder / "a", bucket=f"file://{folder}/bucket-{rank}"),
         "one": lambda: attach(folder / "a", when_full="sometimes" if rank else "skip"),
         "alone": lambda: not_restored(folder / "alone"),
         "more": lambda: restored(folder / "more"),

@@ -22,7 +22,7 @@ BOTH = {
     "overhead": r"\w+: (rank \d: )?overhead: is not supported for several processes; give interval=.*",
     "copies": r"\w+: (rank \d: )?replicate: 2 is not supported; use 0, or 1 for a copy on another machine",
     "copied": r"PeerError: replicate: is 0 on rank 0, but 1 on rank 1; give every rank the same",
-    "bucket": r"\w+: (rank \d: )?bucket: is not supported for several processes, or .* use replicate=1",
+    "bucket": r"PeerError: bucket: is 'file://.*/bucket-0' on rank 0, but 'file://.*/bucket-1' on rank 1; give every",
     "alone": r"InputError: .*alone/rank-\d-of-2 holds checkpoints of iterations 1, and nothing was restored",
     "more": r"\w+: .*more: no checkpoint is whole, for of another number of ranks there are only rank-2-of-3; restore",
     "zero": r"\w+: (rank \d: )?optimizer.1: ZeroRedundancyOptimizer is not supported yet; use the optimizer that",

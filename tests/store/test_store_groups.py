@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from small_store import TINY, InProcess, record_of
+from small_store import TINY, InProcess, record_of, silent, stage, until
 
 from checkflow.store.format.ranks import WHOLE, directory_of, ranks_in
 from checkflow.store.format.reader import list_checkpoints
 from checkflow.store.memory.saver_slots import Taken, give_back, take_due, take_left
 from checkflow.store.memory.shared_memory import SharedMemory, SlotState
 from checkflow.store.memory.trainer_slots import Slots
+from checkflow.store.trainer.handle import StoreHandle
+from checkflow.store.trainer.persist_every import PersistEvery
 
 MOST_RANKS = 3
 
@@ -151,6 +154,54 @@ def test_nothing_is_pruned_that_is_newer_than_what_all_have_verified(tmp_path: P
     persist(saver, 6)
     assert left() == [2, 3, 4, 5, 6]
     saver.close()
+
+
+class Alone:
+    """Peers of a rank that is the only one; what it has said."""
+
+    attempt = 1
+    deadline_s = 60.0
+
+    def __init__(self) -> None:
+        self.said: list[tuple[int, int]] = []
+
+    def staging(
+        self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]
+    ) -> Callable[[], None]:
+        del iteration
+        return lambda: agreed(rules())
+
+    def skipped(self, iteration: int) -> None:
+        raise AssertionError(iteration)
+
+    def verified(self, attempt: int, iteration: int, serial: int, agreed: Callable[[], None]) -> None:
+        assert serial == len(self.said) + 1
+        self.said.append((attempt, iteration))
+        agreed()
+
+    def trouble(self) -> None:
+        return None
+
+
+def test_what_is_read_back_after_a_restore_is_of_the_attempt_in_which_it_was_staged(tmp_path: Path) -> None:
+    """Else it would count for an iteration that was trained again, and its older ones be pruned too early."""
+    peers = Alone()
+    every = PersistEvery(iterations=1)
+
+    def is_read_back() -> bool:
+        handle.poll()
+        return len(peers.said) == len(staged)
+
+    with StoreHandle.open(tmp_path, [TINY], notify=silent, persist_every=every, peers=peers) as handle:
+        staged = []
+        for attempt, iteration in ((1, 5), (2, 4), (2, 5)):
+            peers.attempt = attempt
+            stage(handle, TINY, iteration)
+            assert handle.drain(60)
+            peers.attempt = attempt + 1  # before it is told
+            staged.append((attempt, iteration))
+            until(is_read_back, "it is read back")
+    assert peers.said == staged
 
 
 def test_directories_of_ranks_are_known_by_their_names(tmp_path: Path) -> None:

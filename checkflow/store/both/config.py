@@ -57,6 +57,7 @@ class BucketConfig:
     url: str
     retention: Retention
     retry_s: float = RETRY_S  # how long what cannot be uploaded is tried again once nobody trains
+    grouped: bool = False  # other ranks upload the other parts: the trainer says which is next, and what all have there
 
     def dump(self) -> bytes:
         return _BUCKET_CONFIG.dump_json(self)

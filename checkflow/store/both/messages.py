@@ -15,7 +15,7 @@ from checkflow.text import plain
 WAKE, NOW, LAST, CLOSE = b"wake", b"now", b"last", b"close"
 """The trainer's words: look at the slots; and try at once what failed before; no training follows what is due; exit
 once nothing is due."""
-_AGREED = b"agreed "
+_AGREED, _UPLOAD, _THERE = b"agreed ", b"upload ", b"there "
 MAX_PACKET_BYTES = 2**16
 MAX_TEXT = 4096
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -43,6 +43,7 @@ class VerifiedReport(BaseModel):
     kind: Literal["verified"] = "verified"
     sequence: int
     iteration: int
+    serial: int
     verify_ns: int
     pruned: int
 
@@ -54,8 +55,18 @@ class UploadedReport(BaseModel):
 
     kind: Literal["uploaded"] = "uploaded"
     iteration: int
+    serial: int  # on disk
     size_bytes: int  # that went over the network; 0 where the bucket had it already
     upload_ns: int
+
+
+class PassedReport(BaseModel):
+    """A checkpoint will not be in the bucket: the disk does not have it any more, or not as it was written."""
+
+    model_config = _STRICT
+
+    kind: Literal["passed"] = "passed"
+    serial: int
 
 
 class FailedReport(BaseModel):
@@ -77,7 +88,7 @@ class Notice(BaseModel):
     message: Annotated[str, BeforeValidator(plain), Field(max_length=MAX_TEXT)]
 
 
-Message = DurableReport | VerifiedReport | UploadedReport | FailedReport | Notice
+Message = DurableReport | VerifiedReport | UploadedReport | PassedReport | FailedReport | Notice
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 
@@ -89,6 +100,26 @@ def agreed(sequence: int) -> bytes:
 def agreed_in(packet: bytes) -> int | None:
     """The inverse; None for another word."""
     return int(packet.removeprefix(_AGREED)) if packet.startswith(_AGREED) else None
+
+
+def upload(serial: int) -> bytes:
+    """The trainer's word that every rank uploads its part of this one next: its serial on this rank's disk."""
+    return _UPLOAD + str(serial).encode()
+
+
+def upload_in(packet: bytes) -> int | None:
+    """The inverse; None for another word."""
+    return int(packet.removeprefix(_UPLOAD)) if packet.startswith(_UPLOAD) else None
+
+
+def there(serial: int) -> bytes:
+    """The trainer's word that the bucket has every rank's part of it: what is older there may be removed."""
+    return _THERE + str(serial).encode()
+
+
+def there_in(packet: bytes) -> int | None:
+    """The inverse; None for another word."""
+    return int(packet.removeprefix(_THERE)) if packet.startswith(_THERE) else None
 
 
 def encode(message: Message) -> bytes:

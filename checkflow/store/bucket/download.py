@@ -8,7 +8,19 @@ from pathlib import Path
 from checkflow.errors import CorruptStoreError
 from checkflow.store.bucket.names import read_manifest
 from checkflow.store.bucket.objects import BucketError, Objects
-from checkflow.store.format.received import receive_checkpoint
+from checkflow.store.format.manifest import RECORD
+from checkflow.store.format.received import receive_checkpoint, verified
+
+
+def read_record(objects: Objects, name: str, sizes: Mapping[str, int]) -> bytes:
+    """The commit record of the checkpoint of this name. Raises CorruptStoreError, BucketError."""
+    entry = read_manifest(objects, name, sizes).entry(RECORD)
+    try:
+        return b"".join(verified(entry, objects.blocks(f"{name}/{RECORD}", entry.size_bytes)))
+    except BucketError as error:
+        if error.is_missing:
+            raise CorruptStoreError(f"an object is missing ({error})") from None
+        raise
 
 
 def download(objects: Objects, name: str, sizes: Mapping[str, int], store: Path) -> Path:

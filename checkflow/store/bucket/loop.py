@@ -1,7 +1,7 @@
 """The uploader's loop: what is newest on disk goes to the bucket; when the trainer is gone, the last one, and an end.
 
 A bucket that is out is tried again for as long as anybody trains, with what is newest then: nothing waits for it, and
-nothing piles up.
+nothing piles up. Where several ranks train, their trainers say what is next, so that it is the same on each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from checkflow.errors import CorruptStoreError
 from checkflow.store.both.bytelocks import is_held
 from checkflow.store.both.config import BucketConfig
 from checkflow.store.both.lock import LOCK, SAVER, TRAINER
-from checkflow.store.both.messages import CLOSE, NOW, FailedReport, Message, Notice, encode, send
+from checkflow.store.both.messages import (
+    CLOSE,
+    LAST,
+    FailedReport,
+    Message,
+    Notice,
+    PassedReport,
+    encode,
+    send,
+    there_in,
+    upload_in,
+)
 from checkflow.store.both.retry import Patience
 from checkflow.store.both.saver_log import write_log
 from checkflow.store.bucket.objects import BucketError
@@ -43,6 +54,9 @@ class Uploader:
         self._patience = Patience(config.retry_s)
         self._unpruned = 0  # uploads in a row, after which nothing could be removed
         self._closing = self._orphan = self._dead = False
+        self._asked: int | None = None  # serial on disk, of what the trainer of a group wants next
+        self._there: int | None = None  # the same, of what all ranks' buckets have, until older ones are removed
+        self._hurries = False  # the newest is wanted, and a group is not waited for
         self._outbox: deque[Message] = deque()
 
     def run(self) -> None:
@@ -74,7 +88,7 @@ class Uploader:
             return False
         if not self._patience.wait_s:
             try:
-                due = self._uploads.due(Path())
+                due = self._due(all_the_same=ending or self._hurries)
             except OSError as error:
                 self._put_off(None, error.strerror or str(error))
                 return True
@@ -83,16 +97,37 @@ class Uploader:
                 return not succeeded
             if ending and not more:
                 return False
+            self._hurries = False
+            if self._there is not None and not ending:
+                self._prune(self._there)
         self._listen(math.ceil(1000 * min(LOOK_S, self._patience.wait_s or LOOK_S)))
         return True
+
+    def _due(self, *, all_the_same: bool) -> Checkpoint | None:
+        """What is next; in a group, until there is no time for all to have the same, what was asked for."""
+        if not self._config.grouped or all_the_same:
+            return self._uploads.due(Path())
+        if self._asked is None:
+            return None
+        found = self._uploads.found(Path(), self._asked)
+        if found is None:
+            self._pass(self._asked)
+        return found
+
+    def _pass(self, serial: int) -> None:
+        if self._asked == serial:
+            self._asked = None
+            self._report(PassedReport(serial=serial))
 
     def _upload(self, checkpoint: Checkpoint) -> None:
         try:
             report = self._uploads.upload(checkpoint, to_cache=self._closing or self._orphan)
         except FileNotFoundError:  # pruned since, so there is a newer one
+            self._pass(checkpoint.serial)
             return
         except CorruptStoreError as error:
             self._tell(f"{checkpoint.path.name} is not uploaded ({error}); check the disk")
+            self._pass(checkpoint.serial)
             return
         except (BucketError, OSError) as error:
             self._put_off(checkpoint.iteration, str(error))
@@ -101,7 +136,10 @@ class Uploader:
         if lasted_s is not None:
             self._tell(f"checkpoints are uploaded again, after {lasted_s:.0f} s")
         self._report(report)
-        self._prune()
+        if self._asked == checkpoint.serial:
+            self._asked = None
+        if not self._config.grouped:
+            self._prune(None)
 
     def _put_off(self, iteration: int | None, why: str) -> None:
         begins = self._patience.fails()
@@ -111,10 +149,11 @@ class Uploader:
         elif begins:
             self._tell(f"{what} ({why}); tried again, with what is newest then, while training goes on")
 
-    def _prune(self) -> None:
+    def _prune(self, serial: int | None) -> None:
         """With the next upload it is tried again; told once where that does not help: it fills the bucket."""
+        self._there = None
         try:
-            self._uploads.prune()
+            self._uploads.prune(serial)
         except BucketError as error:
             self._unpruned = PATIENT_UPLOADS if error.is_refused and not self._unpruned else self._unpruned + 1
             if self._unpruned == PATIENT_UPLOADS:
@@ -160,8 +199,13 @@ class Uploader:
             packet = b""
         if not packet:
             self._be_alone()
-        elif packet == NOW:
+        elif packet == LAST:
+            self._hurries = True
             self._patience.hurry()
+        elif (serial := upload_in(packet)) is not None:
+            self._asked = serial
+        elif (serial := there_in(packet)) is not None:
+            self._there = serial
         elif packet == CLOSE and not self._closing:
             self._closing = True
             self._patience.renew()

@@ -3,6 +3,8 @@
     00000003.attempt                        the third run that uploads here, and who it is
     30000012-iteration-340/model.safetensors    its twelfth checkpoint: the same files as on disk
     30000012-iteration-340/manifest.json    with this serial, the last one: without it there is no checkpoint
+    rank-3-of-8/00000003.attempt            where several processes train, the same for each below its directory's name
+    rank-3-of-8/whole                       each of them once had its part of a checkpoint there
 
 A serial is of one attempt alone, and an attempt of one run. So no two ever put objects of the same name.
 """
@@ -26,6 +28,7 @@ from checkflow.store.format.manifest import (
     parse_directory_name,
     parse_manifest,
 )
+from checkflow.store.format.ranks import WHOLE, parse_directory
 
 UPLOADS = 10**7  # serials of one attempt
 ATTEMPTS = MAX_SERIAL // UPLOADS
@@ -39,6 +42,7 @@ class BucketContents:
     checkpoints: Mapping[str, Mapping[str, int]]
     unfinished: Mapping[str, Mapping[str, int]]
     begun: frozenset[int]
+    was_whole: bool = False  # every rank once had all its part of a checkpoint there
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> BucketContents:
@@ -52,7 +56,8 @@ class BucketContents:
             elif "/" not in name and name and parse_directory_name(directory) is not None:
                 found.setdefault(directory, {})[name] = size
         whole = {name: files for name, files in found.items() if MANIFEST in files}
-        return cls(whole, {name: found[name] for name in found.keys() - whole.keys()}, frozenset(begun))
+        unfinished = {name: found[name] for name in found.keys() - whole.keys()}
+        return cls(whole, unfinished, frozenset(begun), WHOLE in sizes)
 
     @property
     def newest_first(self) -> list[str]:
@@ -68,6 +73,19 @@ class BucketContents:
     def is_kept(self, name: str) -> bool:
         """Whether it was marked as retained for good, after it was written."""
         return KEPT in self.checkpoints[name]
+
+
+def by_rank(sizes: Mapping[str, int]) -> dict[tuple[int, int], BucketContents]:
+    """(rank, size) -> what lies below its name; of one process it is what lies below none."""
+    found: dict[tuple[int, int], dict[str, int]] = {(0, 1): {}}
+    for path, size in sizes.items():
+        directory, _, name = path.partition("/")
+        rank = parse_directory(directory)
+        if rank is None:
+            found[0, 1][path] = size
+        else:
+            found.setdefault(rank, {})[name] = size
+    return {rank: BucketContents.of(files) for rank, files in found.items()}
 
 
 def serial_of(name: str) -> int:

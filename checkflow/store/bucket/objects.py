@@ -80,6 +80,10 @@ class Objects:
         except (BaseError, ValueError, OSError) as error:
             raise InputError(f"bucket: {url}: {first_line(error)}; give a URL such as s3://bucket/prefix") from None
 
+    def below(self, name: str) -> Objects:
+        """What lies below that name."""
+        return Objects.open(f"{self.url.rstrip('/')}/{name}")
+
     def sizes(self) -> dict[str, int]:
         """Every object and its size in bytes. Whoever asks after an object was put sees it."""
         import obstore

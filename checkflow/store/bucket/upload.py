@@ -31,6 +31,7 @@ from checkflow.store.bucket.names import (
 )
 from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.manifest import BLOCK_BYTES, KEPT, MANIFEST, FileEntry
+from checkflow.store.format.ranks import WHOLE
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine
 from checkflow.store.format.regular_file import open_regular, read_at
 from checkflow.store.format.retention import Retained, Retention, to_prune
@@ -54,6 +55,7 @@ class Uploads:
         self._unreadable: set[str] = set()
         self._there: dict[str, int] = {}  # contents that the bucket had before, and their serials
         self._newest_serial = 0  # in the bucket, of what is newest on disk as well
+        self._uploaded: dict[int, int] = {}  # serials on disk -> in the bucket
         self._known: dict[str, Retained] = {}  # checkpoints in the bucket whose manifest was read
 
     def due(self, store: Path) -> Checkpoint | None:
@@ -65,6 +67,15 @@ class Uploads:
         new = [name for name in names if serial_of(name) > self._last_serial and name not in self._unreadable]
         found = [each for name in new if isinstance(each := examine(store, name), Checkpoint)]
         return next((each for each in reversed(found) if each.kept or each is found[0]), None)
+
+    def found(self, store: Path, serial: int) -> Checkpoint | None:
+        """That one, to be uploaded, as far as the disk has it and can be read. Raises OSError."""
+        try:
+            names = checkpoint_names(store)
+        except StoreError:
+            return None
+        found = (examine(store, name) for name in names if serial_of(name) == serial and name not in self._unreadable)
+        return next((each for each in found if isinstance(each, Checkpoint)), None)
 
     def upload(self, checkpoint: Checkpoint, *, to_cache: bool) -> UploadedReport:
         """`to_cache`: leave it in the page cache.
@@ -91,20 +102,32 @@ class Uploads:
                     self._unreadable.add(checkpoint.path.name)
                     raise
                 size_bytes = checkpoint.manifest.size_bytes
-        self._last_serial = checkpoint.serial
+        self._last_serial = max(self._last_serial, checkpoint.serial)
+        self._uploaded[checkpoint.serial] = self._newest_serial
         return UploadedReport(
-            iteration=checkpoint.iteration, size_bytes=size_bytes, upload_ns=time.monotonic_ns() - started
+            iteration=checkpoint.iteration,
+            serial=checkpoint.serial,
+            size_bytes=size_bytes,
+            upload_ns=time.monotonic_ns() - started,
         )
 
-    def prune(self) -> None:
-        """Remove what retention does not hold now, and what nobody finished. Raises BucketError."""
+    def prune(self, serial: int | None = None) -> None:
+        """Remove what retention does not hold now, and what nobody finished. Raises BucketError.
+
+        `serial`: on disk, of an upload of this process: what is newer does not count yet. The newest one unless given.
+        """
+        newest_serial = self._newest_serial if serial is None else self._uploaded.get(serial)
+        if newest_serial is None:  # a process that died since has uploaded it
+            return
         contents = self._look()
+        if serial is not None and not contents.was_whole:
+            self._objects.put(WHOLE, iter([b""]), 0)
         for name in contents.newest_first:
             if name not in self._known:
                 self._known[name] = self._retained(contents, name)
         for name in self._known.keys() - contents.checkpoints.keys():
             del self._known[name]
-        serials = set(to_prune(self._known.values(), self._newest_serial, self._retention))
+        serials = set(to_prune(self._known.values(), newest_serial, self._retention))
         for name, files in contents.checkpoints.items():
             if serial_of(name) in serials:
                 self._objects.remove([f"{name}/{MANIFEST}"])  # first: what is half removed is no checkpoint

@@ -19,6 +19,14 @@ def directory_of(rank: int, size: int) -> str:
     return f"rank-{rank}-of-{size}"
 
 
+def parse_directory(name: str) -> tuple[int, int] | None:
+    """The inverse; None for another name."""
+    match = _DIRECTORY.fullmatch(name)
+    if match is None or int(match["rank"]) >= int(match["size"]):
+        return None
+    return int(match["rank"]), int(match["size"])
+
+
 def ranks_in(store: Path) -> dict[int, tuple[int, ...]]:
     """The number of processes of each job that a store has directories of -> the ranks that have one, ascending.
 
@@ -33,9 +41,8 @@ def ranks_in(store: Path) -> dict[int, tuple[int, ...]]:
         raise StoreError(f"{store}: is no store that can be read ({why}); check the path") from None
     found: dict[int, list[int]] = {}
     for name in names:
-        match = _DIRECTORY.fullmatch(name)
-        if match is not None and int(match["rank"]) < int(match["size"]):
-            found.setdefault(int(match["size"]), []).append(int(match["rank"]))
+        if (parsed := parse_directory(name)) is not None:
+            found.setdefault(parsed[1], []).append(parsed[0])
     return {size: tuple(sorted(ranks)) for size, ranks in sorted(found.items())}
 
 

@@ -30,7 +30,7 @@ def receive_checkpoint(store: Path, manifest: bytes, blocks: Iterator[bytes]) ->
     disk.make_directory(temporary)
     try:
         for entry in parsed.files:
-            _write(temporary / entry.name, _verified(entry, blocks))
+            _write(temporary / entry.name, verified(entry, blocks))
         _write(temporary / MANIFEST, iter([_with_serial(parsed, serial)]))
         disk.sync_directory(temporary)
         disk.rename(temporary, store / name)
@@ -45,7 +45,8 @@ def _with_serial(manifest: Manifest, serial: int) -> bytes:
     return manifest.model_copy(update={"serial": serial}).render()
 
 
-def _verified(entry: FileEntry, blocks: Iterator[bytes]) -> Iterator[bytes]:
+def verified(entry: FileEntry, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """The blocks of a file, each once its hash was found to be right. Raises CorruptStoreError."""
     left_bytes = entry.size_bytes
     for number in range(entry.block_count):
         block = next(blocks)

@@ -206,7 +206,13 @@ class Persister:
                 newest = newest or written
                 taken = written.taken
                 verified.appendleft(
-                    VerifiedReport(sequence=taken.sequence, iteration=taken.iteration, verify_ns=verify_ns, pruned=0)
+                    VerifiedReport(
+                        sequence=taken.sequence,
+                        iteration=taken.iteration,
+                        serial=written.retained.serial,
+                        verify_ns=verify_ns,
+                        pruned=0,
+                    )
                 )
                 continue
             self._known[written.name] = dataclasses.replace(written.retained, sound=False)

@@ -8,13 +8,25 @@ import select
 import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable
 
 from checkflow.errors import StoreError
 from checkflow.interrupts import let_through
 from checkflow.store.both.config import BucketConfig
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.both.messages import CLOSE, NOW, FailedReport, Notice, UploadedReport, receive, send
+from checkflow.store.both.messages import (
+    CLOSE,
+    LAST,
+    FailedReport,
+    Notice,
+    PassedReport,
+    UploadedReport,
+    receive,
+    send,
+    there,
+    upload,
+)
 from checkflow.store.both.retry import Patience
 from checkflow.store.trainer.beside import start_beside
 from checkflow.store.trainer.status import Tally
@@ -34,6 +46,8 @@ class BucketProcess:
         self._notify = notify
         self._patience = Patience(config.retry_s)
         self._is_over = False  # it has said that it uploads no more
+        self._asked: int | None = None  # what a group wants next, until it is done
+        self.done: deque[UploadedReport | PassedReport] = deque(maxlen=100)  # for whoever tells the other ranks
         self._start()
 
     @property
@@ -51,9 +65,18 @@ class BucketProcess:
             self._end.close()
             self._start()
 
+    def upload(self, serial: int) -> None:
+        """Of a group: this one is next."""
+        self._asked = serial
+        self._say(upload(serial))
+
+    def may_prune(self, serial: int) -> None:
+        """Of a group: the bucket has every rank's part of this one."""
+        self._say(there(serial))
+
     def wait_for(self, iteration: int | None, deadline: float) -> bool:
-        """Whether the bucket has this one by then (of time.monotonic)."""
-        send(self._end, NOW)
+        """Whether the bucket has this one by then (of time.monotonic). It has to be the newest."""
+        self._say(LAST)
         while self._tally.uploaded_iteration != iteration and not self._is_over:
             if time.monotonic() >= deadline or self._process.poll() is not None:
                 return False
@@ -69,7 +92,7 @@ class BucketProcess:
         began, told = time.monotonic(), False
         try:
             self.poll()
-            send(self._end, CLOSE)
+            self._say(CLOSE)
             while self._process.poll() is None and time.monotonic() < began + deadline_s:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(0.1)
@@ -106,7 +129,14 @@ class BucketProcess:
                 raise StoreError(f"bucket: no uploader can be started ({error.strerror}); free processes") from None
             kept.pop_all()
         self._end = ours
+        if self._asked is not None:
+            self._say(upload(self._asked))
         _started[:] = [*(process for process in _started if process.poll() is None), self._process]
+
+    def _say(self, word: bytes) -> None:
+        """It may have died, which is seen later."""
+        if self._end.fileno() >= 0:
+            send(self._end, word)
 
     def _stirs(self, timeout_s: float) -> None:
         """Wait until it says something or hangs up."""
@@ -125,9 +155,17 @@ class BucketProcess:
             if isinstance(message, UploadedReport):
                 self._patience.succeeds()
                 self._tally.upload(message.iteration, message.size_bytes, message.upload_ns)
+                self._is_done(message)
+            elif isinstance(message, PassedReport):
+                self._is_done(message)
             elif isinstance(message, FailedReport):
                 self._is_over = True
                 self._tally.fail(message.message)
                 self._notify(message.message)
             elif isinstance(message, Notice):
                 self._notify(message.message)
+
+    def _is_done(self, report: UploadedReport | PassedReport) -> None:
+        if report.serial == self._asked:
+            self._asked = None
+            self.done.append(report)

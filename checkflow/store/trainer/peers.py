@@ -9,6 +9,8 @@ from typing import Protocol
 class Peers(Protocol):
     """The other ranks. Nobody waits for them: what they agree on is told in another thread."""
 
+    attempt: int  # of which what is staged now is; a restore begins another one
+
     @property
     def deadline_s(self) -> float:
         """How long a rank waits for the others before it says that they do not come."""
@@ -25,8 +27,9 @@ class Peers(Protocol):
     def skipped(self, iteration: int) -> None:
         """This rank will have no part of this one."""
 
-    def verified(self, iteration: int, agreed: Callable[[], None]) -> None:
-        """This rank's part was read back from its disk; `agreed` is called once every rank's was."""
+    def verified(self, attempt: int, iteration: int, serial: int, agreed: Callable[[], None]) -> None:
+        """This rank's part was read back from its disk, where it has this serial; `agreed` is called once every rank's
+        was."""
 
     def trouble(self) -> str | None:
         """What keeps them from agreeing, in a line, once."""

@@ -9,9 +9,10 @@ import contextlib
 import threading
 import time
 import weakref
+from collections import OrderedDict
 
 from checkflow.errors import PeerError
-from checkflow.store.both.messages import WAKE, agreed
+from checkflow.store.both.messages import WAKE, VerifiedReport, agreed
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slots
 from checkflow.store.trainer.peers import Peers
@@ -20,6 +21,7 @@ from checkflow.store.trainer.sender import MirrorTarget, Sender
 from checkflow.store.trainer.status import Tally
 from checkflow.store.trainer.supervisor import Supervisor
 
+_STAGED = 1000  # that may be read back yet
 WAIT_S = 1.0  # where ranks end together they agree in milliseconds
 
 
@@ -36,6 +38,7 @@ class Rulings:
         self._saver = saver
         self._pace = pace
         self._tally = tally
+        self._attempts: OrderedDict[int, int] = OrderedDict()  # of what was staged, by its sequence number
         self._closed = False
         self._lock = threading.Lock()
 
@@ -59,6 +62,9 @@ class Rulings:
     def staged(self, slot: int, iteration: int) -> None:
         """The newest checkpoint, in this slot, is that of this iteration."""
         sequence, own = self._slots.newest_sequence or 0, weakref.ref(self)
+        self._attempts[sequence] = self._peers.attempt
+        if len(self._attempts) > _STAGED:
+            self._attempts.popitem(last=False)
         say = self._peers.staging(
             iteration,
             lambda: (here := own()) is not None and here._is_due(iteration),
@@ -83,7 +89,7 @@ class Rulings:
                 self._saver.fail(self._sender.trouble.popleft())
         while self._saver.verified:
             report = self._saver.verified.popleft()
-            self._tell_verified(report.sequence, report.iteration)
+            self._tell_verified(report)
         return self._peers.trouble()
 
     def wait(self, deadline: float) -> None:
@@ -116,9 +122,17 @@ class Rulings:
             if due:
                 self._tell(WAKE)
 
-    def _tell_verified(self, sequence: int, iteration: int) -> None:
-        own = weakref.ref(self)
-        self._peers.verified(iteration, lambda: None if (here := own()) is None else here._may_prune(sequence))
+    def _tell_verified(self, report: VerifiedReport) -> None:
+        """Of the attempt in which it was staged: since then there may have been a restore."""
+        own, sequence = weakref.ref(self), report.sequence
+        if (attempt := self._attempts.get(sequence)) is None:
+            return
+        self._peers.verified(
+            attempt,
+            report.iteration,
+            report.serial,
+            lambda: None if (here := own()) is None else here._may_prune(sequence),
+        )
 
     def _may_prune(self, sequence: int) -> None:
         with self._lock:

@@ -1,0 +1,86 @@
+"""The bucket behind the store of one process: what is newer there is downloaded before it is restored."""
+
+from __future__ import annotations
+
+import contextlib
+
+from checkflow.checkpointing.behind import Behind, Hearers
+from checkflow.errors import CorruptStoreError
+from checkflow.store.both.config import BucketConfig
+from checkflow.store.bucket.names import BucketContents, iteration_of, read_manifest
+from checkflow.store.bucket.objects import BucketError, Objects
+from checkflow.store.format.manifest import Manifest
+from checkflow.store.format.reader import Checkpoint, list_checkpoints
+from checkflow.store.format.retention import Retention
+from checkflow.store.trainer.handle import StoreHandle
+
+
+class BehindOne(Behind):
+    """See the module."""
+
+    def __init__(self, objects: Objects, handle: StoreHandle, hearers: Hearers, *, start_over: bool) -> None:
+        """Ask it, and with `start_over` retain for good what is newest in it.
+
+        Raises InputError where it refuses, StoreError where it is out and nobody can know what is to be resumed.
+        """
+        super().__init__(objects, handle, hearers)
+        sizes = self._asked(may_be_out=not start_over)
+        if sizes is not None:
+            contents = BucketContents.of(sizes)
+            self.iterations = [iteration_of(name) for name in contents.newest_first]
+            if start_over:
+                self._keep_newest(contents)
+
+    def start(self, handle: StoreHandle, retention: Retention, retry_s: float) -> None:
+        """What is durable from now on is uploaded. Raises StoreError where no process can be started."""
+        self._process = handle.start_uploader(BucketConfig(self._store, self.url, retention, retry_s))
+
+    def bring(self, iteration: int | None, than: Manifest | None) -> bool:
+        """Download the newest checkpoint that verifies (of that iteration, if given) if it is newer than this one.
+
+        Newer is what was written later. Returns whether there was one. Raises StoreError where it cannot be had, and
+        CorruptStoreError where it is to be newer than nothing, and none that there is verifies.
+        """
+        wrong: list[str] = []
+        sizes = self._asked(may_be_out=True)
+        if sizes is None:
+            return False
+        contents = BucketContents.of(sizes)
+        for name in contents.newest_first:
+            if iteration not in (None, iteration_of(name)):
+                continue
+            try:
+                manifest = read_manifest(self._objects, name, contents.checkpoints[name])
+                if than is not None and _age(manifest) <= _age(than):
+                    return False
+                self._brought.clear()
+                self._bring(self._objects, name, contents, self._store)
+            except CorruptStoreError as error:
+                wrong.append(f"{name}: {error}")
+                self._hearers.notify(f"{self.url}: skipped {wrong[-1]}")
+            except BucketError as error:
+                raise self._unread(self._objects, name, error) from None
+            else:
+                return True
+        if wrong and than is None:
+            raise CorruptStoreError(
+                f"{self.url}: no checkpoint verifies ({'; '.join(wrong[:3])}), and {self._store} has none; "
+                "restore either from a copy, or attach(..., start_over=True) to begin anew"
+            )
+        return False
+
+    def newest_here(self, iteration: int | None) -> Manifest | None:
+        """Of the checkpoints on disk whose manifest is sound."""
+        found = (each.manifest for each in list_checkpoints(self._store) if isinstance(each, Checkpoint))
+        return next((each for each in found if iteration in (None, each.iteration)), None)
+
+    def _keep_newest(self, contents: BucketContents) -> None:
+        for name in contents.newest_first:
+            with contextlib.suppress(CorruptStoreError):  # an older one is kept
+                self._keep(self._objects, name, contents)
+                return
+
+
+def _age(manifest: Manifest) -> tuple[str, int]:
+    """When it was written, by the clock of the machine that wrote it: in UTC to the second, so text compares."""
+    return manifest.created, manifest.iteration

@@ -1,0 +1,152 @@
+"""The bucket behind the store of a training in several processes: one more place where parts of a checkpoint are.
+
+Each rank's part lies below the name of its directory, so that a copy of the bucket is a store. Only what every rank's
+part is there of counts; where it is newer than what can be read from disks, each rank downloads its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkflow.checkpointing.behind import Behind, Hearers
+from checkflow.checkpointing.turns import Turns
+from checkflow.distributed.agreement import Agreement
+from checkflow.distributed.marks import Mark
+from checkflow.distributed.parts import marks_in
+from checkflow.distributed.stored import mark_of
+from checkflow.errors import CorruptStoreError, StoreError
+from checkflow.store.both.config import BucketConfig
+from checkflow.store.bucket.names import BucketContents, by_rank, iteration_of
+from checkflow.store.bucket.objects import BucketError, Objects
+from checkflow.store.format.ranks import directory_of
+from checkflow.store.format.retention import Retention
+from checkflow.store.trainer.handle import StoreHandle
+
+Rank = tuple[int, int]
+"""A rank's number, and that of all of its training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What a rank has seen in the bucket: names by mark, of its own parts and of others' in other numbers.
+
+    `is_known`: it answered.
+    """
+
+    parts: Mapping[Rank, Mapping[Mark, str]]
+    is_known: bool
+
+
+class BehindRanks(Behind):
+    """See the module. `rank`: this one; `root`: the directory of all of them."""
+
+    def __init__(
+        self, objects: Objects, handle: StoreHandle, hearers: Hearers, rank: Rank, root: Path, *, start_over: bool
+    ) -> None:
+        """Ask it. Raises InputError where it refuses, StoreError where it is out and nobody can know what is to be
+        resumed."""
+        super().__init__(objects, handle, hearers)
+        self._rank = rank
+        self._root = root
+        self._turns: Turns | None = None
+        self._records: dict[tuple[Rank, str], Mark | None] = {}  # of parts that were looked at
+        sizes = self._asked(may_be_out=not start_over)
+        self._contents = {} if sizes is None else by_rank(sizes)
+        names = {name for contents in self._contents.values() for name in contents.checkpoints}
+        self.iterations = sorted({iteration_of(name) for name in names}, reverse=True)
+        self._is_known = sizes is not None
+
+    def start(self, handle: StoreHandle, retention: Retention, retry_s: float, agreement: Agreement) -> None:
+        """What every rank has verified from now on is uploaded. Raises StoreError where no process can be started."""
+        config = BucketConfig(self._store, self._objects_of(self._rank).url, retention, retry_s, grouped=True)
+        self._process = handle.start_uploader(config)
+        self._turns = Turns(agreement, self._process)
+
+    def poll(self) -> None:
+        """See Behind."""
+        super().poll()
+        if self._turns is not None:
+            self._turns.poll()
+
+    def keep(self, iteration: int) -> None:
+        """See Behind."""
+        if self._turns is not None:
+            self._turns.keep(iteration)
+
+    def look(self) -> None:
+        """Ask it what there is now. Raises InputError, StoreError."""
+        self._brought.clear()
+        sizes = self._asked(may_be_out=True)
+        self._is_known = sizes is not None
+        self._contents = {} if sizes is None else by_rank(sizes)
+
+    @property
+    def had_one(self) -> bool:
+        """Whether every rank once had its part of a checkpoint there."""
+        return any(
+            contents.was_whole or (rank == (0, 1) and contents.checkpoints) for rank, contents in self._contents.items()
+        )
+
+    def stock(self) -> Stock:
+        """What there was when it was asked: this rank's parts, and of trainings in other numbers those that are its to
+        read, each of which some rank has. Raises StoreError."""
+        rank, size = self._rank
+        ranks = [each for each in self._contents if each == self._rank or (each[1] != size and each[0] % size == rank)]
+        return Stock({each: self._marks_of(each) for each in ranks}, self._is_known)
+
+    def fetch(self, mark: Mark, rank: Rank | None = None) -> str:
+        """Download a rank's part, this one's own unless given, into its directory. Returns what is wrong with it, if
+        anything. Raises StoreError where it cannot be had now."""
+        rank = self._rank if rank is None else rank
+        name = self._marks_of(rank).get(mark)
+        if name is None:
+            return f"{self._objects_of(rank).url} has none"
+        try:
+            store = self._store if rank == self._rank else self._directory_of(rank)
+            store.mkdir(parents=True, exist_ok=True)
+            self._bring(self._objects_of(rank), name, self._contents[rank], store)
+        except CorruptStoreError as error:
+            return f"{self._objects_of(rank).url}: {name}: {error}"
+        return ""
+
+    def lacks(self, mark: Mark, ranks: Iterable[Rank]) -> list[Rank]:
+        """Those whose parts are not to be seen on this rank's disks."""
+        return [rank for rank in ranks if mark not in marks_in(self._directory_of(rank))]
+
+    def keep_newest(self, marks: Iterable[Mark]) -> None:
+        """Retain this rank's part of the first of them that is whole here. Raises StoreError."""
+        found = self._marks_of(self._rank)
+        for name in (found[mark] for mark in marks if mark in found):
+            with contextlib.suppress(CorruptStoreError):
+                self._keep(self._objects_of(self._rank), name, self._contents[self._rank])
+                return
+
+    def _directory_of(self, rank: Rank) -> Path:
+        return self._root if rank[1] == 1 else self._root / directory_of(*rank)
+
+    def _objects_of(self, rank: Rank) -> Objects:
+        return self._objects if rank[1] == 1 else self._objects.below(directory_of(*rank))
+
+    def _marks_of(self, rank: Rank) -> dict[Mark, str]:
+        found: dict[Mark, str] = {}
+        if (contents := self._contents.get(rank)) is None:
+            return found
+        for name in contents.newest_first:
+            if (rank, name) not in self._records:
+                self._records[rank, name] = self._mark_of(rank, name, contents)
+            if (mark := self._records[rank, name]) is not None:
+                found.setdefault(mark, name)
+        return found
+
+    def _mark_of(self, rank: Rank, name: str, contents: BucketContents) -> Mark | None:
+        objects = self._objects_of(rank)
+        try:
+            return mark_of(objects, name, contents.checkpoints[name], processes=rank[1])
+        except CorruptStoreError as error:
+            self._hearers.notify(f"{objects.url}: skipped {name}: {error}")
+            return None
+        except BucketError as error:
+            raise StoreError(f"{objects.url}: {name} cannot be read ({error}); try again") from None

@@ -1,0 +1,71 @@
+"""What ranks know of checkpoints when they look for one to restore, and tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from checkflow.checkpointing.behind_ranks import Rank, Stock
+from checkflow.distributed.group import Group
+from checkflow.distributed.marks import Mark, common, next_attempt
+from checkflow.distributed.parts import Complete, RankPart
+from checkflow.store.format.reader import Checkpoint
+
+_UNKNOWN_ATTEMPTS = 10**6  # more than a bucket that does not answer can have
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What this rank can read: its own parts, and checkpoints of other numbers of ranks."""
+
+    mine: Mapping[Mark, RankPart]
+    others: Mapping[Mark, Complete]
+
+    def checkpoint(self, mark: Mark) -> Checkpoint:
+        """The directory that stands for one of these."""
+        return self.mine[mark].checkpoint if mark in self.mine else self.others[mark].ranks[0].checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What ranks have told each other of: by rank its own checkpoints, those of other numbers of ranks that it sees,
+    and what the bucket has of its own; and of other numbers of ranks what the bucket has whole, with that number."""
+
+    own: Sequence[Sequence[Mark]]
+    others: Sequence[Sequence[Mark]]
+    stored: tuple[frozenset[Mark], ...]
+    stored_others: Mapping[Mark, int]
+    known: Sequence[Collection[Mark]]  # all marks that there are, or may be
+
+
+def exchange(group: Group, kept: Kept, stock: Stock) -> Exchanged:
+    """Tell the other ranks what this one knows, and hear what they do. Raises PeerError."""
+    stored = [[*rank, list(marks)] for rank, marks in stock.parts.items()]
+    said = group.gather("attach() or restore()", [list(kept.mine), list(kept.others), stored, stock.is_known])
+    own: list[list[Mark]] = []
+    others: list[list[Mark]] = []
+    in_bucket: dict[Rank, frozenset[Mark]] = {}
+    all_known = True
+    for each in said:
+        assert isinstance(each, list)
+        mine, seen, theirs, is_known = each
+        own.append(marks_of(mine))
+        others.append(marks_of(seen))
+        in_bucket |= {(rank, size): frozenset(marks_of(marks)) for rank, size, marks in theirs}
+        all_known = all_known and bool(is_known)
+    known: list[Collection[Mark]] = [*own, *others, *in_bucket.values()]
+    if not all_known:  # what it has may be of later attempts
+        known.append([Mark(next_attempt(known) + _UNKNOWN_ATTEMPTS, 0)])
+    stored_of = tuple(in_bucket.get((rank, group.size), frozenset()) for rank in range(group.size))
+    return Exchanged(own, others, stored_of, _whole_of(in_bucket, but=group.size), known)
+
+
+def marks_of(said: Iterable[Sequence[int]]) -> list[Mark]:
+    """What a rank has sent as JSON."""
+    return [Mark(*mark) for mark in said]
+
+
+def _whole_of(parts: Mapping[Rank, Collection[Mark]], *, but: int) -> dict[Mark, int]:
+    """The checkpoints of which every rank's part is among these, of other numbers of ranks than this."""
+    sizes = {size for _, size in parts if size != but}
+    return {mark: size for size in sizes for mark in common([parts.get((rank, size), ()) for rank in range(size)])}

@@ -1,0 +1,150 @@
+"""Ranks upload the same checkpoints, one at a time, whenever each of them verifies, uploads, hears and looks."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkflow.checkpointing.turns import Turns
+from checkflow.distributed.agreement import Agreement
+from checkflow.distributed.marks import Mark
+from checkflow.store.both.messages import PassedReport, UploadedReport
+from checkflow.store.trainer.bucket_process import BucketProcess
+
+
+@dataclass
+class Meeting:
+    """Where ranks count themselves; what each is still to hear, in any order."""
+
+    size: int
+    counted: dict[str, int] = field(default_factory=dict)
+    called: dict[str, list[tuple[int, Callable[[str], None]]]] = field(default_factory=dict)
+    to_hear: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+
+    def count(self, rank: int, name: str, rules: Callable[[], str], agreed: Callable[[str], None]) -> None:
+        self.called.setdefault(name, []).append((rank, agreed))
+        if len(self.called[name]) == self.size:
+            ruling = rules()
+            self.to_hear += [(each, lambda told=told: told(ruling)) for each, told in self.called[name]]  # type: ignore[misc]
+
+    def hear(self, number: int) -> None:
+        self.to_hear.pop(number)[1]()
+
+
+class Rank:
+    """One rank's Turns, between what stands for its agreement and for its uploader. Its serials are its own."""
+
+    def __init__(self, number: int, meeting: Meeting) -> None:
+        self.number = number
+        self.meeting = meeting
+        self.attempt = 1
+        self.on_whole: Callable[[Mark, int], None] = lambda _mark, _serial: None
+        self.verified = 0
+        self.asked: int | None = None
+        self.begun: list[int] = []  # iterations that it was asked to upload
+        self.there: set[int] = set()
+        self.pruned_below: list[int] = []
+        self.done: deque[UploadedReport | PassedReport] = deque()
+        self.turns = Turns(cast("Agreement", self), cast("BucketProcess", self))
+
+    def serial(self, iteration: int) -> int:
+        return iteration * 10 + self.number
+
+    # as its agreement
+    def all_say(self, kind: str, name: str, agreed: Callable[[], None]) -> None:
+        self.choose(kind, name, lambda: "", lambda _: agreed())
+
+    def choose(self, kind: str, name: str, rules: Callable[[], str], agreed: Callable[[str], None]) -> None:
+        self.meeting.count(self.number, f"{kind}/{name}", rules, agreed)
+
+    # as its uploader
+    def upload(self, serial: int) -> None:
+        assert self.asked is None
+        self.asked = serial
+        self.begun.append(serial // 10)
+
+    def may_prune(self, serial: int) -> None:
+        self.pruned_below.append(serial // 10)
+
+    # what happens to it
+    def verify(self) -> None:
+        self.verified += 1
+        iteration = self.verified
+        self.all_say("verified", f"1/{iteration}", lambda: self.on_whole(Mark(1, iteration), self.serial(iteration)))
+
+    def finish(self, *, is_there: bool) -> None:
+        if (serial := self.asked) is None:
+            return
+        self.asked = None
+        if is_there:
+            self.there.add(serial // 10)
+            self.done.append(UploadedReport(iteration=serial // 10, serial=serial, size_bytes=1, upload_ns=1))
+        else:
+            self.done.append(PassedReport(serial=serial))
+
+
+def check(ranks: list[Rank]) -> None:
+    longest = max((rank.begun for rank in ranks), key=len)
+    for rank in ranks:
+        assert rank.begun == longest[: len(rank.begun)]  # the same, in the same order
+        assert len(longest) - len(rank.begun) <= 1
+        for iteration in rank.pruned_below:
+            assert all(iteration in each.there for each in ranks)
+    assert longest == sorted(set(longest))
+
+
+@given(st.integers(0, 2**32), st.integers(2, 4), st.booleans())
+def test_ranks_upload_the_same_ones(seed: int, size: int, fails: bool) -> None:
+    draw, meeting = random.Random(seed), Meeting(size)
+    ranks = [Rank(number, meeting) for number in range(size)]
+    kept = {iteration for iteration in range(1, 13) if draw.random() < 0.3}
+    for _ in range(draw.randint(0, 150)):
+        rank = draw.choice(ranks)
+        what = draw.choice(["verify", "poll", "poll", "finish", "hear", "hear"])
+        if what == "verify" and rank.verified < 12:
+            if rank.verified + 1 in kept:
+                rank.turns.keep(rank.verified + 1)
+            rank.verify()
+        elif what == "poll":
+            rank.turns.poll()
+        elif what == "finish":
+            rank.finish(is_there=not fails or draw.random() < 0.5)
+        elif what == "hear" and meeting.to_hear:
+            meeting.hear(draw.randrange(len(meeting.to_hear)))
+        check(ranks)
+    for rank in ranks:
+        while rank.verified < 12:
+            rank.verify()
+    for _ in range(60):
+        while meeting.to_hear:
+            meeting.hear(0)
+        for rank in ranks:
+            rank.turns.poll()
+            rank.finish(is_there=True)
+        check(ranks)
+    assert all(rank.begun[-1] == 12 for rank in ranks)
+    assert all(rank.there >= set(ranks[0].begun[-1:]) and rank.pruned_below[-1] == 12 for rank in ranks)
+
+
+@given(st.integers(2, 4))
+def test_what_is_kept_is_not_overtaken(size: int) -> None:
+    meeting = Meeting(size)
+    ranks = [Rank(number, meeting) for number in range(size)]
+    for iteration in (1, 2, 3, 4, 5):
+        for rank in ranks:
+            if iteration in (2, 4):
+                rank.turns.keep(iteration)
+            rank.verify()
+    for _ in range(20):
+        while meeting.to_hear:
+            meeting.hear(0)
+        for rank in ranks:
+            rank.turns.poll()
+            rank.finish(is_there=True)
+    assert all(rank.begun == [2, 4, 5] for rank in ranks)

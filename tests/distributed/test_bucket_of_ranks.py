@@ -1,0 +1,136 @@
+"""A training in several processes with a bucket behind their stores: what counts there is of one iteration of all."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from bucket_server import BucketServer
+from click.testing import CliRunner
+from job_of_ranks import Job
+from processes import children
+
+from checkflow.cli.list import command
+from checkflow.distributed.parts import marks_in
+from checkflow.store.bucket.names import by_rank
+from checkflow.store.format.ranks import directory_of
+
+NO_END = 1_000_000
+PAUSE_S = 0.02
+EACH = "persist_every=1"
+
+
+def uploaded(job: Job, least: int) -> int:
+    """Wait until each rank has said so of one iteration, and return that."""
+    while (found := job.common("uploaded")) < least:
+        job.reach(min(map(job.iteration, job.ranks)) + 1)
+    return found
+
+
+def in_bucket(server: BucketServer, size: int) -> set[int]:
+    """Iterations of which every rank's manifest is there."""
+    found = by_rank(server.objects.sizes())
+    return set.intersection(
+        *({int(name.rpartition("-")[2]) for name in found[rank, size].checkpoints} for rank in range(size))
+    )
+
+
+def ends(kind: str, size: int, tmp_path: Path, store: Path, iterations: int, *options: str) -> int:
+    """The job goes on to its end as one that was never interrupted; returns where it went on."""
+    digests: list[dict[int, str]] = []
+    began: set[int] = set()
+    for place, given in ((store, options), (tmp_path / "uninterrupted", ())):
+        with Job(size, kind, place, iterations, 0, *given) as job:
+            done = job.done()
+        began = began or {iteration for iteration, _ in done.values()}
+        digests.append({rank: digest for rank, (_, digest) in done.items()})
+    assert digests[0] == digests[1]
+    (iteration,) = began
+    return iteration
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_lost_disks_cost_nothing_that_all_have_uploaded(kind: str, server: BucketServer, tmp_path: Path) -> None:
+    """All machines are, with all their processes."""
+    with Job(2, kind, tmp_path / "disk-{rank}", NO_END, PAUSE_S, EACH, f"bucket={server.url}") as job:
+        promised = uploaded(job, random.Random(kind).randint(4, 8))
+        completed = machines_are_lost(job)
+    for rank in range(2):
+        shutil.rmtree(tmp_path / f"disk-{rank}")
+    again = (EACH, f"bucket={server.url}")
+    assert promised <= ends(kind, 2, tmp_path, tmp_path / "disk-{rank}", completed + 3, *again) <= completed
+    assert completed + 3 in in_bucket(server, 2)
+
+
+def machines_are_lost(job: Job) -> int:
+    """All processes at once; returns how many iterations some rank has completed."""
+    for pid in [pid for process in job.ranks.values() for pid in (*children(process.pid), process.pid)]:
+        os.kill(pid, signal.SIGKILL)
+    job.wait()
+    return max(map(job.iteration, job.ranks))
+
+
+def resumed(size: int, store: Path, iterations: int, *options: str) -> int:
+    """Where a job on this disk, which ends after so many, goes on."""
+    with Job(size, "ddp", store, iterations, 0, *options) as job:
+        (iteration,) = {iteration for iteration, _ in job.done().values()}
+    return iteration
+
+
+def test_what_is_damaged_there_is_passed_over_by_all_and_any_number_goes_on(
+    server: BucketServer, tmp_path: Path
+) -> None:
+    """Of two ranks, then of three, one and two again, each time with nothing on disk."""
+    bucket = f"bucket={server.url}"
+    with Job(2, "ddp", tmp_path / "first", NO_END, PAUSE_S, EACH, bucket) as job:
+        uploaded(job, uploaded(job, 3) + 1)
+        machines_are_lost(job)
+    newest, older, *others = sorted(in_bucket(server, 2), reverse=True)
+    assert not others  # two are retained, as on disk
+    objects = server.objects.below(directory_of(1, 2))
+    (name,) = [each for each in by_rank(server.objects.sizes())[1, 2].checkpoints if each.endswith(f"-{newest}")]
+    data = objects.read(f"{name}/model.safetensors")
+    objects.put(f"{name}/model.safetensors", iter([data[:-1] + bytes([data[-1] ^ 1])]), len(data))
+    assert resumed(2, tmp_path / "second-{rank}", 0, bucket) == older
+    assert resumed(3, tmp_path / "third", older + 1, bucket) == older
+    assert resumed(1, tmp_path / "fourth", older + 2, bucket) == older + 1
+    assert resumed(2, tmp_path / "fifth-{rank}", older + 3, bucket) == older + 2
+    listed = CliRunner().invoke(command, [server.url, "--json"])
+    rows = {(row["processes"], row["iteration"]): row["ranks"] for row in json.loads(listed.stdout)["checkpoints"]}
+    assert rows[2, older + 3] == [0, 1] and rows[1, older + 2] == [0] and rows[3, older + 1] == [0, 1, 2]
+
+
+def test_what_is_damaged_on_disk_comes_from_there(server: BucketServer, tmp_path: Path) -> None:
+    """Where several ranks each have a share, and the disk is one."""
+    bucket = f"bucket={server.url}"
+    assert resumed(2, tmp_path, 5, EACH, bucket) == 0
+    (found,) = (tmp_path / directory_of(1, 2)).glob("*-iteration-5")
+    (found / "optimizer.safetensors").write_bytes(b"")
+    assert resumed(2, tmp_path, 6, EACH, bucket) == 5
+    assert len(list((tmp_path / directory_of(1, 2)).glob("*-iteration-5"))) == 2
+
+
+def test_what_a_bucket_that_is_out_may_have_is_never_taken_for_a_part_of_what_comes_after(
+    server: BucketServer, tmp_path: Path
+) -> None:
+    """Rank 1's disk is a day old, and nobody can know that the bucket has what came since, of the same numbers."""
+    bucket = f"bucket={server.url}"
+    assert resumed(2, tmp_path / "disk-{rank}", 4, EACH, bucket) == 0
+    shutil.copytree(tmp_path, tmp_path / "old", ignore=shutil.ignore_patterns("old"))
+    assert resumed(2, tmp_path / "disk-{rank}", 8, EACH, bucket) == 4
+    server.out()
+    assert resumed(2, tmp_path / "old" / "disk-{rank}", 9, EACH, bucket, "retry_s=0") == 4
+    server.back()
+    attempts = {
+        part.record.member.attempt
+        for rank in range(2)
+        for part in marks_in(tmp_path / "old" / f"disk-{rank}" / directory_of(rank, 2)).values()
+        if part.record.member is not None and part.record.iteration == 9
+    }
+    assert min(attempts) > 10**6
+    assert resumed(2, tmp_path / "old" / "disk-{rank}", 0, bucket) == 9
