@@ -11,7 +11,7 @@ from checkflow import hardware, sources, trace
 from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
-from checkflow.hardware.measure import measure_profile
+from checkflow.hardware.measure import measure_transfers
 from checkflow.state.refused import check_training
 from checkflow.training import Training
 from checkflow.unlisted import lines_of
@@ -25,7 +25,7 @@ Model = str | Path | Graph | Training | Callable[..., Training]  # what MODEL ma
 @dataclass(frozen=True)
 class TimedGraph:
     graph: Graph
-    profile: hardware.Profile | None  # None: the graph was measured elsewhere
+    device: hardware.Profile | hardware.Transfers | None  # None: the graph was measured elsewhere
     notes: tuple[str, ...]
     trace_s: float
 
@@ -33,13 +33,15 @@ class TimedGraph:
         """Of the link: as asked, or the device's. Raises InputError where neither is known."""
         if asked is not None:
             return asked
-        if self.profile is None:
+        if self.device is None:
             raise InputError(f"--bandwidth: the link of {self.graph.device!r} is not known; give it, like 63GB/s")
-        return hardware.link_bytes_per_s(self.profile, self.graph.world_size)
+        if isinstance(self.device, hardware.Transfers):
+            return self.device.link_bytes_per_s
+        return hardware.link_bytes_per_s(self.device, self.graph.world_size)
 
     def copy_ns(self, size_bytes: int) -> int | None:
         """What copies within the device's memory take; None where the device is not known."""
-        return None if self.profile is None else hardware.copy_ns(size_bytes, self.profile)
+        return None if self.device is None else hardware.copy_ns(size_bytes, self.device)
 
 
 def traced(
@@ -86,12 +88,9 @@ def traced(
             world=world,
             progress=progress,
         )
-    graph = result.graph
     if profile is None:
-        progress("measuring the link")
-        profile = measure_profile("measured", graph.traced_on, progress=progress)
-    else:
-        graph = hardware.retime(graph, profile)
+        return _measured(result.graph, result.notes, started, progress)
+    graph = hardware.retime(result.graph, profile)
     return TimedGraph(graph, profile, (*result.notes, *_unlisted(graph)), time.perf_counter() - started)
 
 
@@ -105,12 +104,16 @@ def _as_recorded(
     progress("running three iterations, recording the last")
     graph = trace.recorded(check_training(training, "training"), "training")
     if device is None or device == MEASURE:
-        progress("measuring the link")
-        profile = measure_profile("measured", graph.traced_on, progress=progress)
-    else:
-        profile = hardware.load_profile(device)
-        graph = hardware.retime(graph, profile)
+        return _measured(graph, (), started, progress)
+    profile = hardware.load_profile(device)
+    graph = hardware.retime(graph, profile)
     return TimedGraph(graph, profile, _unlisted(graph), time.perf_counter() - started)
+
+
+def _measured(graph: Graph, notes: tuple[str, ...], started: float, progress: Callable[[str], None]) -> TimedGraph:
+    """Its operators' times are what they took here."""
+    transfers = measure_transfers(graph.traced_on, progress)
+    return TimedGraph(graph, transfers, (*notes, *_unlisted(graph)), time.perf_counter() - started)
 
 
 def _as_read(graph: Graph, device: str | None, started: float) -> TimedGraph:

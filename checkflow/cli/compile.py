@@ -166,7 +166,7 @@ def command(
             _console.out,
             result,
             notes=timed.notes,
-            memory_bytes=timed.profile.memory_bytes if timed.profile else None,
+            memory_bytes=timed.device.memory_bytes if timed.device else None,
             snapshot_ns=timed.copy_ns(result.schedule.copied_bytes()),
             trace_s=timed.trace_s,
         )

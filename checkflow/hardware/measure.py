@@ -9,7 +9,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 from checkflow.errors import InputError
-from checkflow.hardware.profile import Efficiency, PeakFlops, Profile
+from checkflow.hardware.profile import Efficiency, PeakFlops, Profile, Transfers
 
 COPY_BYTES = 256 * 2**20  # past the caches
 LARGEST_SIDE = 8192  # of the matrices, if the device is fast enough
@@ -33,12 +33,9 @@ def measure_profile(name: str, device: str = "cpu", progress: Callable[[str], No
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         progress(f"measuring matrix products in {str(dtype).removeprefix('torch.')}")
         peak[dtype] = _product_flops_per_s(device, dtype)
-    progress("measuring memory bandwidth")
-    memory = _copy_bytes_per_s(device, device, torch.get_num_threads())
+    transfers = measure_transfers(device, progress)
     progress("measuring launch latency")
     latency = _launch_latency_ns(device)
-    progress("measuring the link")
-    link = _copy_bytes_per_s(device, "cpu", threads=1)
     return Profile(
         name=name,
         description=_describe(device),
@@ -48,12 +45,25 @@ def measure_profile(name: str, device: str = "cpu", progress: Callable[[str], No
             bfloat16=peak[torch.bfloat16],
             float64=peak[torch.float64],
         ),
-        memory_bandwidth_bytes_per_s=2 * memory,  # a copy reads each byte and writes it
-        memory_bytes=_memory_bytes(device),
+        memory_bandwidth_bytes_per_s=transfers.memory_bytes_per_s,
+        memory_bytes=transfers.memory_bytes,
         launch_latency_ns=latency,
-        link_bandwidth_bytes_per_s=link,
+        link_bandwidth_bytes_per_s=transfers.link_bytes_per_s,
         efficiency=Efficiency(compute=1.0, memory=1.0, link=1.0),
         source=f"measured by checkflow profile with PyTorch {torch.__version__}",
+    )
+
+
+def measure_transfers(device: str, progress: Callable[[str], None]) -> Transfers:
+    """Of a device that is there, "cpu" or "cuda": all that a plan needs where each operator's time was measured."""
+    progress("measuring memory bandwidth")
+    memory = _copy_bytes_per_s(device, device, torch.get_num_threads())
+    progress("measuring the link")
+    link = _copy_bytes_per_s(device, "cpu", threads=1)
+    return Transfers(
+        link_bytes_per_s=link,
+        memory_bytes_per_s=2 * memory,  # a copy reads each byte and writes it
+        memory_bytes=_memory_bytes(device),
     )
 
 

@@ -10,6 +10,7 @@ device is at hand, measure.measure_profile replaces the assumptions by measureme
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -92,6 +93,15 @@ class Profile(_Strict):
     efficiency: Efficiency
     source: Text
     network: Network | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """What copies get on a device, and its memory: a part of its profile, with efficiency in it."""
+
+    link_bytes_per_s: int  # device to host, one direction
+    memory_bytes_per_s: int
+    memory_bytes: int
 
 
 def load_profile(name_or_path: str) -> Profile:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from nursery import start
 from ports import free_port
 
 TRAINER = Path(__file__).parent / "rank_to_kill.py"
@@ -23,7 +22,7 @@ class Job:
 
     def __init__(self, size: int, *arguments: object, script: Path = TRAINER) -> None:
         port = free_port()
-        command = [sys.executable, str(script), *map(str, arguments)]
+        command = (str(script), *map(str, arguments))
         meeting = {
             "MASTER_ADDR": "localhost",
             "MASTER_PORT": str(port),
@@ -31,14 +30,7 @@ class Job:
             "OMP_NUM_THREADS": "1",
         }
         self.ranks = {
-            rank: subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=os.environ | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                start_new_session=True,
-            )
+            rank: start(command, os.environ | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
             for rank in range(size)
         }
         self.said: dict[int, list[str]] = {rank: [] for rank in self.ranks}
