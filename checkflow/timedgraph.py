@@ -11,7 +11,7 @@ from checkflow import hardware, sources, trace
 from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
-from checkflow.hardware.measure import measure_transfers
+from checkflow.hardware.measure import measure_copies
 from checkflow.state.refused import check_training
 from checkflow.training import Training
 from checkflow.unlisted import lines_of
@@ -25,7 +25,7 @@ Model = str | Path | Graph | Training | Callable[..., Training]  # what MODEL ma
 @dataclass(frozen=True)
 class TimedGraph:
     graph: Graph
-    device: hardware.Profile | hardware.Transfers | None  # None: the graph was measured elsewhere
+    device: hardware.Profile | hardware.CopyRates | None  # None: the graph was measured elsewhere
     notes: tuple[str, ...]
     trace_s: float
 
@@ -35,7 +35,7 @@ class TimedGraph:
             return asked
         if self.device is None:
             raise InputError(f"--bandwidth: the link of {self.graph.device!r} is not known; give it, like 63GB/s")
-        if isinstance(self.device, hardware.Transfers):
+        if isinstance(self.device, hardware.CopyRates):
             return self.device.link_bytes_per_s
         return hardware.link_bytes_per_s(self.device, self.graph.world_size)
 
@@ -112,8 +112,8 @@ def _as_recorded(
 
 def _measured(graph: Graph, notes: tuple[str, ...], started: float, progress: Callable[[str], None]) -> TimedGraph:
     """Its operators' times are what they took here."""
-    transfers = measure_transfers(graph.traced_on, progress)
-    return TimedGraph(graph, transfers, (*notes, *_unlisted(graph)), time.perf_counter() - started)
+    copies = measure_copies(graph.traced_on, progress)
+    return TimedGraph(graph, copies, (*notes, *_unlisted(graph)), time.perf_counter() - started)
 
 
 def _as_read(graph: Graph, device: str | None, started: float) -> TimedGraph:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-_KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "nursery.py")
+_KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 def runs(pid: int) -> bool:
@@ -34,7 +34,7 @@ def descriptors(pid: int) -> set[str]:
 
 
 def children(pid: int | None = None) -> set[int]:
-    """Those of a process, or of this one, that run; but for those that are started once and kept."""
+    """Those of a process, or of this one, that run; but for those that multiprocessing starts once and keeps."""
     found: set[int] = set()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{os.getpid() if pid is None else pid}/task").iterdir():

@@ -7,34 +7,70 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 import threading
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import torch
+
 HANGS_S = 300.0  # what has not ended by then never will
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "checkflow.checkpointing.attach"])
+CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "checkflow.checkpointing.attach"])
 
 
 class Program:
-    """One that runs; what it writes to standard error goes to a file."""
+    """One that runs; what it writes to standard error goes to a file, or can be read.
 
-    def __init__(self, text: str, *arguments: str, stderr: Path) -> None:
-        ours, theirs = CONTEXT.Pipe(duplex=False)
+    `session`: in one of its own, as what another machine or a terminal starts. `environment`: beside this process's.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *arguments: str,
+        stderr: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        session: bool = False,
+    ) -> None:
         self._stderr = stderr
-        self._process = CONTEXT.Process(target=_run, args=(text, arguments, dict(os.environ), theirs, stderr))
+        pipes = [CONTEXT.Pipe(duplex=False) for _ in range(1 if stderr else 2)]
+        given = dict(os.environ) | dict(environment or {})
+        self._process = CONTEXT.Process(
+            target=_run, args=(text, arguments, given, [theirs for _, theirs in pipes], stderr, session)
+        )
         self._process.start()
-        theirs.close()
-        self.stdout = os.fdopen(os.dup(ours.fileno()))
-        ours.close()
+        streams = []
+        for ours, theirs in pipes:
+            theirs.close()
+            streams.append(os.fdopen(os.dup(ours.fileno())))
+            ours.close()
+        self.stdout, self.stderr = streams[0], streams[-1]
         self._watch = threading.Timer(HANGS_S, self._process.kill)
         self._watch.start()
 
-    def send_signal(self, number: signal.Signals) -> None:
+    @property
+    def pid(self) -> int:
         assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        return self._process.pid
+
+    def send_signal(self, number: int) -> None:
+        """Nothing where it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout_s: float) -> int:
+        """The same once it has ended."""
+        self._process.join(timeout_s)
+        code = self._process.exitcode
+        assert code is not None, "it runs on"
+        self._watch.cancel()
+        return code
 
     def until(self, said: str) -> None:
         """Until it says this line."""
@@ -55,16 +91,30 @@ class Program:
         return code, rest
 
     def complaint(self) -> str:
-        """What it wrote to standard error."""
+        """What it wrote to its file for standard error."""
+        assert self._stderr is not None
         return self._stderr.read_text()
 
 
-def _run(text: str, arguments: tuple[str, ...], environment: dict[str, str], stdout: Connection, stderr: Path) -> None:
-    os.dup2(stdout.fileno(), 1)
-    stdout.close()
-    with stderr.open("a") as file:
-        os.dup2(file.fileno(), 2)
+def _run(
+    text: str,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    outputs: list[Connection],
+    stderr: Path | None,
+    session: bool,
+) -> None:
+    if session:
+        os.setsid()
+    for number, output in enumerate(outputs, 1):
+        os.dup2(output.fileno(), number)
+        output.close()
+    if stderr is not None:
+        with stderr.open("a") as file:
+            os.dup2(file.fileno(), 2)
     os.environ.clear()
     os.environ.update(environment)
+    if "OMP_NUM_THREADS" in environment:  # which torch has read already
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     sys.argv = ["program", *arguments]
     exec(compile(text, "program", "exec"), {"__name__": "__main__"})

@@ -9,7 +9,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 from checkflow.errors import InputError
-from checkflow.hardware.profile import Efficiency, PeakFlops, Profile, Transfers
+from checkflow.hardware.profile import CopyRates, Efficiency, PeakFlops, Profile
 
 COPY_BYTES = 256 * 2**20  # past the caches
 LARGEST_SIDE = 8192  # of the matrices, if the device is fast enough
@@ -33,7 +33,7 @@ def measure_profile(name: str, device: str = "cpu", progress: Callable[[str], No
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         progress(f"measuring matrix products in {str(dtype).removeprefix('torch.')}")
         peak[dtype] = _product_flops_per_s(device, dtype)
-    transfers = measure_transfers(device, progress)
+    copies = measure_copies(device, progress)
     progress("measuring launch latency")
     latency = _launch_latency_ns(device)
     return Profile(
@@ -45,22 +45,22 @@ def measure_profile(name: str, device: str = "cpu", progress: Callable[[str], No
             bfloat16=peak[torch.bfloat16],
             float64=peak[torch.float64],
         ),
-        memory_bandwidth_bytes_per_s=transfers.memory_bytes_per_s,
-        memory_bytes=transfers.memory_bytes,
+        memory_bandwidth_bytes_per_s=copies.memory_bytes_per_s,
+        memory_bytes=copies.memory_bytes,
         launch_latency_ns=latency,
-        link_bandwidth_bytes_per_s=transfers.link_bytes_per_s,
+        link_bandwidth_bytes_per_s=copies.link_bytes_per_s,
         efficiency=Efficiency(compute=1.0, memory=1.0, link=1.0),
         source=f"measured by checkflow profile with PyTorch {torch.__version__}",
     )
 
 
-def measure_transfers(device: str, progress: Callable[[str], None]) -> Transfers:
+def measure_copies(device: str, progress: Callable[[str], None]) -> CopyRates:
     """Of a device that is there, "cpu" or "cuda": all that a plan needs where each operator's time was measured."""
     progress("measuring memory bandwidth")
     memory = _copy_bytes_per_s(device, device, torch.get_num_threads())
     progress("measuring the link")
     link = _copy_bytes_per_s(device, "cpu", threads=1)
-    return Transfers(
+    return CopyRates(
         link_bytes_per_s=link,
         memory_bytes_per_s=2 * memory,  # a copy reads each byte and writes it
         memory_bytes=_memory_bytes(device),

@@ -96,7 +96,7 @@ class Profile(_Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfers:
+class CopyRates:
     """What copies get on a device, and its memory: a part of its profile, with efficiency in it."""
 
     link_bytes_per_s: int  # device to host, one direction

@@ -5,7 +5,7 @@ from __future__ import annotations
 from checkflow.errors import InputError
 from checkflow.graph import Graph, Op
 from checkflow.hardware.network import collective_ns, overlapped
-from checkflow.hardware.profile import NAMES, Network, Profile, Transfers, load_profile
+from checkflow.hardware.profile import NAMES, CopyRates, Network, Profile, load_profile
 
 
 def operator_time_ns(op: Op, profile: Profile) -> int:
@@ -60,9 +60,9 @@ def _network(profile: Profile) -> Network:
     return profile.network
 
 
-def copy_ns(size_bytes: int, device: Profile | Transfers) -> int:
+def copy_ns(size_bytes: int, device: Profile | CopyRates) -> int:
     """What a copy within the device's memory takes: each byte is read and written."""
-    if isinstance(device, Transfers):
+    if isinstance(device, CopyRates):
         return round(2e9 * size_bytes / device.memory_bytes_per_s)
     return round(2e9 * size_bytes / (device.memory_bandwidth_bytes_per_s * device.efficiency.memory))
 

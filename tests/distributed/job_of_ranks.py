@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from nursery import start
 from ports import free_port
+from programs import Program
 
 TRAINER = Path(__file__).parent / "rank_to_kill.py"
 LONGEST_S = 120.0
@@ -22,7 +21,6 @@ class Job:
 
     def __init__(self, size: int, *arguments: object, script: Path = TRAINER) -> None:
         port = free_port()
-        command = (str(script), *map(str, arguments))
         meeting = {
             "MASTER_ADDR": "localhost",
             "MASTER_PORT": str(port),
@@ -30,7 +28,12 @@ class Job:
             "OMP_NUM_THREADS": "1",
         }
         self.ranks = {
-            rank: start(command, os.environ | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            rank: Program(
+                script.read_text(),
+                *map(str, arguments),
+                environment=meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                session=True,
+            )
             for rank in range(size)
         }
         self.said: dict[int, list[str]] = {rank: [] for rank in self.ranks}
@@ -50,9 +53,8 @@ class Job:
         self.kill()
         self.wait()
         for process in self.ranks.values():
-            for stream in (process.stdout, process.stderr):
-                assert stream is not None
-                stream.close()
+            process.stdout.close()
+            process.stderr.close()
 
     def numbers(self, rank: int, word: str) -> set[int]:
         """What it said behind a word."""
@@ -95,8 +97,7 @@ class Job:
         return {rank: (int(words[1]), words[2]) for rank, words in last.items()}
 
 
-def _listen(stream: Iterable[str] | None, lines: list[str]) -> None:
-    assert stream is not None
+def _listen(stream: Iterable[str], lines: list[str]) -> None:
     for line in stream:
         if line.endswith("\n"):  # one that a kill cut is none
             lines.append(line.rstrip("\n"))
