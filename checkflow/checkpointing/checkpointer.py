@@ -315,10 +315,10 @@ class Checkpointer:
                 self._save_last()
         finally:
             with contextlib.ExitStack() as last:
+                if (behind := self._behind) is not None:  # last: ranks need not wait for each other's uploads
+                    last.callback(lambda: behind.close(DURABLE_DEADLINE_S if complete else 0.0))
                 if (together := self._together) is not None:  # which is complete only where nothing went wrong
                     last.push(lambda kind, *_: together.close(complete=complete and kind is None))
-                if (behind := self._behind) is not None:
-                    last.callback(lambda: behind.close(DURABLE_DEADLINE_S if complete else 0.0))
                 last.callback(lambda: self._handle.close(DURABLE_DEADLINE_S))
                 self._engine.close()
 
