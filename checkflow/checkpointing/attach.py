@@ -269,10 +269,10 @@ def attach(
                 if objects_behind is not None:
                     hearers = Hearers(warn, tell)
                     if together is None:
-                        behind = BehindOne(objects_behind, handle, hearers, start_over=start_over)
+                        behind = BehindOne(objects_behind, handle.path, hearers, start_over=start_over)
                         behind.start(handle, retention, retry_s)
                     else:
-                        behind = together.put_behind(objects_behind, handle, hearers, start_over=start_over)
+                        behind = together.put_behind(objects_behind, handle.path, hearers, start_over=start_over)
                         behind.start(handle, retention, retry_s, together.agreement)
                     undo.callback(behind.close, 0.0)
                 engine = Engine(training, objects, fitting, handle, open_store, settings, Path(store), inside, warn)

@@ -18,7 +18,6 @@ from checkflow.store.format.manifest import KEPT
 from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.format.writer import PRUNED
 from checkflow.store.trainer.bucket_process import BucketProcess
-from checkflow.store.trainer.handle import StoreHandle
 from checkflow.units import format_bytes
 
 
@@ -36,11 +35,11 @@ class Behind:
     `iterations`: of the checkpoints at `url` when it was asked at attach, newest first.
     """
 
-    def __init__(self, objects: Objects, handle: StoreHandle, hearers: Hearers) -> None:
+    def __init__(self, objects: Objects, store: Path, hearers: Hearers) -> None:
         self.url = objects.url
         self.iterations: list[int] = []
         self._objects = objects
-        self._store = handle.path
+        self._store = store
         self._hearers = hearers
         self._process: BucketProcess | None = None
         self._next_poll_s = 0.0  # time.monotonic
@@ -53,11 +52,12 @@ class Behind:
             self._process.poll()
 
     def keep(self, iteration: int) -> None:
-        """The newest checkpoint, of this iteration, was marked as retained for good, on every rank."""
+        """The newest checkpoint, of this iteration, was marked as retained for good. The disk tells that to an uploader
+        of one process."""
 
-    def wait_for(self, iteration: int | None, deadline: float) -> bool:
-        """Whether the bucket has it, the newest on disk, by then (of time.monotonic)."""
-        return self._process is not None and self._process.wait_for(iteration, deadline)
+    def wait(self, deadline: float) -> bool:
+        """Whether the bucket has what is newest on disk by then (of time.monotonic)."""
+        return self._process is not None and self._process.wait(deadline)
 
     def close(self, deadline_s: float) -> None:
         """Wait so long until the bucket has what is newest on disk; the uploader then goes on by itself."""
@@ -91,7 +91,7 @@ class Behind:
 
     def _unread(self, objects: Objects, name: str, error: BucketError) -> StoreError:
         return StoreError(
-            f"{objects.url}: {name} is newer than what {self._store} has, and cannot be read ({error}); "
+            f"{objects.url}: {name} is what {self._store} lacks, and cannot be read ({error}); "
             "try again, or attach without bucket= to go on from the disk"
         )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
+from pathlib import Path
 
 from checkflow.checkpointing.behind import Behind, Hearers
-from checkflow.errors import CorruptStoreError
+from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.store.both.config import BucketConfig
-from checkflow.store.bucket.names import BucketContents, iteration_of, read_manifest
+from checkflow.store.bucket.names import BucketContents, has_ranks, iteration_of, read_manifest
 from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.manifest import Manifest
 from checkflow.store.format.reader import Checkpoint, list_checkpoints
@@ -18,15 +20,15 @@ from checkflow.store.trainer.handle import StoreHandle
 class BehindOne(Behind):
     """See the module."""
 
-    def __init__(self, objects: Objects, handle: StoreHandle, hearers: Hearers, *, start_over: bool) -> None:
+    def __init__(self, objects: Objects, store: Path, hearers: Hearers, *, start_over: bool) -> None:
         """Ask it, and with `start_over` retain for good what is newest in it.
 
         Raises InputError where it refuses, StoreError where it is out and nobody can know what is to be resumed.
         """
-        super().__init__(objects, handle, hearers)
+        super().__init__(objects, store, hearers)
         sizes = self._asked(may_be_out=not start_over)
         if sizes is not None:
-            contents = BucketContents.of(sizes)
+            contents = self._of_one(sizes)
             self.iterations = [iteration_of(name) for name in contents.newest_first]
             if start_over:
                 self._keep_newest(contents)
@@ -45,7 +47,7 @@ class BehindOne(Behind):
         sizes = self._asked(may_be_out=True)
         if sizes is None:
             return False
-        contents = BucketContents.of(sizes)
+        contents = self._of_one(sizes)
         for name in contents.newest_first:
             if iteration not in (None, iteration_of(name)):
                 continue
@@ -73,6 +75,12 @@ class BehindOne(Behind):
         """Of the checkpoints on disk whose manifest is sound."""
         found = (each.manifest for each in list_checkpoints(self._store) if isinstance(each, Checkpoint))
         return next((each for each in found if iteration in (None, each.iteration)), None)
+
+    def _of_one(self, sizes: Mapping[str, int]) -> BucketContents:
+        """Raises StoreError for what several processes left, which was not to be seen when it was asked for that."""
+        if has_ranks(sizes):
+            raise StoreError(f"bucket: {self.url} has checkpoints of several processes, and did not say so; try again")
+        return BucketContents.of(sizes)
 
     def _keep_newest(self, contents: BucketContents) -> None:
         for name in contents.newest_first:

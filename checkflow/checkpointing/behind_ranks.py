@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from checkflow.checkpointing.behind import Behind, Hearers
 from checkflow.checkpointing.turns import Turns
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.marks import Mark
-from checkflow.distributed.parts import marks_in
+from checkflow.distributed.parts import all_in, marks_in
 from checkflow.distributed.stored import mark_of
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.store.both.config import BucketConfig
@@ -44,11 +44,11 @@ class BehindRanks(Behind):
     """See the module. `rank`: this one; `root`: the directory of all of them."""
 
     def __init__(
-        self, objects: Objects, handle: StoreHandle, hearers: Hearers, rank: Rank, root: Path, *, start_over: bool
+        self, objects: Objects, store: Path, hearers: Hearers, rank: Rank, root: Path, *, start_over: bool
     ) -> None:
         """Ask it. Raises InputError where it refuses, StoreError where it is out and nobody can know what is to be
         resumed."""
-        super().__init__(objects, handle, hearers)
+        super().__init__(objects, store, hearers)
         self._rank = rank
         self._root = root
         self._turns: Turns | None = None
@@ -61,9 +61,10 @@ class BehindRanks(Behind):
 
     def start(self, handle: StoreHandle, retention: Retention, retry_s: float, agreement: Agreement) -> None:
         """What every rank has verified from now on is uploaded. Raises StoreError where no process can be started."""
-        config = BucketConfig(self._store, self._objects_of(self._rank).url, retention, retry_s, grouped=True)
+        one_more = replace(retention, last=retention.last + 1)  # a part may be there of what not all have
+        config = BucketConfig(self._store, self._objects_of(self._rank).url, one_more, retry_s, grouped=True)
         self._process = handle.start_uploader(config)
-        self._turns = Turns(agreement, self._process)
+        self._turns = Turns(agreement, self._process, lambda line: self._hearers.notify(f"{self.url}: {line}"))
 
     def poll(self) -> None:
         """See Behind."""
@@ -85,8 +86,8 @@ class BehindRanks(Behind):
 
     @property
     def had_one(self) -> bool:
-        """Whether every rank once had its part of a checkpoint there."""
-        return any(
+        """Whether every rank once had its part of a checkpoint there, as far as is known."""
+        return not self._is_known or any(
             contents.was_whole or (rank == (0, 1) and contents.checkpoints) for rank, contents in self._contents.items()
         )
 
@@ -114,7 +115,12 @@ class BehindRanks(Behind):
 
     def lacks(self, mark: Mark, ranks: Iterable[Rank]) -> list[Rank]:
         """Those whose parts are not to be seen on this rank's disks."""
-        return [rank for rank in ranks if mark not in marks_in(self._directory_of(rank))]
+        return [rank for rank in ranks if not self._sees(mark, rank)]
+
+    def _sees(self, mark: Mark, rank: Rank) -> bool:
+        if rank[1] == 1:  # whose records need not say whose part they are
+            return any(found.mark == mark for found in all_in(self._root) if found.size == 1)
+        return mark in marks_in(self._directory_of(rank))
 
     def keep_newest(self, marks: Iterable[Mark]) -> None:
         """Retain this rank's part of the first of them that is whole here. Raises StoreError."""

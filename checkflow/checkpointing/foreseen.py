@@ -5,22 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from checkflow.checkpointing.behind import Hearers
+from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.together import Together
 from checkflow.store.both.lock import StoreLock
+from checkflow.store.bucket.objects import Objects
 from checkflow.store.format.reader import Checkpoint, newest
 
 
-def foreseen(store: Path, peers_deadline_s: float, notify: Callable[[str], None]) -> Checkpoint | None:
+def foreseen(
+    store: Path, peers_deadline_s: float, notify: Callable[[str], None], bucket: str | None = None
+) -> Checkpoint | None:
     """The newest checkpoint that verifies, of several ranks one that does on each and this one's part of it.
 
-    None where there has been none. Of a training in several processes each calls it. Waits for a saver whose trainer
-    was killed: it may still be writing what is the newest. Raises as `Checkpointer.restore` does.
+    What is newer in the bucket behind the store is on disk then. None where there has been none. Of a training in
+    several processes each calls it. Waits for a saver whose trainer was killed: it may still be writing what is the
+    newest. Raises as `Checkpointer.restore` does.
     """
-    together = Together.here(store, peers_deadline_s, notify)
+    objects, hearers = None if bucket is None else Objects.open(bucket), Hearers(notify, notify)
+    together = Together.here(store, peers_deadline_s, notify, objects)
     if together is None:
-        return newest(store).checkpoint if _is_free(store, notify) else None
+        is_there = _is_free(store, notify)
+        if objects is not None:
+            store.mkdir(parents=True, exist_ok=True)
+            behind = BehindOne(objects, store, hearers, start_over=False)
+            is_there = behind.bring(None, behind.newest_here(None)) or is_there
+        return newest(store).checkpoint if is_there else None
     with together.group.telling():
         _is_free(together.store, notify)
+        if objects is not None:
+            together.store.mkdir(parents=True, exist_ok=True)
+            together.put_behind(objects, together.store, hearers, start_over=False)
         return together.foreseen()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.distributed.parts import Complete, RankPart
 from checkflow.store.format.reader import Checkpoint
 
-_UNKNOWN_ATTEMPTS = 10**6  # more than a bucket that does not answer can have
+_ROOM = 10**6  # attempts: of two lives of a training that do not see each other's both begin one
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +36,32 @@ class Exchanged:
     others: Sequence[Sequence[Mark]]
     stored: tuple[frozenset[Mark], ...]
     stored_others: Mapping[Mark, int]
-    known: Sequence[Collection[Mark]]  # all marks that there are, or may be
+    known: Sequence[Collection[Mark]]  # all marks that there are, and one that leaves a room before the next attempt
 
 
 def exchange(group: Group, kept: Kept, stock: Stock) -> Exchanged:
-    """Tell the other ranks what this one knows, and hear what they do. Raises PeerError."""
+    """Tell the other ranks what this one knows, and hear what they do. Raises PeerError.
+
+    Nobody sees an attempt of which nothing is written yet, or whose machines are not here: its number has to be another
+    one than this, or parts of both could make one checkpoint. So numbers are left out, as many as a draw says, and a
+    million more where a bucket did not say what it has.
+    """
     stored = [[*rank, list(marks)] for rank, marks in stock.parts.items()]
-    said = group.gather("attach() or restore()", [list(kept.mine), list(kept.others), stored, stock.is_known])
+    room = secrets.randbelow(_ROOM) if stock.is_known else _ROOM + secrets.randbelow(_ROOM)
+    said = group.gather("attach() or restore()", [list(kept.mine), list(kept.others), stored, room])
     own: list[list[Mark]] = []
     others: list[list[Mark]] = []
     in_bucket: dict[Rank, frozenset[Mark]] = {}
-    all_known = True
+    most = 0
     for each in said:
         assert isinstance(each, list)
-        mine, seen, theirs, is_known = each
+        mine, seen, theirs, room = each
         own.append(marks_of(mine))
         others.append(marks_of(seen))
         in_bucket |= {(rank, size): frozenset(marks_of(marks)) for rank, size, marks in theirs}
-        all_known = all_known and bool(is_known)
+        most = max(most, int(room))
     known: list[Collection[Mark]] = [*own, *others, *in_bucket.values()]
-    if not all_known:  # what it has may be of later attempts
-        known.append([Mark(next_attempt(known) + _UNKNOWN_ATTEMPTS, 0)])
+    known.append([Mark(next_attempt(known) + most, 0)])
     stored_of = tuple(in_bucket.get((rank, group.size), frozenset()) for rank in range(group.size))
     return Exchanged(own, others, stored_of, _whole_of(in_bucket, but=group.size), known)
 

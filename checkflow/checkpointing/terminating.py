@@ -61,5 +61,5 @@ def _make_durable(
         staged = executor.drain(left_s())
         if not (handle.drain(left_s()) and staged) or executor.behind:
             notify(f"{store}: SIGTERM: the last iteration is not durable at the deadline")
-        elif behind is not None and not behind.wait_for(handle.status().durable_iteration, deadline):
+        elif behind is not None and not behind.wait(deadline):
             notify(f"{store}: SIGTERM: the last iteration is on disk, and not in the bucket yet")

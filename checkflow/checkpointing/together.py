@@ -22,7 +22,7 @@ from checkflow.division import Division
 from checkflow.jsonfile import digest_of
 from checkflow.state.divided import sizes_alike
 from checkflow.state.host.objects import Member
-from checkflow.store.bucket.names import by_rank
+from checkflow.store.bucket.names import has_ranks
 from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.ranks import COPIES, WHOLE, directory_of
 from checkflow.store.format.reader import Checkpoint, checkpoint_names
@@ -54,7 +54,7 @@ class Together:
         `tell`: called in another thread, with what a person should know while training stands still.
         """
         group = Group.here(deadline_s)
-        if group is None and (directories_in(root, but=1) or (bucket is not None and _has_ranks(bucket))):
+        if group is None and (directories_in(root, but=1) or marks_in(root) or (bucket and _has_ranks(bucket))):
             group = Group.alone()
         return None if group is None else cls(group, root, tell)
 
@@ -94,10 +94,10 @@ class Together:
         self._stored = common(said.stored)
         return found
 
-    def put_behind(self, objects: Objects, handle: StoreHandle, hearers: Hearers, *, start_over: bool) -> BehindRanks:
+    def put_behind(self, objects: Objects, store: Path, hearers: Hearers, *, start_over: bool) -> BehindRanks:
         """A bucket, in which each rank has its own parts. Raises InputError, StoreError."""
         rank = (self.group.rank, self.group.size)
-        self._seeking.behind = BehindRanks(objects, handle, hearers, rank, self.root, start_over=start_over)
+        self._seeking.behind = BehindRanks(objects, store, hearers, rank, self.root, start_over=start_over)
         return self._seeking.behind
 
     def keep_stored(self) -> None:
@@ -155,8 +155,8 @@ class Together:
 
 
 def _has_ranks(bucket: Objects) -> bool:
-    """Whether several processes have uploaded to it; not where it does not answer, which is told later."""
+    """Not where it does not answer: BehindOne asks once more, and refuses ranks."""
     try:
-        return len(by_rank(bucket.sizes())) > 1
+        return has_ranks(bucket.sizes())
     except BucketError:
         return False

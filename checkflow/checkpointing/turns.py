@@ -2,15 +2,18 @@
 
     each rank:            says that it is free, once it is and every rank has verified one that is newer
     the last to say so:   chooses: the oldest that is to be kept, or else the newest
-    each rank:            uploads its part, and says that the bucket has it; or that it cannot, and is free again
+    each rank:            uploads its part, and says that the bucket has it; or that it cannot; and is free again
     once all have it:     each rank removes what is older there than retention holds
+    once one cannot:      the others remove their parts of it
 
-So no rank is ever ahead by more than one upload, and the bucket always has one of which it has every part.
+So no rank is ever ahead by more than one upload, and from the first turn on that all come through the bucket has one of
+which it has every part.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from checkflow.distributed.agreement import Agreement
@@ -25,18 +28,20 @@ _LATEST = 100  # that every rank has verified, of which older ones are on no dis
 class Turns:
     """Of one rank. `poll` is called by the thread that trains; what ranks agree on comes in another one."""
 
-    def __init__(self, agreement: Agreement, process: BucketProcess) -> None:
+    def __init__(self, agreement: Agreement, process: BucketProcess, notify: Callable[[str], None]) -> None:
         self._agreement = agreement
         self._process = process
+        self._notify = notify
         self._number = 0  # of turns that this rank came to
         self._is_free = True
+        self._is_over = False  # there will be no more turns
         self._uploading: Mark | None = None
         self._last = Mark(0, 0)  # that was chosen
         self._serials: dict[Mark, int] = {}  # on this disk, of what every rank has verified; oldest first
         self._kept: set[Mark] = set()
         self._verified: deque[tuple[Mark, int]] = deque()  # told by the other thread, as are these two
-        self._chosen: deque[Mark] = deque()
-        self._there: deque[Mark] = deque()
+        self._chosen: deque[Mark | None] = deque()
+        self._ruled: deque[tuple[Mark, bool]] = deque()  # whether the bucket has every rank's part
         agreement.on_whole = lambda mark, serial: self._verified.append((mark, serial))
 
     def keep(self, iteration: int) -> None:
@@ -50,22 +55,50 @@ class Turns:
             self._serials[mark] = serial
             if len(self._serials) > _LATEST:
                 del self._serials[next(iter(self._serials))]
-        while self._there:
-            if (known := self._serials.get(self._there.popleft())) is not None:
-                self._process.may_prune(known)
+        while self._ruled:
+            mark, is_whole = self._ruled.popleft()
+            if (known := self._serials.get(mark)) is not None:
+                self._process.settle(known, is_whole=is_whole)
         while self._process.done:
-            if isinstance(self._process.done.popleft(), UploadedReport) and (done := self._uploading) is not None:
-                self._agreement.all_say("uploaded", str(done), partial(self._there.append, done))
-            self._uploading, self._is_free = None, True
-        while self._chosen and max(self._serials, default=Mark(0, 0)) >= self._chosen[0]:  # else it is yet to be told
-            self._last = self._uploading = self._chosen.popleft()
-            self._kept = {mark for mark in self._kept if mark > self._last}
-            self._process.upload(self._serials.get(self._last, _ON_NO_DISK))
-        newer = sorted(mark for mark in self._serials if mark > self._last)
-        if self._is_free and newer:
+            self._ends(is_there=isinstance(self._process.done.popleft(), UploadedReport))
+        if not self._is_over:
+            self._go_on()
+
+    def _ends(self, *, is_there: bool) -> None:
+        if (mark := self._uploading) is None:
+            return
+        if is_there:
+            self._agreement.choose("uploaded", str(mark), lambda: "", partial(self._hear, mark))
+        else:
+            self._agreement.give_up("uploaded", str(mark))
+        self._uploading, self._is_free = None, True
+
+    def _hear(self, mark: Mark, ruling: str | None) -> None:
+        self._ruled.append((mark, ruling is not None))
+
+    def _go_on(self) -> None:
+        if self._process.is_over:  # which it has said itself
+            self._is_over = True
+            self._agreement.give_up("uploads", f"{self._number + 1}")
+            return
+        if self._chosen and self._is_known(self._chosen[0]):
+            chosen = self._chosen.popleft()
+            if chosen is None:
+                self._is_over = True
+                self._notify("another rank uploads no more, so that no newer checkpoint will be whole in the bucket")
+                return
+            self._last = self._uploading = chosen
+            self._kept = {mark for mark in self._kept if mark > chosen}
+            self._process.upload(self._serials.get(chosen, _ON_NO_DISK))
+        if self._is_free and (newer := sorted(mark for mark in self._serials if mark > self._last)):
             self._number, self._is_free = self._number + 1, False
             wanted = next((mark for mark in newer if mark in self._kept), newer[-1])
             self._agreement.choose("uploads", f"{self._number}", lambda: str(wanted), self._choose)
 
-    def _choose(self, name: str) -> None:
-        self._chosen.append(Mark.parse(name))
+    def _is_known(self, chosen: Mark | None) -> bool:
+        """Else it is yet to be told that all have verified it, which is never told of what too many others overtook."""
+        newer = sum(mark > chosen for mark in self._serials) if chosen is not None else 0
+        return chosen is None or chosen in self._serials or newer >= _LATEST // 2
+
+    def _choose(self, name: str | None) -> None:
+        self._chosen.append(None if name is None else Mark.parse(name))

@@ -15,7 +15,7 @@ from checkflow.about import About, about_in
 from checkflow.cli import _console
 from checkflow.cli._options import json_option
 from checkflow.errors import EXIT_DONE, CorruptStoreError, StoreError
-from checkflow.store.bucket.names import BucketContents, by_rank, iteration_of, read_manifest
+from checkflow.store.bucket.names import BucketContents, by_rank, has_ranks, iteration_of, read_manifest
 from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.manifest import RECORD, Manifest
 from checkflow.store.format.ranks import directory_of, ranks_in
@@ -136,7 +136,7 @@ def _of_bucket(url: str, *, as_json: bool) -> int:
     objects = Objects.open(url)
     try:
         sizes = objects.sizes()
-        if len(by_rank(sizes)) > 1:
+        if has_ranks(sizes):
             return _tell_parts(url, _parts_in(objects, sizes), as_json=as_json)
         contents = BucketContents.of(sizes)
         found = [(name, _manifest(objects, name, contents)) for name in contents.newest_first]

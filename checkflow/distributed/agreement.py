@@ -24,6 +24,8 @@ from checkflow.distributed.pulse import Pulse
 from checkflow.errors import PeerError
 
 _PAUSE_S = (0.001, 0.02)  # between looks, at first and at most
+_SLOW = ("uploads", "uploaded")  # kinds of matters for which ranks take minutes
+_SLOW_S = 0.5  # between looks at those
 _KEPT = 64  # of a kind, names that stay in the store after their time, so that every rank has seen their ruling
 _CLOSE_S = 30.0  # for a store that does not answer
 _YES, _RULED, _VOID = "yes", "ruled ", "void"
@@ -63,6 +65,7 @@ class Agreement:
         self._waiting: dict[str, list[_Matter]] = {}  # by kind
         self._past: dict[str, deque[str]] = {}
         self._trouble: str | None = None
+        self._next_slow_s = 0.0  # time.monotonic
         self._is_late = False  # some rank is, and that was told
         self._thread: threading.Thread | None = None  # until there is something to say
         self._starting = threading.Lock()
@@ -91,19 +94,23 @@ class Agreement:
         """See there."""
         mark = Mark(attempt, iteration)
 
-        def all_have() -> None:
-            self.on_whole(mark, serial)
-            agreed()
+        def all_have(ruling: str | None) -> None:
+            if ruling is not None:
+                self.on_whole(mark, serial)
+                agreed()
 
-        self.all_say("verified", str(mark), all_have)
+        self.choose("verified", str(mark), lambda: "", all_have)
 
-    def all_say(self, kind: str, name: str, agreed: Callable[[], None]) -> None:
-        """This rank has done so with what is called that; `agreed` is called, in the thread, once every rank has."""
-        self.choose(kind, name, lambda: "", lambda _: agreed())
+    def choose(self, kind: str, name: str, rules: Callable[[], str], agreed: Callable[[str | None], None]) -> None:
+        """This rank is ready for it; the last one that is rules, and all are called with that, in the thread.
 
-    def choose(self, kind: str, name: str, rules: Callable[[], str], agreed: Callable[[str], None]) -> None:
-        """This rank is ready for it; the last one that is rules, and all are called with that, in the thread."""
-        self._put(_Matter(kind, name, rules, lambda ruling: None if ruling is None else agreed(ruling)))
+        With None where some rank never will be.
+        """
+        self._put(_Matter(kind, name, rules, agreed))
+
+    def give_up(self, kind: str, name: str) -> None:
+        """This rank will never be ready for it."""
+        self._put(_Void(kind, name))
 
     def trouble(self) -> str | None:
         """See there."""
@@ -128,8 +135,7 @@ class Agreement:
         try:
             while True:
                 try:
-                    waits = any(self._waiting.values())
-                    matter = self._said.get(timeout=pause_s if waits else self._pulse.pause_s)
+                    matter = self._said.get(timeout=self._pause_s(pause_s))
                     if matter is None:
                         return
                     self._pulse.moves()
@@ -162,9 +168,18 @@ class Agreement:
                 values.delete_key(name)
                 values.delete_key(_ruling(name))
 
+    def _pause_s(self, pause_s: float) -> float:
+        """Uploads take their time, and nothing waits for them."""
+        if any(waiting for kind, waiting in self._waiting.items() if kind not in _SLOW):
+            return pause_s
+        return _SLOW_S if any(self._waiting.values()) else self._pulse.pause_s
+
     def _hear(self) -> None:
+        is_slow_too = time.monotonic() >= self._next_slow_s
+        if is_slow_too:
+            self._next_slow_s = time.monotonic() + _SLOW_S
         for kind, waiting in self._waiting.items():
-            for matter in tuple(waiting):
+            for matter in tuple(waiting) if is_slow_too or kind not in _SLOW else ():
                 name = _ruling(f"{kind}/{matter.name}")
                 with reached():
                     ruling = self._group.more.get(name).decode() if self._group.more.check([name]) else None

@@ -99,7 +99,9 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
     def find(self, folder: Path) -> str | None:
         """The newest checkpoint that verifies, as a folder with what Trainer reads before it has an optimizer."""
         options = self._options
-        found = foreseen(self.store, options.get("peers_deadline_s", DEADLINE_S), options.get("notify", warnings.warn))
+        notify, deadline_s = options.get("notify", warnings.warn), options.get("peers_deadline_s", DEADLINE_S)
+        bucket = None if options.get("start_over") else options.get("bucket")
+        found = foreseen(self.store, deadline_s, notify, bucket)
         self._asked = True
         if found is None or options.get("start_over"):
             if self._only_export:

@@ -196,7 +196,7 @@ def test_a_damaged_object_is_refused_and_an_older_checkpoint_taken(
     with Life(tmp_path / "one", server.url, persist_every=PersistEvery(seconds=3600)) as life:
         life.train(1)
         life.ckpt.save(keep=False)
-        assert life.ckpt._behind is not None and life.ckpt._behind.wait_for(1, time.monotonic() + 60)
+        assert life.ckpt._behind is not None and life.ckpt._behind.wait(time.monotonic() + 60)
         life.train(3)
     new, old = server.names()
     damage(server, new, file)

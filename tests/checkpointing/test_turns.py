@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 from hypothesis import given
@@ -20,18 +21,24 @@ from checkflow.store.trainer.bucket_process import BucketProcess
 
 @dataclass
 class Meeting:
-    """Where ranks count themselves; what each is still to hear, in any order."""
+    """Where ranks count themselves, or give up; what each is still to hear, in any order."""
 
     size: int
-    counted: dict[str, int] = field(default_factory=dict)
-    called: dict[str, list[tuple[int, Callable[[str], None]]]] = field(default_factory=dict)
+    called: dict[str, list[tuple[int, Callable[[str | None], None]]]] = field(default_factory=dict)
+    ruled: dict[str, str | None] = field(default_factory=dict)
     to_hear: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
 
-    def count(self, rank: int, name: str, rules: Callable[[], str], agreed: Callable[[str], None]) -> None:
+    def count(self, rank: int, name: str, rules: Callable[[], str], agreed: Callable[[str | None], None]) -> None:
         self.called.setdefault(name, []).append((rank, agreed))
-        if len(self.called[name]) == self.size:
-            ruling = rules()
-            self.to_hear += [(each, lambda told=told: told(ruling)) for each, told in self.called[name]]  # type: ignore[misc]
+        if name in self.ruled:
+            self.to_hear.append((rank, partial(agreed, self.ruled[name])))
+        elif len(self.called[name]) == self.size:
+            self.rule(name, rules())
+
+    def rule(self, name: str, ruling: str | None) -> None:
+        if name not in self.ruled:
+            self.ruled[name] = ruling
+            self.to_hear += [(rank, partial(agreed, ruling)) for rank, agreed in self.called.get(name, ())]
 
     def hear(self, number: int) -> None:
         self.to_hear.pop(number)[1]()
@@ -50,18 +57,21 @@ class Rank:
         self.begun: list[int] = []  # iterations that it was asked to upload
         self.there: set[int] = set()
         self.pruned_below: list[int] = []
+        self.dropped: set[int] = set()
+        self.is_over = False
+        self.told: list[str] = []
         self.done: deque[UploadedReport | PassedReport] = deque()
-        self.turns = Turns(cast("Agreement", self), cast("BucketProcess", self))
+        self.turns = Turns(cast("Agreement", self), cast("BucketProcess", self), self.told.append)
 
     def serial(self, iteration: int) -> int:
         return iteration * 10 + self.number
 
     # as its agreement
-    def all_say(self, kind: str, name: str, agreed: Callable[[], None]) -> None:
-        self.choose(kind, name, lambda: "", lambda _: agreed())
-
-    def choose(self, kind: str, name: str, rules: Callable[[], str], agreed: Callable[[str], None]) -> None:
+    def choose(self, kind: str, name: str, rules: Callable[[], str], agreed: Callable[[str | None], None]) -> None:
         self.meeting.count(self.number, f"{kind}/{name}", rules, agreed)
+
+    def give_up(self, kind: str, name: str) -> None:
+        self.meeting.rule(f"{kind}/{name}", None)
 
     # as its uploader
     def upload(self, serial: int) -> None:
@@ -69,14 +79,18 @@ class Rank:
         self.asked = serial
         self.begun.append(serial // 10)
 
-    def may_prune(self, serial: int) -> None:
-        self.pruned_below.append(serial // 10)
+    def settle(self, serial: int, *, is_whole: bool) -> None:
+        if is_whole:
+            self.pruned_below.append(serial // 10)
+        else:
+            self.dropped.add(serial // 10)
 
     # what happens to it
     def verify(self) -> None:
         self.verified += 1
         iteration = self.verified
-        self.all_say("verified", f"1/{iteration}", lambda: self.on_whole(Mark(1, iteration), self.serial(iteration)))
+        whole = Mark(1, iteration), self.serial(iteration)
+        self.choose("verified", f"1/{iteration}", lambda: "", lambda _: self.on_whole(*whole))
 
     def finish(self, *, is_there: bool) -> None:
         if (serial := self.asked) is None:
@@ -96,6 +110,7 @@ def check(ranks: list[Rank]) -> None:
         assert len(longest) - len(rank.begun) <= 1
         for iteration in rank.pruned_below:
             assert all(iteration in each.there for each in ranks)
+        assert not any(iteration in each.pruned_below for iteration in rank.dropped for each in ranks)
     assert longest == sorted(set(longest))
 
 
@@ -129,7 +144,11 @@ def test_ranks_upload_the_same_ones(seed: int, size: int, fails: bool) -> None:
             rank.finish(is_there=True)
         check(ranks)
     assert all(rank.begun[-1] == 12 for rank in ranks)
-    assert all(rank.there >= set(ranks[0].begun[-1:]) and rank.pruned_below[-1] == 12 for rank in ranks)
+    assert all(12 in rank.there and rank.pruned_below[-1] == 12 for rank in ranks)
+    for rank in ranks:  # what some rank has not is left with none
+        assert all(
+            iteration in rank.dropped or all(iteration in each.there for each in ranks) for iteration in rank.there
+        )
 
 
 @given(st.integers(2, 4))
@@ -148,3 +167,33 @@ def test_what_is_kept_is_not_overtaken(size: int) -> None:
             rank.turns.poll()
             rank.finish(is_there=True)
     assert all(rank.begun == [2, 4, 5] for rank in ranks)
+
+
+@given(st.integers(0, 2**32), st.integers(2, 4))
+def test_all_are_told_once_one_uploads_no_more(seed: int, size: int) -> None:
+    draw, meeting = random.Random(seed), Meeting(size)
+    ranks = [Rank(number, meeting) for number in range(size)]
+    ends = draw.randint(1, 60)
+    for moment in range(120):
+        rank = draw.choice(ranks)
+        if moment == ends:
+            ranks[0].is_over = True
+        if draw.random() < 0.3 and rank.verified < 12:
+            rank.verify()
+        rank.turns.poll()
+        if not rank.is_over:
+            rank.finish(is_there=True)
+        if meeting.to_hear:
+            meeting.hear(0)
+    for rank in ranks:
+        while rank.verified < 12:
+            rank.verify()
+    for _ in range(60):
+        while meeting.to_hear:
+            meeting.hear(0)
+        for rank in ranks:
+            rank.turns.poll()
+            if not rank.is_over:
+                rank.finish(is_there=True)
+    assert not ranks[0].told
+    assert all(len(rank.told) == 1 for rank in ranks[1:])

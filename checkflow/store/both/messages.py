@@ -13,9 +13,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from checkflow.text import plain
 
 WAKE, NOW, LAST, CLOSE = b"wake", b"now", b"last", b"close"
-"""The trainer's words: look at the slots; and try at once what failed before; no training follows what is due; exit
-once nothing is due."""
-_AGREED, _UPLOAD, _THERE = b"agreed ", b"upload ", b"there "
+"""The trainer's words: look at the slots; and try at once what failed before; no training follows what is due (to the
+uploader: have what is newest on disk there now, whatever a group waits for); exit once nothing is due."""
+_AGREED, _UPLOAD, _THERE, _DROPPED = b"agreed ", b"upload ", b"there ", b"dropped "
 MAX_PACKET_BYTES = 2**16
 MAX_TEXT = 4096
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -69,6 +69,14 @@ class PassedReport(BaseModel):
     serial: int
 
 
+class RestReport(BaseModel):
+    """What is newest on disk is in the bucket, as was asked for."""
+
+    model_config = _STRICT
+
+    kind: Literal["rest"] = "rest"
+
+
 class FailedReport(BaseModel):
     """The saver could not do something; the checkpoints that were durable before still are."""
 
@@ -88,7 +96,7 @@ class Notice(BaseModel):
     message: Annotated[str, BeforeValidator(plain), Field(max_length=MAX_TEXT)]
 
 
-Message = DurableReport | VerifiedReport | UploadedReport | PassedReport | FailedReport | Notice
+Message = DurableReport | VerifiedReport | UploadedReport | PassedReport | RestReport | FailedReport | Notice
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 
@@ -120,6 +128,16 @@ def there(serial: int) -> bytes:
 def there_in(packet: bytes) -> int | None:
     """The inverse; None for another word."""
     return int(packet.removeprefix(_THERE)) if packet.startswith(_THERE) else None
+
+
+def dropped(serial: int) -> bytes:
+    """The trainer's word that some rank's part of it will never be in the bucket: nobody needs this one's."""
+    return _DROPPED + str(serial).encode()
+
+
+def dropped_in(packet: bytes) -> int | None:
+    """The inverse; None for another word."""
+    return int(packet.removeprefix(_DROPPED)) if packet.startswith(_DROPPED) else None
 
 
 def encode(message: Message) -> bytes:

@@ -6,6 +6,7 @@ nothing piles up. Where several ranks train, their trainers say what is next, so
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import select
@@ -24,6 +25,8 @@ from checkflow.store.both.messages import (
     Message,
     Notice,
     PassedReport,
+    RestReport,
+    dropped_in,
     encode,
     send,
     there_in,
@@ -56,6 +59,8 @@ class Uploader:
         self._closing = self._orphan = self._dead = False
         self._asked: int | None = None  # serial on disk, of what the trainer of a group wants next
         self._there: int | None = None  # the same, of what all ranks' buckets have, until older ones are removed
+        self._last_asked = 0
+        self._dropped: int | None = None  # the same, of what some rank has not
         self._hurries = False  # the newest is wanted, and a group is not waited for
         self._outbox: deque[Message] = deque()
 
@@ -97,16 +102,22 @@ class Uploader:
                 return not succeeded
             if ending and not more:
                 return False
-            self._hurries = False
+            if self._hurries:
+                self._hurries = False
+                self._report(RestReport())
             if self._there is not None and not ending:
                 self._prune(self._there)
+            if self._dropped is not None and not ending:
+                self._drop(self._dropped)
         self._listen(math.ceil(1000 * min(LOOK_S, self._patience.wait_s or LOOK_S)))
         return True
 
     def _due(self, *, all_the_same: bool) -> Checkpoint | None:
         """What is next; in a group, until there is no time for all to have the same, what was asked for."""
-        if not self._config.grouped or all_the_same:
+        if not self._config.grouped:
             return self._uploads.due(Path())
+        if all_the_same:
+            return self._uploads.left(Path(), self._last_asked)
         if self._asked is None:
             return None
         found = self._uploads.found(Path(), self._asked)
@@ -161,6 +172,12 @@ class Uploader:
         else:
             self._unpruned = 0
 
+    def _drop(self, serial: int) -> None:
+        """What cannot be removed now goes once a newer one is there."""
+        self._dropped = None
+        with contextlib.suppress(BucketError):
+            self._uploads.drop(serial)
+
     def _is_held(self, byte: int) -> bool:
         """Whether a saver, or a trainer, has the store. This process has no lock: the next run need not wait for it."""
         try:
@@ -203,9 +220,11 @@ class Uploader:
             self._hurries = True
             self._patience.hurry()
         elif (serial := upload_in(packet)) is not None:
-            self._asked = serial
+            self._asked = self._last_asked = serial
         elif (serial := there_in(packet)) is not None:
             self._there = serial
+        elif (serial := dropped_in(packet)) is not None:
+            self._dropped = serial
         elif packet == CLOSE and not self._closing:
             self._closing = True
             self._patience.renew()

@@ -88,6 +88,11 @@ def by_rank(sizes: Mapping[str, int]) -> dict[tuple[int, int], BucketContents]:
     return {rank: BucketContents.of(files) for rank, files in found.items()}
 
 
+def has_ranks(sizes: Mapping[str, int]) -> bool:
+    """Whether several processes have uploaded to it."""
+    return len(by_rank(sizes)) > 1
+
+
 def serial_of(name: str) -> int:
     """Of a checkpoint's name."""
     parsed = parse_directory_name(name)

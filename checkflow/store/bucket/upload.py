@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -77,6 +77,25 @@ class Uploads:
         found = (examine(store, name) for name in names if serial_of(name) == serial and name not in self._unreadable)
         return next((each for each in found if isinstance(each, Checkpoint)), None)
 
+    def left(self, store: Path, after: int) -> Checkpoint | None:
+        """Of those on disk with a serial above that one, the one of the latest iteration that the bucket does not have:
+        each may be what the other ranks have. Raises OSError."""
+        try:
+            names = checkpoint_names(store)
+        except StoreError:
+            return None
+        new = [name for name in names if serial_of(name) > after and serial_of(name) not in self._uploaded]
+        found = (examine(store, name) for name in new if name not in self._unreadable)
+        return max((each for each in found if isinstance(each, Checkpoint)), key=_age, default=None)
+
+    def drop(self, serial: int) -> None:
+        """Remove an upload of this process, by its serial on disk. Raises BucketError."""
+        there = self._uploaded.get(serial)
+        contents = self._look()
+        for name, files in contents.checkpoints.items():
+            if serial_of(name) == there:
+                self._remove(name, files)
+
     def upload(self, checkpoint: Checkpoint, *, to_cache: bool) -> UploadedReport:
         """`to_cache`: leave it in the page cache.
 
@@ -130,12 +149,15 @@ class Uploads:
         serials = set(to_prune(self._known.values(), newest_serial, self._retention))
         for name, files in contents.checkpoints.items():
             if serial_of(name) in serials:
-                self._objects.remove([f"{name}/{MANIFEST}"])  # first: what is half removed is no checkpoint
-                self._objects.remove([f"{name}/{file}" for file in files if file != MANIFEST])
+                self._remove(name, files)
         for name, files in contents.unfinished.items():
             if serial_of(name) <= self._attempt * UPLOADS + self._number:
                 self._objects.remove([f"{name}/{file}" for file in files])
         self._objects.remove([attempt_object(each) for each in contents.begun if each < self._attempt])
+
+    def _remove(self, name: str, files: Iterable[str]) -> None:
+        self._objects.remove([f"{name}/{MANIFEST}"])  # first: what is half removed is no checkpoint
+        self._objects.remove([f"{name}/{file}" for file in files if file != MANIFEST])
 
     def _begin(self) -> None:
         """This run is the last one to upload here, until another one begins."""
@@ -188,6 +210,10 @@ class Uploads:
         except CorruptStoreError:
             return Retained(serial_of(name), 0, keep=False, sound=False)
         return Retained(manifest.serial, manifest.iteration, manifest.keep or contents.is_kept(name))
+
+
+def _age(checkpoint: Checkpoint) -> tuple[int, int]:
+    return checkpoint.iteration, checkpoint.serial
 
 
 def _open(path: Path) -> BinaryIO:

@@ -21,7 +21,9 @@ from checkflow.store.both.messages import (
     FailedReport,
     Notice,
     PassedReport,
+    RestReport,
     UploadedReport,
+    dropped,
     receive,
     send,
     there,
@@ -45,7 +47,8 @@ class BucketProcess:
         self._tally = tally
         self._notify = notify
         self._patience = Patience(config.retry_s)
-        self._is_over = False  # it has said that it uploads no more
+        self.is_over = False  # it has said that it uploads no more
+        self._is_at_rest = False  # it has uploaded what is newest, as it was told
         self._asked: int | None = None  # what a group wants next, until it is done
         self.done: deque[UploadedReport | PassedReport] = deque(maxlen=100)  # for whoever tells the other ranks
         self._start()
@@ -57,7 +60,7 @@ class BucketProcess:
     def poll(self) -> None:
         """Tell what it has said, and start another one where it has died. Never waits."""
         self._hear()
-        if self._is_over or self._process.poll() is None or self._patience.wait_s:
+        if self.is_over or self._process.poll() is None or self._patience.wait_s:
             return
         if self._patience.fails():
             self._notify(f"{self._config.url}: the uploader died, and is started again; check memory limits")
@@ -70,19 +73,20 @@ class BucketProcess:
         self._asked = serial
         self._say(upload(serial))
 
-    def may_prune(self, serial: int) -> None:
-        """Of a group: the bucket has every rank's part of this one."""
-        self._say(there(serial))
+    def settle(self, serial: int, *, is_whole: bool) -> None:
+        """Of a group: the bucket has every rank's part of this one, or never will."""
+        self._say(there(serial) if is_whole else dropped(serial))
 
-    def wait_for(self, iteration: int | None, deadline: float) -> bool:
-        """Whether the bucket has this one by then (of time.monotonic). It has to be the newest."""
+    def wait(self, deadline: float) -> bool:
+        """Whether the bucket has what is newest on disk by then (of time.monotonic)."""
+        self._is_at_rest = False
         self._say(LAST)
-        while self._tally.uploaded_iteration != iteration and not self._is_over:
+        while not (self._is_at_rest or self.is_over):
             if time.monotonic() >= deadline or self._process.poll() is not None:
                 return False
             self._stirs(deadline - time.monotonic())
             self._hear()
-        return self._tally.uploaded_iteration == iteration
+        return self._is_at_rest
 
     def close(self, deadline_s: float) -> None:
         """End it once the bucket has what is newest on disk; where that takes longer it goes on by itself, which is
@@ -158,8 +162,10 @@ class BucketProcess:
                 self._is_done(message)
             elif isinstance(message, PassedReport):
                 self._is_done(message)
+            elif isinstance(message, RestReport):
+                self._is_at_rest = True
             elif isinstance(message, FailedReport):
-                self._is_over = True
+                self.is_over = True
                 self._tally.fail(message.message)
                 self._notify(message.message)
             elif isinstance(message, Notice):
