@@ -17,6 +17,7 @@ from bucket_server import BucketServer, bucket_server
 
 import checkflow
 from checkflow.background import remove_written
+from checkflow.checkpointing.foreseen import foreseen
 from checkflow.cli import run
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.events import Event, Uploaded
@@ -409,3 +410,15 @@ def test_the_command_lists_what_is_there(
     assert rows[-1]["iteration"] == 1 and rows[-1]["keep"]
     assert run(["list", "s3://no-such-bucket/run"]) == 2
     assert "NoSuchBucket" in capfd.readouterr().err
+
+
+def test_what_will_be_restored_is_foreseen_from_there(server: BucketServer, tmp_path: Path) -> None:
+    """As who resumes with a framework's trainer has to know before there is a model."""
+    with Life(tmp_path / "one", server.url) as life:
+        life.train(3)
+    told: list[str] = []
+    found = foreseen(tmp_path / "other", 60.0, told.append, server.url)
+    assert found is not None and found.iteration == 3
+    assert any("downloading" in line for line in told)
+    with Life(tmp_path / "other", server.url) as life:
+        assert life.ckpt.restore() == 3

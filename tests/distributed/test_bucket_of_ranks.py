@@ -15,7 +15,11 @@ from click.testing import CliRunner
 from job_of_ranks import Job
 from processes import children
 
+from checkflow.checkpointing.behind_ranks import Stock
+from checkflow.checkpointing.known import Kept, exchange
 from checkflow.cli.list import command
+from checkflow.distributed.group import Group
+from checkflow.distributed.marks import next_attempt
 from checkflow.distributed.parts import marks_in
 from checkflow.store.bucket.names import by_rank
 from checkflow.store.format.ranks import directory_of
@@ -134,3 +138,18 @@ def test_what_a_bucket_that_is_out_may_have_is_never_taken_for_a_part_of_what_co
     }
     assert min(attempts) > 10**6
     assert resumed(2, tmp_path / "old" / "disk-{rank}", 0, bucket) == 9
+
+
+def test_what_one_process_left_there_is_downloaded_once_by_two_on_one_disk(
+    server: BucketServer, tmp_path: Path
+) -> None:
+    bucket = f"bucket={server.url}"
+    assert resumed(1, tmp_path / "alone", 3, EACH, bucket) == 0
+    assert resumed(2, tmp_path / "two", 4, EACH, bucket) == 3
+    assert len(list((tmp_path / "two").glob("*-iteration-3"))) == 1
+
+
+def test_two_lives_that_do_not_see_each_other_begin_other_attempts() -> None:
+    """Else rank 0's part of one and rank 1's of the other could make one checkpoint."""
+    begun = {next_attempt(exchange(Group.alone(), Kept({}, {}), Stock({}, is_known=True)).known) for _ in range(20)}
+    assert len(begun) > 18
