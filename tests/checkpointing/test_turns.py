@@ -103,6 +103,16 @@ class Rank:
             self.done.append(PassedReport(serial=serial))
 
 
+def go_on(meeting: Meeting, ranks: list[Rank]) -> None:
+    """All hear what there is, look, and have uploaded what they were asked to."""
+    while meeting.to_hear:
+        meeting.hear(0)
+    for rank in ranks:
+        rank.turns.poll()
+        if not rank.is_over:
+            rank.finish(is_there=True)
+
+
 def check(ranks: list[Rank]) -> None:
     longest = max((rank.begun for rank in ranks), key=len)
     for rank in ranks:
@@ -137,11 +147,7 @@ def test_ranks_upload_the_same_ones(seed: int, size: int, fails: bool) -> None:
         while rank.verified < 12:
             rank.verify()
     for _ in range(60):
-        while meeting.to_hear:
-            meeting.hear(0)
-        for rank in ranks:
-            rank.turns.poll()
-            rank.finish(is_there=True)
+        go_on(meeting, ranks)
         check(ranks)
     assert all(rank.begun[-1] == 12 for rank in ranks)
     assert all(12 in rank.there and rank.pruned_below[-1] == 12 for rank in ranks)
@@ -161,11 +167,7 @@ def test_what_is_kept_is_not_overtaken(size: int) -> None:
                 rank.turns.keep(iteration)
             rank.verify()
     for _ in range(20):
-        while meeting.to_hear:
-            meeting.hear(0)
-        for rank in ranks:
-            rank.turns.poll()
-            rank.finish(is_there=True)
+        go_on(meeting, ranks)
     assert all(rank.begun == [2, 4, 5] for rank in ranks)
 
 
@@ -189,11 +191,6 @@ def test_all_are_told_once_one_uploads_no_more(seed: int, size: int) -> None:
         while rank.verified < 12:
             rank.verify()
     for _ in range(60):
-        while meeting.to_hear:
-            meeting.hear(0)
-        for rank in ranks:
-            rank.turns.poll()
-            if not rank.is_over:
-                rank.finish(is_there=True)
+        go_on(meeting, ranks)
     assert not ranks[0].told
     assert all(len(rank.told) == 1 for rank in ranks[1:])

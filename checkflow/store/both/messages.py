@@ -15,7 +15,10 @@ from checkflow.text import plain
 WAKE, NOW, LAST, CLOSE = b"wake", b"now", b"last", b"close"
 """The trainer's words: look at the slots; and try at once what failed before; no training follows what is due (to the
 uploader: have what is newest on disk there now, whatever a group waits for); exit once nothing is due."""
-_AGREED, _UPLOAD, _THERE, _DROPPED = b"agreed ", b"upload ", b"there ", b"dropped "
+AGREED, UPLOAD, THERE, DROPPED = b"agreed", b"upload", b"there", b"dropped"
+"""Its words about a checkpoint of several ranks. To the saver, with its sequence number: every rank has verified its
+part, so what is older may be pruned. To the uploader, with its serial on this rank's disk: every rank uploads its part
+next; the bucket has every rank's part, so what is older may be removed there; it never will, so nobody needs this."""
 MAX_PACKET_BYTES = 2**16
 MAX_TEXT = 4096
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -100,44 +103,15 @@ Message = DurableReport | VerifiedReport | UploadedReport | PassedReport | RestR
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 
-def agreed(sequence: int) -> bytes:
-    """The trainer's word that every rank has verified its part of this one: what is older may be pruned."""
-    return _AGREED + str(sequence).encode()
+def numbered(word: bytes, number: int) -> bytes:
+    """One of the trainer's words about a checkpoint."""
+    return word + b" %d" % number
 
 
-def agreed_in(packet: bytes) -> int | None:
+def number_in(packet: bytes, word: bytes) -> int | None:
     """The inverse; None for another word."""
-    return int(packet.removeprefix(_AGREED)) if packet.startswith(_AGREED) else None
-
-
-def upload(serial: int) -> bytes:
-    """The trainer's word that every rank uploads its part of this one next: its serial on this rank's disk."""
-    return _UPLOAD + str(serial).encode()
-
-
-def upload_in(packet: bytes) -> int | None:
-    """The inverse; None for another word."""
-    return int(packet.removeprefix(_UPLOAD)) if packet.startswith(_UPLOAD) else None
-
-
-def there(serial: int) -> bytes:
-    """The trainer's word that the bucket has every rank's part of it: what is older there may be removed."""
-    return _THERE + str(serial).encode()
-
-
-def there_in(packet: bytes) -> int | None:
-    """The inverse; None for another word."""
-    return int(packet.removeprefix(_THERE)) if packet.startswith(_THERE) else None
-
-
-def dropped(serial: int) -> bytes:
-    """The trainer's word that some rank's part of it will never be in the bucket: nobody needs this one's."""
-    return _DROPPED + str(serial).encode()
-
-
-def dropped_in(packet: bytes) -> int | None:
-    """The inverse; None for another word."""
-    return int(packet.removeprefix(_DROPPED)) if packet.startswith(_DROPPED) else None
+    said, _, number = packet.partition(b" ")
+    return int(number) if said == word and number else None
 
 
 def encode(message: Message) -> bytes:

@@ -20,17 +20,18 @@ from checkflow.store.both.config import BucketConfig
 from checkflow.store.both.lock import LOCK, SAVER, TRAINER
 from checkflow.store.both.messages import (
     CLOSE,
+    DROPPED,
     LAST,
+    THERE,
+    UPLOAD,
     FailedReport,
     Message,
     Notice,
     PassedReport,
     RestReport,
-    dropped_in,
     encode,
+    number_in,
     send,
-    there_in,
-    upload_in,
 )
 from checkflow.store.both.retry import Patience
 from checkflow.store.both.saver_log import write_log
@@ -219,11 +220,11 @@ class Uploader:
         elif packet == LAST:
             self._hurries = True
             self._patience.hurry()
-        elif (serial := upload_in(packet)) is not None:
+        elif (serial := number_in(packet, UPLOAD)) is not None:
             self._asked = self._last_asked = serial
-        elif (serial := there_in(packet)) is not None:
+        elif (serial := number_in(packet, THERE)) is not None:
             self._there = serial
-        elif (serial := dropped_in(packet)) is not None:
+        elif (serial := number_in(packet, DROPPED)) is not None:
             self._dropped = serial
         elif packet == CLOSE and not self._closing:
             self._closing = True

@@ -18,7 +18,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkflow.store.both.config import SaverConfig
-from checkflow.store.both.messages import CLOSE, LAST, NOW, FailedReport, Message, Notice, agreed_in, encode, send
+from checkflow.store.both.messages import (
+    AGREED,
+    CLOSE,
+    LAST,
+    NOW,
+    FailedReport,
+    Message,
+    Notice,
+    encode,
+    number_in,
+    send,
+)
 from checkflow.store.both.saver_log import write_log
 from checkflow.store.format.disk import Disk
 from checkflow.store.memory.saver_slots import Taken, recover, take_due, take_last, take_left
@@ -158,7 +169,7 @@ class Saver:
                 return
             if packet == NOW:
                 self._patience.hurry()
-            if (agreed := agreed_in(packet)) is not None:
+            if (agreed := number_in(packet, AGREED)) is not None:
                 self._persister.agree(agreed)
             self._last = self._last or packet == LAST
             self._closing = self._closing or packet == CLOSE

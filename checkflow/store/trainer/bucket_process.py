@@ -17,17 +17,18 @@ from checkflow.store.both.config import BucketConfig
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import (
     CLOSE,
+    DROPPED,
     LAST,
+    THERE,
+    UPLOAD,
     FailedReport,
     Notice,
     PassedReport,
     RestReport,
     UploadedReport,
-    dropped,
+    numbered,
     receive,
     send,
-    there,
-    upload,
 )
 from checkflow.store.both.retry import Patience
 from checkflow.store.trainer.beside import start_beside
@@ -71,11 +72,11 @@ class BucketProcess:
     def upload(self, serial: int) -> None:
         """Of a group: this one is next."""
         self._asked = serial
-        self._say(upload(serial))
+        self._say(numbered(UPLOAD, serial))
 
     def settle(self, serial: int, *, is_whole: bool) -> None:
         """Of a group: the bucket has every rank's part of this one, or never will."""
-        self._say(there(serial) if is_whole else dropped(serial))
+        self._say(numbered(THERE if is_whole else DROPPED, serial))
 
     def wait(self, deadline: float) -> bool:
         """Whether the bucket has what is newest on disk by then (of time.monotonic)."""
@@ -134,7 +135,7 @@ class BucketProcess:
             kept.pop_all()
         self._end = ours
         if self._asked is not None:
-            self._say(upload(self._asked))
+            self._say(numbered(UPLOAD, self._asked))
         _started[:] = [*(process for process in _started if process.poll() is None), self._process]
 
     def _say(self, word: bytes) -> None:

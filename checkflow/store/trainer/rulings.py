@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 
 from checkflow.errors import PeerError
-from checkflow.store.both.messages import WAKE, VerifiedReport, agreed
+from checkflow.store.both.messages import AGREED, WAKE, VerifiedReport, numbered
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slots
 from checkflow.store.trainer.peers import Peers
@@ -137,7 +137,7 @@ class Rulings:
     def _may_prune(self, sequence: int) -> None:
         with self._lock:
             if not self._closed:
-                self._tell(agreed(sequence))
+                self._tell(numbered(AGREED, sequence))
 
     def _tell(self, word: bytes) -> None:
         """The saver may end meanwhile, and its socket be closed."""
