@@ -92,8 +92,8 @@ class BehindRanks(Behind):
         )
 
     def stock(self) -> Stock:
-        """What there was when it was asked: this rank's parts, and of trainings in other numbers those that are its to
-        read, each of which some rank has. Raises StoreError."""
+        """What there was when it was asked: this rank's parts, and of other numbers of ranks those parts that this rank
+        reads for all. Raises StoreError."""
         rank, size = self._rank
         ranks = [each for each in self._contents if each == self._rank or (each[1] != size and each[0] % size == rank)]
         return Stock({each: self._marks_of(each) for each in ranks}, self._is_known)

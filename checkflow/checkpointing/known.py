@@ -47,21 +47,23 @@ def exchange(group: Group, kept: Kept, stock: Stock) -> Exchanged:
     million more where a bucket did not say what it has.
     """
     stored = [[*rank, list(marks)] for rank, marks in stock.parts.items()]
-    room = secrets.randbelow(_ROOM) if stock.is_known else _ROOM + secrets.randbelow(_ROOM)
-    said = group.gather("attach() or restore()", [list(kept.mine), list(kept.others), stored, room])
+    draw = secrets.randbelow(_ROOM)  # the first rank's counts: the greatest of many draws would be a narrow one
+    said = group.gather("attach() or restore()", [list(kept.mine), list(kept.others), stored, stock.is_known, draw])
     own: list[list[Mark]] = []
     others: list[list[Mark]] = []
     in_bucket: dict[Rank, frozenset[Mark]] = {}
-    most = 0
+    all_known = True
+    room: int | None = None
     for each in said:
         assert isinstance(each, list)
-        mine, seen, theirs, room = each
+        mine, seen, theirs, is_known, draw = each
         own.append(marks_of(mine))
         others.append(marks_of(seen))
         in_bucket |= {(rank, size): frozenset(marks_of(marks)) for rank, size, marks in theirs}
-        most = max(most, int(room))
+        room = int(draw) if room is None else room
+        all_known = all_known and bool(is_known)
     known: list[Collection[Mark]] = [*own, *others, *in_bucket.values()]
-    known.append([Mark(next_attempt(known) + most, 0)])
+    known.append([Mark(next_attempt(known) + (room or 0) + (0 if all_known else _ROOM), 0)])
     stored_of = tuple(in_bucket.get((rank, group.size), frozenset()) for rank in range(group.size))
     return Exchanged(own, others, stored_of, _whole_of(in_bucket, but=group.size), known)
 
