@@ -148,12 +148,12 @@ def test_the_bucket_is_out_and_training_goes_on(server: BucketServer, tmp_path: 
         before = life.ckpt.stats().iterations
         missed = life.uploaded
         life.until(lambda: life.ckpt.stats().iterations >= before + 50)
+        on_disk = life.ckpt.status().durable_iteration or 0
         server.back()
-        life.until(lambda: life.uploaded > before)
+        life.until(lambda: life.uploaded >= on_disk)
     uploads = [event.iteration for event in life.events if isinstance(event, Uploaded)]
-    assert not [
-        iteration for iteration in uploads if missed < iteration < before + 25
-    ]  # the disk has not the last ones yet
+    between = [iteration for iteration in uploads if missed < iteration < on_disk]
+    assert len(between) <= 1  # which was being tried when it came back
     assert len(life.told) == 2, life.told
     begins, over = life.told
     assert "cannot be uploaded" in begins and "while training goes on" in begins and len(begins.splitlines()) == 1
