@@ -51,10 +51,6 @@ class Behind:
             self._next_poll_s = time.monotonic() + POLL_S
             self._process.poll()
 
-    def keep(self, iteration: int) -> None:
-        """The newest checkpoint, of this iteration, was marked as retained for good. The disk tells that to an uploader
-        of one process."""
-
     def wait(self, deadline: float) -> bool:
         """Whether the bucket has what is newest on disk by then (of time.monotonic)."""
         return self._process is not None and self._process.wait(deadline)

@@ -53,11 +53,9 @@ class BehindRanks(Behind):
         self._root = root
         self._turns: Turns | None = None
         self._records: dict[tuple[Rank, str], Mark | None] = {}  # of parts that were looked at
-        sizes = self._asked(may_be_out=not start_over)
-        self._contents = {} if sizes is None else by_rank(sizes)
+        self._look(may_be_out=not start_over)
         names = {name for contents in self._contents.values() for name in contents.checkpoints}
         self.iterations = sorted({iteration_of(name) for name in names}, reverse=True)
-        self._is_known = sizes is not None
 
     def start(self, handle: StoreHandle, retention: Retention, retry_s: float, agreement: Agreement) -> None:
         """What every rank has verified from now on is uploaded. Raises StoreError where no process can be started."""
@@ -73,14 +71,17 @@ class BehindRanks(Behind):
             self._turns.poll()
 
     def keep(self, iteration: int) -> None:
-        """See Behind."""
+        """The newest checkpoint, of this iteration, was marked as retained for good, on every rank."""
         if self._turns is not None:
             self._turns.keep(iteration)
 
     def look(self) -> None:
         """Ask it what there is now. Raises InputError, StoreError."""
         self._brought.clear()
-        sizes = self._asked(may_be_out=True)
+        self._look(may_be_out=True)
+
+    def _look(self, *, may_be_out: bool) -> None:
+        sizes = self._asked(may_be_out=may_be_out)
         self._is_known = sizes is not None
         self._contents = {} if sizes is None else by_rank(sizes)
 

@@ -265,7 +265,7 @@ class Checkpointer:
         if self._handle.persist_now(keep=keep) is None and keep:
             raise StoreError(f"{self._store}: save: the next checkpoint has the only slot; call it right after step()")
         self._handle.drain(DURABLE_DEADLINE_S)
-        if keep and self._behind is not None:
+        if keep and isinstance(self._behind, BehindRanks):
             self._behind.keep(self._executor.completed)
 
     def stats(self) -> Stats:

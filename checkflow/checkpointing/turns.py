@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.marks import Mark
@@ -32,7 +31,7 @@ class Turns:
         self._agreement = agreement
         self._process = process
         self._notify = notify
-        self._number = 0  # of turns that this rank came to
+        self._turn = 0  # the last one that this rank came to
         self._is_free = True
         self._is_over = False  # there will be no more turns
         self._uploading: Mark | None = None
@@ -68,18 +67,15 @@ class Turns:
         if (mark := self._uploading) is None:
             return
         if is_there:
-            self._agreement.choose("uploaded", str(mark), lambda: "", partial(self._hear, mark))
+            self._agreement.uploaded(mark, lambda is_whole: self._ruled.append((mark, is_whole)))
         else:
-            self._agreement.give_up("uploaded", str(mark))
+            self._agreement.not_uploaded(mark)
         self._uploading, self._is_free = None, True
-
-    def _hear(self, mark: Mark, ruling: str | None) -> None:
-        self._ruled.append((mark, ruling is not None))
 
     def _go_on(self) -> None:
         if self._process.is_over:  # which it has said itself
             self._is_over = True
-            self._agreement.give_up("uploads", f"{self._number + 1}")
+            self._agreement.choosing_no_more(self._turn + 1)
             return
         if self._chosen and self._is_known(self._chosen[0]):
             chosen = self._chosen.popleft()
@@ -91,14 +87,11 @@ class Turns:
             self._kept = {mark for mark in self._kept if mark > chosen}
             self._process.upload(self._serials.get(chosen, _ON_NO_DISK))
         if self._is_free and (newer := sorted(mark for mark in self._serials if mark > self._last)):
-            self._number, self._is_free = self._number + 1, False
+            self._turn, self._is_free = self._turn + 1, False
             wanted = next((mark for mark in newer if mark in self._kept), newer[-1])
-            self._agreement.choose("uploads", f"{self._number}", lambda: str(wanted), self._choose)
+            self._agreement.choosing(self._turn, wanted, self._chosen.append)
 
     def _is_known(self, chosen: Mark | None) -> bool:
         """Else it is yet to be told that all have verified it, which is never told of what too many others overtook."""
         newer = sum(mark > chosen for mark in self._serials) if chosen is not None else 0
         return chosen is None or chosen in self._serials or newer >= _LATEST // 2
-
-    def _choose(self, name: str | None) -> None:
-        self._chosen.append(None if name is None else Mark.parse(name))

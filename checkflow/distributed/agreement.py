@@ -10,6 +10,7 @@ not heard yet it has to act on as if there were none.
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from checkflow import strictjson
 from checkflow.distributed.group import Group, reached
 from checkflow.distributed.marks import Mark
 from checkflow.distributed.pulse import Pulse
@@ -28,15 +30,15 @@ _SLOW = ("uploads", "uploaded")  # kinds of matters for which ranks take minutes
 _SLOW_S = 0.5  # between looks at those
 _KEPT = 64  # of a kind, names that stay in the store after their time, so that every rank has seen their ruling
 _CLOSE_S = 30.0  # for a store that does not answer
-_YES, _RULED, _VOID = "yes", "ruled ", "void"
+_VOID = "null"  # a ruling is JSON, and none of them rules nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Matter:
     kind: str
     name: str
-    rules: Callable[[], str]
-    agreed: Callable[[str | None], None]  # with None where it is void
+    rules: Callable[[], object]
+    agreed: Callable[[object], None]  # with None where it is void
     iteration: int | None = None  # that every rank has to stage
     since: float = field(default_factory=time.monotonic)
 
@@ -80,37 +82,47 @@ class Agreement:
     ) -> Callable[[], None]:
         """See there."""
 
-        def ruled(ruling: str | None) -> None:
+        def ruled(ruling: object) -> None:
             agreed(None if ruling is None else bool(ruling))
 
-        name = str(Mark(self.attempt, iteration))
-        return partial(self._put, _Matter("staged", name, lambda: _YES if rules() else "", ruled, iteration))
+        name = _name(Mark(self.attempt, iteration))
+        return partial(self._put, _Matter("staged", name, rules, ruled, iteration))
 
     def skipped(self, iteration: int) -> None:
         """See there."""
-        self._put(_Void("staged", str(Mark(self.attempt, iteration))))
+        self._put(_Void("staged", _name(Mark(self.attempt, iteration))))
 
     def verified(self, attempt: int, iteration: int, serial: int, agreed: Callable[[], None]) -> None:
         """See there."""
         mark = Mark(attempt, iteration)
 
-        def all_have(ruling: str | None) -> None:
-            if ruling is not None:
-                self.on_whole(mark, serial)
-                agreed()
+        def all_have(_ruling: object) -> None:
+            self.on_whole(mark, serial)
+            agreed()
 
-        self.choose("verified", str(mark), lambda: "", all_have)
+        self._put(_Matter("verified", _name(mark), lambda: True, all_have))
 
-    def choose(self, kind: str, name: str, rules: Callable[[], str], agreed: Callable[[str | None], None]) -> None:
-        """This rank is ready for it; the last one that is rules, and all are called with that, in the thread.
+    def choosing(self, turn: int, wanted: Mark, chosen: Callable[[Mark | None], None]) -> None:
+        """This rank is free for this turn of uploading, in which it would upload that one; the last rank that is free
+        chooses. `chosen` is called in the thread: with None where some rank will never be free again."""
 
-        With None where some rank never will be.
-        """
-        self._put(_Matter(kind, name, rules, agreed))
+        def ruled(ruling: object) -> None:
+            chosen(Mark(*ruling) if isinstance(ruling, list) else None)
 
-    def give_up(self, kind: str, name: str) -> None:
-        """This rank will never be ready for it."""
-        self._put(_Void(kind, name))
+        self._put(_Matter("uploads", f"{turn}", lambda: wanted, ruled))
+
+    def choosing_no_more(self, turn: int) -> None:
+        """This rank will never be free for it, nor for a later one."""
+        self._put(_Void("uploads", f"{turn}"))
+
+    def uploaded(self, mark: Mark, ruled: Callable[[bool], None]) -> None:
+        """The bucket has this rank's part; `ruled` is called in the thread: whether it has every rank's, or never
+        will."""
+        self._put(_Matter("uploaded", _name(mark), lambda: True, lambda ruling: ruled(ruling is not None)))
+
+    def not_uploaded(self, mark: Mark) -> None:
+        """The bucket will never have this rank's part."""
+        self._put(_Void("uploaded", _name(mark)))
 
     def trouble(self) -> str | None:
         """See there."""
@@ -162,7 +174,7 @@ class Agreement:
             else:
                 self._waiting.setdefault(matter.kind, []).append(matter)
                 if values.add(name, 1) == self._group.size:
-                    values.compare_set(_ruling(name), "", _RULED + matter.rules())
+                    values.compare_set(_ruling(name), "", json.dumps(matter.rules()))
             if len(past) > _KEPT:
                 name = past.popleft()
                 values.delete_key(name)
@@ -182,9 +194,9 @@ class Agreement:
             for matter in tuple(waiting) if is_slow_too or kind not in _SLOW else ():
                 name = _ruling(f"{kind}/{matter.name}")
                 with reached():
-                    ruling = self._group.more.get(name).decode() if self._group.more.check([name]) else None
-                if ruling is not None:
-                    matter.agreed(None if ruling == _VOID else ruling.removeprefix(_RULED))
+                    ruling = self._group.more.get(name) if self._group.more.check([name]) else b""
+                if ruling:
+                    matter.agreed(strictjson.loads(ruling))
                     waiting.remove(matter)
             del waiting[:-_KEPT]  # not every rank comes to every one
 
@@ -198,6 +210,10 @@ class Agreement:
                 "call step() on every rank, and see whether all run"
             )
         self._is_late = bool(late)
+
+
+def _name(mark: Mark) -> str:
+    return f"{mark.attempt}/{mark.iteration}"
 
 
 def _ruling(name: str) -> str:

@@ -16,15 +16,6 @@ class Mark(NamedTuple):
     attempt: int
     iteration: int
 
-    def __str__(self) -> str:
-        return f"{self.attempt}/{self.iteration}"
-
-    @classmethod
-    def parse(cls, text: str) -> Mark:
-        """The inverse of str."""
-        attempt, iteration = map(int, text.split("/"))
-        return cls(attempt, iteration)
-
 
 def common(held: Sequence[Iterable[Mark]]) -> tuple[Mark, ...]:
     """What each rank has, newest first; `held`: by rank."""

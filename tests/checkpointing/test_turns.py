@@ -24,18 +24,18 @@ class Meeting:
     """Where ranks count themselves, or give up; what each is still to hear, in any order."""
 
     size: int
-    called: dict[str, list[tuple[int, Callable[[str | None], None]]]] = field(default_factory=dict)
-    ruled: dict[str, str | None] = field(default_factory=dict)
+    called: dict[str, list[tuple[int, Callable[[object], None]]]] = field(default_factory=dict)
+    ruled: dict[str, object] = field(default_factory=dict)
     to_hear: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
 
-    def count(self, rank: int, name: str, rules: Callable[[], str], agreed: Callable[[str | None], None]) -> None:
+    def count(self, rank: int, name: str, rules: Callable[[], object], agreed: Callable[[object], None]) -> None:
         self.called.setdefault(name, []).append((rank, agreed))
         if name in self.ruled:
             self.to_hear.append((rank, partial(agreed, self.ruled[name])))
         elif len(self.called[name]) == self.size:
             self.rule(name, rules())
 
-    def rule(self, name: str, ruling: str | None) -> None:
+    def rule(self, name: str, ruling: object) -> None:
         if name not in self.ruled:
             self.ruled[name] = ruling
             self.to_hear += [(rank, partial(agreed, ruling)) for rank, agreed in self.called.get(name, ())]
@@ -59,7 +59,7 @@ class Rank:
         self.pruned_below: list[int] = []
         self.dropped: set[int] = set()
         self.is_over = False
-        self.told: list[str] = []
+        self.told: list[object] = []
         self.done: deque[UploadedReport | PassedReport] = deque()
         self.turns = Turns(cast("Agreement", self), cast("BucketProcess", self), self.told.append)
 
@@ -67,11 +67,19 @@ class Rank:
         return iteration * 10 + self.number
 
     # as its agreement
-    def choose(self, kind: str, name: str, rules: Callable[[], str], agreed: Callable[[str | None], None]) -> None:
-        self.meeting.count(self.number, f"{kind}/{name}", rules, agreed)
+    def choosing(self, turn: int, wanted: Mark, chosen: Callable[[Mark | None], None]) -> None:
+        self.meeting.count(
+            self.number, f"turn {turn}", lambda: wanted, lambda ruling: chosen(cast("Mark | None", ruling))
+        )
 
-    def give_up(self, kind: str, name: str) -> None:
-        self.meeting.rule(f"{kind}/{name}", None)
+    def choosing_no_more(self, turn: int) -> None:
+        self.meeting.rule(f"turn {turn}", None)
+
+    def uploaded(self, mark: Mark, ruled: Callable[[bool], None]) -> None:
+        self.meeting.count(self.number, f"uploaded {mark}", lambda: True, lambda ruling: ruled(ruling is not None))
+
+    def not_uploaded(self, mark: Mark) -> None:
+        self.meeting.rule(f"uploaded {mark}", None)
 
     # as its uploader
     def upload(self, serial: int) -> None:
@@ -90,7 +98,7 @@ class Rank:
         self.verified += 1
         iteration = self.verified
         whole = Mark(1, iteration), self.serial(iteration)
-        self.choose("verified", f"1/{iteration}", lambda: "", lambda _: self.on_whole(*whole))
+        self.meeting.count(self.number, f"verified {iteration}", lambda: True, lambda _: self.on_whole(*whole))
 
     def finish(self, *, is_there: bool) -> None:
         if (serial := self.asked) is None:
