@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from checkflow.errors import CorruptStoreError
@@ -15,12 +16,8 @@ from checkflow.store.format.received import receive_checkpoint, verified
 def read_record(objects: Objects, name: str, sizes: Mapping[str, int]) -> bytes:
     """The commit record of the checkpoint of this name. Raises CorruptStoreError, BucketError."""
     entry = read_manifest(objects, name, sizes).entry(RECORD)
-    try:
+    with _whole():
         return b"".join(verified(entry, objects.blocks(f"{name}/{RECORD}", entry.size_bytes)))
-    except BucketError as error:
-        if error.is_missing:
-            raise CorruptStoreError(f"an object is missing ({error})") from None
-        raise
 
 
 def download(objects: Objects, name: str, sizes: Mapping[str, int], store: Path) -> Path:
@@ -31,9 +28,16 @@ def download(objects: Objects, name: str, sizes: Mapping[str, int], store: Path)
     """
     manifest = read_manifest(objects, name, sizes)
     blocks = (block for entry in manifest.files for block in objects.blocks(f"{name}/{entry.name}", entry.size_bytes))
-    try:
+    with _whole():
         return receive_checkpoint(store, manifest.render(), blocks)
+
+
+@contextlib.contextmanager
+def _whole() -> Iterator[None]:
+    """An object that is missing since the bucket was looked at is as one that is not what was written."""
+    try:
+        yield
     except BucketError as error:
-        if error.is_missing:  # since the bucket was looked at
+        if error.is_missing:
             raise CorruptStoreError(f"an object is missing ({error})") from None
         raise

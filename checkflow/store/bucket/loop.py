@@ -58,11 +58,12 @@ class Uploader:
         self._patience = Patience(config.retry_s)
         self._unpruned = 0  # uploads in a row, after which nothing could be removed
         self._closing = self._orphan = self._dead = False
-        self._asked: int | None = None  # serial on disk, of what the trainer of a group wants next
-        self._there: int | None = None  # the same, of what all ranks' buckets have, until older ones are removed
-        self._last_asked = 0
-        self._dropped: int | None = None  # the same, of what some rank has not
         self._hurries = False  # the newest is wanted, and a group is not waited for
+        # of a group, serials on disk:
+        self._asked: int | None = None  # what is next
+        self._last_done = 0  # of what was asked for
+        self._there: int | None = None  # what the bucket has every rank's part of, until older ones are removed
+        self._dropped: int | None = None  # what it never will, until it is removed
         self._outbox: deque[Message] = deque()
 
     def run(self) -> None:
@@ -118,7 +119,7 @@ class Uploader:
         if not self._config.grouped:
             return self._uploads.due(Path())
         if all_the_same:
-            return self._uploads.left(Path(), self._last_asked)
+            return self._uploads.left(Path(), self._last_done)
         if self._asked is None:
             return None
         found = self._uploads.found(Path(), self._asked)
@@ -128,8 +129,13 @@ class Uploader:
 
     def _pass(self, serial: int) -> None:
         if self._asked == serial:
-            self._asked = None
+            self._done()
             self._report(PassedReport(serial=serial))
+
+    def _done(self) -> None:
+        assert self._asked is not None
+        self._last_done = self._asked
+        self._asked = None
 
     def _upload(self, checkpoint: Checkpoint) -> None:
         try:
@@ -149,7 +155,7 @@ class Uploader:
             self._tell(f"checkpoints are uploaded again, after {lasted_s:.0f} s")
         self._report(report)
         if self._asked == checkpoint.serial:
-            self._asked = None
+            self._done()
         if not self._config.grouped:
             self._prune(None)
 
@@ -221,7 +227,7 @@ class Uploader:
             self._hurries = True
             self._patience.hurry()
         elif (serial := number_in(packet, UPLOAD)) is not None:
-            self._asked = self._last_asked = serial
+            self._asked = serial
         elif (serial := number_in(packet, THERE)) is not None:
             self._there = serial
         elif (serial := number_in(packet, DROPPED)) is not None:

@@ -60,37 +60,33 @@ class Uploads:
 
     def due(self, store: Path) -> Checkpoint | None:
         """What is to be uploaded next, if anything. Raises OSError where the disk cannot be read now."""
-        try:
-            names = checkpoint_names(store)
-        except StoreError:  # it is gone, which its saver tells
-            return None
-        new = [name for name in names if serial_of(name) > self._last_serial and name not in self._unreadable]
-        found = [each for name in new if isinstance(each := examine(store, name), Checkpoint)]
+        found = self._sound(store, self._last_serial)
         return next((each for each in reversed(found) if each.kept or each is found[0]), None)
 
     def found(self, store: Path, serial: int) -> Checkpoint | None:
-        """That one, to be uploaded, as far as the disk has it and can be read. Raises OSError."""
-        try:
-            names = checkpoint_names(store)
-        except StoreError:
-            return None
-        found = (examine(store, name) for name in names if serial_of(name) == serial and name not in self._unreadable)
-        return next((each for each in found if isinstance(each, Checkpoint)), None)
+        """That one, if the disk has it. Raises OSError."""
+        return next((each for each in self._sound(store, serial - 1) if each.serial == serial), None)
 
     def left(self, store: Path, after: int) -> Checkpoint | None:
-        """Of those on disk with a serial above that one, the one of the latest iteration that the bucket does not have:
-        each may be what the other ranks have. Raises OSError."""
+        """Of those with a serial above that one, the latest iteration that the bucket does not have: each may be what
+        the other ranks have. Raises OSError."""
+        left = (each for each in self._sound(store, after) if each.serial not in self._uploaded)
+        return max(left, key=lambda each: (each.iteration, each.serial), default=None)
+
+    def _sound(self, store: Path, after: int) -> list[Checkpoint]:
+        """On disk with a serial above that one, as far as they can be read; newest first. Raises OSError."""
         try:
             names = checkpoint_names(store)
-        except StoreError:
-            return None
-        new = [name for name in names if serial_of(name) > after and serial_of(name) not in self._uploaded]
-        found = (examine(store, name) for name in new if name not in self._unreadable)
-        return max((each for each in found if isinstance(each, Checkpoint)), key=_age, default=None)
+        except StoreError:  # it is gone, which its saver tells
+            return []
+        new = [name for name in names if serial_of(name) > after and name not in self._unreadable]
+        return [each for name in new if isinstance(each := examine(store, name), Checkpoint)]
 
     def drop(self, serial: int) -> None:
         """Remove an upload of this process, by its serial on disk. Raises BucketError."""
-        there = self._uploaded.get(serial)
+        there = self._uploaded.get(serial, 0)
+        if there // UPLOADS != self._attempt:  # the bucket had it before: it may be whole
+            return
         contents = self._look()
         for name, files in contents.checkpoints.items():
             if serial_of(name) == there:
@@ -210,10 +206,6 @@ class Uploads:
         except CorruptStoreError:
             return Retained(serial_of(name), 0, keep=False, sound=False)
         return Retained(manifest.serial, manifest.iteration, manifest.keep or contents.is_kept(name))
-
-
-def _age(checkpoint: Checkpoint) -> tuple[int, int]:
-    return checkpoint.iteration, checkpoint.serial
 
 
 def _open(path: Path) -> BinaryIO:
