@@ -1,40 +1,42 @@
-"""Who saves what all ranks have alike: each a share of it, so that it is read and written once and not by each."""
+"""Who saves what several ranks have alike: each a share of it, so that it is read and written once and not by each."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Among `ranks`, ascending, of which this is `rank`. `places`: of a parameter's rank among them, by its name."""
+    """For this `rank`. `savers`: by a parameter's name the ranks that have it alike, whoever saves it first."""
 
     rank: int
-    ranks: tuple[int, ...]
-    places: Mapping[str, int]
+    savers: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, rank: int, ranks: Sequence[int], sizes_bytes: Mapping[str, int]) -> Division | None:
-        """Of parameters of these sizes, by name; None where a rank would have nothing to save, or has no other.
+    def of(cls, rank: int, alike: Iterable[tuple[Sequence[int], Mapping[str, int]]]) -> Division | None:
+        """Of sizes in bytes of parameters, by name, with the ranks, ascending, that have these alike. Where one of the
+        ranks would save nothing, all of them save all; None where nothing is divided.
 
         The largest goes first, each to who has least so far (Graham 1969, "Bounds on multiprocessing timing anomalies":
         at most 4/3 of what is best for the fullest).
         """
-        if len(ranks) < 2 or len(sizes_bytes) < len(ranks):
-            return None
-        filled = [(0, place) for place in range(len(ranks))]
-        places: dict[str, int] = {}
-        for name, size_bytes in sorted(sizes_bytes.items(), key=lambda found: (-found[1], found[0])):
-            have_bytes, place = heapq.heappop(filled)
-            places[name] = place
-            heapq.heappush(filled, (have_bytes + size_bytes, place))
-        return cls(rank, tuple(ranks), places)
+        savers: dict[str, tuple[int, ...]] = {}
+        for ranks, sizes_bytes in alike:
+            if not 2 <= len(ranks) <= len(sizes_bytes):
+                continue
+            filled = [(0, place) for place in range(len(ranks))]
+            for name, size_bytes in sorted(sizes_bytes.items(), key=lambda found: (-found[1], found[0])):
+                have_bytes, place = heapq.heappop(filled)
+                savers[name] = (*ranks[place:], *ranks[:place])
+                heapq.heappush(filled, (have_bytes + size_bytes, place))
+        return cls(rank, savers) if savers else None
 
     def saver_of(self, parameter: str, entry: str = "") -> int:
         """The rank that saves a parameter, or an entry of an optimizer's state of it.
 
         Entries go round, so that of one large parameter not all is saved by one rank.
         """
-        return self.ranks[(self.places[parameter] + sum(entry.encode())) % len(self.ranks)]
+        ranks = self.savers[parameter]
+        return ranks[sum(entry.encode()) % len(ranks)]

@@ -259,16 +259,29 @@ def place_in_whole(tensor: DTensor) -> tuple[int, ...]:
 
 
 def kept_alike(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.nn.Parameter]:
-    """The parameters that are the same on every rank, always: none where it has only some ranks, or where a hook other
-    than torch's own may hand each rank another gradient."""
-    size = torch.distributed.get_world_size()
-    if torch.distributed.get_world_size(ddp.process_group) != size or not all(
-        hook.__module__.startswith("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
-        for hook, _ in ddp._comm_hooks
-    ):
-        return []
+    """The parameters that are the same on each of its ranks, unless they `may_differ`."""
     named = ddp.module.named_parameters()
     return [parameter for name, parameter in named if name not in ddp.parameters_to_ignore]
+
+
+def may_differ(module: torch.nn.Module) -> bool:
+    """Whether this module of DDP or FSDP2 may now hand each replica another gradient: by a hook other than torch's own,
+    or because it leaves out the all-reduce."""
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        own = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+        return not all(hook.__module__.startswith(own) for hook, _ in module._comm_hooks)
+    groups = _fsdp_groups(module)
+    return any(group._all_reduce_hook is not None or not group.all_reduce_grads for group in groups)
+
+
+def _fsdp_groups(module: torch.nn.Module) -> list[Any]:
+    """FSDP2's of one module; an older torch has one at most."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not isinstance(module, fsdp.FSDPModule):
+        return []
+    state = module._get_fsdp_state()
+    several = getattr(state, "_fsdp_param_groups", None)
+    return [group for group in ([state._fsdp_param_group] if several is None else several) if group is not None]
 
 
 # Operators

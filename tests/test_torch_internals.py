@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,14 +21,26 @@ def _optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
 
 
-def _ddp() -> torch.nn.parallel.DistributedDataParallel:
+@contextmanager
+def _alone() -> Iterator[None]:
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
     torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def _ddp() -> torch.nn.parallel.DistributedDataParallel:
+    with _alone():
         return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
-    finally:
-        torch.distributed.destroy_process_group()
+
+
+def _fsdp() -> Any:
+    mesh = importlib.import_module("torch.distributed.device_mesh").init_device_mesh
+    with _alone():
+        model = torch.nn.Linear(1, 1)
+        importlib.import_module("torch.distributed.fsdp").fully_shard(model, mesh=mesh("cpu", (1,)))
+        return model
 
 
 # Attribute -> objects that have it.
@@ -55,6 +69,10 @@ SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_sync_module_states": lambda: (torch.nn.parallel.distributed,),
     "_local_tensor": lambda: (importlib.import_module("torch.distributed.tensor").DTensor,),
     "_comm_hooks": lambda: (_ddp(),),
+    "_get_fsdp_state": lambda: (_fsdp(),),
+    "_fsdp_param_group": lambda: (_fsdp()._get_fsdp_state(),),
+    "_fsdp_param_groups": lambda: (_fsdp()._get_fsdp_state(),),
+    "_all_reduce_hook": lambda: (_fsdp()._get_fsdp_state()._fsdp_param_group,),
     "_AutoDispatchBelowAutograd": lambda: (torch._C,),
     "_foreach_": lambda: (),  # how names begin, of which some are above
 }

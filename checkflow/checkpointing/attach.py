@@ -207,7 +207,7 @@ def attach(
             }
             together.group.same("attach()", settled)
             interval = interval or 1 if schedule is None else interval  # a learner finds one by itself, each its own
-            training = together.divide(training, divides=schedule is None)
+            training = together.divide(training, warn, divides=schedule is None)
 
         def lacks(found: Iterable[Unlisted]) -> None:
             lines = missing(found, training.listed, scaler=scaler is not None)

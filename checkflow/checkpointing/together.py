@@ -20,8 +20,9 @@ from checkflow.distributed.parts import directories_in, marks_in
 from checkflow.distributed.placement import address_here, machine_here, mirrors
 from checkflow.division import Division
 from checkflow.jsonfile import digest_of
-from checkflow.state.divided import sizes_alike
+from checkflow.state.divided import Alike, alike_in, content_of
 from checkflow.state.host.objects import Member
+from checkflow.state.shards import give_back_gathered
 from checkflow.store.bucket.names import has_ranks
 from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.ranks import COPIES, WHOLE, directory_of
@@ -63,13 +64,31 @@ class Together:
         """Whether it is the one that tells a person what is the same on all."""
         return self.group.rank == 0
 
-    def divide(self, training: Training, *, divides: bool) -> Training:
+    def divide(self, training: Training, warn: Callable[[str], None], *, divides: bool) -> Training:
         """The training with who saves what of all that ranks have alike; every rank calls this. `divides`: whether it
         can take a share."""
-        sizes_bytes = sizes_alike(training) if divides else {}
-        says = digest_of(sizes_bytes) if sizes_bytes else ""
-        ranks = fellows(self.group, self.root, says)
-        return replace(training, division=Division.of(self.group.rank, ranks, sizes_bytes))
+        give_back_gathered(training.models)
+        alike = {_says(each): each for each in alike_in(training)} if divides else {}
+        sharing = fellows(self.group, self.root, alike)
+        contents = {
+            says: f"{says} {content_of(alike[says], training)}"
+            for says, ranks in sharing.items()
+            if len(ranks) > 1 and not alike[says].is_made_so
+        }
+        same = fellows(self.group, self.root, contents.values())
+        for says, content in contents.items():
+            if same.get(content) != sharing[says]:
+                warn(
+                    f"{next(iter(alike[says].sizes_bytes))}: ranks {', '.join(map(str, sharing[says]))} are replicas "
+                    "and do not begin with the same bytes; give each of them the same seed"
+                )
+                sharing[says] = ()
+        return replace(
+            training,
+            division=Division.of(
+                self.group.rank, [(ranks, alike[says].sizes_bytes) for says, ranks in sharing.items()]
+            ),
+        )
 
     def mirror(self, handle: StoreHandle, notify: Callable[[str], None]) -> None:
         """Each rank's checkpoints go to the memory of another one's machine, too. Raises StoreError, PeerError."""
@@ -152,6 +171,10 @@ class Together:
 
     def _begin_attempt(self, known: Iterable[Iterable[Mark]]) -> None:
         self.member.attempt = self.agreement.attempt = max(next_attempt(known), self.member.attempt + 1)
+
+
+def _says(alike: Alike) -> str:
+    return digest_of({"ranks": list(alike.ranks), "sizes_bytes": dict(alike.sizes_bytes)})
 
 
 def _has_ranks(bucket: Objects) -> bool:

@@ -1,4 +1,4 @@
-"""The ranks that divide what all have alike: those that see each other's directories, so that each can read all of it.
+"""The ranks that divide what they have alike: those that see each other's directories, so that each can read all of it.
 
 It is found by a word that each writes into its own directory: where every machine has a disk of its own, the ranks of
 one machine see each other; where there is one disk of all, all do.
@@ -8,23 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 
 from checkflow.distributed.group import Group
 from checkflow.store.format.ranks import HERE, directory_of
 
 
-def fellows(group: Group, store: Path, says: str) -> tuple[int, ...]:
-    """Ascending, this rank among them. `says`: what each has to say alike; "" of one that divides nothing."""
+def fellows(group: Group, store: Path, says: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """For each of what this rank `says` the ranks, ascending, that say it too and can read each other's parts; every
+    rank calls this. Left out is what they do not agree about."""
     word = secrets.token_hex(8)
     with contextlib.suppress(OSError):  # opening the store tells of it
         own = store / directory_of(group.rank, group.size)
         own.mkdir(parents=True, exist_ok=True)
         (own / HERE).write_text(word)
-    words = group.gather("attach()", [word, says])
-    seen = [rank for rank, said in enumerate(words) if says and said == [_word_in(group, store, rank), says]]
-    of_all = group.gather("attach()", seen)
-    return tuple(seen) if seen and all(of_all[rank] == seen for rank in seen) else (group.rank,)
+    words = group.gather("attach()", word)
+    of_all = _dicts(group.gather("attach()", dict.fromkeys(says)))
+    visible = [rank for rank, said in enumerate(words) if says and said == _word_in(group, store, rank)]
+    seen = {each: [rank for rank in visible if each in of_all[rank]] for each in says}
+    seen_by = _dicts(group.gather("attach()", seen))
+    return {
+        each: tuple(ranks)
+        for each, ranks in seen.items()
+        if ranks and all(seen_by[r].get(each) == ranks for r in ranks)
+    }
+
+
+def _dicts(said: list[object]) -> list[dict[str, object]]:
+    return [each if isinstance(each, dict) else {} for each in said]
 
 
 def _word_in(group: Group, store: Path, rank: int) -> str:

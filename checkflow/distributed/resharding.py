@@ -174,11 +174,13 @@ def _pieces(parts: Complete, first: int, wanted: Mapping[StateName, Place]) -> d
 def owners_of(parts: Complete, first: int, state: StateName, shape: tuple[int, ...]) -> dict[Place, int]:
     """The parts of a tensor of this shape, each with the rank that has it.
 
-    Of several that have the same part it is the lowest, and `first` of what is whole: others saved that in its place.
-    Those without elements are left out, unless the whole has none.
+    Of several that have the same part it is the lowest that saved it, and `first` of what is whole: others saved that
+    in its place. Those without elements are left out, unless the whole has none.
     """
     owners: dict[Place, int] = {}
     for rank, part in enumerate(parts.ranks):
+        if state in part.record.shards and state in part.record.elsewhere:
+            continue
         shard = part.record.shards.get(state)
         place = whole(state, shape) if shard is None else _place(shard)
         if 0 not in place.sizes or 0 in place.shape:

@@ -1,37 +1,94 @@
-"""Of the state that all ranks have alike, what this rank saves, and what others do.
+"""Of the state that several ranks have alike, what this rank saves, and what others do.
 
-Alike are the parameters of DistributedDataParallel, which makes them so and keeps them so, and what optimizers keep of
-them. All else is each rank's own: buffers, what was listed, random generators, what is on the host.
+Alike are the parameters of DistributedDataParallel, the same part of a DTensor (replicas in HSDP have it), and what
+optimizers keep of both. All else is each rank's own: buffers, what was listed, random generators, what is on the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+import torch
+import xxhash
+from torch.distributed import get_process_group_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 from checkflow.division import Division
-from checkflow.state.live import Live, live_state, parameters_of
+from checkflow.errors import InputError
+from checkflow.state.live import Live, live_state, parameter_names, parameters_of
 from checkflow.state.names import StateName
-from checkflow.state.shards import is_shared
-from checkflow.torch_internals import kept_alike, storage_id
+from checkflow.state.shards import is_shared, local, ranks_alike
+from checkflow.torch_internals import kept_alike, may_differ, storage_id
 from checkflow.training import Training
+
+_STRETCH = 2**22  # elements that are brought to the host at once
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Parameters that these ranks, ascending, have alike: the bytes of this rank's part of each, by name."""
+
+    ranks: tuple[int, ...]
+    sizes_bytes: Mapping[str, int]
+    is_made_so: bool  # by DistributedDataParallel; where not, who trains has to begin with the same on each
 
 
 def modules_alike(training: Training) -> list[DistributedDataParallel]:
-    """The modules that are the same on all ranks, in order."""
-    parts = (part for model in training.models for part in model.modules())
-    return [part for part in parts if isinstance(part, DistributedDataParallel)]
+    """The modules that DistributedDataParallel keeps the same on its ranks, in order."""
+    return [part for part in _modules(training) if isinstance(part, DistributedDataParallel)]
 
 
-def sizes_alike(training: Training) -> dict[str, int]:
-    """The bytes of each parameter that ranks have alike, by name."""
-    alike = {id(parameter) for ddp in modules_alike(training) for parameter in kept_alike(ddp)}
-    return {
-        str(name): parameter.numel() * parameter.element_size()
-        for name, parameter in parameters_of(training)
-        if id(parameter) in alike and parameter.numel() and not is_shared(parameter)
+def alike_in(training: Training) -> list[Alike]:
+    """What this rank has as others do, by who they are."""
+    of_ddp = {
+        id(parameter): tuple(get_process_group_ranks(ddp.process_group))
+        for ddp in modules_alike(training)
+        if not may_differ(ddp)
+        for parameter in kept_alike(ddp)
     }
+    replicas_differ = any(may_differ(part) for part in _modules(training) if part not in modules_alike(training))
+    found: dict[tuple[tuple[int, ...], bool], dict[str, int]] = {}
+    for name, parameter in parameters_of(training):
+        if is_shared(parameter):
+            key = (() if replicas_differ else ranks_alike(parameter)), False
+        else:
+            key = of_ddp.get(id(parameter), ()), True
+        part = local(parameter)
+        if key[0] and part.numel():
+            found.setdefault(key, {})[str(name)] = part.numel() * part.element_size()
+    return [Alike(ranks, sizes_bytes, is_made_so) for (ranks, is_made_so), sizes_bytes in found.items()]
+
+
+def content_of(alike: Alike, training: Training) -> str:
+    """A hash of this rank's part of it, and of what optimizers keep of it now."""
+    names = parameter_names(training)
+    found = xxhash.xxh3_128()
+    for live in live_state(training):
+        if _parameter_of(live, names) in alike.sizes_bytes:
+            flat = live.tensor.detach().reshape(-1)
+            found.update(live.name.encode())
+            for start in range(0, flat.numel(), _STRETCH):
+                found.update(flat[start : start + _STRETCH].cpu().view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return found.hexdigest()
+
+
+def modules_divided(training: Training) -> list[torch.nn.Module]:
+    """Those with parameters that another rank may save."""
+    names, division = parameter_names(training), training.division
+    if division is None:
+        return []
+    return [part for part in _modules(training) if any(names.get(id(p)) in division.savers for p in part.parameters())]
+
+
+def require_alike(divided: Iterable[torch.nn.Module]) -> None:
+    """Raises InputError where what is saved once may now differ by rank."""
+    if any(map(may_differ, divided)):
+        raise InputError(
+            "step: ranks had parameters alike, and an update was made without the all-reduce of their gradients "
+            "(set_requires_all_reduce, set_all_reduce_hook, register_comm_hook); have it at each update, or set these "
+            "before attach"
+        )
 
 
 def elsewhere(training: Training, lives: Sequence[Live]) -> dict[StateName, int]:
@@ -39,7 +96,7 @@ def elsewhere(training: Training, lives: Sequence[Live]) -> dict[StateName, int]
     division = training.division
     if division is None:
         return {}
-    names = {id(parameter): name for name, parameter in parameters_of(training)}
+    names = parameter_names(training)
     by_storage: dict[int, list[Live]] = {}
     for live in lives:
         if live.tensor.numel():
@@ -61,8 +118,16 @@ def saved_here(training: Training) -> list[Live]:
 
 def _saver_of(live: Live, division: Division, names: Mapping[int, StateName]) -> int | None:
     """None for what is each rank's own."""
-    parameter = live.held if live.optimizer is None else live.parameter
-    name = names.get(id(parameter), "")
-    if name not in division.places or live.is_host_scalar:
+    name = _parameter_of(live, names)
+    if name not in division.savers or live.is_host_scalar:
         return None
     return division.saver_of(name, live.entry)
+
+
+def _parameter_of(live: Live, names: Mapping[int, StateName]) -> str:
+    """The parameter that it is, or that an optimizer keeps it of; "" for what is neither."""
+    return names.get(id(live.held if live.optimizer is None else live.parameter), "")
+
+
+def _modules(training: Training) -> Iterator[torch.nn.Module]:
+    return (part for model in training.models for part in model.modules())

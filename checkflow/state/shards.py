@@ -45,6 +45,21 @@ def place_of(tensor: torch.Tensor) -> Place | None:
     return Place(tuple(tensor.shape), place_in_whole(tensor), tuple(part_of(tensor).shape))
 
 
+def ranks_alike(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The ranks, ascending, that have the same part as this one, which is among them; () of a plain tensor, and where
+    each has a term of a sum."""
+    if not is_shared(tensor) or any(placement.is_partial() for placement in tensor.placements):
+        return ()
+    here = tensor.device_mesh.get_coordinate()
+    if here is None:  # this rank has nothing of it
+        return ()
+    axes = [
+        slice(None) if placement.is_replicate() else slice(at, at + 1)
+        for placement, at in zip(tensor.placements, here, strict=True)
+    ]
+    return tuple(sorted(tensor.device_mesh.mesh[tuple(axes)].flatten().tolist()))
+
+
 def is_even(tensor: torch.Tensor) -> bool:
     """Whether each rank that shares it has as much of it as any other; of a plain tensor, true."""
     if not is_shared(tensor):

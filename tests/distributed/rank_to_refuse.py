@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from rank_to_kill import leave
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -115,6 +116,23 @@ def unsharded_at_the_end(store: Path) -> None:
         checkpointer.save()
 
 
+def replicas(store: Path, begins: float = 0.0) -> None:
+    """Of one weight and one bias, in HSDP; it says what is elsewhere, and goes on without an all-reduce."""
+    told: list[str] = []
+    model = torch.nn.Linear(3, 2)
+    replica = fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards")))
+    torch.nn.init.constant_(model.weight, begins)
+    torch.nn.init.constant_(model.bias, 0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with checkflow.attach(model, optimizer, store=store, notify=told.append) as checkpointer:
+        for all_reduce in (True, False):
+            replica.set_requires_all_reduce(all_reduce)
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            checkpointer.step()
+    raise checkflow.CheckflowError("; ".join(told))
+
+
 def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -137,6 +155,8 @@ def main(folder: Path) -> None:
         "model": lambda: other_model(folder / "b", rank),
         "anew": lambda: begun_anew(folder / "b"),
         "unsharded": lambda: unsharded_at_the_end(folder / "c"),
+        "replicas": lambda: replicas(folder / "f"),
+        "unlike": lambda: replicas(folder / "g", begins=float(rank)),
         "waits": lambda: steps_alone(folder / "d", rank),
         "late": lambda: steps_late(folder / "e", rank),
         "missing": lambda: attach(folder / "a", peers_deadline_s=0.5) if rank == 0 else None,

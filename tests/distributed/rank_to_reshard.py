@@ -43,9 +43,11 @@ def divided(kind: str, model: torch.nn.Sequential) -> torch.nn.Module:
         mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("shards", "parallel"))
         parallelize_module(model, mesh["parallel"], plan)
         fully_shard(model, mesh=mesh["shards"])
-    if kind == "fsdp":
-        fully_shard(model[0])
-        fully_shard(model)
+    if kind in ("fsdp", "hsdp"):
+        several = (2, dist.get_world_size() // 2) if kind == "hsdp" else (dist.get_world_size(),)
+        mesh = init_device_mesh("cpu", several, mesh_dim_names=("replicas", "shards")[-len(several) :])
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
     return model
 
 

@@ -21,7 +21,7 @@ from checkflow.distributed.parts import RankPart, all_in, marks_in
 from checkflow.distributed.reading import tensors_of
 from checkflow.division import Division
 from checkflow.schedule import read_schedule
-from checkflow.state.divided import sizes_alike
+from checkflow.state.divided import Alike, alike_in
 from checkflow.state.names import StateName, holder_of
 from checkflow.store.format.ranks import directory_of
 from checkflow.training import Training
@@ -51,7 +51,27 @@ def test_each_rank_saves_its_share_and_all_that_is_its_own(tmp_path: Path) -> No
         assert all(name in alike[saver] for name, saver in part.record.elsewhere.items())
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp"] if NIGHTLY else ["ddp", "fsdp"])
+def test_replicas_save_each_a_share_of_their_part(tmp_path: Path) -> None:
+    """HSDP on 2 x 2 ranks: 0 and 2 have one half of each parameter, 1 and 3 the other."""
+    with Job(4, "hsdp", tmp_path, 4, 0) as job:
+        job.done()
+    parts = all_in(tmp_path)[0].ranks
+    shares = [names_in(part) for part in parts]
+    own = set.intersection(*shares)
+    assert {"model/1.running_mean", "extra.losses/tensor"} <= own
+    for half in ((0, 2), (1, 3)):
+        shards = parts[half[0]].record.shards
+        empty = {name for name, shard in shards.items() if 0 in shard.sizes}  # of a parameter with one row
+        first, second = (shares[rank] - own - empty for rank in half)
+        assert first
+        assert second
+        assert first | second == shards.keys() - empty
+        for rank, other, share in ((half[0], half[1], second), (half[1], half[0], first)):
+            assert parts[rank].record.elsewhere == dict.fromkeys(share, other)
+            assert parts[rank].record.shards == shards
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp", "tp"] if NIGHTLY else ["ddp", "fsdp"])
 def test_each_rank_learns_its_own_schedule(kind: str, tmp_path: Path) -> None:
     """Of its share, or of its part; killed under it, the job goes on with the same bits."""
     with Job(2, kind, tmp_path, NO_END, 0.01) as job:
@@ -72,7 +92,7 @@ def test_each_rank_learns_its_own_schedule(kind: str, tmp_path: Path) -> None:
     last = "model/3.weight" if kind == "tp" else "model/4.weight"
     assert {"model/0.weight", last, "optimizer/0.weight.exp_avg"} <= set.union(*planned)
     alike = {name for name in set.intersection(*planned) if not name.startswith(("model/1.", "extra."))}
-    assert bool(alike) == (kind != "ddp")
+    assert bool(alike) == (kind not in ("ddp", "hsdp"))
     ends = []
     for store in (tmp_path, tmp_path / "uninterrupted"):
         with Job(2, kind, store, completed + 1, 0) as job:
@@ -117,7 +137,7 @@ def test_a_share_that_does_not_verify_is_missed_by_all(tmp_path: Path, capsys: p
 
 @given(st.dictionaries(st.text(min_size=1, max_size=3), st.integers(1, 100), min_size=1, max_size=9), st.integers(1, 5))
 def test_shares_are_about_as_large(sizes_bytes: dict[str, int], ranks: int) -> None:
-    division = Division.of(0, range(ranks), sizes_bytes)
+    division = Division.of(0, [(range(ranks), sizes_bytes)])
     if ranks == 1 or len(sizes_bytes) < ranks:
         assert division is None
         return
@@ -153,6 +173,10 @@ def test_what_is_not_kept_alike_is_not_divided() -> None:
 
     def net() -> torch.nn.Sequential:
         return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1, bias=False))
+
+    def sizes_alike(training: Training) -> dict[str, int]:
+        (found,) = alike_in(training) or [Alike((), {}, is_made_so=True)]
+        return dict(found.sizes_bytes)
 
     every = {"model/0.weight": 24, "model/0.bias": 12, "model/1.weight": 12}
     assert sizes_alike(training(net())) == {}

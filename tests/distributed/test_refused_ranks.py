@@ -31,6 +31,8 @@ BOTH = {
     "never": r"done",
     "anew": r"done",
     "unsharded": r"done",
+    "replicas": r"\w+: (rank \d: )?step: ranks had parameters alike, and an update was made without the all-reduce",
+    "unlike": r"CheckflowError: model/weight: ranks 0, 1 are replicas and do not begin with the same bytes; give each",
 }
 EACH = {
     "one": [r"PeerError: rank 1: when_full: 'sometimes' is not known", r"InputError: when_full: 'sometimes' is not"],

@@ -16,8 +16,13 @@ from checkflow.cli import run
 RANK = Path(__file__).parent / "rank_to_reshard.py"
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 KINDS = [("fsdp", 4), ("tp", 2), ("ddp", 3), ("alone", 1), ("both", 4), ("fsdp", 3), ("tp", 3), ("ddp", 2), ("fsdp", 2)]
+KINDS += [("hsdp", 4)]
 LONG = [("fsdp", 4), ("tp", 2), ("ddp", 3), ("alone", 1), ("fsdp", 3)]
-CHAINS = [LONG, *map(list, itertools.permutations(KINDS, 2))] if NIGHTLY else [[("fsdp", 2), ("tp", 2), ("alone", 1)]]
+CHAINS = (
+    [LONG, *map(list, itertools.permutations(KINDS, 2))]
+    if NIGHTLY
+    else [[("fsdp", 2), ("tp", 2), ("alone", 1)], [("hsdp", 4), ("ddp", 2)]]
+)
 
 
 def words(job: Job, size: int, which: str) -> tuple[int, str]:

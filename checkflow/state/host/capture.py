@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from checkflow import about
-from checkflow.state.divided import elsewhere, modules_alike
+from checkflow.state.divided import elsewhere, modules_alike, modules_divided, require_alike
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.encode import encode
 from checkflow.state.host.json_values import Json, dump
@@ -88,6 +88,7 @@ class HostState:
         self._about: tuple[object, str] = (None, "")  # what is known of the run, and its text
         self._training = training
         self._alike = modules_alike(training)
+        self._divided = modules_divided(training)
         self._several: tuple[tuple[int, ...] | None, str] = (None, "")  # how many parameters have state, and the text
         self._epoch: int | None = None
         self._tensors: dict[StateName, torch.Tensor] = {}
@@ -98,6 +99,7 @@ class HostState:
 
     def capture(self, iteration: int) -> Captured:
         """The state after `iteration` completed iterations. Raises InputError that names what cannot be saved."""
+        require_alike(self._divided)
         several = self._several_text()
         optimizers = ",".join(reader.read() for reader in self._optimizers)
         before = f'{self._head},"iteration":{iteration},"models":[{self._model_texts()}],"optimizers":[{optimizers}]'
