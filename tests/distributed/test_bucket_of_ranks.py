@@ -14,7 +14,8 @@ import pytest
 from bucket_server import BucketServer
 from click.testing import CliRunner
 from job_of_ranks import Job
-from processes import children, runs
+from processes import children, descendants, runs
+from processes import command as command_of
 
 from checkflow.checkpointing.behind_ranks import Stock
 from checkflow.checkpointing.known import Kept, exchange
@@ -26,6 +27,10 @@ from checkflow.store.bucket.names import by_rank
 from checkflow.store.format.ranks import directory_of
 
 NO_END = 1_000_000
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+LOSSES = ("machine", "uploader", "machines", "bucket", "trainers")
+UPLOADER = "checkflow.store.bucket"  # in its command
+LIVES = 20 if NIGHTLY else 3
 PAUSE_S = 0.02
 EACH = "persist_every=1"
 
@@ -78,6 +83,50 @@ def machines_are_lost(job: Job) -> int:
         os.kill(pid, signal.SIGKILL)
     job.wait()
     return max(map(job.iteration, job.ranks))
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"] if NIGHTLY else ["fsdp"])
+def test_whatever_is_lost_again_and_again_it_goes_on_as_promised(
+    kind: str, server: BucketServer, tmp_path: Path
+) -> None:
+    """Each life ends in a way that is drawn; what was lost costs no more than that way may cost."""
+    draw = random.Random(kind)
+    store, given = tmp_path / "disk-{rank}", ("persist_every=2", f"bucket={server.url}")
+    beside: dict[int, set[int]] = {0: set(), 1: set()}  # by rank the processes that it ever had beside it
+    first = 0
+    for life in range(LIVES):
+        what = draw.choice(LOSSES) if NIGHTLY else LOSSES[life]
+        with Job(2, kind, store, NO_END, PAUSE_S, *given) as job:
+            job.reach(first + draw.randint(3, 30))
+            for rank, process in job.ranks.items():
+                beside[rank] |= descendants(process.pid)
+            victim = draw.randrange(2)
+            if what == "bucket":
+                server.out()
+            if what == "uploader":
+                for pid in [each for each in beside[victim] if UPLOADER in command_of(each)]:
+                    os.kill(pid, signal.SIGKILL)
+            if what in ("bucket", "uploader"):
+                job.reach(min(map(job.iteration, job.ranks)) + draw.randint(1, 20))
+            lost = {"machine": [victim], "machines": [0, 1]}.get(what, [])
+            for rank in lost:
+                for pid in filter(runs, beside[rank] | descendants(job.ranks[rank].pid)):
+                    os.kill(pid, signal.SIGKILL)
+            job.kill(lost or [victim])
+            time.sleep(draw.random() * 0.3)
+            job.kill()
+            job.wait()
+            completed = max(map(job.iteration, job.ranks))
+            promised = max(first, job.common("uploaded")) if lost else job.common("staged")
+        for rank in lost:
+            shutil.rmtree(tmp_path / f"disk-{rank}")
+        if what == "bucket":
+            server.back()
+        first = completed + 1
+        with Job(2, kind, store, first, 0, *given) as job:
+            (now,) = {iteration for iteration, _ in job.done().values()}
+        assert promised <= now <= completed, (life, what)
+    assert ends(kind, 2, tmp_path, store, first + 2, *given) == first
 
 
 def resumed(size: int, store: Path, iterations: int, *options: str) -> int:
