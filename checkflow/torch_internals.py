@@ -264,24 +264,26 @@ def kept_alike(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.nn.
     return [parameter for name, parameter in named if name not in ddp.parameters_to_ignore]
 
 
+def sums_gradients(module: torch.nn.Module) -> bool:
+    """Whether it is DDP's, or one of FSDP2's."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody imported it there is none
+    return isinstance(module, (torch.nn.parallel.DistributedDataParallel, *((fsdp.FSDPModule,) if fsdp else ())))
+
+
 def may_differ(module: torch.nn.Module) -> bool:
     """Whether this module of DDP or FSDP2 may now hand each replica another gradient: by a hook other than torch's own,
     or because it leaves out the all-reduce."""
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         own = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
         return not all(hook.__module__.startswith(own) for hook, _ in module._comm_hooks)
-    groups = _fsdp_groups(module)
-    return any(group._all_reduce_hook is not None or not group.all_reduce_grads for group in groups)
-
-
-def _fsdp_groups(module: torch.nn.Module) -> list[Any]:
-    """FSDP2's of one module; an older torch has one at most."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None or not isinstance(module, fsdp.FSDPModule):
-        return []
-    state = module._get_fsdp_state()
-    several = getattr(state, "_fsdp_param_groups", None)
-    return [group for group in ([state._fsdp_param_group] if several is None else several) if group is not None]
+    if not sums_gradients(module):
+        return False
+    state: Any = module._get_fsdp_state()  # type: ignore[operator]
+    several = getattr(state, "_fsdp_param_groups", None)  # an older torch has one at most
+    groups = [state._fsdp_param_group] if several is None else several
+    return any(
+        group._all_reduce_hook is not None or not group.all_reduce_grads for group in groups if group is not None
+    )
 
 
 # Operators

@@ -13,7 +13,7 @@ from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.restoring import Found, Nothing
 from checkflow.checkpointing.seeking import Seeking
 from checkflow.distributed.agreement import Agreement
-from checkflow.distributed.fellows import fellows
+from checkflow.distributed.fellows import fellows, gathered
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.distributed.parts import directories_in, marks_in
@@ -71,24 +71,20 @@ class Together:
         alike = {_says(each): each for each in alike_in(training)} if divides else {}
         sharing = fellows(self.group, self.root, alike)
         contents = {
-            says: f"{says} {content_of(alike[says], training)}"
+            says: content_of(alike[says], training)
             for says, ranks in sharing.items()
             if len(ranks) > 1 and not alike[says].is_made_so
         }
-        same = fellows(self.group, self.root, contents.values())
+        said = gathered(self.group, contents)
         for says, content in contents.items():
-            if same.get(content) != sharing[says]:
+            if any(said[rank].get(says) != content for rank in sharing[says]):
                 warn(
                     f"{next(iter(alike[says].sizes_bytes))}: ranks {', '.join(map(str, sharing[says]))} are replicas "
                     "and do not begin with the same bytes; give each of them the same seed"
                 )
                 sharing[says] = ()
-        return replace(
-            training,
-            division=Division.of(
-                self.group.rank, [(ranks, alike[says].sizes_bytes) for says, ranks in sharing.items()]
-            ),
-        )
+        divided = [(ranks, alike[says].sizes_bytes) for says, ranks in sharing.items()]
+        return replace(training, division=Division.of(self.group.rank, divided))
 
     def mirror(self, handle: StoreHandle, notify: Callable[[str], None]) -> None:
         """Each rank's checkpoints go to the memory of another one's machine, too. Raises StoreError, PeerError."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from checkflow.distributed.group import Group
@@ -23,20 +23,20 @@ def fellows(group: Group, store: Path, says: Collection[str]) -> dict[str, tuple
         own = store / directory_of(group.rank, group.size)
         own.mkdir(parents=True, exist_ok=True)
         (own / HERE).write_text(word)
-    words = group.gather("attach()", word)
-    of_all = _dicts(group.gather("attach()", dict.fromkeys(says)))
-    visible = [rank for rank, said in enumerate(words) if says and said == _word_in(group, store, rank)]
-    seen = {each: [rank for rank in visible if each in of_all[rank]] for each in says}
-    seen_by = _dicts(group.gather("attach()", seen))
+    of_all = gathered(group, dict.fromkeys(says, word))
+    words = {rank: _word_in(group, store, rank) for rank, said in enumerate(of_all) if said.keys() & set(says)}
+    seen = {each: [rank for rank, found in words.items() if of_all[rank].get(each) == found] for each in says}
+    seen_by = gathered(group, seen)
     return {
         each: tuple(ranks)
         for each, ranks in seen.items()
-        if ranks and all(seen_by[r].get(each) == ranks for r in ranks)
+        if ranks and all(seen_by[rank].get(each) == ranks for rank in ranks)
     }
 
 
-def _dicts(said: list[object]) -> list[dict[str, object]]:
-    return [each if isinstance(each, dict) else {} for each in said]
+def gathered(group: Group, said: Mapping[str, object]) -> list[dict[str, object]]:
+    """What each rank says, by rank; every rank calls this."""
+    return [each if isinstance(each, dict) else {} for each in group.gather("attach()", dict(said))]
 
 
 def _word_in(group: Group, store: Path, rank: int) -> str:

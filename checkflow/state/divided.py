@@ -19,7 +19,7 @@ from checkflow.errors import InputError
 from checkflow.state.live import Live, live_state, parameter_names, parameters_of
 from checkflow.state.names import StateName
 from checkflow.state.shards import is_shared, local, ranks_alike
-from checkflow.torch_internals import kept_alike, may_differ, storage_id
+from checkflow.torch_internals import kept_alike, may_differ, storage_id, sums_gradients
 from checkflow.training import Training
 
 _STRETCH = 2**22  # elements that are brought to the host at once
@@ -47,7 +47,9 @@ def alike_in(training: Training) -> list[Alike]:
         if not may_differ(ddp)
         for parameter in kept_alike(ddp)
     }
-    replicas_differ = any(may_differ(part) for part in _modules(training) if part not in modules_alike(training))
+    replicas_differ = any(
+        may_differ(part) for part in _modules(training) if not isinstance(part, DistributedDataParallel)
+    )
     found: dict[tuple[tuple[int, ...], bool], dict[str, int]] = {}
     for name, parameter in parameters_of(training):
         if is_shared(parameter):
@@ -74,20 +76,21 @@ def content_of(alike: Alike, training: Training) -> str:
 
 
 def modules_divided(training: Training) -> list[torch.nn.Module]:
-    """Those with parameters that another rank may save."""
+    """Those that sum gradients over ranks, of parameters that another rank may save."""
     names, division = parameter_names(training), training.division
     if division is None:
         return []
-    return [part for part in _modules(training) if any(names.get(id(p)) in division.savers for p in part.parameters())]
+    parts = (part for part in _modules(training) if sums_gradients(part))
+    return [part for part in parts if any(names.get(id(each)) in division.savers for each in part.parameters())]
 
 
 def require_alike(divided: Iterable[torch.nn.Module]) -> None:
     """Raises InputError where what is saved once may now differ by rank."""
     if any(map(may_differ, divided)):
         raise InputError(
-            "step: ranks had parameters alike, and an update was made without the all-reduce of their gradients "
-            "(set_requires_all_reduce, set_all_reduce_hook, register_comm_hook); have it at each update, or set these "
-            "before attach"
+            "step: ranks that had parameters alike may not have them so any more: the sum of their gradients is "
+            "off or has a hook (set_requires_all_reduce, set_all_reduce_hook, register_comm_hook); have it on from the "
+            "last backward pass of an iteration to its step(), or set this before attach"
         )
 
 
