@@ -131,6 +131,22 @@ def test_large_files_go_in_parts_and_come_back_in_blocks(server: BucketServer, t
         assert (one.path / entry.name).read_bytes() == (other.path / entry.name).read_bytes()
 
 
+def test_of_a_rank_no_more_is_uploaded_at_the_end_than_may_be_what_all_have(
+    server: BucketServer, tmp_path: Path
+) -> None:
+    """However much short lives have left on its disk."""
+    retention = Retention(last=9)
+    with StoreHandle.open(
+        tmp_path / "store", [DIRECT], notify=silent, persist_every=EACH, retention=retention
+    ) as handle:
+        for iteration in range(1, 7):
+            stage(handle, DIRECT, iteration)
+            until_verified(handle, iteration)
+        uploader = handle.start_uploader(BucketConfig(tmp_path / "store", server.url, Retention(), in_doubt=2))
+        uploader.close(60)
+    assert sorted(whole_in(server, tmp_path)) == [5, 6]
+
+
 def test_what_is_damaged_on_disk_is_not_uploaded(server: BucketServer, tmp_path: Path) -> None:
     """It is told, and the next one is uploaded."""
     told: list[str] = []

@@ -57,7 +57,12 @@ class BucketConfig:
     url: str
     retention: Retention
     retry_s: float = RETRY_S  # how long what cannot be uploaded is tried again once nobody trains
-    grouped: bool = False  # other ranks upload the other parts: the trainer says which is next, and what all have there
+    in_doubt: int = 0  # of several ranks: how many of the newest on disk may not be on the others' when they end
+
+    @property
+    def grouped(self) -> bool:
+        """Other ranks upload the other parts: the trainer says which is next, and what all have there."""
+        return self.in_doubt > 0
 
     def dump(self) -> bytes:
         return _BUCKET_CONFIG.dump_json(self)

@@ -119,7 +119,7 @@ class Uploader:
         if not self._config.grouped:
             return self._uploads.due(Path())
         if all_the_same:
-            return self._uploads.left(Path(), self._last_done)
+            return self._uploads.left(Path(), self._last_done, self._config.in_doubt)
         if self._asked is None:
             return None
         found = self._uploads.found(Path(), self._asked)

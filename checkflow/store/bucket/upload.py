@@ -67,10 +67,10 @@ class Uploads:
         """That one, if the disk has it. Raises OSError."""
         return next((each for each in self._sound(store, serial - 1) if each.serial == serial), None)
 
-    def left(self, store: Path, after: int) -> Checkpoint | None:
-        """Of those with a serial above that one, the latest iteration that the bucket does not have: each may be what
-        the other ranks have. Raises OSError."""
-        left = (each for each in self._sound(store, after) if each.serial not in self._uploaded)
+    def left(self, store: Path, after: int, newest: int) -> Checkpoint | None:
+        """Of so many of the newest, with a serial above that one, the latest iteration that was not uploaded: each may
+        be what the other ranks have. Raises OSError."""
+        left = (each for each in self._sound(store, after)[:newest] if each.serial not in self._uploaded)
         return max(left, key=lambda each: (each.iteration, each.serial), default=None)
 
     def _sound(self, store: Path, after: int) -> list[Checkpoint]:
