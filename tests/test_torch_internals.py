@@ -26,8 +26,10 @@ def _alone() -> Iterator[None]:
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
     torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def _ddp() -> torch.nn.parallel.DistributedDataParallel:

@@ -179,9 +179,9 @@ def owners_of(parts: Complete, first: int, state: StateName, shape: tuple[int, .
     """
     owners: dict[Place, int] = {}
     for rank, part in enumerate(parts.ranks):
-        if state in part.record.shards and state in part.record.elsewhere:
-            continue
         shard = part.record.shards.get(state)
+        if shard is not None and state in part.record.elsewhere:
+            continue
         place = whole(state, shape) if shard is None else _place(shard)
         if 0 not in place.sizes or 0 in place.shape:
             owners.setdefault(place, first if shard is None else rank)

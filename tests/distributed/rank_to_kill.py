@@ -42,6 +42,12 @@ def ddp() -> torch.nn.Module:
     return DistributedDataParallel(net(), broadcast_buffers=False, find_unused_parameters=True)
 
 
+def pairs() -> torch.nn.Module:
+    """Two ranks each train a model of their own."""
+    pair, _ = dist.new_subgroups(2)  # type: ignore[no-untyped-call]
+    return DistributedDataParallel(net(), process_group=pair, broadcast_buffers=False, find_unused_parameters=True)
+
+
 def synced() -> torch.nn.Module:
     """The first rank's buffers are everybody's: DDP writes them before the model's forward pass."""
     return DistributedDataParallel(net())
@@ -88,7 +94,7 @@ def leave() -> None:
     os._exit(0)
 
 
-KINDS = {"ddp": ddp, "synced": synced, "fsdp": fsdp, "hsdp": hsdp, "tp": tp, "both": both}
+KINDS = {"ddp": ddp, "pairs": pairs, "synced": synced, "fsdp": fsdp, "hsdp": hsdp, "tp": tp, "both": both}
 
 
 def seed(kind: str, rank: int) -> int:

@@ -16,6 +16,7 @@ from rank_to_kill import leave
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
 
 import checkflow
 
@@ -117,7 +118,7 @@ def unsharded_at_the_end(store: Path) -> None:
 
 
 def replicas(store: Path, begins: float = 0.0) -> None:
-    """Of one weight and one bias, in HSDP; it says what is elsewhere, and goes on without an all-reduce."""
+    """HSDP of one weight and one bias, whose second update leaves out the all-reduce; it ends with what it was told."""
     told: list[str] = []
     model = torch.nn.Linear(3, 2)
     replica = fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards")))
@@ -131,6 +132,23 @@ def replicas(store: Path, begins: float = 0.0) -> None:
             optimizer.step()
             checkpointer.step()
     raise checkflow.CheckflowError("; ".join(told))
+
+
+def hooked(store: Path) -> None:
+    """DDP gets a communication hook when its state is divided already."""
+    model, _ = training()
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    with checkflow.attach(wrapped, optimizer, store=store, tell=lambda _: None) as checkpointer:
+        checkpointer.step()
+        wrapped.register_comm_hook(None, _own_gradient)
+        checkpointer.step()
+
+
+def _own_gradient(_state, bucket):  # type: ignore[no-untyped-def] # torch refuses other annotations
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def main(folder: Path) -> None:
@@ -157,6 +175,7 @@ def main(folder: Path) -> None:
         "unsharded": lambda: unsharded_at_the_end(folder / "c"),
         "replicas": lambda: replicas(folder / "f"),
         "unlike": lambda: replicas(folder / "g", begins=float(rank)),
+        "hooked": lambda: hooked(folder / "h"),
         "waits": lambda: steps_alone(folder / "d", rank),
         "late": lambda: steps_late(folder / "e", rank),
         "missing": lambda: attach(folder / "a", peers_deadline_s=0.5) if rank == 0 else None,

@@ -89,7 +89,7 @@ def machines_are_lost(job: Job) -> int:
 def test_whatever_is_lost_again_and_again_it_goes_on_as_promised(
     kind: str, server: BucketServer, tmp_path: Path
 ) -> None:
-    """Each life ends in a way that is drawn; what was lost costs no more than that way may cost."""
+    """Each life ends in a way that is drawn, and the next one begins no earlier than that way promises."""
     draw = random.Random(kind)
     store, given = tmp_path / "disk-{rank}", ("persist_every=2", f"bucket={server.url}")
     beside: dict[int, set[int]] = {0: set(), 1: set()}  # by rank the processes that it ever had beside it
@@ -117,7 +117,7 @@ def test_whatever_is_lost_again_and_again_it_goes_on_as_promised(
             job.kill()
             job.wait()
             completed = max(map(job.iteration, job.ranks))
-            promised = max(first, job.common("uploaded")) if lost else job.common("staged")
+            promised = max(first, job.common("uploaded" if lost else "staged"))
         for rank in lost:
             shutil.rmtree(tmp_path / f"disk-{rank}")
         if what == "bucket":

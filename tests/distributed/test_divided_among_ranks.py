@@ -51,24 +51,25 @@ def test_each_rank_saves_its_share_and_all_that_is_its_own(tmp_path: Path) -> No
         assert all(name in alike[saver] for name, saver in part.record.elsewhere.items())
 
 
-def test_replicas_save_each_a_share_of_their_part(tmp_path: Path) -> None:
-    """HSDP on 2 x 2 ranks: 0 and 2 have one half of each parameter, 1 and 3 the other."""
-    with Job(4, "hsdp", tmp_path, 4, 0) as job:
+@pytest.mark.parametrize(("kind", "alike"), [("hsdp", [(0, 2), (1, 3)]), ("pairs", [(0, 1), (2, 3)])])
+def test_what_some_ranks_have_alike_is_divided_among_these(
+    kind: str, alike: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    """The replicas of HSDP on 2 x 2 ranks; DistributedDataParallel over two of four."""
+    with Job(4, kind, tmp_path, 4, 0) as job:
         job.done()
     parts = all_in(tmp_path)[0].ranks
     shares = [names_in(part) for part in parts]
     own = set.intersection(*shares)
     assert {"model/1.running_mean", "extra.losses/tensor"} <= own
-    for half in ((0, 2), (1, 3)):
-        shards = parts[half[0]].record.shards
+    for one, other in alike:
+        shards = parts[one].record.shards
+        assert shards == parts[other].record.shards and bool(shards) == (kind == "hsdp")
         empty = {name for name, shard in shards.items() if 0 in shard.sizes}  # of a parameter with one row
-        first, second = (shares[rank] - own - empty for rank in half)
-        assert first
-        assert second
-        assert first | second == shards.keys() - empty
-        for rank, other, share in ((half[0], half[1], second), (half[1], half[0], first)):
-            assert parts[rank].record.elsewhere == dict.fromkeys(share, other)
-            assert parts[rank].record.shards == shards
+        first, second = (shares[rank] - own - empty for rank in (one, other))
+        assert first and second and len(first | second) == 6 * 3 - len(empty)
+        assert parts[one].record.elsewhere == dict.fromkeys(second, other)
+        assert parts[other].record.elsewhere == dict.fromkeys(first, one)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp", "tp"] if NIGHTLY else ["ddp", "fsdp"])

@@ -32,6 +32,7 @@ BOTH = {
     "anew": r"done",
     "unsharded": r"done",
     "replicas": r"\w+: (rank \d: )?step: ranks that had parameters alike may not have them so any more: the sum",
+    "hooked": r"\w+: (rank \d: )?step: ranks that had parameters alike may not have them so any more: the sum",
     "unlike": r"CheckflowError: model/weight: ranks 0, 1 are replicas and do not begin with the same bytes; give each",
 }
 EACH = {

@@ -15,8 +15,8 @@ from checkflow.cli import run
 
 RANK = Path(__file__).parent / "rank_to_reshard.py"
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-KINDS = [("fsdp", 4), ("tp", 2), ("ddp", 3), ("alone", 1), ("both", 4), ("fsdp", 3), ("tp", 3), ("ddp", 2), ("fsdp", 2)]
-KINDS += [("hsdp", 4)]
+KINDS = [("fsdp", 4), ("tp", 2), ("ddp", 3), ("alone", 1), ("both", 4), ("hsdp", 4), ("fsdp", 3), ("tp", 3), ("ddp", 2)]
+KINDS += [("fsdp", 2)]
 LONG = [("fsdp", 4), ("tp", 2), ("ddp", 3), ("alone", 1), ("fsdp", 3)]
 CHAINS = (
     [LONG, *map(list, itertools.permutations(KINDS, 2))]
