@@ -29,12 +29,16 @@ class Adapting:
         training: Training,
         objects: HostObjects,
         tell: Callable[[str], None],
+        *,
+        advises: bool,
     ) -> None:
+        """`advises`: a user who chose no policy is told of one that has a checkpoint more often."""
         self._engine = engine
         self._learner = learner
         self._training = training
         self._objects = objects
         self._tell = tell
+        self._advises = advises
         self._sizes = sizes_of(training)
         self.learned_in = 0  # iteration from which on a learned schedule is followed; 0: none is
 
@@ -58,9 +62,13 @@ class Adapting:
         self._engine.change_over(fitting)
         self.learned_in = self._engine.executor.completed + 1
         claims = schedule.certificate
-        learned = Learned(self.learned_in, self._engine.interval, claims.peak_bytes, claims.training_peak_bytes)
+        learned = Learned(
+            self.learned_in, self._engine.interval, claims.peak_bytes, claims.training_peak_bytes, schedule.lanes
+        )
         self._engine.events.append(learned)
         self._tell(str(learned))
+        if self._advises and schedule.interval > 1:
+            self._tell('the link carries no more; policy="rolling" may have one every iteration, for more host memory')
 
     def begins(self, frame: FrameType) -> None:
         """The next iteration begins."""
@@ -81,6 +89,8 @@ class Adapting:
         if sizes == self._sizes:
             return False
         self._sizes = sizes
+        if self._still_fits():
+            return False
         fitting = self._provisional()
         if fitting.fits(self._engine.handle.layouts):
             return False
@@ -88,6 +98,14 @@ class Adapting:
         self._engine.change_over(fitting)
         self.learned_in = 0
         return True
+
+    def _still_fits(self) -> bool:
+        """Whether what is followed has room for all of the state: some of it may not have been there so far."""
+        try:
+            fitting = fit(self._engine.fitting.schedule, self._training, self._objects)
+        except InputError:
+            return False
+        return fitting.fits(self._engine.handle.layouts)
 
     def _provisional(self) -> Fitting:
         return fit(provisional(self._training), self._training, self._objects)

@@ -7,7 +7,11 @@ from pathlib import Path
 
 from checkflow.checkpointing.together import Together
 from checkflow.errors import InputError
+from checkflow.learning.messages import IN_PARTS, POLICIES
 from checkflow.schedule import Schedule
+
+
+_TAKES_GRADIENTS = "takes gradients, which are not final yet where several processes' can be read"
 
 
 def check_first(store: str | Path, peers_deadline_s: float) -> None:
@@ -27,6 +31,7 @@ def check_arguments(
     schedule: Schedule | None,
     together: Together | None,
     *,
+    policy: str | None,
     interval: int | None,
     overhead: float | None,
     slots: int,
@@ -39,6 +44,7 @@ def check_arguments(
         raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
     if overhead is not None and not 0 < overhead < 1:
         raise InputError(f"overhead: {overhead} is not in (0, 1); 0.05 is 5%")
+    _check_policy(policy, schedule, together, overhead, slots)
     if schedule is not None:
         _check_takes(schedule, interval, overhead, slots)
     if together is not None:
@@ -48,6 +54,31 @@ def check_arguments(
         raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
     if on_event is not None and not callable(on_event):
         raise InputError(f"on_event: a {type(on_event).__name__} cannot be called; give a function of one event")
+
+
+def _check_policy(
+    policy: str | None, schedule: Schedule | None, together: Together | None, overhead: float | None, slots: int
+) -> None:
+    """Raises InputError for one that there is not, or that what else is given does not go with."""
+    if policy is None:
+        return
+    if policy not in POLICIES:
+        raise InputError(f"policy: {policy!r} is none by which a schedule is learned; use {', '.join(POLICIES)}")
+    if schedule is not None:
+        raise InputError(
+            f"policy: {policy!r} is for a schedule that is learned, and the one given is of {schedule.policy}; leave out one"
+        )
+    if policy not in IN_PARTS:
+        return
+    if together is not None:
+        raise InputError(f"policy: {policy!r} {_TAKES_GRADIENTS}; leave it out")
+    if overhead is not None:
+        raise InputError(
+            f"overhead: {policy!r} takes a checkpoint in parts, over iterations that are as many as were planned for; "
+            "leave out one"
+        )
+    if slots == 1:
+        raise InputError(f"slots: 1 has no room for the next checkpoint beside the newest, which {policy!r} needs; use 2 or 3")
 
 
 def _check_takes(schedule: Schedule, interval: int | None, overhead: float | None, slots: int) -> None:
@@ -88,8 +119,7 @@ def _check_takes_together(schedule: Schedule | None, overhead: float | None, slo
         raise InputError("overhead: is not supported for several processes; give interval=, the same on each")
     if schedule is not None and (schedule.lanes > 1 or schedule.gradients):
         raise InputError(
-            "schedule: takes gradients, which are not final yet where several processes' can be read; compile with "
-            "--policy checkflow"
+            f"schedule: {_TAKES_GRADIENTS}; compile with --policy checkflow"
         )
 
 

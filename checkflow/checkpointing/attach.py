@@ -31,6 +31,7 @@ from checkflow.events import Event
 from checkflow.extra import Stateful
 from checkflow.interrupts import held_back
 from checkflow.learning.learner import Learner
+from checkflow.learning.messages import DEFAULT_POLICY
 from checkflow.learning.provisional import provisional
 from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.settings import Settings
@@ -79,6 +80,7 @@ def attach(
     generators: Mapping[str, torch.Generator] | None = None,
     extra: Mapping[str, object] | None = None,
     metadata: Mapping[str, object] | None = None,
+    policy: str | None = None,
     interval: int | None = None,
     overhead: float | None = None,
     slots: int = 3,
@@ -123,6 +125,8 @@ def attach(
             that a loop keeps there what it replaces; checkflow.Variables of a script; or any object with state_dict and
             load_state_dict. Of any size.
         metadata: the user's own JSON; read anew for each checkpoint. `Checkpointer.metadata` is what was restored.
+        policy: by which a schedule is learned: "checkflow", the default; "rolling" or "lowdiff", which have a checkpoint
+            after each iteration where the link cannot carry the state in one; any other that `compile` has but "auto".
         interval: iterations from one checkpoint to the next; the schedule's unless given, or the fewest that the link
             allows where it is learned. A schedule that pauses where the next checkpoint begins is for its own alone.
         overhead: share of the time without checkpoints for which training may wait for them, 0.05 for 5%. Where it
@@ -187,6 +191,7 @@ def attach(
         check_arguments(
             schedule,
             together,
+            policy=policy,
             interval=interval,
             overhead=overhead,
             slots=slots,
@@ -197,6 +202,7 @@ def attach(
         if together is not None:
             settled: dict[str, object] = {
                 "schedule": None if schedule is None else f"of {schedule.policy}",  # ranks' parts may differ in size
+                "policy": policy,
                 "interval": interval or (None if schedule is None else schedule.interval),
                 "slots": slots,
                 "when_full": when_full,
@@ -251,8 +257,9 @@ def attach(
             with held_back(signal.SIGINT):
                 if schedule is None:
                     learner = Learner(
-                        training, Path(store), interval, lambda: inside.depth > 0, say, say_warning, lacks
-                    )
+                        training, Path(store), interval, policy or DEFAULT_POLICY, lambda: inside.depth > 0, say,
+                        say_warning, lacks,
+                    )  # fmt: skip
                     undo.callback(learner.close)
                     planned = _fits_still(learner, training, objects)
                 else:
@@ -277,12 +284,13 @@ def attach(
                     undo.callback(behind.close, 0.0)
                 engine = Engine(training, objects, fitting, handle, open_store, settings, Path(store), inside, warn)
                 undo.callback(engine.close)
+                advises = policy is None and interval is None and overhead is None and together is None and slots > 1
                 checkpointer = Checkpointer(
                     engine,
                     training,
                     objects,
                     Path(store),
-                    None if learner is None else Adapting(engine, learner, training, objects, say),
+                    None if learner is None else Adapting(engine, learner, training, objects, say, advises=advises),
                     None if overhead is None else Pacing(engine, overhead),
                     together,
                     behind,

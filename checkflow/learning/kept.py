@@ -12,6 +12,7 @@ import torch
 from checkflow.errors import FormatError, InputError
 from checkflow.extra import module_tensors
 from checkflow.jsonfile import digest_of
+from checkflow.learning.messages import DEFAULT_POLICY
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.state.holders import modules_of, optimizers_of, unwrapped
 from checkflow.state.live import parameters_of
@@ -21,7 +22,7 @@ from checkflow.training import Training
 FOLDER = "learned"
 
 
-def place_of(store: Path, training: Training, interval: int | None) -> Path:
+def place_of(store: Path, training: Training, interval: int | None, policy: str) -> Path:
     """Where the schedule of such a training is kept: store/learned/1f0c..., with endings.
 
     What the iteration does is not known when it is asked for; whoever uses the schedule checks it as training goes.
@@ -48,6 +49,8 @@ def place_of(store: Path, training: Training, interval: int | None) -> Path:
         "device": _device(training),
         "versions": [torch.__version__, platform.python_version()],
     }
+    if policy != DEFAULT_POLICY:  # so that what was learned when there was no other keeps its place
+        content["policy"] = policy
     return store.absolute() / FOLDER / digest_of(content).removeprefix("sha256:")[:16]
 
 

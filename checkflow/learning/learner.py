@@ -66,6 +66,7 @@ class Learner:
         training: live.
         store: where checkpoints are, and what was learned is kept.
         interval: as the user asked; None: as often as the link allows.
+        policy: by which is planned.
         ignores: says that what runs now is checkflow's own.
         tell: told of what is so, in a line.
         notify: told of what a person should see to.
@@ -77,6 +78,7 @@ class Learner:
         training: Training,
         store: Path,
         interval: int | None,
+        policy: str,
         ignores: Callable[[], bool],
         tell: Callable[[str], None],
         notify: Callable[[str], None],
@@ -84,11 +86,12 @@ class Learner:
     ) -> None:
         self._training = training
         self._interval = interval
+        self._policy = policy
         self._ignores = ignores
         self._tell = tell
         self._notify = notify
         self._found = found
-        self._place = place_of(store, training, interval)
+        self._place = place_of(store, training, interval, policy)
         self.kept = kept_schedule(self._place, notify)
         self._stage = Stage.SETTLING if self.kept is None else Stage.KNOWING
         self._kinds = Kinds(training)
@@ -195,9 +198,8 @@ class Learner:
         if kind == common or self._recorded >= _RECORDED:
             self._found(graph.unlisted)
             self._planned_kind = kind
-            self._planner.ask(
-                Request(self._timed(graph), running.link_bytes_per_s or 10**9, self._interval, self._place)
-            )
+            bandwidth = running.link_bytes_per_s or 10**9
+            self._planner.ask(Request(self._timed(graph), bandwidth, self._policy, self._interval, self._place))
             self._stage = Stage.PLANNING
 
     def _timed(self, graph: Graph) -> Graph:

@@ -8,6 +8,11 @@ from pathlib import Path
 from checkflow.graph import Graph
 from checkflow.schedule import Schedule
 
+DEFAULT_POLICY = "checkflow"
+IN_PARTS = ("gockpt", "lowdiff", "rolling")  # those whose checkpoints are in parts, with gradients that rebuild some
+POLICIES = (DEFAULT_POLICY, "checkfreq", "checkfreq_cpu", *IN_PARTS, "synchronous")
+"""By which a schedule can be learned. Names alone: whoever trains does not import what plans."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -15,6 +20,7 @@ class Request:
 
     graph: Graph  # with times
     bandwidth_bytes_per_s: int  # of the link
+    policy: str
     interval: int | None  # iterations from one checkpoint to the next; None: the fewest that the link allows
     keep_as: Path | None  # where the next start finds graph and schedule, less the endings of their names
 

@@ -15,7 +15,7 @@ from checkflow.schedule import Schedule, write_schedule
 
 def answer_to(request: Request) -> Answer:
     """A schedule that `verify` accepts, or why there is none."""
-    options = Options(bandwidth_bytes_per_s=request.bandwidth_bytes_per_s, interval=request.interval)
+    options = Options(request.bandwidth_bytes_per_s, interval=request.interval, policy=request.policy)
     try:
         result = compile_graph(request.graph, options)
     except CheckflowError as error:

@@ -477,7 +477,9 @@ def test_updates_that_another_torch_made_may_have_other_bits(tmp_path: Path) -> 
     record = json.loads(loaded.record)
     record["versions"]["torch"] = "2.9.0"
     assert whole(loaded.files, json.dumps(record).encode()).differs.startswith("torch was 2.9.0 there")
-    record["versions"]["cuda"] = "12.8"
+    record["versions"]["cuda"] = "12.8"  # of which torch was built, and nothing more
+    assert whole(loaded.files, json.dumps(record).encode()).differs.startswith("torch was 2.9.0 there")
+    record["rng"]["cuda"] = ["AAAA"]
     assert whole(loaded.files, json.dumps(record).encode()).differs == "it may have trained on a CUDA device"
 
 

@@ -70,7 +70,7 @@ def _is_of_gradients(file: str) -> bool:
 def _other_bits(record: Record) -> str:
     """Why the updates may have other bits here than they had in training; nothing where that is not known."""
     now = versions()
-    if any(key.startswith("cuda") for key in record.versions):
+    if record.rng.cuda:
         return "it may have trained on a CUDA device"
     if record.versions.get("torch") != now["torch"]:
         return f"torch was {record.versions.get('torch')} there, and is {now['torch']} here"

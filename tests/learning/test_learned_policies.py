@@ -1,0 +1,159 @@
+"""attach(policy=...): schedules that are learned by another policy, on a link that cannot carry the state in one go."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from test_attach_learning import Loop, attached, same, until_learned
+from torch import nn
+
+import checkflow
+from checkflow import policies
+from checkflow.errors import InputError
+from checkflow.graph import Graph
+from checkflow.graphfile import read_graph
+from checkflow.learning.kept import FOLDER
+from checkflow.learning.messages import DEFAULT_POLICY, IN_PARTS, POLICIES, Request
+from checkflow.learning.planner import Planner
+from checkflow.schedule import Schedule, read_schedule
+from checkflow.verify import verify
+
+CARRIED = 0.6  # of the state, in an iteration
+
+
+class Wide(Loop):
+    """Most of its state is what an optimizer updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 3))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+
+
+@pytest.fixture
+def slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the planner is told of it; the real one is as fast as ever."""
+    ask = Planner.ask
+
+    def asked(planner: Planner, request: Request) -> None:
+        slow = _state_bytes(request.graph) * CARRIED * 1e9 / request.graph.iteration_time_ns
+        ask(planner, dataclasses.replace(request, bandwidth_bytes_per_s=round(slow)))
+
+    monkeypatch.setattr(Planner, "ask", asked)
+
+
+def _state_bytes(graph: Graph) -> int:
+    return sum(tensor.size_bytes for tensor in graph.tensors if tensor.views)
+
+
+def kept(store: Path) -> Schedule:
+    """What was learned, once it verifies."""
+    (path,) = (store / FOLDER).glob("*.schedule.json")
+    schedule = read_schedule(path)
+    verify(schedule, read_graph(path.with_name(path.name.replace("schedule", "graph"))))
+    return schedule
+
+
+@pytest.mark.usefixtures("slow_link")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_schedule_is_learned_by_each_policy(tmp_path: Path, policy: str) -> None:
+    """What is checkpointed by it ends a run as one that was never interrupted, from the next start on at once."""
+    plain, loop, told = Wide(), Wide(), list[str]()
+    with attached(loop, tmp_path / "store", told, policy=policy) as ckpt:
+        done = until_learned(ckpt, loop.iterate)
+        for number in range(done, done + 20):
+            loop.iterate(number)
+            ckpt.step()
+        assert ckpt.schedule.policy == policy
+        assert ckpt.status().skipped == 0
+    schedule = kept(tmp_path / "store")
+    laned = policy in ("lowdiff", "rolling")
+    assert (schedule.lanes > 1) == laned
+    assert schedule.interval == 1 or not laned
+    assert not any("rolling" in line for line in told)  # who chose is not advised
+    again = Wide()
+    with attached(again, tmp_path / "store", told, policy=policy) as ckpt:
+        first = ckpt.restore()
+        assert first == done + 20
+        assert ckpt.schedule == schedule
+        for number in range(first, first + 10):
+            again.iterate(number)
+            ckpt.step()
+    for number in range(first + 10):
+        plain.iterate(number)
+    assert same(plain.state(), again.state())
+
+
+@pytest.mark.usefixtures("slow_link")
+def test_rolling_is_in_force_at_any_stop(tmp_path: Path) -> None:
+    """Each start ends at another iteration: while learning, at the first in lanes, and at each lane."""
+    plain, stops = Wide(), [3, 8, 40, 41, 42, 43, 44, 60]
+    for stop in stops:
+        loop = Wide()
+        with attached(loop, tmp_path / "store", policy="rolling") as ckpt:
+            for number in range(ckpt.restore(), stop):
+                while number >= 20 and ckpt.learning == "planning":
+                    time.sleep(0.01)
+                loop.iterate(number)
+                ckpt.step()
+        first = stops[stops.index(stop) - 1] if stop != stops[0] else 0
+        for number in range(first, stop):
+            plain.iterate(number)
+        assert same(plain.state(), loop.state()), stop
+    assert kept(tmp_path / "store").lanes > 1
+
+
+@pytest.mark.usefixtures("slow_link")
+def test_who_chose_no_policy_is_told_of_one(tmp_path: Path) -> None:
+    loop, told = Wide(), list[str]()
+    with attached(loop, tmp_path / "store", told) as ckpt:
+        until_learned(ckpt, loop.iterate)
+    assert any('policy="rolling" may have one every iteration' in line for line in told), told
+    other, told = Wide(), []
+    with attached(other, tmp_path / "other", told, interval=2) as ckpt:
+        until_learned(ckpt, other.iterate)
+    assert not any("rolling" in line for line in told), told
+
+
+def test_what_another_policy_learned_is_not_taken(tmp_path: Path) -> None:
+    loop, told = Loop(), list[str]()
+    with attached(loop, tmp_path / "store") as ckpt:
+        until_learned(ckpt, loop.iterate)
+    with attached(Loop(), tmp_path / "store", told, policy="checkfreq", start_over=True):
+        assert any("learns its schedule" in line for line in told), told
+
+
+def test_policies_are_those_that_there_are() -> None:
+    """Their names stand where nothing that plans is imported."""
+    assert sorted(POLICIES) == list(policies.names())
+    assert DEFAULT_POLICY in POLICIES and set(IN_PARTS) < set(POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"policy": "roling"}, "policy: 'roling' is none by which a schedule is learned; use checkflow, "),
+        ({"policy": "auto"}, "policy: 'auto' is none by which"),
+        ({"policy": "rolling", "slots": 1}, "slots: 1 has no room for the next checkpoint beside the newest"),
+        ({"policy": "gockpt", "overhead": 0.05}, "overhead: 'gockpt' takes a checkpoint in parts"),
+    ],
+)
+def test_what_no_schedule_is_learned_by_is_refused(tmp_path: Path, given: dict[str, object], told: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        attached(Loop(), tmp_path / "store", **given)
+    assert str(refusal.value).startswith(told)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_policy_is_not_for_a_schedule_that_is_given(tmp_path: Path) -> None:
+    loop = Loop()
+    with attached(loop, tmp_path / "store") as ckpt:
+        until_learned(ckpt, loop.iterate)
+        schedule = ckpt.schedule
+    with pytest.raises(InputError, match="policy: 'rolling' is for a schedule that is learned, and the one given is"):
+        checkflow.attach(loop.model, loop.optimizer, store=tmp_path / "other", schedule=schedule, policy="rolling")
