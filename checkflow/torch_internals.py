@@ -199,10 +199,14 @@ def leave_group() -> None:
     if torch.distributed.is_initialized():  # code may have left it by itself
         torch.distributed.destroy_process_group()
     if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import DTensor, debug
         from torch.distributed.tensor._redistribute import _gen_transform_infos
-        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+        clear: Any = getattr(debug, "_clear_sharding_prop_cache", None)
+        if clear is None:  # an older torch, which has one cache of these
+            dispatcher: Any = DTensor._op_dispatcher
+            clear = dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
+        clear()
         _gen_transform_infos.cache_clear()
 
 

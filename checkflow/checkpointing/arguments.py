@@ -7,9 +7,8 @@ from pathlib import Path
 
 from checkflow.checkpointing.together import Together
 from checkflow.errors import InputError
-from checkflow.learning.messages import IN_PARTS, POLICIES
+from checkflow.learning.messages import IN_LANES, IN_PARTS, POLICIES
 from checkflow.schedule import Schedule
-
 
 _TAKES_GRADIENTS = "takes gradients, which are not final yet where several processes' can be read"
 
@@ -66,32 +65,33 @@ def _check_policy(
         raise InputError(f"policy: {policy!r} is none by which a schedule is learned; use {', '.join(POLICIES)}")
     if schedule is not None:
         raise InputError(
-            f"policy: {policy!r} is for a schedule that is learned, and the one given is of {schedule.policy}; leave out one"
+            f"policy: {policy!r} is for a schedule that is learned, and one is given ({schedule.policy}); leave it out"
         )
-    if policy not in IN_PARTS:
-        return
-    if together is not None:
+    if policy in IN_PARTS and together is not None:
         raise InputError(f"policy: {policy!r} {_TAKES_GRADIENTS}; leave it out")
+    if policy in IN_PARTS:
+        _check_takes_parts(f"policy {policy!r}", overhead, slots, lanes=policy in IN_LANES, other="leave out policy=")
+
+
+def _check_takes_parts(which: str, overhead: float | None, slots: int, *, lanes: bool, other: str) -> None:
+    """Raises InputError for what checkpoints in parts do not go with. `other`: what the user can do instead."""
+    if lanes and slots == 1:
+        raise InputError(
+            f"slots: 1 has no room for the next checkpoint beside the newest, which {which} needs; use 2 or 3"
+        )
     if overhead is not None:
         raise InputError(
-            f"overhead: {policy!r} takes a checkpoint in parts, over iterations that are as many as were planned for; "
-            "leave out one"
+            f"overhead: {which} takes its checkpoints in parts, over iterations that are as many as they were planned "
+            f"for; leave it out, or {other}"
         )
-    if slots == 1:
-        raise InputError(f"slots: 1 has no room for the next checkpoint beside the newest, which {policy!r} needs; use 2 or 3")
 
 
 def _check_takes(schedule: Schedule, interval: int | None, overhead: float | None, slots: int) -> None:
     """Raises InputError for what a schedule cannot be followed with."""
-    if schedule.lanes > 1 and slots == 1:
-        raise InputError(
-            "slots: 1 has no room for the next checkpoint beside the newest, which this schedule needs; use 2 or 3"
-        )
-    if overhead is not None and (schedule.lanes > 1 or any(action.back for action in schedule.actions)):
-        raise InputError(
-            "overhead: this schedule takes its checkpoints in parts, over iterations that are as many as they were "
-            "planned for; leave it out, or compile with --policy checkflow"
-        )
+    lanes = schedule.lanes > 1
+    if lanes or any(action.back for action in schedule.actions):
+        other = "compile with --policy checkflow"
+        _check_takes_parts("this schedule", overhead, slots, lanes=lanes, other=other)
     if interval is None or interval == schedule.interval:
         return
     if schedule.lanes > 1:
@@ -118,9 +118,7 @@ def _check_takes_together(schedule: Schedule | None, overhead: float | None, slo
     if overhead is not None:
         raise InputError("overhead: is not supported for several processes; give interval=, the same on each")
     if schedule is not None and (schedule.lanes > 1 or schedule.gradients):
-        raise InputError(
-            f"schedule: {_TAKES_GRADIENTS}; compile with --policy checkflow"
-        )
+        raise InputError(f"schedule: {_TAKES_GRADIENTS}; compile with --policy checkflow")
 
 
 def _check_replicate(replicate: int, together: Together | None) -> None:

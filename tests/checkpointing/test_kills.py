@@ -31,7 +31,7 @@ from checkflow.lower import lower
 from checkflow.plan import Formulation, Plan, on_anchors, problem_of
 from checkflow.plan.rebuilt import in_lanes, over_iterations
 from checkflow.plan.streaming.planner import plan_streaming
-from checkflow.schedule import Schedule, write_schedule
+from checkflow.schedule import Schedule, read_schedule, write_schedule
 from checkflow.trace import trace_training
 from checkflow.verify import verify
 
@@ -154,6 +154,13 @@ def test_killed_while_its_schedule_is_learned_it_resumes_bit_identically(tmp_pat
     _killed("cpu", "learned", tmp_path)
 
 
+def test_killed_while_it_learns_to_save_in_lanes_it_resumes_bit_identically(tmp_path: Path) -> None:
+    """The link carries less than the state in an iteration; each has a checkpoint all the same."""
+    _killed("cpu", "rolling", tmp_path, slots="23")
+    (kept,) = (tmp_path / "store" / FOLDER).glob("*.schedule.json")
+    assert read_schedule(kept).lanes > 1
+
+
 def _sample() -> list[tuple[str, str]]:
     """Each policy with each training and each optimizer nightly; else each policy, training and optimizer somewhere."""
     every = [(p, f"{t}/{o}") for t in TRAININGS for o in OPTIMIZERS for p in policies.names()]
@@ -197,7 +204,8 @@ def _killed(
     chance, completed, startup_s = random.Random(SEED), 0, 3.0
     print(f"seed {SEED}")  # noqa: T201
     for number in range(kills):
-        shutil.rmtree(tmp_path / "store" / FOLDER, ignore_errors=True)
+        if schedule == "learned" or number % 2 == 0:  # every other life begins in lanes
+            shutil.rmtree(tmp_path / "store" / FOLDER, ignore_errors=True)
         early = number % 4 == 3  # while it starts, waits for the saver or restores
         began_s = chance.random() * startup_s if early else HANGS_S
         kill = Kill(began_s, chance.randint(1, SAID), chance.random() / 50)

@@ -3,7 +3,8 @@
     python trainer_to_kill.py reference DEVICE ITERATIONS
     python trainer_to_kill.py attached DEVICE ITERATIONS SCHEDULE STORE SLOTS
 
-Where SCHEDULE is "learned" there is none.
+Where SCHEDULE is "learned" there is none; where it is a policy's name it is learned by that, on a link that is too slow
+to carry the state in one iteration.
 
 Prints "at I DIGEST" for each state that a checkpoint may hold: of iteration I when it is completed, and once when
 restored. The digest covers weights, buffers, optimizer state, the scheduler, and what the random generators give next.
@@ -17,11 +18,14 @@ import sys
 from collections.abc import Iterator
 
 import torch
+from slow_link import asking
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import checkflow
 from checkflow.data import ResumableLoader
+from checkflow.learning.messages import POLICIES
+from checkflow.learning.planner import Planner
 
 
 def build(device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -85,9 +89,13 @@ def main(mode: str, device: str, iterations: int, schedule: str = "", store: str
             scheduler.step()
             say(i + 1)
         return
+    policy = schedule if schedule in POLICIES else None
+    if policy is not None:
+        setattr(Planner, "ask", asking(0.6))  # noqa: B010
+    learned = policy is not None or schedule == "learned"
     with checkflow.attach(
-        model, optimizer, store=store, schedule=None if schedule == "learned" else schedule, scheduler=scheduler,
-        loader=loader, when_full="wait", slots=int(slots), notify=lambda _: None,
+        model, optimizer, store=store, schedule=None if learned else schedule, scheduler=scheduler,
+        loader=loader, when_full="wait", slots=int(slots), notify=lambda _: None, policy=policy,
         interval=1 if schedule == "learned" else None,  # what is learned may be of more, where the link was slow
     ) as ckpt:  # fmt: skip
         first = ckpt.restore()

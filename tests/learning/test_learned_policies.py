@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from slow_link import asking
 from test_attach_learning import Loop, attached, same, until_learned
 from torch import nn
 
 import checkflow
 from checkflow import policies
 from checkflow.errors import InputError
-from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
 from checkflow.learning.kept import FOLDER
-from checkflow.learning.messages import DEFAULT_POLICY, IN_PARTS, POLICIES, Request
+from checkflow.learning.messages import DEFAULT_POLICY, IN_LANES, IN_PARTS, POLICIES
 from checkflow.learning.planner import Planner
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.verify import verify
@@ -37,18 +37,7 @@ class Wide(Loop):
 
 @pytest.fixture
 def slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the planner is told of it; the real one is as fast as ever."""
-    ask = Planner.ask
-
-    def asked(planner: Planner, request: Request) -> None:
-        slow = _state_bytes(request.graph) * CARRIED * 1e9 / request.graph.iteration_time_ns
-        ask(planner, dataclasses.replace(request, bandwidth_bytes_per_s=round(slow)))
-
-    monkeypatch.setattr(Planner, "ask", asked)
-
-
-def _state_bytes(graph: Graph) -> int:
-    return sum(tensor.size_bytes for tensor in graph.tensors if tensor.views)
+    monkeypatch.setattr(Planner, "ask", asking(CARRIED))
 
 
 def kept(store: Path) -> Schedule:
@@ -72,7 +61,7 @@ def test_a_schedule_is_learned_by_each_policy(tmp_path: Path, policy: str) -> No
         assert ckpt.schedule.policy == policy
         assert ckpt.status().skipped == 0
     schedule = kept(tmp_path / "store")
-    laned = policy in ("lowdiff", "rolling")
+    laned = policy in IN_LANES
     assert (schedule.lanes > 1) == laned
     assert schedule.interval == 1 or not laned
     assert not any("rolling" in line for line in told)  # who chose is not advised
@@ -140,10 +129,10 @@ def test_policies_are_those_that_there_are() -> None:
         ({"policy": "roling"}, "policy: 'roling' is none by which a schedule is learned; use checkflow, "),
         ({"policy": "auto"}, "policy: 'auto' is none by which"),
         ({"policy": "rolling", "slots": 1}, "slots: 1 has no room for the next checkpoint beside the newest"),
-        ({"policy": "gockpt", "overhead": 0.05}, "overhead: 'gockpt' takes a checkpoint in parts"),
+        ({"policy": "gockpt", "overhead": 0.05}, "overhead: policy 'gockpt' takes its checkpoints in parts"),
     ],
 )
-def test_what_no_schedule_is_learned_by_is_refused(tmp_path: Path, given: dict[str, object], told: str) -> None:
+def test_what_no_schedule_is_learned_by_is_refused(tmp_path: Path, given: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError) as refusal:
         attached(Loop(), tmp_path / "store", **given)
     assert str(refusal.value).startswith(told)
@@ -155,5 +144,5 @@ def test_a_policy_is_not_for_a_schedule_that_is_given(tmp_path: Path) -> None:
     with attached(loop, tmp_path / "store") as ckpt:
         until_learned(ckpt, loop.iterate)
         schedule = ckpt.schedule
-    with pytest.raises(InputError, match="policy: 'rolling' is for a schedule that is learned, and the one given is"):
+    with pytest.raises(InputError, match="policy: 'rolling' is for a schedule that is learned, and one is given"):
         checkflow.attach(loop.model, loop.optimizer, store=tmp_path / "other", schedule=schedule, policy="rolling")
