@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
-.PHONY: demo test suite lint types docs dist nightly matrix gpu artifacts notebooks clean
+.PHONY: demo test suite lint types docs dist nightly matrix integrations gpu artifacts notebooks clean
 
 demo: $(INSTALLED)
 	$(BIN)/checkflow demo
@@ -45,6 +45,10 @@ nightly: $(READY)
 # A sample of the suite under other Pythons and torches: make matrix CELLS="3.11/2.9 3.12/2.13", or all of them.
 matrix:
 	$(PYTHON) tests/matrix.py $(CELLS)
+
+# Each integration's tests, with its framework at the oldest version that is supported and the newest.
+integrations:
+	$(PYTHON) tests/matrix.py --frameworks
 
 # What only a machine with a CUDA device can show, in nine minutes: a JSON and a table in benchmarks/reports.
 gpu: $(READY)

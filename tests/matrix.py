@@ -1,8 +1,10 @@
 """make matrix: a sample of the suite under each Python and torch that checkflow supports.
 
-    python tests/matrix.py [3.11/2.9 3.12/2.13 ...] [--keep]
+    python tests/matrix.py [3.11/2.9 3.12/2.13 ...] [--frameworks] [--keep]
 
-A cell is a Python and a torch, with the newest of everything else. Its environment is build/matrix/CELL, removed when
+A cell is a Python and a torch, with the newest of everything else; 3.11/2.13/lightning==2.6.0 is one with a framework,
+whose integration's tests run in it, and --frameworks is each at its oldest and its newest version. A cell's environment
+is build/matrix/CELL, removed when
 the cell is done; beside it stay its .log and its .json. The table, build/matrix/table.md, is of all cells that ever ran
 there. Pythons are those on the path and pyenv's; a cell that cannot be set up says why. Exit code 1: a cell failed.
 """
@@ -36,6 +38,16 @@ SAMPLE = (
     "tests/state/test_resume_codec.py", "tests/runtime/test_torn.py",
     "tests/runtime/test_executor.py", "tests/checkpointing/test_attach.py",
 )  # fmt: skip
+# An integration's framework, at the oldest version that its extra takes and the newest that was there.
+FRAMEWORKS = {
+    "accelerate": ("1.9", "1.15"),
+    "lightning": ("2.6.0", "2.6.6"),
+    "torchtitan": ("0.3", "0.3"),
+    "transformers": ("5.5", "5.24"),
+}
+FRAMEWORK_CELLS = tuple(
+    f"3.11/2.13/{name}=={version}" for name, versions in FRAMEWORKS.items() for version in dict.fromkeys(versions)
+)
 TEST_LIMIT_S = 1800
 
 
@@ -52,23 +64,26 @@ class Row:
     skipped: int
     took_s: int
     why: str  # it failed or could not be set up; empty if all passed
+    framework: str = ""  # with its version
 
     def line(self) -> str:
-        outcome = f"{self.passed} | {self.failed} | {self.skipped} | {self.took_s}"
+        framework = self.framework or "".join(self.cell.split("/")[2:])
+        outcome = f"{framework} | {self.passed} | {self.failed} | {self.skipped} | {self.took_s}"
         return f"| {self.python} | {self.torch} | {outcome} | {self.day} | {self.why.replace('|', '/')} |"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="*", metavar="PYTHON/TORCH", help=f"default: {' '.join(CELLS)}")
+    parser.add_argument("--frameworks", action="store_true", help=" ".join(FRAMEWORK_CELLS).replace("%", "%%"))
     parser.add_argument("--keep", action="store_true", help="environments, some GB each where torch is a CUDA build")
     chosen = parser.parse_args()
     for cell in chosen.cells:
-        if not re.fullmatch(r"3\.\d+/\d+\.\d+(\.\d+)?", cell):
-            parser.error(f"{cell!r}: a cell is PYTHON/TORCH, like 3.11/2.9")
+        if not re.fullmatch(rf"3\.\d+/\d+(\.\d+)+(/({'|'.join(FRAMEWORKS)})==\d+(\.\d+)*)?", cell):
+            parser.error(f"{cell!r}: a cell is PYTHON/TORCH, like 3.11/2.9, or PYTHON/TORCH/FRAMEWORK==VERSION")
     HERE.mkdir(parents=True, exist_ok=True)
     rows = []
-    for cell in chosen.cells or CELLS:
+    for cell in (*chosen.cells, *(FRAMEWORK_CELLS if chosen.frameworks else ())) or CELLS:
         sys.stderr.write(f"{cell} ...\n")
         rows.append(run(cell, chosen.keep))
         _stem(cell).with_suffix(".json").write_text(json.dumps(asdict(rows[-1]), indent=1) + "\n")
@@ -80,19 +95,25 @@ def main() -> int:
 
 def _stem(cell: str) -> Path:
     """Of a cell's files; a version's point is not a suffix's."""
-    return HERE / cell.replace("/", "-").replace(".", "_")
+    return HERE / cell.replace("/", "-").replace(".", "_").replace("==", "-")
 
 
 def table() -> str:
-    head = "| Python | torch | passed | failed | skipped | seconds | day | why |\n|---|---|---|---|---|---|---|---|\n"
+    head = "| Python | torch | with | passed | failed | skipped | seconds | day | why |\n" + "|---" * 9 + "|\n"
     rows = [Row(**json.loads(path.read_text())) for path in HERE.glob("*.json")]
-    ordered = sorted(rows, key=lambda row: [[int(n) for n in part.split(".")] for part in row.cell.split("/")])
+    ordered = sorted(rows, key=lambda row: [_ordinal(part) for part in row.cell.split("/")])
     return head + "".join(f"{row.line()}\n" for row in ordered)
+
+
+def _ordinal(part: str) -> tuple[str, list[int]]:
+    """3.9 comes before 3.11."""
+    name, equals, version = part.partition("==")
+    return (name if equals else "", [int(number) for number in (version or part).split(".")])
 
 
 def run(cell: str, keep: bool) -> Row:
     """Set a cell up, run the sample in it, remove it."""
-    python, torch = cell.split("/")
+    python, torch, *_ = cell.split("/")
     day = datetime.now(UTC).date().isoformat()
     interpreter = find_python(python)
     if interpreter is None:
@@ -107,26 +128,32 @@ def run(cell: str, keep: bool) -> Row:
 
 
 def _run(cell: str, interpreter: str, venv: Path, log: int, day: str) -> Row:
-    python, torch = cell.split("/")
+    python, torch, *framework = cell.split("/")
+    name, _, pinned = (framework or [""])[0].partition("==")
     bin_python = str(venv / "bin" / "python")
-    version = f"torch=={torch}" + (".*" if torch.count(".") == 1 else "")
+    version = [_any_patch("torch", torch), *([_any_patch(name, pinned)] if name else [])]
+    here = f"{ROOT}[{name}]" if name else str(ROOT)
     pip = [bin_python, "-m", "pip", "install", "--disable-pip-version-check"]
     for command in (
         [interpreter, "-m", "venv", "--clear", str(venv)],
-        [*pip, version, *NEEDED],
-        [*pip, version, "--editable", str(ROOT)],
+        [*pip, *version, *NEEDED],
+        [*pip, *version, "--editable", here],
     ):
         if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log).returncode:
             said = venv.with_suffix(".log").read_text().strip().splitlines()
             errors = [line for line in said if line.startswith("ERROR")] or said[-1:] or ["the command said nothing"]
             return Row(cell, python, torch, day, 0, 0, 0, 0, f"not set up: {errors[0].removeprefix('ERROR: '):.160}")
-    asked = "import platform, torch; print(platform.python_version(), torch.__version__)"
+    asked = (
+        "import platform, torch, importlib.metadata as m; "
+        f"print(platform.python_version(), torch.__version__, *(f'{{n}} {{m.version(n)}}' for n in {[name] * bool(name)}))"
+    )
     found = subprocess.run([bin_python, "-c", asked], cwd=ROOT, capture_output=True, text=True)
     if found.returncode:
         return Row(cell, python, torch, day, 0, 0, 0, 0, f"not imported: {found.stderr.strip().splitlines()[-1]}")
-    python, torch = found.stdout.split()
+    python, torch, *framework = found.stdout.split(maxsplit=2)
+    sample = [f"tests/integrations/test_{name}.py"] if name else SAMPLE
     began = time.monotonic()
-    tests = [bin_python, "-m", "pytest", "-p", "no:cacheprovider", "-rf", "--color=no", *SAMPLE]
+    tests = [bin_python, "-m", "pytest", "-p", "no:cacheprovider", "-rf", "--color=no", *sample]
     environment = os.environ | {"PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     try:
         ran = subprocess.run(
@@ -143,7 +170,15 @@ def _run(cell: str, interpreter: str, venv: Path, log: int, day: str) -> Row:
         names = re.findall(r"^(?:FAILED|ERROR) (tests/\S+)", ran.stdout, re.MULTILINE)
         why = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or _last(ran)
     took_s = round(time.monotonic() - began)
-    return Row(cell, python, torch, day, counts.get("passed", 0), failed, counts.get("skipped", 0), took_s, why)
+    if not counts.get("passed"):
+        why = why or "no test passed"  # a framework that cannot be imported is skipped
+    passed, skipped = counts.get("passed", 0), counts.get("skipped", 0)
+    return Row(cell, python, torch, day, passed, failed, skipped, took_s, why, " ".join(framework).strip())
+
+
+def _any_patch(name: str, version: str) -> str:
+    """A requirement; of a version of two numbers the newest of its patches."""
+    return f"{name}=={version}" + (".*" if version.count(".") == 1 else "")
 
 
 def _last(ran: subprocess.CompletedProcess[str]) -> str:
