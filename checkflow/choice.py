@@ -20,7 +20,10 @@ from checkflow.units import size_and_excess
 SLOTS = 3  # checkpoints that host memory has room for: attach's default
 MOST_INTERVAL = 4096  # iterations
 _TRIES = 3  # longer intervals, each the best by what the one before cost
+_MORE_LANES = (1.5, 2.0, 3.0)  # times the fewest: less on the link in each iteration, more updates to make again
 _ALIKE = 1.01  # times the least: what wastes no more is chosen from by memory
+
+Compile = Callable[[Graph, Options, Callable[[str], None]], Compiled | Refused]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,10 @@ class Option:
         return self.compiled.schedule.interval
 
     @property
+    def lanes(self) -> int:
+        return self.compiled.schedule.lanes
+
+    @property
     def added_bytes(self) -> int:
         """On top of the training peak, in device memory."""
         claims = self.compiled.schedule.certificate
@@ -79,6 +86,7 @@ def choose(
     amid: Surroundings,
     copy_ns: Callable[[int], int | None] = lambda _: None,
     progress: Callable[[str], None] = lambda _: None,
+    compiling: Compile = compile_graph,
 ) -> Comparison:
     """Compile each policy, at the interval asked for or where it wastes least, and put the best first.
 
@@ -88,10 +96,11 @@ def choose(
         amid: what fails, how often, and where checkpoints go.
         copy_ns: what copying so many bytes within the device takes; None where that is not known, which is free then.
         progress: told, in a few words, what goes on.
+        compiling: compile_graph, or what remembers its answers, where several are chosen for.
 
     Raises what compile_graph raises.
     """
-    trial = _Trial(graph, options, amid, copy_ns, progress)
+    trial = _Trial(graph, options, amid, copy_ns, progress, compiling)
     found: list[Option] = []
     refused: list[tuple[str, str]] = []
     for name in policies.names():
@@ -117,17 +126,20 @@ class _Trial:
     amid: Surroundings
     copy_ns: Callable[[int], int | None]
     progress: Callable[[str], None]
+    compiling: Compile
 
     def options_of(self, policy: str) -> Iterator[Option | str]:
         """At the interval asked for, or the least that works and longer ones by what a checkpoint costs; or why not.
 
-        A plan changes little with a longer interval, so the best one by the costs of the last is tried next.
+        A plan changes little with a longer interval, so the best one by the costs of the last is tried next. Where the
+        link needs lanes, more of them than the fewest are tried, too.
         """
         asked = self.options.interval
         tried: set[int] = set()
         while len(tried) <= _TRIES:
             found = self._compiled(policy, asked)
             yield found
+            yield from self._with_more_lanes(found)
             if isinstance(found, str) or self.options.interval is not None:
                 return
             tried |= {asked or found.interval, found.interval}
@@ -135,9 +147,22 @@ class _Trial:
             if asked in tried:
                 return
 
-    def _compiled(self, policy: str, interval: int | None) -> Option | str:
-        self.progress(f"trying {policy}" + (f" at interval {interval}" if interval else ""))
-        compiled = compile_graph(self.graph, replace(self.options, policy=policy, interval=interval), self.progress)
+    def _with_more_lanes(self, found: Option | str) -> Iterator[Option]:
+        if isinstance(found, str) or found.lanes == 1:
+            return
+        most = policies.most_lanes(found.policy) or 1
+        for lanes in sorted({round(found.lanes * more) for more in _MORE_LANES}):
+            if found.lanes < lanes <= most and isinstance(other := self._compiled(found.policy, 1, lanes), Option):
+                yield other
+
+    def _compiled(self, policy: str, interval: int | None, lanes: int | None = None) -> Option | str:
+        self.progress(
+            f"trying {policy}"
+            + (f" at interval {interval}" if interval else "")
+            + (f" in {lanes} lanes" if lanes else "")
+        )
+        options = replace(self.options, policy=policy, interval=interval, lanes=lanes)
+        compiled = self.compiling(self.graph, options, self.progress)
         if isinstance(compiled, Refused):
             return compiled.answer.detail
         schedule, amid = compiled.schedule, self.amid

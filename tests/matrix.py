@@ -143,10 +143,9 @@ def _run(cell: str, interpreter: str, venv: Path, log: int, day: str) -> Row:
             said = venv.with_suffix(".log").read_text().strip().splitlines()
             errors = [line for line in said if line.startswith("ERROR")] or said[-1:] or ["the command said nothing"]
             return Row(cell, python, torch, day, 0, 0, 0, 0, f"not set up: {errors[0].removeprefix('ERROR: '):.160}")
-    asked = (
-        "import platform, torch, importlib.metadata as m; "
-        f"print(platform.python_version(), torch.__version__, *(f'{{n}} {{m.version(n)}}' for n in {[name] * bool(name)}))"
-    )
+    asked = "import platform, torch; print(platform.python_version(), torch.__version__)"
+    if name:
+        asked += f"; import importlib.metadata; print('{name}', importlib.metadata.version('{name}'))"
     found = subprocess.run([bin_python, "-c", asked], cwd=ROOT, capture_output=True, text=True)
     if found.returncode:
         return Row(cell, python, torch, day, 0, 0, 0, 0, f"not imported: {found.stderr.strip().splitlines()[-1]}")
@@ -173,7 +172,7 @@ def _run(cell: str, interpreter: str, venv: Path, log: int, day: str) -> Row:
     if not counts.get("passed"):
         why = why or "no test passed"  # a framework that cannot be imported is skipped
     passed, skipped = counts.get("passed", 0), counts.get("skipped", 0)
-    return Row(cell, python, torch, day, passed, failed, skipped, took_s, why, " ".join(framework).strip())
+    return Row(cell, python, torch, day, passed, failed, skipped, took_s, why, "".join(framework).strip())
 
 
 def _any_patch(name: str, version: str) -> str:

@@ -6,8 +6,8 @@ gradients that bring them to it: a restore makes the optimizer's updates of them
 longer interval; each iteration carries 1/K of the state and the gradients of the rest.
 
 K is the least for which there is a plan, so that a restore makes the fewest updates again, unless one or two more need
-fewer bytes. Where there is none because gradients are no less than the state (plain SGD), those of linear layers leave
-as their factors.
+fewer bytes. Where there is none because gradients are no less than the state (plain SGD), or where it adds to the peak,
+those of linear layers may leave as their factors: fewer bytes, and so fewer parts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def schedule(problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasi
 def in_so_many(
     lanes: int, problem: Problem, graph: Graph, asked: Asked, policy: str, *, base: bool = False
 ) -> Schedule | Infeasible:
-    """In as many lanes as were asked for, with factors where there is no plan without, or why there is none.
+    """In as many lanes as were asked for, with factors where that takes less memory, or why there is none.
 
     Raises InputError where no gradient rebuilds any of the state.
     """
@@ -52,17 +52,29 @@ def in_so_many(
     )
     if with_gradients is None or with_factors is None:
         raise InputError(f"--lanes {lanes}: no gradient rebuilds any of this state; leave it out")
-    laned = with_gradients if construct_streaming(with_gradients) is not None else with_factors
-    plan = plan_streaming(laned)
-    if isinstance(plan, Infeasible):  # its interval is that after which lanes begin anew
-        return replace(plan, smallest_interval=None, snapshot_bytes_at_that_interval=None)
-    return lowered([(plan, laned)], problem, graph, asked, policy)
+    found = _constructed(with_gradients)
+    if _adds(found, problem):
+        found += _constructed(with_factors)
+    if not found:
+        refused = plan_streaming(with_factors)
+        assert isinstance(refused, Infeasible)
+        return replace(refused, smallest_interval=None, snapshot_bytes_at_that_interval=None)  # that of all lanes
+    return lowered(found, problem, graph, asked, policy)
 
 
 def as_a_whole(problem: Problem) -> list[tuple[Plan, Problem]]:
     """The plan of the whole state, where the link carries it."""
+    return _constructed(problem)
+
+
+def _constructed(problem: Problem) -> list[tuple[Plan, Problem]]:
     plan = construct_streaming(problem)
     return [] if plan is None else [(plan, problem)]
+
+
+def _adds(found: Sequence[tuple[Plan, Problem]], problem: Problem) -> bool:
+    """Whether none of them leaves the peak as it is."""
+    return all(plan.peak_bytes > problem.training_peak_bytes for plan, _ in found)
 
 
 def lowered(
@@ -87,9 +99,10 @@ def lowered(
 def least_lanes(problem: Problem, graph: Graph, *, base: bool = False) -> list[tuple[Plan, Problem]]:
     """Of the least number of lanes for which there is a plan, and of a few more where that needs memory.
 
-    With factors where there is none without.
+    Where that needs memory still, or there is none, with factors, too.
     """
-    return _least_lanes(problem, graph, base, factors=False) or _least_lanes(problem, graph, base, factors=True)
+    found = _least_lanes(problem, graph, base, factors=False)
+    return found + _least_lanes(problem, graph, base, factors=True) if _adds(found, problem) else found
 
 
 def _least_lanes(problem: Problem, graph: Graph, base: bool, factors: bool) -> list[tuple[Plan, Problem]]:

@@ -23,7 +23,7 @@ def table_of(comparison: Comparison) -> Group:
     for option in comparison.options:
         waste = option.expected
         table.add_row(
-            option.policy,
+            option.policy + (f", {option.lanes} lanes" if option.lanes > 1 else ""),
             str(option.interval),
             f"{waste.stall:.2%}",
             f"+{format_bytes(option.added_bytes)}",
@@ -44,6 +44,7 @@ def document_of(comparison: Comparison) -> dict[str, object]:
             {
                 "policy": option.policy,
                 "interval": option.interval,
+                "lanes": option.lanes,
                 "wasted": option.expected.wasted,
                 "stall": option.expected.stall,
                 "added_bytes": option.added_bytes,

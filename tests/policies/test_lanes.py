@@ -11,6 +11,9 @@ import checkflow
 from checkflow.compiler import Compiled, Options, Refused, compile_graph
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
+from checkflow.plan import Plan, Problem, on_anchors, problem_of
+from checkflow.plan.rebuilt import in_lanes
+from checkflow.plan.streaming.planner import construct_streaming
 
 OPTIONS = Options(63 * 10**9, policy="rolling")
 
@@ -74,3 +77,33 @@ def test_state_that_no_gradient_rebuilds_has_none(alexnet: Graph) -> None:
     tensors = tuple(replace(tensor, of="") for tensor in alexnet.tensors)
     with pytest.raises(checkflow.InputError, match="--lanes 2: no gradient rebuilds any of this state"):
         compile_graph(replace(alexnet, tensors=tensors), replace(OPTIONS, lanes=2))
+
+
+@pytest.mark.parametrize("policy", ["rolling", "lowdiff"])
+def test_factors_leave_where_they_spare_memory(policy: str, adamw: Graph) -> None:
+    """And nowhere else: where gradients add nothing to the peak they leave as they are."""
+    base, spared = policy == "lowdiff", 0
+    size_bytes = sum(adamw.tensors[index].size_bytes for index in adamw.written_state)
+    for share in (0.38, 0.4, 0.45, 0.55, 0.7, 0.85):  # of the state, that the link carries in an iteration
+        bandwidth = round(size_bytes * share * 1e9 / adamw.iteration_time_ns)
+        compiled = compile_graph(adamw, replace(OPTIONS, policy=policy, bandwidth_bytes_per_s=bandwidth))
+        problem = on_anchors(problem_of(adamw, bandwidth_bytes_per_s=bandwidth), adamw)
+        whole, factored = (
+            [plan.peak_bytes for plan in (_plan(problem, adamw, n, base, factors) for n in range(2, 17)) if plan]
+            for factors in (False, True)
+        )
+        if not isinstance(compiled, Compiled):
+            assert not whole and not factored
+            continue
+        peak = compiled.schedule.certificate.peak_bytes
+        if any(row.factor_rows for row in compiled.schedule.gradients):
+            spared += bool(whole)
+            assert not whole or peak < whole[0]
+        else:
+            assert peak == adamw.training_peak_bytes or not factored or peak <= factored[0]
+    assert spared
+
+
+def _plan(problem: Problem, graph: Graph, lanes: int, base: bool, factors: bool) -> Plan | None:
+    laned = in_lanes(problem, graph, lanes, base=base, factors=factors)
+    return None if laned is None else construct_streaming(laned)

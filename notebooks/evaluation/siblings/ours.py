@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from checkflow.choice import Comparison, Surroundings, choose
-from checkflow.compiler import Options
+from checkflow.compiler import Compiled, Options, Refused, compile_graph
 from checkflow.graph import Graph
 from checkflow.hardware import Profile, copy_ns, link_bytes_per_s
 from checkflow.report import waste
@@ -33,10 +34,21 @@ class Point:
 def compared(graph: Graph, profile: Profile, hours: Sequence[float]) -> list[Point]:
     """Every policy at the intervals that `--policy auto` looks at."""
     options = Options(link_bytes_per_s(profile), interval=None)
+
+    @cache
+    def compiled(asked: Options) -> Compiled | Refused:
+        return compile_graph(graph, asked)
+
     return [
-        Point(each, choose(graph, options, Surroundings(round(each * HOUR_NS)), lambda size: copy_ns(size, profile)))
+        Point(
+            each,
+            choose(
+                graph, options, Surroundings(round(each * HOUR_NS)), lambda size: copy_ns(size, profile),
+                compiling=lambda _graph, asked, _progress: compiled(asked),
+            ),
+        )
         for each in hours
-    ]
+    ]  # fmt: skip
 
 
 def draw(points: Sequence[Point], title: str) -> Figure:
