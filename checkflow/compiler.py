@@ -51,6 +51,7 @@ class Options:
     transfers: Transfers | None = None  # None: those of the formulation
     policy: str = CHECKFLOW  # another one has nothing to choose: neither formulation, transfers nor solver
     lanes: int | None = None  # of a policy that has any; None: as few as the link needs
+    factors: bool = True  # of such a policy: gradients may leave as their factors
     solver: str = "auto"
     time_limit_s: float = 300.0
 
@@ -164,7 +165,7 @@ def _least_paused(problem: Problem, graph: Graph, options: Options) -> Problem:
 
 def _ruled(problem: Problem, graph: Graph, options: Options) -> Schedule | Infeasible:
     """What another policy than checkflow does."""
-    asked = Asked(options.bandwidth_bytes_per_s, options.slack_ppm, options.lanes)
+    asked = Asked(options.bandwidth_bytes_per_s, options.slack_ppm, options.lanes, options.factors)
     return policies.load(options.policy).schedule(problem, graph, asked)
 
 

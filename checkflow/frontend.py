@@ -127,6 +127,7 @@ def compile(
     slack: float = 0.0,
     policy: str = "checkflow",
     lanes: int | None = None,
+    factors: bool = True,
     mtbf: str | None = None,
     disk: int | str | None = None,
     lost_machines: float | None = None,
@@ -169,6 +170,7 @@ def compile(
             iteration in K sends the whole state and the others gradients. "auto" is the one of all these that
             wastes least, at the interval at which it does.
         lanes: of "rolling" and "lowdiff", iterations of which each sends a part; as few as the link needs unless given.
+        factors: of these, whether a linear layer's gradient may leave as the two tensors that it is the product of.
         mtbf: with policy "auto", mean time between failures of all devices together, like "3h".
         disk: with policy "auto", what a device's share of it writes, "2GB/s" (the default) or bytes per second.
         lost_machines: with policy "auto", share of the failures that take host memory along; 0.5 unless given.
@@ -216,6 +218,7 @@ def compile(
             slack_ppm=fraction_ppm(slack, "slack"),
             policy=CHECKFLOW if policy == AUTO else policy,
             lanes=lanes,
+            factors=factors,
             formulation=kind,
             transfers=transfers_for(kind, asked),
             solver=solver,

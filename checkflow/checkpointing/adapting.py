@@ -15,6 +15,7 @@ from checkflow.events import Learned
 from checkflow.learning.learner import Learner, Running
 from checkflow.learning.provisional import provisional
 from checkflow.runtime.binding import sizes_of
+from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
 from checkflow.training import Training
 
@@ -40,6 +41,7 @@ class Adapting:
         self._tell = tell
         self._advises = advises
         self._sizes = sizes_of(training)
+        self._refused: Schedule | None = None  # in whose parts nothing can be saved
         self.learned_in = 0  # iteration from which on a learned schedule is followed; 0: none is
 
     @property
@@ -51,6 +53,7 @@ class Adapting:
         """An iteration has ended. Raises InputError where its state cannot be checkpointed, StoreError for its room."""
         if self._follow_state():
             return
+        self._follow_refusal()
         schedule = self._learner.ended(frame, self._running())
         if schedule is None:
             return
@@ -98,6 +101,13 @@ class Adapting:
         self._engine.change_over(fitting)
         self.learned_in = 0
         return True
+
+    def _follow_refusal(self) -> None:
+        """Where the runtime has found that updates cannot be made again as was learned, another plan is learned."""
+        schedule, parts = self._engine.fitting.schedule, self._engine.executor.parts
+        if parts is not None and parts.refused and schedule is not self._refused:
+            self._refused = schedule
+            self._learner.without_parts(parts.refused, factored=any(row.factor_rows for row in schedule.gradients))
 
     def _still_fits(self) -> bool:
         """Whether what is followed has room for all of the state: some of it may not have been there so far."""

@@ -56,6 +56,8 @@ from checkflow.units import fraction_ppm
 @click.option(
     "--lanes", type=int, metavar="K", help="Of rolling, lowdiff: parts, one an iteration  [default: the least]"
 )
+@click.option("--no-factors", is_flag=True,
+              help="Of these: no gradient leaves as the two tensors that it is the product of.")  # fmt: skip
 @click.option("--mtbf", type=Duration(), help="With auto: mean time between failures, of all devices together.")
 @click.option("--disk", type=Rate(), help="With auto: what a device's share of it writes  [default: 2GB/s]")
 @click.option("--lost-machines", type=float,
@@ -88,6 +90,7 @@ def command(
     slack: float,
     policy: str,
     lanes: int | None,
+    no_factors: bool,
     mtbf: int | None,
     disk: int | None,
     lost_machines: float | None,
@@ -125,6 +128,7 @@ def command(
         slack_ppm=fraction_ppm(slack, "--slack"),
         policy=CHECKFLOW if policy == AUTO else policy,
         lanes=lanes,
+        factors=not no_factors,
         formulation=Formulation(formulation),
         transfers=kind,
         solver=solver,

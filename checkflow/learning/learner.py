@@ -24,7 +24,7 @@ from checkflow.errors import TraceError
 from checkflow.graph import Graph
 from checkflow.learning.kept import kept_schedule, place_of
 from checkflow.learning.kinds import Kinds
-from checkflow.learning.messages import Planned, Request
+from checkflow.learning.messages import DEFAULT_POLICY, Planned, Request
 from checkflow.learning.planner import Planner
 from checkflow.schedule import Schedule
 from checkflow.torch_internals import compiled_from
@@ -87,6 +87,7 @@ class Learner:
         self._training = training
         self._interval = interval
         self._policy = policy
+        self._factors = True
         self._ignores = ignores
         self._tell = tell
         self._notify = notify
@@ -128,6 +129,14 @@ class Learner:
         self._kinds.ended()  # it is of what was
         self._recent.clear()
         self._since.clear()
+
+    def without_parts(self, why: str, *, factored: bool) -> None:
+        """What was learned cannot be followed: the next plan has no factors, or if this one had none, no parts."""
+        if factored:
+            self._factors = False
+        else:
+            self._policy = DEFAULT_POLICY
+        self.anew(why)
 
     def ended(self, frame: FrameType, running: Running) -> Schedule | None:
         """An iteration ended, and nothing of it was checkpointed yet. A schedule to be followed from it on, or None."""
@@ -199,7 +208,9 @@ class Learner:
             self._found(graph.unlisted)
             self._planned_kind = kind
             bandwidth = running.link_bytes_per_s or 10**9
-            self._planner.ask(Request(self._timed(graph), bandwidth, self._policy, self._interval, self._place))
+            self._planner.ask(
+                Request(self._timed(graph), bandwidth, self._policy, self._interval, self._factors, self._place)
+            )
             self._stage = Stage.PLANNING
 
     def _timed(self, graph: Graph) -> Graph:

@@ -23,6 +23,7 @@ class Request:
     bandwidth_bytes_per_s: int  # of the link
     policy: str
     interval: int | None  # iterations from one checkpoint to the next; None: the fewest that the link allows
+    factors: bool  # gradients may leave as their factors
     keep_as: Path | None  # where the next start finds graph and schedule, less the endings of their names
 
 

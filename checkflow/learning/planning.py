@@ -15,7 +15,9 @@ from checkflow.schedule import Schedule, write_schedule
 
 def answer_to(request: Request) -> Answer:
     """A schedule that `verify` accepts, or why there is none."""
-    options = Options(request.bandwidth_bytes_per_s, interval=request.interval, policy=request.policy)
+    options = Options(
+        request.bandwidth_bytes_per_s, interval=request.interval, policy=request.policy, factors=request.factors
+    )
     try:
         result = compile_graph(request.graph, options)
     except CheckflowError as error:

@@ -27,5 +27,5 @@ def schedule(problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasi
     problem = on_anchors(problem, graph)
     if asked.lanes is not None:
         return in_so_many(asked.lanes, problem, graph, asked, "lowdiff", base=True)
-    found = least_lanes(problem, graph, base=True) if problem.interval == 1 else []
+    found = least_lanes(problem, graph, asked, base=True) if problem.interval == 1 else []
     return lowered(found or as_a_whole(problem), problem, graph, asked, "lowdiff")

@@ -36,7 +36,7 @@ def schedule(problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasi
         return in_so_many(asked.lanes, problem, graph, asked, "rolling")
     found = as_a_whole(problem)
     if not found and problem.interval == 1:
-        found = least_lanes(problem, graph)
+        found = least_lanes(problem, graph, asked)
     return lowered(found, problem, graph, asked, "rolling")
 
 
@@ -53,10 +53,10 @@ def in_so_many(
     if with_gradients is None or with_factors is None:
         raise InputError(f"--lanes {lanes}: no gradient rebuilds any of this state; leave it out")
     found = _constructed(with_gradients)
-    if _adds(found, problem):
+    if asked.factors and _adds(found, problem):
         found += _constructed(with_factors)
     if not found:
-        refused = plan_streaming(with_factors)
+        refused = plan_streaming(with_factors if asked.factors else with_gradients)
         assert isinstance(refused, Infeasible)
         return replace(refused, smallest_interval=None, snapshot_bytes_at_that_interval=None)  # that of all lanes
     return lowered(found, problem, graph, asked, policy)
@@ -96,13 +96,15 @@ def lowered(
     )
 
 
-def least_lanes(problem: Problem, graph: Graph, *, base: bool = False) -> list[tuple[Plan, Problem]]:
+def least_lanes(problem: Problem, graph: Graph, asked: Asked, *, base: bool = False) -> list[tuple[Plan, Problem]]:
     """Of the least number of lanes for which there is a plan, and of a few more where that needs memory.
 
     Where that needs memory still, or there is none, with factors, too.
     """
     found = _least_lanes(problem, graph, base, factors=False)
-    return found + _least_lanes(problem, graph, base, factors=True) if _adds(found, problem) else found
+    if asked.factors and _adds(found, problem):
+        found += _least_lanes(problem, graph, base, factors=True)
+    return found
 
 
 def _least_lanes(problem: Problem, graph: Graph, base: bool, factors: bool) -> list[tuple[Plan, Problem]]:

@@ -34,6 +34,7 @@ class Asked:
     bandwidth_bytes_per_s: int
     slack_ppm: int = 0
     lanes: int | None = None  # None: as many as there need be
+    factors: bool = True  # gradients may leave as their factors
 
 
 def scheduled(

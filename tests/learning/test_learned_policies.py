@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from slow_link import asking
-from test_attach_learning import Loop, attached, same, until_learned
+from test_attach_learning import LONG_S, Loop, attached, same, until_learned
 from torch import nn
 
 import checkflow
 from checkflow import policies
+from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.errors import InputError
 from checkflow.graphfile import read_graph
 from checkflow.learning.kept import FOLDER
@@ -33,6 +35,14 @@ class Wide(Loop):
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 3))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.shrinks = False
+
+    def iterate(self, number: int) -> None:
+        super().iterate(number)
+        if self.shrinks:
+            with torch.no_grad():
+                for parameter in self.model.parameters():
+                    parameter.mul_(0.99)
 
 
 @pytest.fixture
@@ -95,6 +105,41 @@ def test_rolling_is_in_force_at_any_stop(tmp_path: Path) -> None:
             plain.iterate(number)
         assert same(plain.state(), loop.state()), stop
     assert kept(tmp_path / "store").lanes > 1
+
+
+@pytest.mark.usefixtures("slow_link")
+def test_what_cannot_be_saved_in_parts_is_learned_otherwise(tmp_path: Path) -> None:
+    """First without factors, whose products a larger batch is not of; then as a whole, where updates are not all."""
+    loop, told = Wide(), list[str]()
+    with attached(loop, tmp_path / "store", told, policy="rolling") as ckpt:
+        done = until_learned(ckpt, loop.iterate)
+        assert any(row.factor_rows for row in ckpt.schedule.gradients)
+        loop.rows = 64
+        done = _until(ckpt, loop, done, lambda schedule: not any(row.factor_rows for row in schedule.gradients))
+        assert ckpt.schedule.lanes > 1
+        assert any("learns its schedule anew: the gradient of" in line for line in told), told
+        loop.shrinks = True
+        done = _until(ckpt, loop, done, lambda schedule: schedule.policy == DEFAULT_POLICY)
+        assert any("learns its schedule anew: " in line and "written by something else" in line for line in told), told
+        for number in range(done, done + 6):
+            loop.iterate(number)
+            ckpt.step()
+    assert kept(tmp_path / "store").policy == DEFAULT_POLICY
+    again = Wide()
+    with attached(again, tmp_path / "store", told, policy="rolling") as ckpt:
+        assert ckpt.restore() == done + 6
+        assert ckpt.schedule.policy == DEFAULT_POLICY
+    assert same(loop.state(), again.state())
+
+
+def _until(ckpt: Checkpointer, loop: Loop, done: int, is_so: Callable[[Schedule], bool]) -> int:
+    deadline = time.monotonic() + LONG_S
+    while not (ckpt.stats().learned_in and is_so(ckpt.schedule) and ckpt.learning == "knowing"):
+        assert time.monotonic() < deadline, ckpt.schedule.policy
+        loop.iterate(done)
+        ckpt.step()
+        done += 1
+    return done
 
 
 @pytest.mark.usefixtures("slow_link")

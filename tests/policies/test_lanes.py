@@ -99,6 +99,12 @@ def test_factors_leave_where_they_spare_memory(policy: str, adamw: Graph) -> Non
         if any(row.factor_rows for row in compiled.schedule.gradients):
             spared += bool(whole)
             assert not whole or peak < whole[0]
+            without = compile_graph(
+                adamw, replace(OPTIONS, policy=policy, bandwidth_bytes_per_s=bandwidth, factors=False)
+            )
+            assert isinstance(without, Compiled) == bool(whole)
+            if isinstance(without, Compiled):
+                assert not any(row.factor_rows for row in without.schedule.gradients)
         else:
             assert peak == adamw.training_peak_bytes or not factored or peak <= factored[0]
     assert spared
