@@ -467,7 +467,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     "policies.rolling:as_a_whole": [
         Mutant("rolling, whole", gives(lambda found: [(field("transfers", all_but_last)(p), of) for p, of in found])),
     ],
-    "policies.rolling:_constructed": [
+    "policies.rule:constructed": [
         Mutant("rolling, whole", gives(lambda found: [(field("transfers", all_but_last)(p), of) for p, of in found])),
     ],
     "policies.rolling:lowered": [Mutant("lanes", gives(certified("peak_bytes", by(-KIB))))],
@@ -725,7 +725,7 @@ UNTOUCHED: dict[str, str] = {
     "plan.streaming.place:Held.created": _A_WORD,
     "plan.streaming.place:Held.released": _A_WORD,
     "plan.rebuilt:Rebuilt.going_along_bytes": "by it parameters are put into lanes, any of which are judged",
-    "policies.rolling:_adds": "whether plans with factors are made, too: any of them are judged",
+    "policies.rule:adds": "whether plans with factors are made, too: any of them are judged",
     "policies:longest": "bounds the intervals that a choice looks at",
     "policies:most_lanes": "bounds what may be asked for",
     "compiler:check_lanes": "refuses what does not go together",

@@ -55,17 +55,20 @@ def rebuilt_in(graph: Graph) -> tuple[Rebuilt, ...]:
     return tuple(found for index in graph.written_state if (found := reading.of(index)) is not None)
 
 
-def over_iterations(problem: Problem, graph: Graph, count: int) -> Problem:
+def over_iterations(problem: Problem, graph: Graph, count: int, *, factors: bool = False) -> Problem:
     """The problem of one checkpoint each `count` iterations, of which each carries a part of the state and gradients.
 
-    The parts are such that each iteration has as many bytes to carry: a part that leaves early has more gradients.
+    The parts are such that each iteration has as many bytes to carry: a part that leaves early has more gradients. With
+    `factors` those leave in the place of gradients where they are fewer bytes.
     """
     units = rebuilt_in(graph)
-    back = _parts(units, problem.state_bytes, count)
+    back = _parts(units, problem.state_bytes, count, factors=factors)
     of_state = {index: backs for unit, backs in zip(units, back, strict=True) for index in unit.state}
     state = [replace(tensor, back=of_state.get(tensor.tensor, 0)) for tensor in problem.state]
     gradients = [
-        _gradient(unit, graph, earlier) for unit, backs in zip(units, back, strict=True) for earlier in range(backs)
+        _gradient(unit, graph, earlier, factors=factors)
+        for unit, backs in zip(units, back, strict=True)
+        for earlier in range(backs)
     ]
     return replace(problem, state=(*state, *gradients), interval=count)
 
@@ -154,13 +157,15 @@ def _gradient(unit: Rebuilt, graph: Graph, back: int, *, factors: bool = False) 
     return StateTensor(unit.gradient, name, unit.gradient_bytes, unit.gone, unit.final, Role.GRADIENT, back)
 
 
-def _parts(units: Sequence[Rebuilt], state_bytes: int, count: int) -> list[int]:
+def _parts(units: Sequence[Rebuilt], state_bytes: int, count: int, *, factors: bool) -> list[int]:
     """For each unit, how many iterations before the checkpoint's it leaves.
 
-    With r the gradients' share of what they rebuild, iteration i of k carries (1 - r)^(i-1) of what the first one does.
+    With r the share of what goes along in what it rebuilds, iteration i of k carries (1 - r)^(i-1) of what the first
+    one does.
     """
     whole_bytes = sum(unit.state_bytes for unit in units)
-    share = sum(unit.gradient_bytes for unit in units) / whole_bytes if whole_bytes else 0.0
+    along_bytes = sum(unit.going_along_bytes(factors=factors) for unit in units)
+    share = along_bytes / whole_bytes if whole_bytes else 0.0
     first = 1 / sum((1 - share) ** number for number in range(count)) if share < 1 else 1.0
     room = {count - 1 - number: first * (1 - share) ** number * state_bytes for number in range(count)}
     room[0] -= state_bytes - whole_bytes  # what no gradient rebuilds

@@ -18,8 +18,8 @@ from checkflow.graph import Graph
 from checkflow.lower import lower
 from checkflow.plan import Infeasible, Plan, Problem, on_anchors
 from checkflow.plan.rebuilt import over_iterations
-from checkflow.plan.streaming.planner import construct_streaming, plan_streaming
-from checkflow.policies.rule import Asked
+from checkflow.plan.streaming.planner import plan_streaming
+from checkflow.policies.rule import Asked, adds, constructed
 from checkflow.schedule import Schedule
 
 LONGEST = 1  # unless the link needs more: then checkflow's plan of the whole moves fewer bytes
@@ -32,24 +32,28 @@ def schedule(problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasi
     Where no gradient rebuilds any state (they are zeroed in place, or updates write them), all of it is of one part.
     """
     problem = on_anchors(problem, graph)
-    if (found := _least(problem, graph)) is not None:
+    if (found := _least(problem, graph, asked)) is not None:
         return _lowered(*found, graph, asked)
     answer = plan_streaming(problem)
     assert isinstance(answer, Infeasible)
     limit = problem.memory_limit_bytes
     hopeless = limit is not None and limit < problem.training_peak_bytes
     for count in range(problem.interval + 1, 1 if hopeless else _MOST_PARTS + 1):
-        if (found := _least(replace(problem, interval=count), graph)) is not None:
+        if (found := _least(replace(problem, interval=count), graph, asked)) is not None:
             held_bytes = _lowered(*found, graph, asked).certificate.snapshot_bytes
             return replace(answer, smallest_interval=count, snapshot_bytes_at_that_interval=held_bytes)
     return answer  # as a whole it may be, at some longer interval
 
 
-def _least(problem: Problem, graph: Graph) -> tuple[Plan, Problem] | None:
-    """In parts, or as a whole where that needs less: gradients may be as much as the state that they rebuild."""
-    tried = [(construct_streaming(each), each) for each in (over_iterations(problem, graph, problem.interval), problem)]
-    plans = [(plan, each) for plan, each in tried if plan is not None]
-    return min(plans, key=lambda one: one[0].peak_bytes) if plans else None
+def _least(problem: Problem, graph: Graph, asked: Asked) -> tuple[Plan, Problem] | None:
+    """In parts, or as a whole where that needs less: gradients may be as much as the state that they rebuild.
+
+    Where both add to the peak, in parts with factors if that adds less.
+    """
+    found = [*constructed(over_iterations(problem, graph, problem.interval)), *constructed(problem)]
+    if asked.factors and problem.interval > 1 and adds(found, problem):
+        found += constructed(over_iterations(problem, graph, problem.interval, factors=True))
+    return min(found, key=lambda one: one[0].peak_bytes) if found else None
 
 
 def _lowered(plan: Plan, planned: Problem, graph: Graph, asked: Asked) -> Schedule:

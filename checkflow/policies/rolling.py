@@ -21,7 +21,7 @@ from checkflow.lower import lower
 from checkflow.plan import Infeasible, Plan, Problem, on_anchors
 from checkflow.plan.rebuilt import in_lanes
 from checkflow.plan.streaming.planner import construct_streaming, plan_streaming
-from checkflow.policies.rule import Asked
+from checkflow.policies.rule import Asked, adds, constructed
 from checkflow.schedule import Schedule
 
 LONGEST = 1  # at any other interval it is checkflow's plan
@@ -52,9 +52,9 @@ def in_so_many(
     )
     if with_gradients is None or with_factors is None:
         raise InputError(f"--lanes {lanes}: no gradient rebuilds any of this state; leave it out")
-    found = _constructed(with_gradients)
-    if asked.factors and _adds(found, problem):
-        found += _constructed(with_factors)
+    found = constructed(with_gradients)
+    if asked.factors and adds(found, problem):
+        found += constructed(with_factors)
     if not found:
         refused = plan_streaming(with_factors if asked.factors else with_gradients)
         assert isinstance(refused, Infeasible)
@@ -64,17 +64,7 @@ def in_so_many(
 
 def as_a_whole(problem: Problem) -> list[tuple[Plan, Problem]]:
     """The plan of the whole state, where the link carries it."""
-    return _constructed(problem)
-
-
-def _constructed(problem: Problem) -> list[tuple[Plan, Problem]]:
-    plan = construct_streaming(problem)
-    return [] if plan is None else [(plan, problem)]
-
-
-def _adds(found: Sequence[tuple[Plan, Problem]], problem: Problem) -> bool:
-    """Whether none of them leaves the peak as it is."""
-    return all(plan.peak_bytes > problem.training_peak_bytes for plan, _ in found)
+    return constructed(problem)
 
 
 def lowered(
@@ -102,7 +92,7 @@ def least_lanes(problem: Problem, graph: Graph, asked: Asked, *, base: bool = Fa
     Where that needs memory still, or there is none, with factors, too.
     """
     found = _least_lanes(problem, graph, base, factors=False)
-    if asked.factors and _adds(found, problem):
+    if asked.factors and adds(found, problem):
         found += _least_lanes(problem, graph, base, factors=True)
     return found
 

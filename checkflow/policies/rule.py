@@ -6,11 +6,13 @@ operators it is what its tool would need at best.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from checkflow.graph import Graph
 from checkflow.lower import Act, Pause, schedule_of
-from checkflow.plan import TICKS_PER_BYTE, Chunk, Infeasible, Problem, Reason, SolverRun
+from checkflow.plan import TICKS_PER_BYTE, Chunk, Infeasible, Plan, Problem, Reason, SolverRun
+from checkflow.plan.streaming.planner import construct_streaming
 from checkflow.plan.timeline.grid import TimeGrid
 from checkflow.schedule import Schedule
 from checkflow.units import size_and_excess
@@ -63,6 +65,17 @@ def whole_state(problem: Problem, *, created: int | None = None, released: int |
         for index, size_bytes in ((index, problem.state[index].size_bytes) for index in by_first_write(problem))
         for offset in range(0, size_bytes, size_limit or size_bytes)
     )
+
+
+def constructed(problem: Problem) -> list[tuple[Plan, Problem]]:
+    """The plan of a problem, with it, if the construction finds one; there is no other then."""
+    plan = construct_streaming(problem)
+    return [] if plan is None else [(plan, problem)]
+
+
+def adds(found: Iterable[tuple[Plan, Problem]], problem: Problem) -> bool:
+    """Whether none of these plans leaves the peak as it is."""
+    return all(plan.peak_bytes > problem.training_peak_bytes for plan, _ in found)
 
 
 def by_first_write(problem: Problem) -> list[int]:

@@ -19,8 +19,8 @@ OPTIONS = {
     "compile": TRACED
     | {
         "--bandwidth", "--memory-limit", "--relax-memory", "--chunk", "--interval", "--slack", "--formulation",
-        "--transfers", "--solver", "--time-limit", "--report", "--trace-out", "--policy", "--lanes", "--no-factors", "--mtbf",
-        "--disk", "--lost-machines", "--host-memory",
+        "--transfers", "--solver", "--time-limit", "--report", "--trace-out", "--policy", "--lanes",
+        "--no-factors", "--mtbf", "--disk", "--lost-machines", "--host-memory",
     },
     "trace": TRACED,
     "verify": {"schedule", "graph", "--json"},

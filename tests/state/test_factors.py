@@ -19,7 +19,7 @@ from checkflow import hardware, models
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.models.gpt2 import Conv1D
 from checkflow.plan import Problem
-from checkflow.plan.rebuilt import in_lanes
+from checkflow.plan.rebuilt import in_lanes, over_iterations
 from checkflow.runtime.device import Batch
 from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
@@ -126,6 +126,21 @@ def test_each_iteration_is_bit_identical(optimizer: str, inputs: Inputs, tmp_pat
     expected, told = trained(make, schedule, tmp_path / "store")
     assert not told
     assert len([record for record in records(tmp_path / "store").values() if "replay" in record]) > 4
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("inputs", [of(5, 40), fewer_now_and_then], ids=["five", "fewer"])
+def test_each_checkpoint_of_several_iterations_is_bit_identical(optimizer: str, inputs: Inputs, tmp_path: Path) -> None:
+    """As GoCkpt has them: a part's factors leave in each iteration after its own."""
+    make = training(optimizer, inputs)
+    graph = traced(make)
+    schedule = planned(graph, lambda whole: over_iterations(whole, graph, 3, factors=True), "gockpt")
+    assert sum(row.factor_rows > 0 for row in schedule.gradients) > 1
+    assert {row.back for row in schedule.actions if row.tensor in {g.id for g in schedule.gradients}} == {0, 1}
+    expected, told = trained(make, schedule, tmp_path / "store")
+    assert not told
+    assert sum("replay" in record for record in records(tmp_path / "store").values()) == 2
     check_each(make, schedule, tmp_path / "store", expected)
 
 
