@@ -3,14 +3,58 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 
 from checkflow.checkpointing.together import Together
 from checkflow.errors import InputError
 from checkflow.learning.messages import IN_LANES, IN_PARTS, POLICIES
 from checkflow.schedule import Schedule
+from checkflow.store.format.retention import Retention
+from checkflow.store.trainer.persist_every import PersistEvery
 
 _TAKES_GRADIENTS = "takes gradients, which are not final yet where several processes' can be read"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What an argument may be, and how a person says that."""
+
+    types: tuple[type, ...]
+    words: str
+    may_be_none: bool = False
+
+
+_KINDS = {
+    "store": _Kind((str, os.PathLike), "a path"),
+    "bucket": _Kind((str,), 'a URL, "s3://bucket/prefix"', may_be_none=True),
+    "schedule": _Kind((Schedule, str, os.PathLike), "a schedule, or the path of its file", may_be_none=True),
+    "generators": _Kind((Mapping,), "a dict of generators by name", may_be_none=True),
+    "extra": _Kind((Mapping,), "a dict of objects by name", may_be_none=True),
+    "metadata": _Kind((Mapping,), "a dict", may_be_none=True),
+    "policy": _Kind((str,), "its name", may_be_none=True),
+    "interval": _Kind((Integral,), "a whole number", may_be_none=True),
+    "overhead": _Kind((Real,), "a number", may_be_none=True),
+    "slots": _Kind((Integral,), "a whole number"),
+    "persist_every": _Kind((PersistEvery,), "checkflow.PersistEvery(seconds=...) or (iterations=...)"),
+    "retention": _Kind((Retention,), "checkflow.Retention(last=...)"),
+    "retry_s": _Kind((Real,), "a number of seconds"),
+    "sigterm_deadline_s": _Kind((Real,), "a number of seconds", may_be_none=True),
+    "peers_deadline_s": _Kind((Real,), "a number of seconds"),
+    "replicate": _Kind((Integral,), "0 or 1"),
+}
+
+
+def check_kinds(given: Mapping[str, object]) -> None:
+    """Raises InputError for the first of attach's arguments, by name, that is of no type that it can be."""
+    for name, kind in _KINDS.items():
+        value = given[name]
+        if value is None and kind.may_be_none:
+            continue
+        if not isinstance(value, kind.types) or isinstance(value, bool):
+            raise InputError(f"{name}: {value!r:.100} is of type {type(value).__name__}; give {kind.words}")
 
 
 def check_first(store: str | Path, peers_deadline_s: float) -> None:

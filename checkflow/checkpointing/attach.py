@@ -13,7 +13,7 @@ import torch
 
 from checkflow.about import Run
 from checkflow.checkpointing.adapting import Adapting
-from checkflow.checkpointing.arguments import check_arguments, check_first
+from checkflow.checkpointing.arguments import check_arguments, check_first, check_kinds
 from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.behind_ranks import BehindRanks
@@ -168,6 +168,7 @@ def attach(
         PeerError: another process of the training was not there by the deadline, attached otherwise, or has failed.
     """
 
+    check_kinds(locals())
     check_first(store, peers_deadline_s)
     objects_behind = None if bucket is None else Objects.open(bucket)
     together = Together.here(Path(store), peers_deadline_s, _to_stderr, objects_behind)

@@ -276,7 +276,7 @@ class _Base:
     def _rest(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
             if self._batches and hasattr(self.base, "state_dict"):
-                self._states = (self._states[1], self._loader.state_dict())
+                self._states = (self._states[1], self.base.state_dict())
             ahead = "" if self.base.num_workers else self._rng.read()  # workers have generators of their own
             try:
                 batch = next(batches)

@@ -297,6 +297,24 @@ def test_bad_arguments_are_refused(schedule: Schedule, tmp_path: Path) -> None:
         checkflow.attach(training.model, training.optimizer, schedule=schedule, store=tmp_path / "s", slots=0)
 
 
+WRONG = {
+    "store": 3, "bucket": 3, "schedule": 3, "generators": [], "extra": [], "metadata": "run 1", "policy": 1,
+    "interval": "2", "overhead": "5%", "slots": 2.5, "persist_every": 3, "retention": 2, "retry_s": "0.1",
+    "sigterm_deadline_s": "20", "peers_deadline_s": None, "replicate": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_argument_of_another_type_is_told_in_a_line(name: str, tmp_path: Path) -> None:
+    training = small()
+    given: dict[str, Any] = {"store": tmp_path / "store", name: WRONG[name]}
+    with pytest.raises(InputError) as refusal:
+        checkflow.attach(training.model, training.optimizer, **given)
+    said = f"{name}: {WRONG[name]!r} is of type {type(WRONG[name]).__name__}; give "
+    assert str(refusal.value).startswith(said) and "\n" not in str(refusal.value)
+    assert not (tmp_path / "store").exists()
+
+
 def test_what_attaching_fails_for_is_what_is_told(
     schedule: Schedule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
