@@ -1,4 +1,4 @@
-"""A link that carries some of a training's state in an iteration, however fast this machine is.
+"""A link that carries so much of a training's state in an iteration, however fast or busy this machine is.
 
 It is what the planner of a schedule that is learned is told; the real link is as fast as ever.
 """

@@ -3,7 +3,8 @@
     python rank_to_kill.py KIND STORE ITERATIONS PAUSE_S [OPTION=N ...]
 
 It says "iteration N" after each, "staged N", "verified N", "learned N", and at the end "done RESUMED DIGEST": of all
-that this rank has of the training. "{rank}" in STORE is its number.
+that this rank has of the training. "{rank}" in STORE is its number. An OPTION is one of attach; `timeout` is the process
+group's; `link` is how many times its state the planner of what is learned believes the link to carry in an iteration.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from slow_link import asking
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -23,6 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import checkflow
+from checkflow.learning.planner import Planner
 
 
 def net() -> torch.nn.Sequential:
@@ -161,6 +164,8 @@ if __name__ == "__main__":
     parsed = dict(argument.split("=") for argument in sys.argv[5:])
     every = parsed.pop("persist_every", None)
     given: dict[str, object] = {key: int(value) if value.isdigit() else value for key, value in parsed.items()}
+    if (link := given.pop("link", None)) is not None:
+        setattr(Planner, "ask", asking(float(str(link))))  # noqa: B010
     if every is not None:
         given["persist_every"] = checkflow.PersistEvery(iterations=int(every))
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), given)
