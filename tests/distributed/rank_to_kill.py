@@ -3,8 +3,9 @@
     python rank_to_kill.py KIND STORE ITERATIONS PAUSE_S [OPTION=N ...]
 
 It says "iteration N" after each, "staged N", "verified N", "learned N", and at the end "done RESUMED DIGEST": of all
-that this rank has of the training. "{rank}" in STORE is its number. An OPTION is one of attach; `timeout` is the process
-group's; `link` is how many times its state the planner of what is learned believes the link to carry in an iteration.
+that this rank has of the training. "{rank}" in STORE is its number. An OPTION is one of attach; or `timeout`, that of
+the process group; or `link`: how many times its state the planner of what is learned believes the link to carry in an
+iteration.
 """
 
 from __future__ import annotations
