@@ -125,8 +125,9 @@ def attach(
             that a loop keeps there what it replaces; checkflow.Variables of a script; or any object with state_dict and
             load_state_dict. Of any size.
         metadata: the user's own JSON; read anew for each checkpoint. `Checkpointer.metadata` is what was restored.
-        policy: by which a schedule is learned: "checkflow", the default; "rolling" or "lowdiff", which have one
-            after each iteration where the link cannot carry the state in one; any other that `compile` has but "auto".
+        policy: by which a schedule is learned: "checkflow", the default; "rolling" or "lowdiff", which have a
+            checkpoint after each iteration also where the link cannot carry the state in one; any other that `compile`
+            has but "auto".
         interval: iterations from one checkpoint to the next; the schedule's unless given, or the fewest that the link
             allows where it is learned. A schedule that pauses where the next checkpoint begins is for its own alone.
         overhead: share of the time without checkpoints for which training may wait for them, 0.05 for 5%. Where it
