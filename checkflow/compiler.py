@@ -51,7 +51,7 @@ class Options:
     transfers: Transfers | None = None  # None: those of the formulation
     policy: str = CHECKFLOW  # another one has nothing to choose: neither formulation, transfers nor solver
     lanes: int | None = None  # of a policy that has any; None: as few as the link needs
-    factors: bool = True  # of such a policy: gradients may leave as their factors
+    factors: bool = True  # of policies with gradients: these may leave as their factors
     solver: str = "auto"
     time_limit_s: float = 300.0
 

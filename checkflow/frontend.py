@@ -170,7 +170,8 @@ def compile(
             iteration in K sends the whole state and the others gradients. "auto" is the one of all these that
             wastes least, at the interval at which it does.
         lanes: of "rolling" and "lowdiff", iterations of which each sends a part; as few as the link needs unless given.
-        factors: of these, whether a linear layer's gradient may leave as the two tensors that it is the product of.
+        factors: of these and "gockpt", whether a linear layer's gradient may leave as the two tensors that it is the
+            product of.
         mtbf: with policy "auto", mean time between failures of all devices together, like "3h".
         disk: with policy "auto", what a device's share of it writes, "2GB/s" (the default) or bytes per second.
         lost_machines: with policy "auto", share of the failures that take host memory along; 0.5 unless given.

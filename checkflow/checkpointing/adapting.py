@@ -51,9 +51,8 @@ class Adapting:
 
     def ended(self, frame: FrameType) -> None:
         """An iteration has ended. Raises InputError where its state cannot be checkpointed, StoreError for its room."""
-        if self._follow_state():
+        if self._follow_state() or self._follow_refusal():
             return
-        self._follow_refusal()
         schedule = self._learner.ended(frame, self._running())
         if schedule is None:
             return
@@ -61,6 +60,9 @@ class Adapting:
             fitting = fit(schedule, self._training, self._objects)
         except InputError as error:  # the state changed since
             self._learner.anew(str(error))
+            return
+        if schedule.lanes > 1 and (why := self._engine.lack_of_room(fitting)):
+            self._learner.without_parts(why, factored=False)
             return
         self._engine.change_over(fitting)
         self.learned_in = self._engine.executor.completed + 1
@@ -71,6 +73,7 @@ class Adapting:
         self._engine.events.append(learned)
         self._tell(str(learned))
         if self._advises and schedule.interval > 1:
+            self._advises = False  # once is enough
             self._tell('the link carries no more; policy="rolling" may have one every iteration, for more host memory')
 
     def begins(self, frame: FrameType) -> None:
@@ -102,12 +105,14 @@ class Adapting:
         self.learned_in = 0
         return True
 
-    def _follow_refusal(self) -> None:
-        """Where the runtime has found that updates cannot be made again as was learned, another plan is learned."""
+    def _follow_refusal(self) -> bool:
+        """Whether the runtime has found that updates cannot be made again as was learned: another plan is learned."""
         schedule, parts = self._engine.fitting.schedule, self._engine.executor.parts
-        if parts is not None and parts.refused and schedule is not self._refused:
-            self._refused = schedule
-            self._learner.without_parts(parts.refused, factored=any(row.factor_rows for row in schedule.gradients))
+        if parts is None or not parts.refused or schedule is self._refused:
+            return False
+        self._refused = schedule
+        self._learner.without_parts(parts.refused, factored=any(row.factor_rows for row in schedule.gradients))
+        return True
 
     def _still_fits(self) -> bool:
         """Whether what is followed has room for all of the state: some of it may not have been there so far."""

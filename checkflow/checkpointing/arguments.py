@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +33,6 @@ _KINDS = {
     "bucket": _Kind((str,), 'a URL, "s3://bucket/prefix"', may_be_none=True),
     "schedule": _Kind((Schedule, str, os.PathLike), "a schedule, or the path of its file", may_be_none=True),
     "generators": _Kind((Mapping,), "a dict of generators by name", may_be_none=True),
-    "extra": _Kind((Mapping,), "a dict of objects by name", may_be_none=True),
     "metadata": _Kind((Mapping,), "a dict", may_be_none=True),
     "policy": _Kind((str,), "its name", may_be_none=True),
     "interval": _Kind((Integral,), "a whole number", may_be_none=True),
@@ -53,15 +53,19 @@ def check_kinds(given: Mapping[str, object]) -> None:
         value = given[name]
         if value is None and kind.may_be_none:
             continue
-        if not isinstance(value, kind.types) or isinstance(value, bool):
+        if not isinstance(value, kind.types) or (isinstance(value, bool) and name != "replicate"):
             raise InputError(f"{name}: {value!r:.100} is of type {type(value).__name__}; give {kind.words}")
 
 
-def check_first(store: str | Path, peers_deadline_s: float) -> None:
+def check_first(store: str | Path, peers_deadline_s: float, retry_s: float) -> None:
     """What other ranks need not be asked for. Raises InputError for no time, and for a URL: the disk comes first."""
     if not peers_deadline_s > 0:
         raise InputError(f"peers_deadline_s: {peers_deadline_s} is not positive; use a number of seconds")
+    if not 0 <= retry_s < math.inf:
+        raise InputError(f"retry_s: {retry_s} is no number of seconds, 0 or more")
     text = os.fspath(store)
+    if not text:
+        raise InputError("store: is empty; give a directory")
     scheme, colon, _ = text.partition(":/")
     if colon and scheme.isalnum() and len(scheme) > 1:
         raise InputError(

@@ -30,6 +30,7 @@ from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreErr
 from checkflow.events import Event
 from checkflow.extra import Stateful
 from checkflow.interrupts import held_back
+from checkflow.learning.kept import FOLDER
 from checkflow.learning.learner import Learner
 from checkflow.learning.messages import DEFAULT_POLICY
 from checkflow.learning.provisional import provisional
@@ -43,6 +44,7 @@ from checkflow.store.both.retry import RETRY_S
 from checkflow.store.bucket.objects import Objects
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, newest
 from checkflow.store.format.retention import Retention
+from checkflow.store.memory.shared_memory import lack_of_room
 from checkflow.store.memory.trainer_slots import WhenFull
 from checkflow.store.trainer.delivery import OnError
 from checkflow.store.trainer.handle import StoreHandle
@@ -170,7 +172,7 @@ def attach(
     """
 
     check_kinds(locals())
-    check_first(store, peers_deadline_s)
+    check_first(store, peers_deadline_s, retry_s)
     objects_behind = None if bucket is None else Objects.open(bucket)
     together = Together.here(Path(store), peers_deadline_s, _to_stderr, objects_behind)
     with contextlib.nullcontext() if together is None else together.group.telling():
@@ -188,7 +190,8 @@ def attach(
 
         training = Training(model, optimizer, _no_iteration, {} if extra is None else extra)
         check_supported(training)
-        if isinstance(schedule, (str, Path)):
+        interval, slots = None if interval is None else int(interval), int(slots)  # NumPy's are not written as JSON
+        if schedule is not None and not isinstance(schedule, Schedule):
             schedule = read_schedule(Path(schedule))
         check_arguments(
             schedule,
@@ -263,7 +266,12 @@ def attach(
                         say_warning, lacks,
                     )  # fmt: skip
                     undo.callback(learner.close)
-                    planned = _fits_still(learner, training, objects)
+                    planned = _fits_still(learner, training, objects, slots)
+                    if planned and policy and planned.schedule.policy != policy:
+                        say(
+                            f"policy {policy!r} could not be followed in an earlier run, so it is "
+                            f"{planned.schedule.policy}'s; remove {FOLDER}/ from the store to try again"
+                        )
                 else:
                     planned = fit(of_now(schedule, training), training, objects)
                 fitting = planned or fit(provisional(training), training, objects)
@@ -343,15 +351,19 @@ def _keep_earlier(
     tell(f"{store}: starts over; {kept.path.name} is retained for good")
 
 
-def _fits_still(learner: Learner, training: Training, objects: HostObjects) -> Fitting | None:
+def _fits_still(learner: Learner, training: Training, objects: HostObjects, slots: int) -> Fitting | None:
     """What an earlier run has learned; None where that is nothing, or no longer of this training."""
     if learner.kept is None:
         return None
     try:
-        return fit(learner.kept, training, objects)
+        fitting = fit(learner.kept, training, objects)
     except InputError as error:
         learner.anew(str(error))
         return None
+    if len(fitting.layouts) > 1 and (why := lack_of_room(fitting.layouts, slots=slots, given_back_bytes=0)):
+        learner.without_parts(why, factored=False)
+        return None
+    return fitting
 
 
 def _plan(interval: int, size_bytes: int | None, slots: int, every: PersistEvery) -> str:

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -36,7 +35,6 @@ from checkflow.schedule import Schedule
 from checkflow.state.host.capture import versions
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.restore import restore_parsed
-from checkflow.store.format.reader import Checkpoint
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.status import Status
 from checkflow.training import Training
@@ -156,8 +154,9 @@ class Checkpointer:
                         self._executor.resume(0)
                     return 0
                 try:
-                    begin = partial(self._begin_restore, found.checkpoint)
-                    restored = restore_parsed(found.files, found.record, self._training, self._objects, begin)
+                    restored = restore_parsed(
+                        found.files, found.record, self._training, self._objects, self._begin_restore
+                    )
                 except (InputError, PeerError):
                     if self._behind is not None:
                         self._behind.take_back()
@@ -184,13 +183,10 @@ class Checkpointer:
                 self._engine.events.append(Doubted(restored.iteration, line))
             return restored.iteration
 
-    def _begin_restore(self, checkpoint: Checkpoint) -> None:
+    def _begin_restore(self) -> None:
         """All is checked; of several processes none changes anything before each has come as far."""
         if self._together is not None:
             self._together.fits()
-            store = self._engine.handle.path.resolve()
-            if checkpoint.path.parent.resolve() == store:  # it may be of a bucket, or of other ranks
-                self._engine.handle.restored(checkpoint.serial)
         self._executor.begin_restore()
 
     def _about_now(self) -> About:

@@ -57,7 +57,7 @@ from checkflow.units import fraction_ppm
     "--lanes", type=int, metavar="K", help="Of rolling, lowdiff: parts, one an iteration  [default: the least]"
 )
 @click.option("--no-factors", is_flag=True,
-              help="Of these: no gradient leaves as the two tensors that it is the product of.")  # fmt: skip
+              help="Of rolling, lowdiff, gockpt: no gradient leaves as what it is the product of.")  # fmt: skip
 @click.option("--mtbf", type=Duration(), help="With auto: mean time between failures, of all devices together.")
 @click.option("--disk", type=Rate(), help="With auto: what a device's share of it writes  [default: 2GB/s]")
 @click.option("--lost-machines", type=float,

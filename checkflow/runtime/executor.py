@@ -70,7 +70,7 @@ class Executor(Follower):
             self.completed = self._restored = completed
             self.bound.restored()
             if self.parts is not None:
-                self.parts.factors.forget()
+                self.parts.resumed()
             self._anchor, self.touched = 0, False
             self.bound.distrust()
             self._to(Phase.FILLING)

@@ -182,6 +182,11 @@ class Parts:
             self.refuse(str(error))
             return None
 
+    def resumed(self) -> None:
+        """The state is another iteration's: what restoring has written is no update's to have left."""
+        self.factors.forget()
+        self._after.clear()
+
     def prove(self) -> bool:
         """A checkpoint has begun: the first one is proven, which training waits for. False where it is not exact."""
         checkpoint = self._pipeline.newest

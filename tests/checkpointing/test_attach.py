@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -298,9 +299,9 @@ def test_bad_arguments_are_refused(schedule: Schedule, tmp_path: Path) -> None:
 
 
 WRONG = {
-    "store": 3, "bucket": 3, "schedule": 3, "generators": [], "extra": [], "metadata": "run 1", "policy": 1,
+    "store": 3, "bucket": 3, "schedule": 3, "generators": [], "metadata": "run 1", "policy": 1,
     "interval": "2", "overhead": "5%", "slots": 2.5, "persist_every": 3, "retention": 2, "retry_s": "0.1",
-    "sigterm_deadline_s": "20", "peers_deadline_s": None, "replicate": True,
+    "sigterm_deadline_s": "20", "peers_deadline_s": None, "replicate": "1",
 }  # fmt: skip
 
 
@@ -313,6 +314,18 @@ def test_an_argument_of_another_type_is_told_in_a_line(name: str, tmp_path: Path
     said = f"{name}: {WRONG[name]!r} is of type {type(WRONG[name]).__name__}; give "
     assert str(refusal.value).startswith(said) and "\n" not in str(refusal.value)
     assert not (tmp_path / "store").exists()
+
+
+def test_numbers_may_be_those_of_numpy_but_no_others(tmp_path: Path) -> None:
+    training = small()
+    given: dict[str, Any] = {"interval": np.int64(1), "slots": np.int64(2), "tell": lambda _: None}
+    with checkflow.attach(training.model, training.optimizer, store=tmp_path / "store", **given) as ckpt:
+        training.iteration()
+        ckpt.step()
+    with pytest.raises(InputError, match="store: is empty; give a directory"):
+        checkflow.attach(training.model, training.optimizer, store="")
+    with pytest.raises(InputError, match="retry_s: inf is no number of seconds"):
+        checkflow.attach(training.model, training.optimizer, store=tmp_path / "store", retry_s=float("inf"))
 
 
 def test_what_attaching_fails_for_is_what_is_told(

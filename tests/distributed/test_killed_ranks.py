@@ -14,7 +14,6 @@ from job_of_ranks import LONGEST_S, Job
 from processes import children, command
 
 from checkflow.store.format.ranks import directory_of
-from checkflow.store.format.reader import checkpoint_names
 
 NO_END = 1_000_000
 PAUSE_S = 0.01
@@ -98,15 +97,3 @@ def test_whether_buffers_are_shared_next_is_restored(tmp_path: Path) -> None:
                 found = job.done()
         ends.append({rank: digest for rank, (_, digest) in found.items()})
     assert ends[0] == ends[1]
-
-
-def test_short_lives_leave_no_more_on_disk(tmp_path: Path) -> None:
-    """None lasts until all ranks have read back what it wrote; what each goes on from they have."""
-    left = []
-    for life in range(5):
-        with Job(2, "ddp", tmp_path, NO_END, PAUSE_S, "persist_every=1000000") as job:
-            job.reach(3 * life + 3)
-            job.kill()
-            job.wait()
-        left.append([len(checkpoint_names(tmp_path / directory_of(rank, 2))) for rank in range(2)])
-    assert max(map(max, left)) <= 5, left

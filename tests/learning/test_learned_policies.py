@@ -143,6 +143,39 @@ def _until(ckpt: Checkpointer, loop: Loop, done: int, is_so: Callable[[Schedule]
 
 
 @pytest.mark.usefixtures("slow_link")
+def test_restoring_in_between_changes_no_plan(tmp_path: Path) -> None:
+    """What it writes is not taken for what an update left."""
+    loop, told = Wide(), list[str]()
+    with attached(loop, tmp_path / "store", told, policy="rolling") as ckpt:
+        done = until_learned(ckpt, loop.iterate) + 8
+        for number in range(done - 8, done):
+            loop.iterate(number)
+            ckpt.step()
+        schedule = ckpt.schedule
+        for _ in range(2):
+            assert ckpt.restore() == done
+            for number in range(done, done + 6):
+                loop.iterate(number)
+                ckpt.step()
+            done += 6
+        assert ckpt.schedule == schedule
+    assert not any("learns its schedule anew" in line for line in told), told
+
+
+@pytest.mark.usefixtures("slow_link")
+def test_where_host_memory_has_no_room_for_lanes_it_is_learned_otherwise(tmp_path: Path) -> None:
+    """Training goes on with the slots that it has, and the next start, which finds no such plan, says why."""
+    loop, told = Wide(), list[str]()
+    with attached(loop, tmp_path / "store", told, policy="rolling", slots=40) as ckpt:
+        _until(ckpt, loop, 0, lambda schedule: schedule.policy == DEFAULT_POLICY)
+    assert any("learns its schedule anew: 40 slots for each of" in line for line in told), told
+    told.clear()
+    with attached(Wide(), tmp_path / "store", told, policy="rolling") as ckpt:
+        assert ckpt.schedule.policy == DEFAULT_POLICY
+    assert any("policy 'rolling' could not be followed in an earlier run" in line for line in told), told
+
+
+@pytest.mark.usefixtures("slow_link")
 def test_who_chose_no_policy_is_told_of_one(tmp_path: Path) -> None:
     loop, told = Wide(), list[str]()
     with attached(loop, tmp_path / "store", told) as ckpt:

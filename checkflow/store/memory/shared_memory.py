@@ -323,6 +323,20 @@ def _lock(fd: int, timeout_s: float) -> bool:
             time.sleep(50e-6)
 
 
+def lack_of_room(layouts: Sequence[Layout], *, slots: int, given_back_bytes: int) -> str:
+    """Why so many slots of each layout are not to be had, once others give so many bytes back; empty where they are."""
+    what, size_bytes = (
+        f"{slots} slots for each of {len(layouts)} parts",
+        slots * sum(each.size_bytes for each in layouts),
+    )
+    if slots * len(layouts) > MAX_SLOTS:
+        return f"{what} are more than {MAX_SLOTS}"
+    free = allowance()
+    if free is None or size_bytes <= free.free_bytes + given_back_bytes:
+        return ""
+    return f"{what} need {format_bytes(size_bytes)}, and {free.limit} leaves {format_bytes(free.free_bytes)}"
+
+
 def _check_memory(need: str, size_bytes: int, slots: int) -> None:
     free = allowance()
     if free is None or size_bytes <= free.free_bytes:

@@ -23,7 +23,6 @@ from checkflow.store.both.messages import (
     CLOSE,
     LAST,
     NOW,
-    RESTORED,
     FailedReport,
     Message,
     Notice,
@@ -172,9 +171,6 @@ class Saver:
                 self._patience.hurry()
             if (agreed := number_in(packet, AGREED)) is not None:
                 self._persister.agree(agreed)
-            if (restored := number_in(packet, RESTORED)) is not None:
-                self._settler.wait()
-                self._persister.restored(restored)
             self._last = self._last or packet == LAST
             self._closing = self._closing or packet == CLOSE
 

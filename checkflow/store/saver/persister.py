@@ -154,14 +154,6 @@ class Persister:
         for older in [each for each in self._serials if each < sequence]:
             del self._serials[older]
 
-    def restored(self, serial: int) -> None:
-        """Every rank has verified its part of one that an earlier saver wrote: what it kept for that may go.
-
-        Not called while anything is being settled.
-        """
-        self._agreed_serial = max(self._agreed_serial, serial)
-        self._prune_or_tell(serial)
-
     def _put_off(self, taken: Taken, error: OSError) -> None:
         begins = self.patience.fails()
         self.patience.exhausted |= self._is_removed() or error.errno == errno.EOVERFLOW  # no serial is left
@@ -197,7 +189,7 @@ class Persister:
         verified: deque[VerifiedReport] = deque()
         unread: list[str] = []
         for written in reversed(group):  # where one does not read back, an older one is retained in its place
-            if newest is not None and written.name in self._needless(newest.retained.serial):
+            if newest is not None and written.name in self._needless(newest):
                 continue
             try:
                 verify_ns = self._read_back(written, to_cache=to_cache)
@@ -228,7 +220,7 @@ class Persister:
             last = verified.pop()
             for message in verified:
                 self.report(message)
-            self.report(last.model_copy(update={"pruned": self._prune_or_tell(newest.retained.serial)}))
+            self.report(last.model_copy(update={"pruned": self._prune_or_tell(newest)}))
         for name in unread:  # the next time they are looked at as a predecessor's are
             self._known.pop(name, None)
 
@@ -269,21 +261,22 @@ class Persister:
         listed = next_serial(self.store) if self._must_look else 0
         return max([listed, 1 + self._serial, *(1 + known.serial for known in tuple(self._known.values()))])
 
-    def _needless(self, serial: int) -> tuple[str, ...]:
-        """The names of the checkpoints that retention does not hold once that of this serial verified, oldest first.
+    def _needless(self, verified: Written) -> tuple[str, ...]:
+        """The names of the checkpoints that retention does not hold once this one verified, oldest first.
 
         Of several ranks' only those that are older than one that each of them has verified.
         """
         names = {known.serial: name for name, known in self._known.items()}
+        serial = verified.manifest.serial
         if self.config.grouped:
             serial = min(serial, self._agreed_serial)
         serials = to_prune(self._known.values(), serial, self.config.retention)
         return tuple(names[serial] for serial in serials)
 
-    def _prune_or_tell(self, serial: int) -> int:
+    def _prune_or_tell(self, verified: Written) -> int:
         """Those that cannot be removed are tried again with the next; told when that begins: it fills the disk."""
         try:
-            pruned = self._prune(serial)
+            pruned = self._prune(verified)
         except (OSError, StoreError) as error:
             if not self._pruning_fails:
                 why = f"{_reason(error)}); {_advice(error)}" if isinstance(error, OSError) else f"{error})"
@@ -293,7 +286,7 @@ class Persister:
         self._pruning_fails = False
         return pruned
 
-    def _prune(self, serial: int) -> int:
+    def _prune(self, verified: Written) -> int:
         store = self.store
         self.look()
         names = checkpoint_names(store)
@@ -305,7 +298,7 @@ class Persister:
                     self._known[name] = Retained(found.serial, found.iteration, found.kept)
         hidden = []
         failed: OSError | None = None
-        for name in self._needless(serial):
+        for name in self._needless(verified):
             try:
                 self.disk.rename(store / name, store / (PRUNED + name))  # so that a half-removed one is no checkpoint
                 hidden.append(store / (PRUNED + name))

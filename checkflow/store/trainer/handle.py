@@ -25,7 +25,7 @@ from checkflow.events import Event
 from checkflow.interrupts import held_back
 from checkflow.store.both.config import BucketConfig, SaverConfig
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.both.messages import LAST, RESTORED, WAKE, numbered
+from checkflow.store.both.messages import LAST, WAKE
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.both.saver_log import take_log
 from checkflow.store.format.layout import Layout
@@ -220,10 +220,6 @@ class StoreHandle:
         """No slot will have this checkpoint."""
         if self._rulings is not None:
             self._rulings.skipped(iteration)
-
-    def restored(self, serial: int) -> None:
-        """Of several ranks each has verified its part of a checkpoint of this store, and goes on from it."""
-        self._saver.tell(numbered(RESTORED, serial))
 
     def abandon(self, slot: Slot) -> None:
         """Give back a slot whose filling failed."""
