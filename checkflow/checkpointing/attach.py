@@ -270,7 +270,7 @@ def attach(
                     if planned and policy and planned.schedule.policy != policy:
                         say(
                             f"policy {policy!r} could not be followed in an earlier run, so it is "
-                            f"{planned.schedule.policy}'s; remove {FOLDER}/ from the store to try again"
+                            f"{planned.schedule.policy}'s; remove {FOLDER} from the store to try again"
                         )
                 else:
                     planned = fit(of_now(schedule, training), training, objects)

@@ -158,4 +158,4 @@ def reached() -> Iterator[None]:
 
 
 def _said(value: object) -> str:
-    return f"{value!r:.80}"
+    return f"{value!r:.300}"

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Iterator
 
 import torch
-from slow_link import asking
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -91,6 +90,8 @@ def main(mode: str, device: str, iterations: int, schedule: str = "", store: str
         return
     policy = schedule if schedule in POLICIES else None
     if policy is not None:
+        from slow_link import asking  # what tortures this trainer has no such neighbour
+
         setattr(Planner, "ask", asking(0.6))  # noqa: B010
     learned = policy is not None or schedule == "learned"
     with checkflow.attach(
