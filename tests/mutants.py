@@ -464,9 +464,6 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("factors", gives(lambda found: found and field("final", by(-1))(found))),
         Mutant("factors", gives(lambda found: found and field("final", by(1))(found))),
     ],
-    "policies.rolling:as_a_whole": [
-        Mutant("rolling, whole", gives(lambda found: [(field("transfers", all_but_last)(p), of) for p, of in found])),
-    ],
     "policies.rule:constructed": [
         Mutant("rolling, whole", gives(lambda found: [(field("transfers", all_but_last)(p), of) for p, of in found])),
     ],

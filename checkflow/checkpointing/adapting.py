@@ -9,8 +9,8 @@ from collections.abc import Callable
 from types import FrameType
 
 from checkflow.checkpointing.engine import Engine
-from checkflow.checkpointing.fitting import Fitting, fit
-from checkflow.errors import InputError
+from checkflow.checkpointing.fitting import fit
+from checkflow.errors import InputError, StoreError
 from checkflow.events import Learned
 from checkflow.learning.learner import Learner, Running
 from checkflow.learning.provisional import provisional
@@ -61,8 +61,10 @@ class Adapting:
         except InputError as error:  # the state changed since
             self._learner.anew(str(error))
             return
-        if schedule.lanes > 1 and (why := self._engine.lack_of_room(fitting)):
-            self._learner.without_parts(why, factored=False)
+        try:
+            self._engine.check_room(fitting)
+        except StoreError as error:
+            self._learner.without_parts(str(error), factored=False)
             return
         self._engine.change_over(fitting)
         self.learned_in = self._engine.executor.completed + 1
@@ -97,11 +99,8 @@ class Adapting:
         self._sizes = sizes
         if self._still_fits():
             return False
-        fitting = self._provisional()
-        if fitting.fits(self._engine.handle.layouts):
-            return False
         self._learner.anew("its state has other tensors")
-        self._engine.change_over(fitting)
+        self._engine.change_over(fit(provisional(self._training), self._training, self._objects))
         self.learned_in = 0
         return True
 
@@ -121,9 +120,6 @@ class Adapting:
         except InputError:
             return False
         return fitting.fits(self._engine.handle.layouts)
-
-    def _provisional(self) -> Fitting:
-        return fit(provisional(self._training), self._training, self._objects)
 
     def _running(self) -> Running:
         counters, executor = self._engine.counters, self._engine.executor

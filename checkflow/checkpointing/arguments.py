@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,12 +56,10 @@ def check_kinds(given: Mapping[str, object]) -> None:
             raise InputError(f"{name}: {value!r:.100} is of type {type(value).__name__}; give {kind.words}")
 
 
-def check_first(store: str | Path, peers_deadline_s: float, retry_s: float) -> None:
-    """What other ranks need not be asked for. Raises InputError for no time, and for a URL: the disk comes first."""
+def check_first(store: str | Path, peers_deadline_s: float) -> None:
+    """What other ranks need not be asked for. Raises InputError for no time, and where `store` is no path."""
     if not peers_deadline_s > 0:
         raise InputError(f"peers_deadline_s: {peers_deadline_s} is not positive; use a number of seconds")
-    if not 0 <= retry_s < math.inf:
-        raise InputError(f"retry_s: {retry_s} is no number of seconds, 0 or more")
     text = os.fspath(store)
     if not text:
         raise InputError("store: is empty; give a directory")

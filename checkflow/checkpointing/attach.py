@@ -44,7 +44,6 @@ from checkflow.store.both.retry import RETRY_S
 from checkflow.store.bucket.objects import Objects
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, newest
 from checkflow.store.format.retention import Retention
-from checkflow.store.memory.shared_memory import lack_of_room
 from checkflow.store.memory.trainer_slots import WhenFull
 from checkflow.store.trainer.delivery import OnError
 from checkflow.store.trainer.handle import StoreHandle
@@ -172,7 +171,7 @@ def attach(
     """
 
     check_kinds(locals())
-    check_first(store, peers_deadline_s, retry_s)
+    check_first(store, peers_deadline_s)
     objects_behind = None if bucket is None else Objects.open(bucket)
     together = Together.here(Path(store), peers_deadline_s, _to_stderr, objects_behind)
     with contextlib.nullcontext() if together is None else together.group.telling():
@@ -357,13 +356,15 @@ def _fits_still(learner: Learner, training: Training, objects: HostObjects, slot
         return None
     try:
         fitting = fit(learner.kept, training, objects)
+        if learner.kept.lanes > 1:
+            fitting.room(slots).check()
     except InputError as error:
         learner.anew(str(error))
-        return None
-    if len(fitting.layouts) > 1 and (why := lack_of_room(fitting.layouts, slots=slots, given_back_bytes=0)):
-        learner.without_parts(why, factored=False)
-        return None
-    return fitting
+    except StoreError as error:
+        learner.without_parts(str(error), factored=False)
+    else:
+        return fitting
+    return None
 
 
 def _plan(interval: int, size_bytes: int | None, slots: int, every: PersistEvery) -> str:

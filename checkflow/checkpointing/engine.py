@@ -39,7 +39,6 @@ from checkflow.state.restore import check_restorable
 from checkflow.state.restore.files import TensorFile
 from checkflow.state.restore.lanes import gathered
 from checkflow.state.restore.replay import match_replay
-from checkflow.store.memory.shared_memory import lack_of_room
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.training import Training
 
@@ -90,10 +89,10 @@ class Engine:
         """Hooks work from now on."""
         self._hooks = register(self.executor, self._training)
 
-    def lack_of_room(self, fitting: Fitting) -> str:
-        """Why host memory has no slots for a fitting in the place of these; empty where it has."""
+    def check_room(self, fitting: Fitting) -> None:
+        """Raises StoreError where host memory has no slots for a fitting in the place of these."""
         shared = self.handle.shared
-        return lack_of_room(fitting.layouts, slots=shared.slots // shared.lanes, given_back_bytes=shared.size_bytes)
+        fitting.room(shared.slots // shared.lanes).check(given_back_bytes=shared.size_bytes)
 
     def change_over(self, fitting: Fitting) -> None:
         """Follow another schedule, which fits the training as it is now, from the iteration that just ended on.

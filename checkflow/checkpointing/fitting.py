@@ -15,6 +15,7 @@ from checkflow.state.host.capture import HostState, check_capturable
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.host.tensors import in_files
 from checkflow.store.format.layout import Layout
+from checkflow.store.memory.shared_memory import Room
 from checkflow.training import Training
 
 
@@ -30,6 +31,11 @@ class Fitting:
     def fits(self, layouts: Sequence[Layout]) -> bool:
         """Whether slots of these layouts will do."""
         return [layout.files for layout in self.layouts] == [layout.files for layout in layouts]
+
+    def room(self, slots: int) -> Room:
+        """What so many slots of it take."""
+        all_slots, record_bytes = slots * len(self.layouts), self.host.room_bytes()
+        return Room.of(self.layouts, slots=all_slots, record_room_bytes=record_bytes, config_bytes=0)
 
 
 def fit(schedule: Schedule, training: Training, objects: HostObjects) -> Fitting:

@@ -15,8 +15,8 @@ from __future__ import annotations
 from checkflow.graph import Graph
 from checkflow.plan import Infeasible, Problem, on_anchors
 from checkflow.policies.rolling import MOST_LANES as MOST_LANES
-from checkflow.policies.rolling import as_a_whole, in_so_many, least_lanes, lowered
-from checkflow.policies.rule import Asked
+from checkflow.policies.rolling import in_so_many, least_lanes, lowered
+from checkflow.policies.rule import Asked, constructed
 from checkflow.schedule import Schedule
 
 LONGEST = 1  # at any other interval it is checkflow's plan
@@ -28,4 +28,4 @@ def schedule(problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasi
     if asked.lanes is not None:
         return in_so_many(asked.lanes, problem, graph, asked, "lowdiff", base=True)
     found = least_lanes(problem, graph, asked, base=True) if problem.interval == 1 else []
-    return lowered(found or as_a_whole(problem), problem, graph, asked, "lowdiff")
+    return lowered(found or constructed(problem), problem, graph, asked, "lowdiff")

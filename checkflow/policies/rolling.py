@@ -20,7 +20,7 @@ from checkflow.graph import Graph
 from checkflow.lower import lower
 from checkflow.plan import Infeasible, Plan, Problem, on_anchors
 from checkflow.plan.rebuilt import in_lanes
-from checkflow.plan.streaming.planner import construct_streaming, plan_streaming
+from checkflow.plan.streaming.planner import plan_streaming
 from checkflow.policies.rule import Asked, adds, constructed
 from checkflow.schedule import Schedule
 
@@ -34,7 +34,7 @@ def schedule(problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasi
     problem = on_anchors(problem, graph)
     if asked.lanes is not None:
         return in_so_many(asked.lanes, problem, graph, asked, "rolling")
-    found = as_a_whole(problem)
+    found = constructed(problem)  # as a whole
     if not found and problem.interval == 1:
         found = least_lanes(problem, graph, asked)
     return lowered(found, problem, graph, asked, "rolling")
@@ -60,11 +60,6 @@ def in_so_many(
         assert isinstance(refused, Infeasible)
         return replace(refused, smallest_interval=None, snapshot_bytes_at_that_interval=None)  # that of all lanes
     return lowered(found, problem, graph, asked, policy)
-
-
-def as_a_whole(problem: Problem) -> list[tuple[Plan, Problem]]:
-    """The plan of the whole state, where the link carries it."""
-    return constructed(problem)
 
 
 def lowered(
@@ -101,11 +96,10 @@ def _least_lanes(problem: Problem, graph: Graph, base: bool, factors: bool) -> l
     found: list[tuple[Plan, Problem]] = []
     for count in range(2, MOST_LANES + 1):
         laned = in_lanes(problem, graph, count, base=base, factors=factors)
-        plan = None if laned is None else construct_streaming(laned)
-        if plan is not None and laned is not None:
-            found.append((plan, laned))
-            if plan.peak_bytes == problem.training_peak_bytes:
-                break
+        plans = [] if laned is None else constructed(laned)
+        found += plans
+        if not adds(plans, problem):
+            break
         if found and count >= found[0][1].lanes + _LONGER:
             break
     return found

@@ -316,15 +316,20 @@ def test_an_argument_of_another_type_is_told_in_a_line(name: str, tmp_path: Path
     assert not (tmp_path / "store").exists()
 
 
-def test_numbers_may_be_those_of_numpy_but_no_others(tmp_path: Path) -> None:
+def test_numbers_may_be_those_of_numpy(tmp_path: Path) -> None:
     training = small()
     given: dict[str, Any] = {"interval": np.int64(1), "slots": np.int64(2), "tell": lambda _: None}
     with checkflow.attach(training.model, training.optimizer, store=tmp_path / "store", **given) as ckpt:
         training.iteration()
         ckpt.step()
+        assert ckpt.status().staged == 1
+
+
+def test_no_store_and_no_end_of_trying_are_refused(tmp_path: Path) -> None:
+    training = small()
     with pytest.raises(InputError, match="store: is empty; give a directory"):
         checkflow.attach(training.model, training.optimizer, store="")
-    with pytest.raises(InputError, match="retry_s: inf is no number of seconds"):
+    with pytest.raises(InputError, match="retry_s: inf is no number of seconds; use 0 or more"):
         checkflow.attach(training.model, training.optimizer, store=tmp_path / "store", retry_s=float("inf"))
 
 

@@ -7,6 +7,7 @@ a trace follows them.
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ from rank_on_schedule import training
 from rank_to_kill import leave, say
 from torch.utils._python_dispatch import TorchDispatchMode
 
+LETS_GO_S = 0.005  # so long gloo's threads may hold the last result, however busy the machine
 SCALAR_BYTES = 8  # the host's, and losses: no trace counts the former
 
 
@@ -47,6 +49,7 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         self.see([args, kwargs or {}, result])
+        time.sleep(LETS_GO_S)
         say("operator", func, self.bytes())
         return result
 

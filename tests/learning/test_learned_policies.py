@@ -75,6 +75,7 @@ def test_a_schedule_is_learned_by_each_policy(tmp_path: Path, policy: str) -> No
     assert (schedule.lanes > 1) == laned
     assert schedule.interval == 1 or not laned
     assert not any("rolling" in line for line in told)  # who chose is not advised
+    assert any(f"with a part from each of {schedule.lanes}, adds" in line for line in told) == laned, told
     again = Wide()
     with attached(again, tmp_path / "store", told, policy=policy) as ckpt:
         first = ckpt.restore()
@@ -168,7 +169,7 @@ def test_where_host_memory_has_no_room_for_lanes_it_is_learned_otherwise(tmp_pat
     loop, told = Wide(), list[str]()
     with attached(loop, tmp_path / "store", told, policy="rolling", slots=40) as ckpt:
         _until(ckpt, loop, 0, lambda schedule: schedule.policy == DEFAULT_POLICY)
-    assert any("learns its schedule anew: 40 slots for each of" in line for line in told), told
+    assert any("learns its schedule anew: slots: 40 is not supported; use 1 to " in line for line in told), told
     told.clear()
     with attached(Wide(), tmp_path / "store", told, policy="rolling") as ckpt:
         assert ckpt.schedule.policy == DEFAULT_POLICY

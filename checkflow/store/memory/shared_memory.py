@@ -71,6 +71,50 @@ class Word:
         return cls(SlotState(value & 0xF), value >> 8, bool(value >> 4 & 1), bool(value >> 5 & 1))
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What slots take of shared memory."""
+
+    slots: int  # of all lanes
+    largest_bytes: int  # of the files of a slot
+    head_bytes: int  # before the first slot
+    strides: tuple[int, ...]  # by lane, from its slot to the next
+
+    @classmethod
+    def of(cls, layouts: Sequence[Layout], *, slots: int, record_room_bytes: int, config_bytes: int) -> Room:
+        """Arguments as of `SharedMemory.create`."""
+        largest = max(layout.size_bytes for layout in layouts)
+        strides = tuple(_stride(layout.size_bytes, padded(record_room_bytes), largest) for layout in layouts)
+        return cls(slots, largest, _head(largest, config_bytes), strides)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.head_bytes + self.slots // len(self.strides) * sum(self.strides)
+
+    @property
+    def need(self) -> str:
+        up_to = "up to " if len(set(self.strides)) > 1 else ""
+        of = f"{self.slots} slots of {up_to}{format_bytes(self.largest_bytes)}"
+        return f"{of} need {format_bytes(self.size_bytes)} of shared memory"
+
+    def check(self, *, given_back_bytes: int = 0) -> None:
+        """Raises StoreError for a number of slots that cannot be, and where memory does not suffice.
+
+        Others will have given so many bytes back by then.
+        """
+        lanes = len(self.strides)
+        each = self.slots // lanes
+        if not lanes <= self.slots <= MAX_SLOTS or self.slots % lanes:
+            raise StoreError(f"slots: {each} is not supported; use 1 to {MAX_SLOTS // lanes}")
+        free = allowance()
+        if free is not None and self.size_bytes > free.free_bytes + given_back_bytes:
+            advice = f"use slots={each - 1}" if each > 1 else "raise the limit"
+            raise StoreError(
+                f"slots: {self.need}, but {free.limit} leaves {format_bytes(free.free_bytes)}; {advice}, free memory, "
+                "or train on a machine with more"
+            )
+
+
 class SharedMemory:
     """The mapped buffer. Made by `create` in the trainer, opened by `attach` in the saver."""
 
@@ -94,23 +138,16 @@ class SharedMemory:
 
         Raises StoreError where memory does not suffice.
         """
-        lanes = len(layouts)
-        if not lanes <= slots <= MAX_SLOTS or slots % lanes:
-            raise StoreError(f"slots: {slots // lanes} is not supported; use 1 to {MAX_SLOTS // lanes}")
-        largest = max(layout.size_bytes for layout in layouts)
-        strides = [_stride(layout.size_bytes, padded(record_room_bytes), largest) for layout in layouts]
-        head = _head(largest, len(config))
-        size = head + slots // lanes * sum(strides)
-        up_to = "up to " if len(set(strides)) > 1 else ""
-        need = f"{slots} slots of {up_to}{format_bytes(largest)} need {format_bytes(size)} of shared memory"
-        _check_memory(need, size, slots // lanes)
+        room = Room.of(layouts, slots=slots, record_room_bytes=record_room_bytes, config_bytes=len(config))
+        room.check()
+        lanes, largest, head, strides = len(layouts), room.largest_bytes, room.head_bytes, room.strides
         try:
             fd = os.memfd_create("checkflow-slots", os.MFD_CLOEXEC)
         except OSError as error:
-            raise StoreError(f"{need}: {error.strerror}; allow memfd_create, or free memory") from None
+            raise StoreError(f"{room.need}: {error.strerror}; allow memfd_create, or free memory") from None
         try:
-            os.ftruncate(fd, size)
-            shared = cls(fd, size)
+            os.ftruncate(fd, room.size_bytes)
+            shared = cls(fd, room.size_bytes)
             os.posix_fallocate(fd, 0, head)
             shared._bytes[CONTROL_BYTES : CONTROL_BYTES + len(config)] = config
             for word, value in (
@@ -132,7 +169,7 @@ class SharedMemory:
             )
         except OSError as error:
             os.close(fd)
-            raise StoreError(f"slots: {need}; the system refuses it ({error.strerror})") from None
+            raise StoreError(f"slots: {room.need}; the system refuses it ({error.strerror})") from None
         return shared
 
     @classmethod
@@ -321,28 +358,3 @@ def _lock(fd: int, timeout_s: float) -> bool:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(50e-6)
-
-
-def lack_of_room(layouts: Sequence[Layout], *, slots: int, given_back_bytes: int) -> str:
-    """Why so many slots of each layout are not to be had, once others give so many bytes back; empty where they are."""
-    what, size_bytes = (
-        f"{slots} slots for each of {len(layouts)} parts",
-        slots * sum(each.size_bytes for each in layouts),
-    )
-    if slots * len(layouts) > MAX_SLOTS:
-        return f"{what} are more than {MAX_SLOTS}"
-    free = allowance()
-    if free is None or size_bytes <= free.free_bytes + given_back_bytes:
-        return ""
-    return f"{what} need {format_bytes(size_bytes)}, and {free.limit} leaves {format_bytes(free.free_bytes)}"
-
-
-def _check_memory(need: str, size_bytes: int, slots: int) -> None:
-    free = allowance()
-    if free is None or size_bytes <= free.free_bytes:
-        return
-    advice = f"use slots={slots - 1}" if slots > 1 else "raise the limit"
-    raise StoreError(
-        f"slots: {need}, but {free.limit} leaves {format_bytes(free.free_bytes)}; {advice}, free memory, or train on a "
-        "machine with more"
-    )

@@ -12,6 +12,7 @@ One thread calls these. None but `acquire`, `drain` and `close` ever waits.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 import warnings
@@ -112,8 +113,8 @@ class StoreHandle:
         something is tried again or works again, and, under on_error="warn", errors. Raises StoreBusyError that names
         the other trainer, StoreError where memory, store or process cannot be had, InputError for an argument.
         """
-        if not retry_s >= 0:
-            raise InputError(f"retry_s: {retry_s} seconds is negative; use 0 or more")
+        if not 0 <= retry_s < math.inf:
+            raise InputError(f"retry_s: {retry_s} is no number of seconds; use 0 or more")
         try:
             path = path.resolve()
         except (OSError, RuntimeError, ValueError) as error:
