@@ -181,7 +181,7 @@ def test_who_chose_no_policy_is_told_of_one(tmp_path: Path) -> None:
     loop, told = Wide(), list[str]()
     with attached(loop, tmp_path / "store", told) as ckpt:
         until_learned(ckpt, loop.iterate)
-    assert any('policy="rolling" may have one every iteration' in line for line in told), told
+    assert any('with policy="rolling" each iteration may have one' in line for line in told), told
     other, told = Wide(), []
     with attached(other, tmp_path / "other", told, interval=2) as ckpt:
         until_learned(ckpt, other.iterate)
