@@ -76,7 +76,9 @@ class Adapting:
         self._tell(str(learned))
         if self._advises and schedule.interval > 1:
             self._advises = False  # once is enough
-            self._tell('the link carries no more; with policy="rolling" each iteration may have one, for more host memory')
+            self._tell(
+                'the link carries no more; with policy="rolling" each iteration may have one, for more host memory'
+            )
 
     def begins(self, frame: FrameType) -> None:
         """The next iteration begins."""

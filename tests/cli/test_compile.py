@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import checkflow
 from checkflow import policies
 from checkflow.cli import run
 from checkflow.errors import EXIT_DONE, EXIT_NO
@@ -105,6 +106,17 @@ def test_auto_is_the_interval_at_which_a_rule_pauses_least(
     assert isinstance(state, int) and isinstance(time_ns, int)
     assert figures["interval"] == (-(-state * 10**9 // (300_000_000 * time_ns)) if interval > 1 else 1)
     assert (figures["pause_ns"] == 0) == (policy == "checkfreq")
+
+
+def test_factors_are_left_out_where_that_is_asked_for() -> None:
+    """Gradients of plain SGD are as large as the state, which this link does not carry."""
+    graph = str(Path(__file__).parents[2] / "graphs" / "alexnet-1.json")
+    arguments = ["compile", graph, "--bandwidth", "63GB/s", "--interval", "1", "--policy", "rolling", "-o", "s.json"]
+    assert run(arguments) == EXIT_DONE
+    assert any(row.factor_rows for row in read_schedule(Path("s.json")).gradients)
+    assert run([*arguments, "--no-factors"]) == EXIT_NO
+    with pytest.raises(checkflow.InfeasibleError):
+        checkflow.compile(graph, bandwidth="63GB/s", interval=1, policy="rolling", factors=False)
 
 
 def test_infeasible_says_why_and_what_would_do(capfd: pytest.CaptureFixture[str]) -> None:
