@@ -158,6 +158,8 @@ def main(folder: Path) -> None:
         "differs": lambda: attach(folder / "a", interval=1 + rank),
         "policies": lambda: attach(folder / "a", schedule=folder / f"policy-{rank}.json"),
         "schedule": lambda: attach(folder / "a", schedule=folder / "rolling.json"),
+        "policy": lambda: attach(folder / "a", policy="rolling"),
+        "learned by": lambda: attach(folder / "a", policy="checkfreq" if rank else None),
         "slots": lambda: attach(folder / "a", slots=1),
         "overhead": lambda: attach(folder / "a", overhead=0.05),
         "copies": lambda: attach(folder / "a", replicate=2),

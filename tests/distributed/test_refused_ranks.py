@@ -18,6 +18,8 @@ BOTH = {
     "differs": r"PeerError: interval: is 1 on rank 0, but 2 on rank 1; give every rank the same",
     "policies": r"PeerError: schedule: is 'of checkflow' on rank 0, but 'of synchronous' on rank 1; give every",
     "schedule": r"\w+: (rank \d: )?schedule: takes gradients, .* --policy checkflow",
+    "policy": r"\w+: (rank \d: )?policy: 'rolling' takes gradients, .*; leave it out",
+    "learned by": r"PeerError: policy: is None on rank 0, but 'checkfreq' on rank 1; give every rank the same",
     "slots": r"\w+: (rank \d: )?slots: 1 has no room for the next checkpoint before every rank .*",
     "overhead": r"\w+: (rank \d: )?overhead: is not supported for several processes; give interval=.*",
     "copies": r"\w+: (rank \d: )?replicate: 2 is not supported; use 0, or 1 for a copy on another machine",

@@ -174,6 +174,14 @@ def test_where_host_memory_has_no_room_for_lanes_it_is_learned_otherwise(tmp_pat
     with attached(Wide(), tmp_path / "store", told, policy="rolling") as ckpt:
         assert ckpt.schedule.policy == DEFAULT_POLICY
     assert any("policy 'rolling' could not be followed in an earlier run" in line for line in told), told
+    other = Wide()
+    with attached(other, tmp_path / "other", policy="rolling") as ckpt:
+        until_learned(ckpt, other.iterate)
+        assert ckpt.schedule.lanes > 1
+    told.clear()
+    with attached(Wide(), tmp_path / "other", told, policy="rolling", slots=40) as ckpt:  # of a schedule that is kept
+        assert ckpt.schedule.policy == DEFAULT_POLICY
+    assert any("learns its schedule anew: slots: 40 is not supported" in line for line in told), told
 
 
 @pytest.mark.usefixtures("slow_link")
