@@ -75,7 +75,7 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="*", metavar="PYTHON/TORCH", help=f"default: {' '.join(CELLS)}")
-    parser.add_argument("--frameworks", action="store_true", help=" ".join(FRAMEWORK_CELLS).replace("%", "%%"))
+    parser.add_argument("--frameworks", action="store_true", help=" ".join(FRAMEWORK_CELLS))
     parser.add_argument("--keep", action="store_true", help="environments, some GB each where torch is a CUDA build")
     chosen = parser.parse_args()
     for cell in chosen.cells:
