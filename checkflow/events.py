@@ -175,11 +175,14 @@ class Learned(Event):
     peak_bytes: int  # of the device, as planned
     training_peak_bytes: int  # as above, without checkpoints
     lanes: int = 1  # iterations that each checkpoint has a part of
+    replica: bool = False  # each iteration sends gradients, with which the host makes the updates, too
 
     def __str__(self) -> str:
         often = "every iteration" if self.interval == 1 else f"every {self.interval} iterations"
         if self.lanes > 1:
             often += f", with a part from each of {self.lanes},"
+        if self.replica:
+            often += ", of gradients that the host updates a replica with,"
         more_bytes = self.peak_bytes - self.training_peak_bytes
         adds = f"adds {format_bytes(more_bytes)} to" if more_bytes else "adds nothing to"
         peak = format_bytes(self.training_peak_bytes)

@@ -130,6 +130,7 @@ def schedule_of(
             transfers=transfers.value,
             interval=problem.interval // problem.lanes,
             lanes=problem.lanes,
+            replica=problem.replica,
             bandwidth_bytes_per_s=bandwidth_bytes_per_s,
             slack_ppm=slack_ppm,
             chunk_bytes=problem.chunk_bytes,

@@ -144,6 +144,7 @@ class Schedule(_Model):
     policy: Annotated[str, StringConstraints(pattern="^[a-z][a-z0-9_]*$")] = "checkflow"
     pause: Place | None = None  # where training stands still until all of the checkpoint has arrived
     lanes: Positive = 1  # iterations of which each checkpoint has a part; after so many the actions begin anew
+    replica: bool = False  # written state without actions is kept on the host, by the updates of its gradients
     gradients: tuple[GradientRow, ...] = ()  # that rebuild state which is saved as it was some iterations before
 
     @property
@@ -155,9 +156,17 @@ class Schedule(_Model):
         """The lane of the iteration so many before one of lane 0. Iteration i is of lane i modulo their number."""
         return -back % self.lanes
 
+    @property
+    def slot_lanes(self) -> int:
+        """Kinds of slots: one for each lane; or one for the replica, and one for what brings it an iteration on."""
+        return 2 if self.replica else self.lanes
+
     def rebuilt(self) -> dict[int, int]:
-        """Where there are lanes: of written state that gradients rebuild, the one that has it. All else each has."""
+        """Of written state that gradients rebuild, in which kind of slots it is. All else is in each."""
         gradients = {row.id for row in self.gradients}
+        if self.replica:
+            sent = {row.tensor for row in self.actions}
+            return {row.id: 0 for row in self.state if row.written and row.bytes and row.id not in sent}
         backs: dict[int, set[int]] = {}
         for row in self.actions if self.lanes > 1 else ():
             if row.tensor not in gradients:
@@ -194,7 +203,9 @@ def schedule_document(schedule: Schedule) -> dict[str, object]:
     So does the whole, of what came with the policies: what has no pause has the digest that it had before them.
     """
     tables = {"state", "anchors", "actions", "unlisted", "gradients"}
-    left_out = {name for name in ("policy", "pause", "lanes") if getattr(schedule, name) == _DEFAULTS[name].default}
+    left_out = {
+        name for name in ("policy", "pause", "lanes", "replica") if getattr(schedule, name) == _DEFAULTS[name].default
+    }
     document: dict[str, object] = schedule.model_dump(mode="json", exclude=tables | left_out | {"certificate"})
     quiet = {name for name in ("pause_ns", "replay_ns") if not getattr(schedule.certificate, name)}
     document["certificate"] = schedule.certificate.model_dump(mode="json", exclude=quiet)
@@ -321,6 +332,8 @@ def _dangling(schedule: Schedule) -> Iterator[str]:
                 yield f"field actions.{number}: iteration {place[0]} is before those of a checkpoint"
     if schedule.lanes > 1 and (schedule.interval > 1 or schedule.pause is not None):
         yield f"field lanes: {schedule.lanes} go with an interval of 1 and no pause"
+    if schedule.replica and (schedule.period > 1 or schedule.pause is not None or not schedule.gradients):
+        yield "field replica: goes with gradients, an interval of 1, one lane and no pause"
     if schedule.pause is not None and schedule.pause[1] > len(positions):
         yield f"field pause: anchor {schedule.pause[1]} is not one of the {len(positions)}"
 

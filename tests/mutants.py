@@ -185,6 +185,7 @@ SETTINGS = {
     "three lanes": Setting(_parts(), _options(5_000_000_000, 1, *_DIRECT, policy="rolling", lanes=3)),
     "factors": Setting(_factors(), _options(1_500_000_000, 1, *_DIRECT, policy="rolling")),
     "base": Setting(_parts(), _options(5_000_000_000, 1, *_DIRECT, policy="lowdiff")),
+    "replica": Setting(_parts(), _options(5_000_000_000, 1, *_DIRECT, policy="lowdiff_plus")),
     "rolling, whole": Setting(_parts(), _options(50_000_000_000, 1, *_DIRECT, policy="rolling")),
     "synchronous": Setting(LATE, _options(2_600_000_000, 1, *_DIRECT, policy="synchronous")),
 }
@@ -469,6 +470,11 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "policies.rolling:lowered": [Mutant("lanes", gives(certified("peak_bytes", by(-KIB))))],
     "policies.lowdiff:schedule": [Mutant("base", gives(action(0, back=0)))],
+    "policies.lowdiff_plus:schedule": [Mutant("replica", gives(action(0, back=1)))],
+    "plan.rebuilt:for_replica": [
+        Mutant("replica", gives(field("state", all_but_last))),
+        Mutant("replica", gives(field("replica", lambda _: False))),
+    ],
     "plan.rebuilt:in_lanes": [
         Mutant("lanes", gives(lambda found: found and field("state", all_but_last)(found))),
     ],

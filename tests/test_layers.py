@@ -83,6 +83,7 @@ ALLOWED: dict[str, set[str]] = {
         "unlisted", "training", "extra", "jsonfile", "state", "schedule", "runtime", "store", "torch_internals",
         "learning", "lanes", "distributed",
     },
+    "replica": {"errors", "state", "store"},
     "integrations": {"checkpointing", "data", "distributed", "errors", "state", "store"},
     "examples": {"__init__", "integrations"},
     "sweep": {

@@ -70,7 +70,12 @@ class Adapting:
         self.learned_in = self._engine.executor.completed + 1
         claims = schedule.certificate
         learned = Learned(
-            self.learned_in, self._engine.interval, claims.peak_bytes, claims.training_peak_bytes, schedule.lanes
+            self.learned_in,
+            self._engine.interval,
+            claims.peak_bytes,
+            claims.training_peak_bytes,
+            schedule.lanes,
+            schedule.replica,
         )
         self._engine.events.append(learned)
         self._tell(str(learned))

@@ -133,16 +133,17 @@ def _check_takes_parts(which: str, overhead: float | None, slots: int, *, lanes:
 
 def _check_takes(schedule: Schedule, interval: int | None, overhead: float | None, slots: int) -> None:
     """Raises InputError for what a schedule cannot be followed with."""
-    lanes = schedule.lanes > 1
+    lanes = schedule.slot_lanes > 1
     if lanes or any(action.back for action in schedule.actions):
         other = "compile with --policy checkflow"
         _check_takes_parts("this schedule", overhead, slots, lanes=lanes, other=other)
     if interval is None or interval == schedule.interval:
         return
-    if schedule.lanes > 1:
+    if schedule.slot_lanes > 1:
+        parts = "of its gradients" if schedule.replica else f"a part of it in each of {schedule.lanes}"
         raise InputError(
-            f"interval: {interval}, but this schedule has a checkpoint each iteration, a part of it in each of "
-            f"{schedule.lanes}; leave it out, or compile with --interval {interval}"
+            f"interval: {interval}, but this schedule has a checkpoint each iteration, {parts}; leave it out, or "
+            f"compile with --interval {interval}"
         )
     if _pauses_between(schedule):
         raise InputError(
@@ -162,7 +163,7 @@ def _check_takes_together(schedule: Schedule | None, overhead: float | None, slo
         raise InputError("slots: 1 has no room for the next checkpoint before every rank has this one; use 2 or 3")
     if overhead is not None:
         raise InputError("overhead: is not supported for several processes; give interval=, the same on each")
-    if schedule is not None and (schedule.lanes > 1 or schedule.gradients):
+    if schedule is not None and (schedule.slot_lanes > 1 or schedule.gradients):
         raise InputError(f"schedule: {_TAKES_GRADIENTS}; compile with --policy checkflow")
 
 

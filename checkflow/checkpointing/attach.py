@@ -251,6 +251,7 @@ def attach(
                 retry_s=retry_s,
                 notify=warn,
                 peers=None if together is None else together.agreement,
+                replica=fitting.schedule.replica,
             )
 
         inside, learner = Inside(), None
@@ -356,7 +357,7 @@ def _fits_still(learner: Learner, training: Training, objects: HostObjects, slot
         return None
     try:
         fitting = fit(learner.kept, training, objects)
-        if learner.kept.lanes > 1:
+        if learner.kept.slot_lanes > 1:
             fitting.room(slots).check()
     except InputError as error:
         learner.anew(str(error))

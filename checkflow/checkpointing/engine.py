@@ -13,11 +13,13 @@ from typing import Protocol
 
 from checkflow.checkpointing.files import in_slot, saved_in, targets_in, with_others, without_bytes
 from checkflow.checkpointing.fitting import Fitting
+from checkflow.checkpointing.replicated import not_torchs_own, promise
 from checkflow.checkpointing.sink import StoreSink
 from checkflow.errors import CheckflowError, InputError
 from checkflow.events import Event, Skipped
 from checkflow.interrupts import held_back
 from checkflow.lanes import lane_file
+from checkflow.runtime.bound import Bound
 from checkflow.runtime.counters import Counters
 from checkflow.runtime.cuda import CudaDevice
 from checkflow.runtime.device import Device
@@ -28,8 +30,8 @@ from checkflow.runtime.in_flight import InFlight
 from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.matching import rooms_of
 from checkflow.runtime.parts import Parts
-from checkflow.runtime.pipeline import Record
-from checkflow.runtime.rolling import Rolling
+from checkflow.runtime.pipeline import Pipeline, Record
+from checkflow.runtime.rolling import Replicated, Rolling
 from checkflow.runtime.settings import Settings
 from checkflow.state.holders import optimizers_of
 from checkflow.state.host.objects import HostObjects
@@ -39,6 +41,7 @@ from checkflow.state.restore import check_restorable
 from checkflow.state.restore.files import TensorFile
 from checkflow.state.restore.lanes import gathered
 from checkflow.state.restore.replay import match_replay
+from checkflow.store.memory.replica_slots import DELTA
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.training import Training
 
@@ -152,10 +155,14 @@ class Engine:
             tell=self._notify,
             inside=self.inside,
             note=self._note,
-            parting=lambda bound, pipeline: (Rolling if fitting.schedule.lanes > 1 else Parts)(
-                fitting.schedule, self._training, bound, pipeline, fitting.host, self._prove, self._notify
-            ),
+            parting=lambda bound, pipeline: self._parts_of(fitting, bound, pipeline),
         )
+
+    def _parts_of(self, fitting: Fitting, bound: Bound, pipeline: Pipeline) -> Parts:
+        others = fitting.schedule, self._training, bound, pipeline, fitting.host, self._prove, self._notify
+        if fitting.schedule.replica:
+            return Replicated(*others, lost=lambda: self.handle.replica_lost)
+        return Rolling(*others) if fitting.schedule.lanes > 1 else Parts(*others)
 
     def _note(self, event: Event) -> None:
         self.events.append(event)
@@ -175,14 +182,20 @@ class Engine:
         try:
             record = ReplayRecord.model_validate_json(replay)
             again = match_replay(record, files, optimizers_of(self._training), names)
-            other = again.differs(lambda parameter: saved_in(files, names[id(parameter)]))
+            replica = self.fitting.schedule.replica
+            other = again.differs(lambda parameter: saved_in(files, names[id(parameter)]), on_host=replica)
         except CheckflowError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 (of the optimizer's own code)
             return f"an update cannot be made again ({type(error).__name__}: {str(error).splitlines()[0]:.200})"
-        return (
-            "" if other is None else f"{names[id(other)]} is not the same, to the bit, when its updates are made again"
-        )
+        if other is not None:
+            return f"{names[id(other)]} is not the same, to the bit, when its updates are made again"
+        if not replica:
+            return ""
+        if strange := not_torchs_own(self._training):
+            return f"the process that would make them does not have {strange}, which is no optimizer of torch's own"
+        promise(filled[DELTA], self._training, self.handle.layouts)
+        return ""
 
     def _capture(self, iteration: int) -> Record:
         captured = self.fitting.host.capture(iteration)

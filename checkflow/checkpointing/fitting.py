@@ -55,6 +55,6 @@ def fit(schedule: Schedule, training: Training, objects: HostObjects) -> Fitting
             if target.name.holder in objects.objects
         },
     )
-    layouts = layouts_of(binding, schedule.lanes)
+    layouts = layouts_of(binding, schedule.slot_lanes)
     check_capturable(host)
     return Fitting(schedule, binding, layouts, host)

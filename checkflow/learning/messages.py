@@ -9,7 +9,7 @@ from checkflow.graph import Graph
 from checkflow.schedule import Schedule
 
 DEFAULT_POLICY = "checkflow"
-IN_LANES = ("lowdiff", "rolling")  # those that may have a part of each checkpoint from each of several iterations
+IN_LANES = ("lowdiff", "lowdiff_plus", "rolling")  # those that may have several kinds of slots
 IN_PARTS = ("gockpt", *IN_LANES)  # and those whose parts are rebuilt by gradients
 POLICIES = (DEFAULT_POLICY, "checkfreq", "checkfreq_cpu", *IN_PARTS, "synchronous")
 """By which a schedule can be learned. Names alone: whoever trains does not import what plans."""

@@ -45,6 +45,7 @@ class Problem:
     bandwidth_bytes_per_s: int
     interval: int = 1  # iterations after which the plan begins anew, k: from one checkpoint to the next
     lanes: int = 1  # k too, where each of them ends with a checkpoint that has a part of the others; else 1
+    replica: bool = False  # what gradients rebuild does not leave: the host makes its updates, too
     chunk_bytes: int | None = None  # largest chunk; None: as large as the formulation likes
     granule_bytes: int = 512  # splits fall on multiples of this (CUDA's allocator rounds to it)
     memory_limit_bytes: int | None = None  # M

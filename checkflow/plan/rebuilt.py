@@ -109,6 +109,19 @@ def in_lanes(
     return replace(problem, state=(*state, *gradients), interval=count, lanes=count)
 
 
+def for_replica(problem: Problem, graph: Graph, *, factors: bool = False) -> Problem | None:
+    """The problem of a checkpoint each iteration for which the host makes the updates, too.
+
+    What gradients rebuild does not leave; their gradients do, and all that none rebuilds. With `factors` those leave in
+    the place of gradients where they are fewer bytes. None where no gradient rebuilds any.
+    """
+    units = rebuilt_in(graph)
+    there = {index for unit in units for index in unit.state}
+    rest = tuple(tensor for tensor in problem.state if tensor.tensor not in there)
+    gradients = (_gradient(unit, graph, 0, factors=factors) for unit in units)
+    return replace(problem, state=(*rest, *gradients), replica=True) if units else None
+
+
 def replay_ns(problem: Problem, graph: Graph) -> int:
     """What a restore takes to make updates again, at the graph's times (docs/model.md).
 

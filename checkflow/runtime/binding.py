@@ -178,9 +178,12 @@ def add_gradient_rooms(binding: Binding, schedule: Schedule) -> None:
 
 
 def lanes_of(schedule: Schedule) -> dict[StateName, int]:
-    """Of state that only slots of one lane have, which; of none where there are no lanes."""
+    """Of what only one kind of slots has, which; of nothing where there is one kind."""
     lanes = schedule.rebuilt()
-    return {StateName(view.name): lanes[row.id] for row in schedule.state if row.id in lanes for view in row.views}
+    found = {StateName(view.name): lanes[row.id] for row in schedule.state if row.id in lanes for view in row.views}
+    if schedule.replica:
+        found |= {gradient_name(0, row.parameter.name): schedule.slot_lanes - 1 for row in schedule.gradients}
+    return found
 
 
 def add_rooms(binding: Binding, tensors: Mapping[StateName, torch.Tensor]) -> None:

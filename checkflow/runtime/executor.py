@@ -156,7 +156,7 @@ class Executor(Follower):
         if interval != self.interval:
             self.interval, self._paced = interval, None
         if self.parts is not None and self.parts.refused:  # what is read as a whole is more than a link carries at once
-            self.interval = max(self.interval, self.timetable.lanes)
+            self.interval = max(self.interval, self.timetable.whole_every)
         self.bound.distrust()
         self._anchor, self.touched = 0, False
         self._device.collect()

@@ -210,9 +210,14 @@ class Parts:
         self._pipeline.parts_allowed = False
         if not self.refused:
             self.refused = why
-            lanes = self._pipeline.lanes
-            line = f"checkpoints are not saved in parts: {why}; each is read as a whole when its iteration ends"
-            self._tell(line + (f", every {lanes} iterations" if lanes > 1 else ""))
+            every = self._pipeline.timetable.whole_every
+            what = (
+                "the host makes no updates beside the training"
+                if self._pipeline.replica
+                else "checkpoints are not saved in parts"
+            )
+            line = f"{what}: {why}; each is read as a whole when its iteration ends"
+            self._tell(line + (f", every {every} iterations" if every > 1 else ""))
 
     def _compare(self, number: int) -> None:
         """With what an update left: nothing else may have written it."""

@@ -46,7 +46,8 @@ class Pipeline:
         self.problems: list[Exception] = []  # each cost a checkpoint and nothing else; to be raised between iterations
         self.vouched_by: list[Callable[[], None]] = []  # asked before anything is staged; may call `doubt`
         self.timetable = timetables[0]  # what all have in common
-        self.lanes = len(timetables)
+        self.lanes = len(timetables)  # kinds of slots
+        self.replica = self.timetable.replica  # they are: the whole state; what brings it an iteration on
         self.beside: Callable[[int], str] = lambda _: ""  # what a checkpoint in lanes adds to its record
         self.base = -1  # iteration of the last checkpoint that was read at once, as far as those since go on from it
         self.chain: dict[int, InFlight] = {}  # by lane, of the newest checkpoint
@@ -78,7 +79,7 @@ class Pipeline:
 
     def lane(self, iteration: int) -> int:
         """Of which lane the slot is that an iteration fills."""
-        return iteration % self.lanes
+        return self.lanes - 1 if self.replica else iteration % self.lanes
 
     @property
     def busy(self) -> bool:
@@ -169,7 +170,10 @@ class Pipeline:
         last = filled[-1]
         if self.lanes > 1:
             self.base = iteration if last.updates is None else self.base
-            self.chain.update({self.lane(iteration + 1 + at - len(filled)): each for at, each in enumerate(filled)})
+            if self.replica:
+                self.chain.update(dict.fromkeys(range(self.lanes) if last.updates is None else (self.lanes - 1,), last))
+            else:
+                self.chain.update({self.lane(iteration + 1 + at - len(filled)): each for at, each in enumerate(filled)})
             fields = self.beside(iteration)
             state, record = record, lambda: with_fields(state(), fields)
         elif (updates := last.updates) is not None:
@@ -188,8 +192,8 @@ class Pipeline:
     def _whole(self, iteration: int, *, wait: bool) -> list[InFlight]:
         """To be read as it is now: of lanes a slot of each, the one that the next iteration fills first; or none."""
         filled: list[InFlight] = []
-        for at in range(iteration + 1, iteration + 1 + self.lanes):
-            lane = self.lane(at)
+        all_lanes = (self.lane(at) for at in range(iteration + 1, iteration + 1 + self.lanes))
+        for lane in (0,) if self.replica else all_lanes:
             slot = self._free_slot(lane) or self._demanded_slot(lane, wait=wait)
             if slot is None:
                 for checkpoint in filled:

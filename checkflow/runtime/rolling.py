@@ -1,4 +1,4 @@
-"""A checkpoint each iteration, of which each iteration fills a part: slots of K lanes in turn.
+"""A checkpoint each iteration, of which each iteration fills a part: slots of K lanes in turn, or what a replica needs.
 
 A part is exact under the same conditions as one of several iterations (parts.py). In each iteration the slot of its
 lane takes the parameters of that lane as they are at its end, and the gradients of all others. So with the K - 1
@@ -9,7 +9,8 @@ it fills a slot of each lane. Those that follow it are proven until parts of eve
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -28,7 +29,8 @@ class Rolling(Parts):
         lanes = {view.name: rebuilt[row.id] for row in schedule.state if row.id in rebuilt for view in row.views}
         self._lane_of = {name: lanes[name] for name in self._rows}
         self._others = [
-            frozenset(name for name, its in self._lane_of.items() if its != lane) for lane in range(schedule.lanes)
+            frozenset(name for name, its in self._lane_of.items() if its != lane)
+            for lane in range(self._pipeline.lanes)
         ]
         self._history = Updates()
         self._proven_age = 0  # iterations that a part may be older than its checkpoint
@@ -87,3 +89,29 @@ class Rolling(Parts):
         backs = self._backs(iteration)
         lanes = f',"lanes":{json.dumps(backs)}'
         return lanes + (self._history.field(iteration, self._saved(backs, iteration)) if any(backs) else "")
+
+
+class Replicated(Rolling):
+    """Of one executor whose schedule has a replica: each iteration's slot has gradients, and what none rebuilds.
+
+    The first checkpoint is read as a whole, and so is the one after any that was skipped.
+
+    Args:
+        lost: why the host makes no updates any more; "" where it does.
+        others: those of Rolling.
+    """
+
+    def __init__(self, *others: Any, lost: Callable[[], str]) -> None:
+        self._lost = lost
+        super().__init__(*others)
+
+    def part_ended(self, completed: int) -> None:
+        if not self.refused and (why := self._lost()):
+            self.refuse(why)
+        super().part_ended(completed)
+
+    def _backs(self, iteration: int) -> list[int]:
+        return [int(iteration != self._pipeline.base), 0]
+
+    def _beside(self, iteration: int) -> str:
+        return super()._beside(iteration) if any(self._backs(iteration)) else ""

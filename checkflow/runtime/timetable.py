@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from checkflow.schedule import Place, Schedule
+from checkflow.schedule import ActionRow, Place, Schedule
 from checkflow.state.names import StateName, gradient_name
 
 
@@ -48,7 +48,9 @@ class Timetable:
     few_bytes: int = 0  # to copy them costs less than to do it apart
     pause: int | None = None  # when training stands still until all of a checkpoint has arrived
     parts: int = 1  # iterations in which a part of a checkpoint is as it will be saved
-    lanes: int = 1  # timetables that are followed in turn
+    lanes: int = 1  # kinds of slots, each with a timetable; of lanes they are followed in turn
+    replica: bool = False  # the last is followed in each iteration, and the first is of what is read as a whole
+    whole_every: int = 1  # iterations, where each checkpoint is read as a whole
 
     def time(self, iteration: int, anchor: int) -> int:
         return iteration * (self.anchor_count + 1) + anchor
@@ -65,14 +67,48 @@ LOOKS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 
 
 def timetables_of(schedule: Schedule, few_bytes: int = 0) -> tuple[Timetable, ...]:
-    """Of each lane: iteration i follows the one of lane i modulo their number. They hook the same anchors."""
-    if schedule.lanes == 1:
+    """Of each kind of slots: with lanes, iteration i follows the one of lane i modulo their number. They hook the same
+    anchors.
+    """
+    if schedule.slot_lanes == 1:
         return (timetable_of(schedule, few_bytes),)
-    own = [timetable_of(_of_lane(schedule, lane), few_bytes) for lane in range(schedule.lanes)]
+    if schedule.replica:
+        own = [timetable_of(_as_a_whole(schedule), few_bytes), timetable_of(schedule, few_bytes)]
+    else:
+        own = [timetable_of(_of_lane(schedule, lane), few_bytes) for lane in range(schedule.lanes)]
     used = frozenset[int]().union(*(each.used for each in own))
     hooked = frozenset[tuple[str, str]]().union(*(each.hooked for each in own))
     in_updates = any(each.acts_in_updates for each in own)
-    return tuple(replace(each, used=used, hooked=hooked, acts_in_updates=in_updates, lanes=len(own)) for each in own)
+    return tuple(
+        replace(
+            each,
+            used=used,
+            hooked=hooked,
+            acts_in_updates=in_updates,
+            lanes=len(own),
+            replica=schedule.replica,
+            whole_every=_whole_every(schedule),
+        )
+        for each in own
+    )
+
+
+def _whole_every(schedule: Schedule) -> int:
+    """As seldom as the link carries as many bytes of all state as is planned for it."""
+    if not schedule.replica:
+        return schedule.lanes
+    return max(
+        1, -(-schedule.state_bytes * 10**9 // (schedule.bandwidth_bytes_per_s * schedule.iteration_time_ns or 1))
+    )
+
+
+def _as_a_whole(schedule: Schedule) -> Schedule:
+    """All written state leaves when the iteration ends, and no gradients."""
+    end = (0, len(schedule.anchors))
+    rows = (
+        ActionRow(tensor=s.id, offset=0, bytes=s.bytes, offload=end) for s in schedule.state if s.written and s.bytes
+    )
+    return schedule.model_copy(update={"actions": tuple(rows)})
 
 
 def _of_lane(schedule: Schedule, lane: int) -> Schedule:

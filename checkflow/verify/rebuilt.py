@@ -36,6 +36,8 @@ def with_gradients(schedule: Schedule, graph: Graph, state: Sequence[Saved]) -> 
     for row in schedule.actions:
         if row.tensor not in gradients:
             backs.setdefault(row.tensor, set()).add(row.back)
+    if schedule.replica:
+        return _for_replica(schedule, graph, state, backs)
     if schedule.lanes > 1:
         return _in_lanes(schedule, graph, state, backs)
     writes = _writes(graph)
@@ -86,9 +88,32 @@ def _in_lanes(
     return tuple(found)
 
 
+def _for_replica(
+    schedule: Schedule, graph: Graph, state: Sequence[Saved], backs: Mapping[int, set[int]]
+) -> tuple[Saved, ...]:
+    """What no row carries its gradient rebuilds, each iteration; all else leaves as it is at the iteration's end."""
+    if schedule.interval > 1 or schedule.lanes > 1 or schedule.pause is not None:
+        fail("replica: takes the gradients of each iteration, so an interval of 1, one lane and no pause")
+    writes = _writes(graph)
+    _check_together(graph, state, {saved.tensor: backs.get(saved.tensor, set()) for saved in state})
+    found: list[Saved] = []
+    asked: dict[int, tuple[Consumed, int]] = {}
+    for saved in state:
+        if saved.tensor in backs or not saved.size_bytes:
+            found.append(saved)
+        elif (consumed := _leaving(schedule, graph, writes, saved.tensor)) is None:
+            fail(f"{saved.name}: no row carries it, and no gradient rebuilds it")
+        else:
+            asked[consumed.tensor] = consumed, 1
+    _check_rows(schedule, graph, asked)
+    return (*found, *(_as_final(graph, consumed) for consumed, _ in asked.values()))
+
+
 def replay_ns(schedule: Schedule, graph: Graph) -> int:
     """How long a restore makes updates again: of each update's time the share of its bytes that is made again,
     as often as it is; and each product of factors. Of checkpoints in lanes, that of the one that takes longest."""
+    if schedule.replica:
+        return 0
     gradients = {row.id for row in schedule.gradients}
     rows = {(row.tensor, row.back) for row in schedule.actions if row.tensor not in gradients}
     times = Counter(tensor for tensor, _ in rows)

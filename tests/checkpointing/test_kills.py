@@ -29,7 +29,7 @@ from checkflow.graph import Graph
 from checkflow.learning.kept import FOLDER
 from checkflow.lower import lower
 from checkflow.plan import Formulation, Plan, on_anchors, problem_of
-from checkflow.plan.rebuilt import in_lanes, over_iterations
+from checkflow.plan.rebuilt import for_replica, in_lanes, over_iterations
 from checkflow.plan.streaming.planner import plan_streaming
 from checkflow.schedule import Schedule, read_schedule, write_schedule
 from checkflow.trace import trace_training
@@ -44,6 +44,7 @@ EACH = 250  # iterations for each kill
 PARTS = 3  # iterations for one checkpoint, where a policy has several
 TRAININGS, OPTIMIZERS = list(trainings_to_kill.TRAININGS), list(trainings_to_kill.OPTIMIZERS)
 LANED = ("lowdiff", "rolling")  # policies with a checkpoint after each iteration, a part of it in each
+SEVERAL = (*LANED, "lowdiff_plus")  # and with several kinds of slots
 SEED = random.randrange(10**6) if NIGHTLY else 0
 OPTIONS = {
     "cpu": Options(3_000_000_000),  # just enough
@@ -115,7 +116,7 @@ def _under(policy: str, what: str, path: Path) -> str:
     graph = _traced(lambda: trainings_to_kill.build(what).training)
     state_bytes = sum(graph.tensors[index].size_bytes for index in graph.written_state)
     carried = state_bytes * 10**9 // graph.iteration_time_ns
-    if policy in ("gockpt", *LANED):
+    if policy in ("gockpt", *SEVERAL):
         schedule = _in_parts(graph, policy, 4 * carried)
     else:
         compiled = compile_graph(graph, Options(2 * carried if policy == "checkflow" else carried // 2, policy=policy))
@@ -131,12 +132,14 @@ def _in_parts(graph: Graph, policy: str, bandwidth: int) -> Schedule:
     whole = on_anchors(problem_of(graph, bandwidth_bytes_per_s=bandwidth), graph)
     laned = in_lanes(whole, graph, PARTS, base=policy == "lowdiff", factors=policy == "rolling")
     problem = over_iterations(whole, graph, PARTS) if policy == "gockpt" else laned
+    if policy == "lowdiff_plus":
+        problem = for_replica(whole, graph)
     assert problem is not None
     plan = plan_streaming(problem)
     assert isinstance(plan, Plan)
     schedule = lower(plan, problem, graph, bandwidth_bytes_per_s=bandwidth, policy=policy)
     verify(schedule, graph)
-    assert len({row.back for row in schedule.actions}) == PARTS
+    assert schedule.replica or len({row.back for row in schedule.actions}) == PARTS
     return schedule
 
 
@@ -174,7 +177,7 @@ def test_killed_under_any_policy_it_resumes_bit_identically(policy: str, what: s
     """Where training stands still decides what a kill costs, never what is restored."""
     # The last of lowdiff's base leaves in the second iteration after it.
     lost = {"gockpt": 2 * PARTS, "lowdiff": 2}.get(policy, 1)
-    slots = "23" if policy in LANED else "123"  # a single one could never complete a checkpoint beside the last
+    slots = "23" if policy in SEVERAL else "123"  # a single one could never complete a checkpoint beside the last
     schedule = _under(policy, what, tmp_path / "schedule.json")
     _killed(what, schedule, tmp_path, TRAINERS, 20 if NIGHTLY else 2, lost, slots)
 

@@ -20,7 +20,7 @@ from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
 from checkflow.trace import trace_training
 
-PLANNED = ("checkflow", "gockpt", "lowdiff", "rolling")  # never pause
+PLANNED = ("checkflow", "gockpt", "lowdiff", "lowdiff_plus", "rolling")  # never pause
 ITERATIONS = 5
 COPY_S = 0.06  # each call takes at least so long, which is longer than two iterations
 

@@ -72,10 +72,12 @@ def test_a_schedule_is_learned_by_each_policy(tmp_path: Path, policy: str) -> No
         assert ckpt.status().skipped == 0
     schedule = kept(tmp_path / "store")
     laned = policy in IN_LANES
-    assert (schedule.lanes > 1) == laned
+    assert (schedule.slot_lanes > 1) == laned
+    assert schedule.replica == (policy == "lowdiff_plus")
     assert schedule.interval == 1 or not laned
     assert not any("rolling" in line for line in told)  # who chose is not advised
-    assert any(f"with a part from each of {schedule.lanes}, adds" in line for line in told) == laned, told
+    how = "updates a replica with, adds" if schedule.replica else f"with a part from each of {schedule.lanes}, adds"
+    assert any(how in line for line in told) == laned, told
     again = Wide()
     with attached(again, tmp_path / "store", told, policy=policy) as ckpt:
         first = ckpt.restore()

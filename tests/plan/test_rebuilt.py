@@ -19,7 +19,7 @@ from checkflow.errors import VerificationError
 from checkflow.graph import Graph, Role
 from checkflow.lower import lower
 from checkflow.plan import Infeasible, on_anchors, problem_of
-from checkflow.plan.rebuilt import in_lanes, over_iterations, rebuilt_in
+from checkflow.plan.rebuilt import for_replica, in_lanes, over_iterations, rebuilt_in
 from checkflow.plan.streaming.planner import construct_streaming
 from checkflow.policies.rule import Asked
 from checkflow.schedule import ActionRow, Schedule, sealed
@@ -121,8 +121,12 @@ def restored(schedule: Schedule, graph: Graph, iterations: int, checkpoint: int)
         ):
             return None
         made[tensor] = parts[0][1]
+    kept = set(graph.written_state) - set(made) if schedule.replica else set[int]()
+    if kept:  # by the host, as it was an iteration before
+        before = Played(graph, checkpoint - 1).values[-1]
+        made |= {index: before[index] for index in kept}
     for index in [i for i in made if graph.tensors[i].role is Role.PARAMETER]:
-        back = min(back for tensor, back in read if tensor == index)
+        back = 1 if index in kept else min(back for tensor, back in read if tensor == index)
         again(graph, read, index, back, made)
     return made
 
@@ -192,6 +196,66 @@ def in_turn(draw: st.DrawFn) -> tuple[Graph, Schedule]:
     if plan is None:
         reject()
     return graph, lower(plan, laned, graph, bandwidth_bytes_per_s=bandwidth, policy="rolling")
+
+
+@st.composite
+def for_the_host(draw: st.DrawFn) -> tuple[Graph, Schedule]:
+    """Gradients each iteration, for a replica, on a link with little to spare."""
+    graph = draw(updates())
+    problem = problem_of(graph, bandwidth_bytes_per_s=NS, granule_bytes=draw(st.sampled_from((1, 3))))
+    sent = for_replica(on_anchors(problem, graph), graph, factors=draw(st.booleans()))
+    if sent is None:
+        reject()
+    bytes_ = sum(source.size_bytes for source in sent.state)
+    bandwidth = -(-bytes_ * NS // graph.iteration_time_ns) + draw(st.sampled_from((0, 1, NS // 3, NS)))
+    sent = replace(sent, bandwidth_bytes_per_s=bandwidth)
+    plan = construct_streaming(sent)
+    if plan is None:
+        reject()
+    return graph, lower(plan, sent, graph, bandwidth_bytes_per_s=bandwidth, policy="lowdiff_plus")
+
+
+@given(for_the_host())
+def test_what_leaves_brings_the_replica_on(case: tuple[Graph, Schedule]) -> None:
+    """With the state of the iteration before it makes that of each iteration, and was read in time."""
+    graph, schedule = case
+    verify(schedule, graph)
+    event(f"of {len(graph.written_state)} tensors {len(schedule.rebuilt())} stay, held: {schedule.held_bytes() > 0}")
+    assert schedule.certificate.replay_ns == 0
+    check_brought_on(schedule, graph)
+
+
+def check_brought_on(schedule: Schedule, graph: Graph) -> None:
+    made, after = restored(schedule, graph, 4, 3), Played(graph, 3).values[-1]
+    assert made == {index: after[index] for index in graph.written_state}
+
+
+@given(case=for_the_host(), data=st.data())
+def test_what_leaves_otherwise_is_accepted_only_if_it_brings_the_replica_on(
+    case: tuple[Graph, Schedule], data: st.DataObject
+) -> None:
+    """Rows of other iterations, at other places, without what they hold, or left out."""
+    graph, schedule = case
+    rows = list(schedule.actions)
+    number = data.draw(st.integers(0, len(rows) - 1))
+    row = rows[number]
+    kind = data.draw(st.sampled_from(("back", "offload", "snapshot", "release", "live", "left out")))
+    if kind == "back":
+        rows = [each.model_copy(update={"back": 1}) if each.tensor == row.tensor else each for each in rows]
+    elif kind == "live":
+        rows[number] = row.model_copy(update={"snapshot": None, "release": None})
+    elif kind == "left out":
+        rows = [each for each in rows if each.tensor != row.tensor]
+    else:
+        place = st.tuples(st.integers(0, 1), st.integers(1, len(graph.anchors)))
+        rows[number] = row.model_copy(update={kind: data.draw(place)})
+    left = {each.tensor for each in rows}
+    gradients = tuple(each for each in schedule.gradients if each.id in left)
+    changed = schedule.model_copy(update={"actions": tuple(rows), "gradients": gradients})
+    accepted = claims(changed, graph)
+    event(f"{kind}: {'accepted' if accepted else 'refused'}")
+    if accepted:
+        check_brought_on(changed, graph)
 
 
 @given(in_turn())

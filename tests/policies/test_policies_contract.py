@@ -26,7 +26,13 @@ from checkflow.simulation.simulate import simulate
 from checkflow.verify import verify
 
 ALL = pytest.mark.parametrize("name", policies.names())
-PLANNED = ("checkflow", "gockpt", "lowdiff", "rolling")  # never pause, and have no answer where the link is too slow
+PLANNED = (
+    "checkflow",
+    "gockpt",
+    "lowdiff",
+    "lowdiff_plus",
+    "rolling",
+)  # never pause, and have no answer where the link is too slow
 RULES = {"checkfreq": checkfreq, "checkfreq_cpu": checkfreq_cpu, "synchronous": synchronous}
 
 

@@ -118,9 +118,10 @@ class HostState:
     def update(self, number: int, gradients: Sequence[str], factor_rows: Mapping[str, int]) -> str:
         """UpdateRecord's, of the update that optimizer `number` is about to make. Raises InputError."""
         reader = self._optimizers[number]
-        fields: dict[str, Json] = {"optimizer": reader.name, "gradients": list(gradients)}
+        threads = torch.get_num_threads()
+        fields: dict[str, Json] = {"optimizer": reader.name, "gradients": list(gradients), "threads": threads}
         if factor_rows:
-            fields |= {"factor_rows": dict(factor_rows), "threads": torch.get_num_threads()}
+            fields["factor_rows"] = dict(factor_rows)
         head = dump(fields)
         return f'{head[1:-1]},"groups":[{reader.groups()}]'
 

@@ -95,7 +95,7 @@ class UpdateRecord(BaseModel):
 
     A parameter's gradient is in the file "gradient.<back>.safetensors" under the parameter's name. Those in
     `factor_rows` are there as their factors: a vector that begins with that many rows of the first, and then as many of
-    the second. Their product has the same bits where as many `threads` make it.
+    the second. All this has the same bits where as many `threads` do it, on the CPU; 0: older records did not say.
     """
 
     model_config = _STRICT
@@ -105,7 +105,7 @@ class UpdateRecord(BaseModel):
     groups: tuple[GroupRecord, ...]
     gradients: tuple[str, ...]
     factor_rows: dict[str, Annotated[int, Field(ge=0)]] = {}
-    threads: Annotated[int, Field(ge=1)] = 1
+    threads: Annotated[int, Field(ge=0)] = 0
 
 
 class ReplayRecord(BaseModel):
@@ -180,6 +180,7 @@ class Record(BaseModel):
     member: MemberRecord | None = None  # of a training in several processes
     shards: dict[str, ShardRecord] = {}  # of tensors that ranks share, by state name
     elsewhere: dict[str, Annotated[int, Field(ge=0)]] = {}  # of what all ranks have alike: who saved it, by state name
+    proof: str = ""  # of a delta: xxh3-128 of the state that its updates make, as training has it
     losses: tuple[float, ...] = ()  # the last ones that step() was given, oldest first
 
 

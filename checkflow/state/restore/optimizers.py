@@ -63,7 +63,7 @@ class OptimizerPlan:
             now = state.get(entry)
             part = local(now) if isinstance(now, torch.Tensor) else now
             placed = placing.placed(
-                value, part, self._device(parameter, entry, group), local(parameter), as_read=as_read
+                value, part, self._device(parameter, entry, group, parameter.device), local(parameter), as_read=as_read
             )
             made[entry] = now if placed is part else _shared(placed, entry, parameter)
         state.clear()
@@ -74,16 +74,18 @@ class OptimizerPlan:
         group = next(group for group in self.optimizer.param_groups if any(p is parameter for p in group["params"]))
         placing = _Placing()
         return {
-            entry: placing.placed(value, None, self._device(parameter, entry, group), like)
+            entry: placing.placed(value, None, self._device(parameter, entry, group, like.device), like)
             for entry, value in self.states[parameter].items()
         }
 
-    def _device(self, parameter: torch.Tensor, entry: str, group: Mapping[str, object]) -> torch.device:
-        """Where an entry lies."""
+    def _device(
+        self, parameter: torch.Tensor, entry: str, group: Mapping[str, object], beside: torch.device
+    ) -> torch.device:
+        """Where an entry lies, of a parameter that is on a device."""
         on_host = entry in self.apart.get(parameter, ())
         if entry == "step":  # torch's own rule
             on_host = not read_scalars(group)
-        return torch.device("cpu") if on_host else parameter.device
+        return torch.device("cpu") if on_host else beside
 
 
 def match_optimizer(

@@ -52,15 +52,20 @@ def whole(files: Mapping[str, memoryview], record: bytes) -> Whole:
     updates, differs = 0, ""
     if parsed.replay is not None:
         found, updates, differs = _remade(parsed, found), len(parsed.replay.updates), _other_bits(parsed)
-    document = strictjson.loads(record)
-    assert isinstance(document, dict)
-    as_one = {key: value for key, value in document.items() if key not in ("replay", "lanes")}
     return Whole(
         {name: written(file) for name, file in found.items() if not _is_of_gradients(name)},
-        json.dumps(as_one, separators=(",", ":"), ensure_ascii=False).encode(),
+        record_of_whole(record),
         updates,
         differs,
     )
+
+
+def record_of_whole(record: bytes) -> bytes:
+    """The record of a checkpoint in parts or lanes without what it says of them."""
+    document = strictjson.loads(record)
+    assert isinstance(document, dict)
+    as_one = {key: value for key, value in document.items() if key not in ("replay", "lanes", "proof")}
+    return json.dumps(as_one, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _is_of_gradients(file: str) -> bool:
@@ -79,8 +84,28 @@ def _other_bits(record: Record) -> str:
 
 def _remade(record: Record, files: Mapping[str, TensorFile]) -> dict[str, TensorFile]:
     """The files with the updates made again that the record tells of."""
+    made = updated(record, files, _parameters(record, files))
+    return {
+        name: replace(
+            file,
+            tensors={
+                path: _with_bytes(tensor, made.get(StateName.of(holder_of(name), path)))
+                for path, tensor in file.tensors.items()
+            },
+        )
+        for name, file in files.items()
+    }
+
+
+def updated(
+    record: Record, files: Mapping[str, TensorFile], parameters: Mapping[StateName, torch.nn.Parameter]
+) -> dict[StateName, torch.Tensor]:
+    """Makes the updates again that a record tells of, in these parameters: all that its optimizers have, as saved.
+
+    Returns what was made by name, the parameters among it. What optimizers keep of them may lie in the files' memory.
+    Raises InputError where only its training can do it, FormatError for what no checkpoint has.
+    """
     assert record.replay is not None
-    parameters = _parameters(record, files)
     names = {id(parameter): name for name, parameter in parameters.items()}
     optimizers = {found.name: _optimizer(found, parameters) for found in record.optimizers}
     plans = [
@@ -108,21 +133,12 @@ def _remade(record: Record, files: Mapping[str, TensorFile]) -> dict[str, Tensor
                     raise FormatError(
                         f"{found.name}: {entry} of {where:.200} is not what its updates lead to; {_ADVICE}"
                     )
-    return {
-        name: replace(
-            file,
-            tensors={
-                path: _with_bytes(tensor, made.get(StateName.of(holder_of(name), path)))
-                for path, tensor in file.tensors.items()
-            },
-        )
-        for name, file in files.items()
-    }
+    return made
 
 
-def _parameters(record: Record, files: Mapping[str, TensorFile]) -> dict[StateName, torch.Tensor]:
+def _parameters(record: Record, files: Mapping[str, TensorFile]) -> dict[StateName, torch.nn.Parameter]:
     """Those of all optimizers, as they were saved."""
-    found: dict[StateName, torch.Tensor] = {}
+    found: dict[StateName, torch.nn.Parameter] = {}
     laid = dict(chain.from_iterable(optimizer.laid.items() for optimizer in record.optimizers))
     groups = chain.from_iterable(optimizer.groups for optimizer in record.optimizers)
     for name in map(StateName, chain.from_iterable(group.parameters for group in groups)):
@@ -145,7 +161,7 @@ def _laid(value: torch.Tensor, order: tuple[int, ...] | None, name: str) -> torc
     return lying.permute(sorted(range(len(order)), key=order.__getitem__)).copy_(value)
 
 
-def _optimizer(record: OptimizerRecord, parameters: Mapping[StateName, torch.Tensor]) -> torch.optim.Optimizer:
+def _optimizer(record: OptimizerRecord, parameters: Mapping[StateName, torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Of its class, with its groups; without state."""
     made = getattr(torch.optim, record.type, None) if f"{record.module}.".startswith("torch.optim.") else None
     if not isinstance(made, type) or not issubclass(made, torch.optim.Optimizer):

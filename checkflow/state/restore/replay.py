@@ -35,7 +35,7 @@ class UpdatePlan:
     groups: tuple[Mapping[str, object], ...]
     gradients: Mapping[torch.Tensor, FileTensor]
     factor_rows: Mapping[torch.Tensor, int]  # of those that are factors
-    threads: int  # that make products of these
+    threads: int  # that made it; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,17 @@ class Replay:
         for update in self.updates:
             self._make(update, live, update.optimizer.state)
 
-    def differs(self, saved: Callable[[torch.Tensor], FileTensor]) -> torch.Tensor | None:
+    def differs(self, saved: Callable[[torch.Tensor], FileTensor], *, on_host: bool = False) -> torch.Tensor | None:
         """A parameter that is not as it is now, to the bit, when its updates are made again beside it; None: all are.
 
-        `saved`: a parameter as it was saved. Takes device memory for a few parameters at a time.
+        `saved`: a parameter as it was saved. Takes device memory for a few at a time, or is done on the host.
         """
         with torch.random.fork_rng(sorted({p.device.index for p in self.back if p.device.type == "cuda"})):
-            return self._first_that_differs(saved)
+            return self._first_that_differs(saved, on_host)
 
-    def _first_that_differs(self, saved: Callable[[torch.Tensor], FileTensor]) -> torch.Tensor | None:
+    def _first_that_differs(self, saved: Callable[[torch.Tensor], FileTensor], on_host: bool) -> torch.Tensor | None:
         for some in self._some_at_a_time():
-            copies = {p: _copy(p, saved(p)) for p in some}
+            copies = {p: _copy(p, saved(p), p.device if not on_host else torch.device("cpu")) for p in some}
             states: dict[torch.optim.Optimizer, dict[torch.Tensor, dict[str, object]]] = {}
             for optimizer in {update.optimizer for update in self.updates}:
                 state: dict[torch.Tensor, dict[str, object]] = defaultdict(dict)
@@ -125,14 +125,19 @@ class Replay:
         again = object.__new__(type(optimizer))
         again.__dict__.update(optimizer.__dict__)
         again.__dict__ |= {"param_groups": groups, "state": state}
+        threads = torch.get_num_threads()
         try:
+            torch.set_num_threads(update.threads or threads)
             for parameter, gradient in found.items():
                 rows = update.factor_rows.get(parameter)
                 parameters[parameter].grad = (
-                    _copy(parameter, gradient) if rows is None else _product(parameter, gradient, rows, update.threads)
+                    _copy(parameters[parameter], gradient)
+                    if rows is None
+                    else _product(parameters[parameter], gradient, rows)
                 )
             unhooked_step(again)
         finally:
+            torch.set_num_threads(threads)
             for parameter, gradient_before in before.items():
                 parameters[parameter].grad = gradient_before
 
@@ -228,22 +233,18 @@ def _gradient(
     return found
 
 
-def _product(parameter: torch.Tensor, source: FileTensor, rows: int, threads: int) -> torch.Tensor:
+def _product(parameter: torch.Tensor, source: FileTensor, rows: int) -> torch.Tensor:
     """The gradient as the backward pass made it of the factors in the file."""
-    before, (sides, others) = torch.get_num_threads(), parameter.shape
+    sides, others = parameter.shape
     factors = source.view()[: rows * (sides + others)].to(parameter.device)
     left, right = factors[: rows * sides].view(rows, sides), factors[rows * sides :].view(rows, others)
-    try:
-        torch.set_num_threads(threads)
-        return left.t().mm(right)
-    finally:
-        torch.set_num_threads(before)
+    return left.t().mm(right)
 
 
-def _copy(parameter: torch.Tensor, source: FileTensor) -> torch.Tensor:
-    """On the parameter's device, and as it lies in memory."""
+def _copy(parameter: torch.Tensor, source: FileTensor, device: torch.device | None = None) -> torch.Tensor:
+    """On the parameter's device, unless on another one, and as it lies in memory."""
     with torch.no_grad():
-        return torch.empty_like(parameter, requires_grad=False).copy_(source.view())
+        return torch.empty_like(parameter, requires_grad=False, device=device).copy_(source.view())
 
 
 def same(one: object, other: object) -> bool:

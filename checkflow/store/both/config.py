@@ -37,6 +37,7 @@ class SaverConfig:
     newest_wins: bool = False  # what is due gives way to what is newer
     retry_s: float = RETRY_S  # how long what cannot be written is tried again
     grouped: bool = False  # other ranks have the other parts, and say what may be pruned
+    replica: bool = False  # slots of the first kind alone are written: another process makes them of the second
 
     def dump(self) -> bytes:
         return _CONFIG.dump_json(self)

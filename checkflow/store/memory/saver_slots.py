@@ -42,7 +42,11 @@ def recover(shared: SharedMemory) -> None:
 def take_due(shared: SharedMemory) -> Taken | None:
     """The oldest checkpoint that is due; None if none is."""
     with shared.locked(timeout_s=60.0) as held:
-        due = [(word.sequence, index) for index, word in enumerate(shared.words()) if word.due and _staged(word)]
+        due = [
+            (word.sequence, index)
+            for index, word in enumerate(shared.words())
+            if word.due and _staged(word) and shared.needs(index) != NOT_YET_WHOLE
+        ]
         return _take(shared, min(due)[1]) if held and due else None
 
 

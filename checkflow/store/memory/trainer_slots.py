@@ -11,6 +11,7 @@ from typing import Literal
 
 from checkflow.errors import StoreError
 from checkflow.store.format.layout import Layout
+from checkflow.store.memory.replica_slots import DELTA, KINDS, deltas_in, free_slots
 from checkflow.store.memory.shared_memory import NOT_YET_WHOLE, SharedMemory, SlotState, Word
 
 WhenFull = Literal["skip", "wait"]
@@ -41,16 +42,25 @@ class Slots:
 
     `grouped`: other ranks have the other parts of each checkpoint. The newest that all of them have staged is not given
     up, nor what is newer and may become that.
+
+    `replica`: the first kind of slots has whole checkpoints, and the second what makes the next of the newest.
     """
 
     def __init__(
-        self, shared: SharedMemory, layouts: Sequence[Layout], when_full: WhenFull, *, grouped: bool = False
+        self,
+        shared: SharedMemory,
+        layouts: Sequence[Layout],
+        when_full: WhenFull,
+        *,
+        grouped: bool = False,
+        replica: bool = False,
     ) -> None:
         self._shared = shared
         self._layouts = layouts
         self._when_full = when_full
         self._single = shared.slots == 1
         self._grouped = grouped
+        self._replica = replica
         self._agreed = 0  # sequence number of the newest that all ranks have staged
         self._void: set[int] = set()  # newer ones, of which some rank has no part
         self._sequence = 0  # of the last slot that was staged
@@ -65,17 +75,20 @@ class Slots:
             if not held:
                 return None
             words = self._shared.words()
-            ready = self._shared.pages.ready
-            needed = self._needed(words)
-            those = range(lane, len(words), len(self._layouts))
-            usable = [index for index in those if self._usable(words[index], needed) and ready(index)]
-            if not usable:
+            free = free_slots(words, lane) if self._replica else self._free_slots(words, lane)
+            index = next(filter(self._shared.pages.ready, free), None)
+            if index is None:
                 return None
-            index = min(usable, key=lambda index: words[index].sequence)  # free ones, then the oldest staged
             self._shared.set_word(index, Word(SlotState.FILLING))
         self._shared.unseal(index)
         address = self._shared.address + self._shared.slot_offset(index)
         return Slot(index, address, self._shared.slot_bytes(index), self._layouts[lane])
+
+    def _free_slots(self, words: Sequence[Word], lane: int) -> list[int]:
+        """Free ones, then staged ones that nothing needs, the oldest first."""
+        needed = self._needed(words)
+        usable = (index for index in range(lane, len(words), len(self._layouts)) if self._usable(words[index], needed))
+        return sorted(usable, key=lambda index: words[index].sequence)
 
     def _needed(self, words: Sequence[Word]) -> set[int]:
         """Sequence numbers of the newest checkpoint, of those that are due, and of what was staged for the next one."""
@@ -109,7 +122,7 @@ class Slots:
         if self._shared.word(slot.index).state is not SlotState.FILLING:
             raise StoreError(f"slot {slot.index} is not being filled; acquire a slot for each checkpoint")
         sequence = self._sequence + 1
-        needs = len(self._layouts) - 1 if whole else NOT_YET_WHOLE
+        needs = self._needs(slot) if whole else NOT_YET_WHOLE
         self._shared.put_record(slot.index, sequence, iteration, record, needs)
         if not whole:
             self._shared.set_word(slot.index, Word(SlotState.STAGED, sequence))
@@ -126,6 +139,12 @@ class Slots:
         self.staged_iteration = iteration
         self._shared.seal(slot.index)
         return due
+
+    def _needs(self, slot: Slot) -> int:
+        """How many slots that were staged right before it its checkpoint takes, too."""
+        if not self._replica:
+            return len(self._layouts) - 1
+        return NOT_YET_WHOLE if slot.index % KINDS == DELTA else 0
 
     def _gives_way(self, word: Word) -> bool:
         """Whether a checkpoint that is due is given up for a newer one, which then is due in its place."""
@@ -157,6 +176,11 @@ class Slots:
         """Some rank has no part of this checkpoint, nor will have. Called in another thread, too."""
         with self._shared.locked():
             self._void.add(sequence)
+
+    @property
+    def awaits_replica(self) -> bool:
+        """Whether a slot will be free once the replica is an iteration on."""
+        return self._replica and bool(deltas_in(self._words()))
 
     @property
     def awaits_agreement(self) -> bool:
@@ -193,7 +217,7 @@ class Slots:
     @property
     def newest_sequence(self) -> int | None:
         """The newest staged checkpoint's; None if none was staged, or its slot, the only one, was taken again."""
-        if self._newest and any(word.sequence == self._newest for word in self._shared.words()):
+        if self._newest and any(word.sequence == self._newest for word in self._words()):
             return self._newest
         return None
 
@@ -207,5 +231,10 @@ class Slots:
         """Whether a staged checkpoint waits to be persisted, or is being."""
         return any(
             word.state is SlotState.PERSISTING or (word.due and word.state is SlotState.STAGED)
-            for word in self._shared.words()
+            for word in self._words()
         )
+
+    def _words(self) -> Sequence[Word]:
+        """As they are at one moment: a checkpoint may go from one slot to another."""
+        with self._shared.locked():
+            return self._shared.words()

@@ -32,6 +32,7 @@ from checkflow.store.both.messages import (
 )
 from checkflow.store.both.saver_log import write_log
 from checkflow.store.format.disk import Disk
+from checkflow.store.memory.replica_slots import deltas_in, is_held
 from checkflow.store.memory.saver_slots import Taken, recover, take_due, take_last, take_left
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.saver.held_store import HeldStore
@@ -39,6 +40,7 @@ from checkflow.store.saver.persister import Persister, Written
 from checkflow.store.saver.settler import Settler
 
 LOOK_MS = 20  # how often to look after what is settled in the background, where nothing else wakes the saver
+REPLICA_S = 120.0  # without a step, and nothing more is expected of the replica
 BREATH_S = 1.0  # how often to show that one waits and does not hang
 
 
@@ -63,6 +65,7 @@ class Saver:
         self._settler = Settler(self._settle)
         self._sending = threading.Lock()  # reports come from the settler's thread too
         self._looking = threading.Lock()
+        self._deltas: tuple[tuple[int, ...], float] = ((), 0.0)  # that are waited for, and since when
         self._told: deque[FailedReport] = deque(maxlen=100)  # sent, maybe to a trainer that died before it listened
 
     def run(self) -> None:
@@ -89,7 +92,8 @@ class Saver:
         in_a_hurry = self._patience.exhausted and (self._orphan or self._closing)  # one last try of each, and an end
         waits_s = 0.0 if in_a_hurry else self._patience.wait_s
         taken = None if waits_s else take_due(self._shared)
-        if taken is None and not waits_s and self._orphan and not self._last_tried:
+        is_moving = taken is None and self._replica_moves()
+        if taken is None and not waits_s and self._orphan and not self._last_tried and not is_moving:
             taken = self._left()  # what fails then is due, until patience is exhausted
             self._last_tried = taken is None or not self._config.grouped
         if taken is not None:
@@ -105,6 +109,9 @@ class Saver:
         if waits_s and any(word.due for word in self._shared.words()):
             self._breathe(waits_s)
             return True
+        if is_moving:
+            self._look_again()
+            return True
         if self._orphan:
             self._log()
             return False
@@ -112,6 +119,24 @@ class Saver:
             return False
         self._listen(None)
         return True
+
+    def _replica_moves(self) -> bool:
+        """Whether another process is to make what is due, or all that a dead trainer left, into what can be written."""
+        if not self._config.replica:
+            return False
+        deltas = [word for word in deltas_in(self._shared.words()) if word.due or self._orphan]
+        if not deltas or not is_held(self._shared):
+            return False
+        seen = tuple(word.sequence for word in deltas)
+        if seen != self._deltas[0]:
+            self._deltas = seen, time.monotonic()
+        return time.monotonic() < self._deltas[1] + REPLICA_S
+
+    def _look_again(self) -> None:
+        if self._orphan:
+            time.sleep(LOOK_MS / 1000)
+        else:
+            self._listen(LOOK_MS)
 
     def _left(self) -> Taken | None:
         """What a dead trainer left."""

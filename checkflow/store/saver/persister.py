@@ -93,7 +93,7 @@ class Persister:
     _is_whole: bool = field(init=False, default=False)  # which the store says, too
 
     def __post_init__(self) -> None:
-        self.layouts = tuple(map(Layout.of, self.config.lanes))
+        self.layouts = tuple(map(Layout.of, self.config.lanes[:1] if self.config.replica else self.config.lanes))
         self.patience = Patience(self.config.retry_s)
 
     def write(self, taken: Taken, settled: Callable[[], bool] = lambda: False) -> Written | None:

@@ -43,6 +43,7 @@ from checkflow.store.trainer.rulings import Rulings
 from checkflow.store.trainer.sender import MirrorTarget
 from checkflow.store.trainer.status import Status, Tally
 from checkflow.store.trainer.supervisor import Supervisor
+from checkflow.store.trainer.waiting import Waiting
 
 RECORD_ROOM_BYTES = 2**20
 REPORT_S = 1.0  # a saver that was killed before its report never gives it
@@ -59,19 +60,22 @@ class StoreHandle:
     def __init__(
         self, shared: SharedMemory, layouts: Sequence[Layout], lock: StoreLock, tally: Tally, *, pace: Pace,
         when_full: WhenFull, on_error: OnError, notify: Callable[[str], None], hang_s: float, retry_s: float,
-        peers: Peers | None,
+        peers: Peers | None, replica: bool,
     ) -> None:  # fmt: skip
         self.shared = shared
         self.layouts = tuple(layouts)  # of the slots of each lane
         self._lock = lock
-        self._slots = Slots(shared, self.layouts, when_full, grouped=peers is not None)
+        self._slots = Slots(shared, self.layouts, when_full, grouped=peers is not None, replica=replica)
         self._pace = pace
         self._when_full = when_full
         self._notify = notify
         self._tally = tally
-        self._saver = Supervisor(shared, self._slots, lock, self._tally, hang_s=hang_s, retry_s=retry_s)
+        self._saver = Supervisor(
+            shared, self._slots, lock, self._tally, hang_s=hang_s, retry_s=retry_s, replica=replica
+        )  # fmt: skip
         self._news = Delivery(self._saver.news, tally, on_error, notify)
         self._rulings = None if peers is None else Rulings(peers, shared, self._slots, self._saver, pace, tally)
+        self._waiting = Waiting(shared, self._slots, self._saver, tally, self._rulings)
         self._closed = False
         self._let_go = weakref.finalize(
             self, _let_go, self._saver, lock, shared
@@ -97,6 +101,7 @@ class StoreHandle:
         retry_s: float = RETRY_S,
         versions: Mapping[str, str] | None = None,
         peers: Peers | None = None,
+        replica: bool = False,
     ) -> StoreHandle:
         """Take the store, allocate the slots, start the saver.
 
@@ -107,6 +112,9 @@ class StoreHandle:
 
         `peers`: other ranks that have the other parts of each checkpoint. Which are persisted, and which may be pruned,
         is agreed with them.
+
+        `replica`: a slot of the first kind has a whole checkpoint. One of the second has what makes the next of the
+        newest, which another process does; once staged it counts as that one.
 
         What cannot be made durable is tried again for `retry_s`, and as long by a saver whose trainer died; only then
         is it an error. `notify` is told what a person should know: a wait for the previous saver, its last errors, that
@@ -127,6 +135,7 @@ class StoreHandle:
             newest_wins=when_full == "skip" and peers is None,
             retry_s=retry_s,
             grouped=peers is not None,
+            replica=replica,
         ).dump()
         with contextlib.ExitStack() as undo:
             with held_back(signal.SIGINT):
@@ -141,7 +150,7 @@ class StoreHandle:
                 undo.callback(shared.close)
                 handle = cls(
                     shared, layouts, lock, tally, pace=Pace(persist_every), when_full=when_full, on_error=on_error,
-                    notify=notify, hang_s=hang_s, retry_s=retry_s, peers=peers,
+                    notify=notify, hang_s=hang_s, retry_s=retry_s, peers=peers, replica=replica,
                 )  # fmt: skip
                 undo.callback(handle._let_go)
                 if after is not None and after._rulings is not None and after._rulings.target is not None:
@@ -170,6 +179,11 @@ class StoreHandle:
         """The saver process; None once it is given up or ended."""
         return self._saver.pid
 
+    @property
+    def replica_lost(self) -> str:
+        """Why nothing is made of slots of the second kind any more; "" where it is."""
+        return "" if self._saver.replica is None else self._saver.replica.lost
+
     def acquire(self, lane: int = 0) -> Slot | None:
         """A slot of a lane to fill; None (counted) under `skip` where none is free.
 
@@ -178,9 +192,9 @@ class StoreHandle:
         """
         slot = self._slots.try_acquire(lane)
         if slot is None:
-            slot = self._wait_for_memory(lane)
+            slot = self._waiting.for_memory(lane)
         if slot is None and self._when_full == "wait":
-            slot = self._wait_for_slot(lane)
+            slot = self._waiting.for_slot(lane, self.poll)
         if slot is None:
             self._tally.skipped += 1
         elif self._when_full == "wait":
@@ -323,6 +337,8 @@ class StoreHandle:
             if time.monotonic() >= deadline:
                 self._saver.fail(f"{what} is not durable at the deadline; check the disk, or give a later deadline")
                 return False
+            if self._slots.newest_sequence != sequence and not self.pending:
+                return False  # it was given up
             self._saver.wait(min(0.1, deadline - time.monotonic()))
             self._saver.tend()
             self._news.announce()
@@ -336,34 +352,6 @@ class StoreHandle:
         while self._tally.durable_iteration != iteration and time.monotonic() < deadline:
             self._saver.wait(min(0.1, deadline - time.monotonic()))
             self._saver.tend()
-
-    def _wait_for_memory(self, lane: int) -> Slot | None:
-        started = time.monotonic_ns()
-        slot, more = None, True
-        while slot is None and more:  # tried once more at the end: the last memory may have come before the wait
-            more = self.shared.pages.wait_for_more()
-            slot = self._slots.try_acquire(lane)
-        self._tally.blocked_ns += time.monotonic_ns() - started
-        return slot
-
-    def _wait_for_slot(self, lane: int) -> Slot | None:
-        started = time.monotonic_ns()
-        try:
-            while True:
-                pending = self.pending  # asked first: what is made durable in between frees a slot for the next try
-                slot = self._slots.try_acquire(lane)
-                if slot is not None or self._saver.is_lost or self._saver.hangs:
-                    return slot
-                if not pending and self.shared.pages.refused:
-                    return None
-                if not pending and not self._slots.awaits_agreement:
-                    raise StoreError("slots: all are being filled; stage or abandon one before acquiring another")
-                if not pending and self._rulings is not None:
-                    self._rulings.check(time.monotonic_ns() - started)
-                self._saver.wait(0.05)
-                self.poll()
-        finally:
-            self._tally.blocked_ns += time.monotonic_ns() - started
 
     def _hear_before(self, slot: Slot) -> None:
         """What was in the slot may have been given up since: that is raised, and the slot not filled."""

@@ -1,4 +1,4 @@
-"""Keeping a saver running: hear it, notice if it hangs, end it in time."""
+"""Keeping a saver running, and the replica's process: hear it, notice if it hangs, end it in time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections import deque
 from checkflow.interrupts import let_through
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import CLOSE, NOW, DurableReport, FailedReport, Notice, VerifiedReport
+from checkflow.store.memory.replica_slots import give_up_deltas
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slots
 from checkflow.store.trainer.keeper import Keeper, News
+from checkflow.store.trainer.replica_process import ReplicaProcess
 from checkflow.store.trainer.saver_process import SaverProcess
 from checkflow.store.trainer.status import Tally
 
@@ -19,9 +21,10 @@ class Supervisor:
     """The trainer's saver. What goes wrong is collected in `news`, for whoever delivers it."""
 
     def __init__(
-        self, shared: SharedMemory, slots: Slots, lock: StoreLock, tally: Tally, *, hang_s: float, retry_s: float
-    ) -> None:
-        """Start a saver. Raises StoreError where no process can be started."""
+        self, shared: SharedMemory, slots: Slots, lock: StoreLock, tally: Tally, *, hang_s: float, retry_s: float,
+        replica: bool = False,
+    ) -> None:  # fmt: skip
+        """Start a saver, and where there is a `replica` what brings it on. Raises StoreError where one cannot be."""
         self._shared = shared
         self._slots = slots
         self._tally = tally
@@ -32,6 +35,7 @@ class Supervisor:
         self.news: deque[News] = deque()  # the keeper's thread adds to it, too
         self.verified: deque[VerifiedReport] = deque(maxlen=100)  # read back, for whoever tells the other ranks
         self.failed: set[int] = set()  # sequence numbers that could not be made durable
+        self.replica = ReplicaProcess(shared) if replica else None
         self._keeper = Keeper(
             lambda: SaverProcess(shared, lock), lambda: shared.durable_sequence, retry_s, self.news.append
         )
@@ -82,6 +86,7 @@ class Supervisor:
         if self._ended:
             return
         self._bury()
+        self._tend_replica()
         saver = self._keeper.saver
         if saver is not None and saver.stirs(0):
             self._listen(saver)
@@ -93,6 +98,8 @@ class Supervisor:
         if self._ended:
             return
         self._ended = True
+        if self.replica is not None:
+            self.replica.close()
         self._keeper.end()
         self._bury()
         saver = self._keeper.saver
@@ -117,7 +124,19 @@ class Supervisor:
         """Close what is open: the saver takes that for our end, unless this is a forked child and its parent has it."""
         if not self._ended:
             self._ended = True
+            if self.replica is not None:
+                self.replica.disown()
             self._keeper.disown()
+
+    def _tend_replica(self) -> None:
+        """Where it is given up, so is what it has not done."""
+        if self.replica is None or self.replica.lost:
+            return
+        self.replica.tend()
+        if self.replica.lost:
+            for sequence in give_up_deltas(self._shared):
+                self.failed.add(sequence)
+                self.fail(f"a checkpoint that was due is lost: the replica is not brought on ({self.replica.lost})")
 
     def _bury(self) -> None:
         while self._keeper.dead:

@@ -1,0 +1,175 @@
+"""Slots of a replica: whole ones, and those of what brings the newest an iteration on.
+
+A slot of the first kind has all of the state as it was after an iteration. One of the second is a *delta*: gradients of
+the next iteration, what no gradient rebuilds, and that checkpoint's record. The trainer fills deltas and, to begin
+with, a whole slot. A process beside the saver makes the next whole one of the newest and the delta after it, and then
+the delta's slot is free. A delta that was staged so survives a killed trainer, for these processes outlive it.
+
+The delta with sequence number n goes on from the whole slot with n - 1, and makes the one with n.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from checkflow.store.format.layout import Layout, PlacedTensor
+from checkflow.store.memory.shared_memory import SharedMemory, SlotState, Word
+
+WHOLE, DELTA = 0, 1
+KINDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One iteration on: which slots."""
+
+    sequence: int
+    base: int
+    delta: int
+    into: int
+
+
+def only_in_whole(layouts: Sequence[Layout]) -> list[tuple[str, PlacedTensor]]:
+    """What deltas rebuild: tensors, each after its file's name, that only whole slots have."""
+    others = {(file.name, tensor.spec.name) for file in layouts[DELTA].files for tensor in file.tensors}
+    return [
+        (file.name, tensor)
+        for file in layouts[WHOLE].files
+        for tensor in file.tensors
+        if (file.name, tensor.spec.name) not in others
+    ]
+
+
+def free_slots(words: Sequence[Word], kind: int) -> list[int]:
+    """Those of a kind that may be filled, the longest unused first: what is free, or staged and needed by nothing.
+
+    The newest whole one is needed, what is due, deltas that lead to something newer, and what these go on from.
+    """
+    newest = newest_whole(words)
+    wanted = {words[index].sequence for index in _deltas(words) if _is_wanted(words, words[index])}
+    needed = wanted if kind == DELTA else {newest} | {sequence - 1 for sequence in wanted}
+    usable = (
+        index
+        for index in range(kind, len(words), KINDS)
+        if words[index].state is SlotState.FREE
+        or (words[index].state is SlotState.STAGED and not words[index].due and words[index].sequence not in needed)
+    )
+    return sorted(usable, key=lambda index: words[index].sequence)
+
+
+def newest_whole(words: Sequence[Word]) -> int:
+    """The sequence number of the newest whole slot; 0 where there is none."""
+    return max(_wholes(words), default=0)
+
+
+def deltas_in(words: Sequence[Word]) -> list[Word]:
+    """What was staged and is in no whole slot yet, the oldest first."""
+    return [words[index] for index in _deltas(words)]
+
+
+def hold(shared: SharedMemory) -> int:
+    """A descriptor that is locked for as long as any process has it open: by this others see that one is there.
+
+    Within `locked`, since closing any descriptor of the memory gives up its other locks.
+    """
+    fd = os.open(f"/proc/self/fd/{shared.fd}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def is_held(shared: SharedMemory) -> bool:
+    """Whether a process is there that brings the replica on."""
+    with shared.locked():
+        try:
+            os.close(hold(shared))
+        except BlockingIOError:
+            return True
+        return False
+
+
+def clear_unfinished(shared: SharedMemory) -> None:
+    """What a process that died was making is nobody's."""
+    with shared.locked(timeout_s=60.0):
+        for index, word in enumerate(shared.words()):
+            if index % KINDS == WHOLE and _is_made(word):
+                shared.set_word(index, Word(SlotState.FREE))
+
+
+def next_step(shared: SharedMemory) -> Step | None:
+    """The oldest delta, the whole slot before it and one to fill; None where there is none, or no slot is free.
+
+    Deltas that lead to nothing are given up: those from before a newer whole slot, and those without a base.
+    """
+    with shared.locked(timeout_s=60.0) as held:
+        if not held:
+            return None
+        for delta in _deltas(shared.words()):
+            words = shared.words()
+            word, wholes = words[delta], _wholes(words)
+            if word.sequence not in wholes and word.sequence - 1 in wholes and _is_wanted(words, word):
+                free = free_slots(words, WHOLE)
+                if not free:
+                    return None
+                shared.set_word(free[0], Word(SlotState.FILLING, word.sequence))
+                return Step(word.sequence, wholes[word.sequence - 1], delta, free[0])
+            _give_up(shared, delta)
+        return None
+
+
+def made(shared: SharedMemory, step: Step, iteration: int, record: bytes) -> None:
+    """The step is done: its slot has all of the state. Raises StoreError where the record finds no memory."""
+    shared.put_record(step.into, step.sequence, iteration, record)
+    with shared.locked(timeout_s=60.0):
+        word = shared.word(step.delta)
+        shared.set_word(step.into, Word(SlotState.STAGED, step.sequence, due=word.due, keep=word.keep))
+        shared.set_word(step.delta, Word(SlotState.FREE))
+
+
+def give_up_deltas(shared: SharedMemory) -> list[int]:
+    """Nobody will make anything of them. Returns the sequence numbers of those that were due."""
+    with shared.locked(timeout_s=60.0):
+        words = shared.words()
+        lost = [words[delta].sequence for delta in _deltas(words) if words[delta].due]
+        for delta in _deltas(words):
+            shared.set_word(delta, Word(SlotState.FREE))
+        return lost
+
+
+def _is_wanted(words: Sequence[Word], delta: Word) -> bool:
+    """Whether it leads to something newer than there is, is asked for, or is being worked at."""
+    worked_at = (words[index].sequence for index in range(WHOLE, len(words), KINDS) if _is_made(words[index]))
+    return delta.due or delta.sequence > newest_whole(words) or delta.sequence in worked_at
+
+
+def _is_made(word: Word) -> bool:
+    """The trainer's own have no sequence number while it fills them."""
+    return word.state is SlotState.FILLING and word.sequence > 0
+
+
+def _give_up(shared: SharedMemory, delta: int) -> None:
+    """What is asked of it is asked of the newest whole slot, which is the same or a newer one."""
+    words = shared.words()
+    word, newest = words[delta], _wholes(words).get(newest_whole(words))
+    if word.due and newest is not None:
+        other = words[newest]
+        shared.set_word(newest, Word(other.state, other.sequence, due=True, keep=other.keep or word.keep))
+    shared.set_word(delta, Word(SlotState.FREE))
+
+
+def _deltas(words: Sequence[Word]) -> list[int]:
+    """Slots of staged deltas, the oldest first."""
+    staged = (index for index in range(DELTA, len(words), KINDS) if words[index].state is SlotState.STAGED)
+    return sorted(staged, key=lambda index: words[index].sequence)
+
+
+def _wholes(words: Sequence[Word]) -> dict[int, int]:
+    """Whole slots by sequence number."""
+    there = (SlotState.STAGED, SlotState.PERSISTING)
+    return {words[i].sequence: i for i in range(WHOLE, len(words), KINDS) if words[i].state in there}

@@ -1,0 +1,104 @@
+"""Starting the process that brings the replica on, seeing it end, and ending it. Training never waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+
+from checkflow.errors import StoreError
+from checkflow.store.memory.replica_slots import deltas_in, hold, newest_whole
+from checkflow.store.memory.shared_memory import SharedMemory
+from checkflow.store.trainer.beside import start_beside
+from checkflow.text import plain
+
+END_S = 10.0
+HANG_S = 120.0
+QUIET_DEATHS = 3  # in a row, with no step in between: after as many it is given up
+
+
+class ReplicaProcess:
+    """`lost`: why nothing is made of deltas any more; "" where it is."""
+
+    def __init__(self, shared: SharedMemory) -> None:
+        """Start it. Raises StoreError where it cannot be started."""
+        self.lost = ""
+        self._shared = shared
+        self._deaths = 0  # in a row
+        self._reached = 0  # sequence number, when it died last
+        self._moved = 0, time.monotonic()  # the newest whole slot, and since when
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def tend(self) -> None:
+        """Start another one where it has died; give it up where it says why, or dies again and again. Never waits.
+
+        One that has something to do and does not get on is killed.
+        """
+        if self.lost:
+            return
+        if self._process.poll() is None:
+            words, now = self._shared.words(), time.monotonic()
+            if not deltas_in(words) or newest_whole(words) != self._moved[0]:
+                self._moved = newest_whole(words), now
+            elif now > self._moved[1] + HANG_S:
+                self._process.kill()
+            return
+        said = self._said()
+        self._end.close()
+        if said:
+            self.lost = said
+            return
+        reached = newest_whole(self._shared.words())
+        self._deaths = 1 if reached != self._reached else self._deaths + 1
+        self._reached = reached
+        if self._deaths >= QUIET_DEATHS:
+            code = self._process.returncode
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            self.lost = f"its process died {self._deaths} times in a row (last: {how}); check memory limits"
+            return
+        try:
+            self._start()
+        except StoreError as error:
+            self.lost = str(error)
+
+    def close(self) -> None:
+        """End it; what it works at is let go of."""
+        self._end.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(END_S)
+
+    def disown(self) -> None:
+        """Close our end: it takes that for the trainer's, unless this is a forked child and its parent has it."""
+        self._end.close()
+
+    def _start(self) -> None:
+        with contextlib.ExitStack() as passed:
+            try:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                passed.callback(theirs.close)
+                with self._shared.locked():
+                    lock = hold(self._shared)
+                    try:
+                        inherited = (self._shared.fd, theirs.fileno(), lock)
+                        self._process = start_beside("checkflow.replica", (), inherited, subprocess.DEVNULL)
+                    finally:
+                        os.close(lock)
+            except OSError as error:
+                raise StoreError(f"replica: no process can be started ({error.strerror}); free processes") from None
+        self._end = ours
+
+    def _said(self) -> str:
+        """Its last word."""
+        try:
+            return plain(self._end.recv(2**16, socket.MSG_DONTWAIT).decode(errors="replace"), 1000)
+        except OSError:
+            return ""
