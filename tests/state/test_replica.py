@@ -1,0 +1,198 @@
+"""A replica that another process brings on: its checkpoints are the training's to the bit, or it is told why not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from test_parts import WHOLE, attached, begun, clamped, nothing, planned, records, small, state_of, traced
+from trainings_to_resume import TRAININGS, Make, Run, simple
+
+import checkflow
+from checkflow.graph import Graph
+from checkflow.plan.rebuilt import for_replica
+from checkflow.schedule import Schedule
+from checkflow.store.trainer.replica_process import QUIET_DEATHS, ReplicaProcess
+
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+EACH = [name for name in TRAININGS if name != "lbfgs"]
+SOME = ("adamw foreach", "sgd", "channels_last", "scaler", "several", "tied")
+ITERATIONS = 9
+WAITS_S = 60.0
+
+
+def replicated(graph: Graph, *, factors: bool = False) -> Schedule:
+    """As a whole where no gradient rebuilds any of the state."""
+    return planned(graph, lambda whole: for_replica(whole, graph, factors=factors) or whole, "lowdiff_plus")
+
+
+def replica_of(ckpt: checkflow.Checkpointer) -> ReplicaProcess:
+    found = ckpt._handle._saver.replica
+    assert found is not None
+    return found
+
+
+def trained(
+    make: Make,
+    schedule: Schedule,
+    store: Path,
+    meanwhile: Callable[[checkflow.Checkpointer, int], None] = lambda _, __: None,
+) -> tuple[dict[int, list[object]], list[str], int]:
+    """The state after each iteration, what was told, and of which iteration the last one was that was read at once."""
+    told: list[str] = []
+    run = begun(make)
+    with attached(run, schedule, store, told.append) as ckpt:
+        assert ckpt.restore() == 0
+        expected = {}
+        for iteration in range(1, ITERATIONS + 1):
+            next(run.steps)
+            expected[iteration] = state_of(run)
+            ckpt.step()
+            meanwhile(ckpt, iteration)
+        base = ckpt._engine.executor.pipeline.base
+    return expected, told, base
+
+
+def check_each(make: Make, schedule: Schedule, store: Path, expected: dict[int, list[object]]) -> None:
+    """What is on disk brings back its iteration, and is a whole checkpoint like any other."""
+    found = records(store)
+    run = begun(make)
+    with attached(run, schedule, store, lambda _: None) as ckpt:
+        for iteration in sorted(found)[-5:]:
+            assert not {"replay", "lanes", "proof"} & found[iteration].keys()
+            for parameter in run.training.models[0].parameters():
+                with torch.no_grad():
+                    parameter.add_(1)
+            assert ckpt.restore(iteration) == iteration
+            assert state_of(run) == expected[iteration], f"iteration {iteration} differs"
+
+
+@pytest.mark.parametrize("name", EACH if NIGHTLY else SOME)
+def test_what_it_becomes_is_what_training_has(name: str, tmp_path: Path) -> None:
+    """Each optimizer, scheduler, accumulation, scaler; two optimizers, of which one makes an update now and then."""
+    make = TRAININGS[name]
+    schedule = replicated(traced(make))
+    assert schedule.replica == (name not in WHOLE)
+    expected, told, base = trained(make, schedule, tmp_path / "store")
+    if schedule.replica:
+        assert base == 1 and not told
+    assert max(records(tmp_path / "store")) == ITERATIONS
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+def test_it_makes_the_products_of_factors(tmp_path: Path) -> None:
+    """With as many threads as training, so of the same bits."""
+
+    make = TRAININGS["adamw foreach"]
+    schedule = replicated(traced(make), factors=True)
+    assert any(row.factor_rows for row in schedule.gradients)
+    expected, told, base = trained(make, schedule, tmp_path / "store")
+    assert base == 1 and not told
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+def test_what_an_update_does_not_make_is_read_as_a_whole(tmp_path: Path) -> None:
+    """It was not so when it was traced: told once, with how often, and no checkpoint is wrong."""
+    schedule = replicated(traced(small(nothing)))
+    expected, told, _ = trained(small(clamped), schedule, tmp_path / "store")
+    (line,) = told
+    assert line.startswith("the host makes no updates beside the training: ")
+    assert "is written by something else than its optimizer's update; each is read as a whole" in line
+    check_each(small(clamped), schedule, tmp_path / "store", expected)
+
+
+def test_killed_it_is_started_again_and_goes_on(tmp_path: Path) -> None:
+    """Whatever it was doing: what it was making is nobody's, and what it had made is there."""
+
+    def kill(ckpt: checkflow.Checkpointer, iteration: int) -> None:
+        if iteration in (2, 3, 6):
+            os.kill(replica_of(ckpt).pid, signal.SIGKILL)
+
+    make = TRAININGS["adamw foreach"]
+    schedule = replicated(traced(make))
+    expected, told, _ = trained(make, schedule, tmp_path / "store", kill)
+    assert not told
+    assert max(records(tmp_path / "store")) == ITERATIONS
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+def test_killed_again_and_again_it_is_given_up(tmp_path: Path) -> None:
+    """That is told, and from then on each checkpoint is read as a whole."""
+    deaths = 0
+
+    def kill(ckpt: checkflow.Checkpointer, iteration: int) -> None:
+        nonlocal deaths
+        replica, deadline = replica_of(ckpt), time.monotonic() + WAITS_S
+        while iteration == 1 and not replica.lost and time.monotonic() < deadline:
+            os.kill(replica.pid, signal.SIGKILL)
+            replica._process.wait()
+            deaths += 1
+            ckpt._handle.poll()
+
+    make = TRAININGS["sgd"]
+    schedule = replicated(traced(make))
+    expected, told, _ = trained(make, schedule, tmp_path / "store", kill)
+    assert deaths == QUIET_DEATHS
+    (line,) = told
+    assert "the host makes no updates beside the training: its process died 3 times in a row (last: signal 9)" in line
+    assert max(records(tmp_path / "store")) == ITERATIONS
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+def test_what_it_makes_otherwise_than_training_is_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is held to the state of the first iteration that it makes: the promise is another one here."""
+
+    def other(delta: object, *_: object) -> None:
+        record = delta.record  # type: ignore[attr-defined]
+        delta.record = lambda: record()[:-1] + b',"proof":"00"}'  # type: ignore[attr-defined]
+
+    monkeypatch.setattr("checkflow.checkpointing.engine.promise", other)
+
+    def wait(ckpt: checkflow.Checkpointer, iteration: int) -> None:
+        deadline = time.monotonic() + WAITS_S
+        while iteration == 2 and not replica_of(ckpt).lost and time.monotonic() < deadline:
+            time.sleep(0.01)
+            ckpt._handle._saver.tend()
+
+    make = TRAININGS["sgd"]
+    schedule = replicated(traced(make))
+    run, told, failed = begun(make), list[str](), list[str]()
+    expected = {}
+    with attached(run, schedule, tmp_path / "store", told.append) as ckpt:
+        assert ckpt.restore() == 0
+        for iteration in range(1, ITERATIONS + 1):
+            next(run.steps)
+            expected[iteration] = state_of(run)
+            try:
+                ckpt.step()
+            except checkflow.StoreError as error:
+                failed.append(str(error))
+            wait(ckpt, iteration)
+    assert len(failed) == 1 and "its updates are not those of the training, to the bit" in failed[0]
+    assert len(told) == 1 and "its updates are not those of the training, to the bit" in told[0]
+    assert 2 not in records(tmp_path / "store") and max(records(tmp_path / "store")) == ITERATIONS
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+class Own(torch.optim.SGD):
+    """Not torch's."""
+
+
+def test_an_optimizer_that_only_the_training_has_is_told(tmp_path: Path) -> None:
+    """Its process could not make one; training can, so the updates themselves are exact."""
+
+    def make() -> Run:
+        return simple(lambda p: Own(p, lr=0.05, momentum=0.9))
+
+    schedule = replicated(traced(make))
+    expected, told, _ = trained(make, schedule, tmp_path / "store")
+    (line,) = told
+    assert "does not have Own, which is no optimizer of torch's own" in line
+    check_each(make, schedule, tmp_path / "store", expected)
