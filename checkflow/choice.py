@@ -15,7 +15,7 @@ from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.simulation.costs import NS_PER_S, Costs, costs_of
 from checkflow.simulation.expected import Expected, expected
-from checkflow.units import size_and_excess
+from checkflow.units import format_ns, size_and_excess
 
 SLOTS = 3  # checkpoints that host memory has room for: attach's default
 MOST_INTERVAL = 4096  # iterations
@@ -34,6 +34,7 @@ class Surroundings:
     disk_bytes_per_s: int = 2 * 10**9
     lost_machines: float = 0.5  # share of the failures that take host memory along; the others kill a trainer
     host_memory_bytes: int | None = None  # for checkpoints; None: no limit
+    approximate: bool = False  # what the host's updates make need not be the training's to the bit
     restart_ns: int = 30 * NS_PER_S  # of a killed trainer, until it restores
     replace_ns: int = 300 * NS_PER_S  # of a lost machine, likewise
 
@@ -87,6 +88,7 @@ def choose(
     copy_ns: Callable[[int], int | None] = lambda _: None,
     progress: Callable[[str], None] = lambda _: None,
     compiling: Compile = compile_graph,
+    host_ns: Callable[[int], int | None] = lambda _: None,
 ) -> Comparison:
     """Compile each policy, at the interval asked for or where it wastes least, and put the best first.
 
@@ -97,10 +99,11 @@ def choose(
         copy_ns: what copying so many bytes within the device takes; None where that is not known, which is free then.
         progress: told, in a few words, what goes on.
         compiling: compile_graph, or what remembers its answers, where several are chosen for.
+        host_ns: what the host takes to make the updates of so many bytes of state; None where that is not known.
 
     Raises what compile_graph raises.
     """
-    trial = _Trial(graph, options, amid, copy_ns, progress, compiling)
+    trial = _Trial(graph, options, amid, copy_ns, progress, compiling, host_ns)
     found: list[Option] = []
     refused: list[tuple[str, str]] = []
     for name in policies.names():
@@ -127,6 +130,7 @@ class _Trial:
     copy_ns: Callable[[int], int | None]
     progress: Callable[[str], None]
     compiling: Compile
+    host_ns: Callable[[int], int | None]
 
     def options_of(self, policy: str) -> Iterator[Option | str]:
         """At the interval asked for, or the least that works and longer ones by what a checkpoint costs; or why not.
@@ -167,12 +171,26 @@ class _Trial:
             return compiled.answer.detail
         schedule, amid = compiled.schedule, self.amid
         costs = costs_of(schedule, amid.disk_bytes_per_s, restart_ns=amid.restart_ns, replace_ns=amid.replace_ns)
-        host_bytes = SLOTS * costs.disk_bytes
+        host_bytes = SLOTS * (costs.disk_bytes + (costs.link_bytes if schedule.replica else 0))
         if amid.host_memory_bytes is not None and host_bytes > amid.host_memory_bytes:
             return f"its checkpoints take {size_and_excess(host_bytes, amid.host_memory_bytes)} of host memory"
+        if schedule.replica and (why := self._not_on_host(costs)):
+            return why
         copies_ns = (self.copy_ns(schedule.copied_bytes()) or 0) // schedule.lanes
         costs = replace(costs, stall_ns=costs.stall_ns + copies_ns)
         return Option(compiled, costs, expected(costs, amid.mtbf_ns, amid.lost_machines), host_bytes)
+
+    def _not_on_host(self, costs: Costs) -> str:
+        """Why the host cannot make the updates that training makes."""
+        if not self.amid.approximate:
+            return "what the host's updates make is not a GPU's to the bit; --approximate takes that"
+        update_ns = self.host_ns(costs.disk_bytes)
+        if update_ns is None:
+            return "what its updates take the host is not known: the device's profile has no network"
+        if update_ns > costs.iteration_ns:
+            takes, each = format_ns(update_ns), format_ns(costs.iteration_ns)
+            return f"the host's updates take it {takes} an iteration, which is one of {each}"
+        return ""
 
     def _best_interval(self, costs: Costs, least: int, longest: int) -> int:
         """Of those from the least that works on, each a fifth longer than the one before."""

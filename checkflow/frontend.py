@@ -66,7 +66,7 @@ def compile_model(
     chosen = options(timed.bandwidth_bytes_per_s(bandwidth_bytes_per_s))
     if amid is None:
         return CompileOutcome(timed, chosen, compile_graph(timed.graph, chosen, progress))
-    comparison = choose(timed.graph, chosen, amid, timed.copy_ns, progress)
+    comparison = choose(timed.graph, chosen, amid, timed.copy_ns, progress, host_ns=timed.host_ns)
     if comparison.options:
         return CompileOutcome(timed, chosen, comparison.options[0].compiled, comparison)
     result = compile_graph(timed.graph, chosen, progress)
@@ -88,17 +88,20 @@ def surroundings(
     disk_bytes_per_s: int | None,
     lost_machines: float | None,
     host_memory_bytes: int | None,
+    approximate: bool | None,
 ) -> Surroundings | None:
     """Those that policy auto chooses in; None for any other. Raises InputError where one is given without the other."""
     given = {
         "disk_bytes_per_s": disk_bytes_per_s,
         "lost_machines": lost_machines,
         "host_memory_bytes": host_memory_bytes,
+        "approximate": approximate,
     }
     if policy != AUTO:
         if any(value is not None for value in (mtbf_ns, *given.values())):
             raise InputError(
-                "--mtbf, --disk, --lost-machines, --host-memory: a choice needs them; give --policy auto, too"
+                "--mtbf, --disk, --lost-machines, --host-memory, --approximate: a choice needs them; "
+                "give --policy auto, too"
             )
         return None
     if mtbf_ns is None:
@@ -132,6 +135,7 @@ def compile(
     disk: int | str | None = None,
     lost_machines: float | None = None,
     host_memory: int | str | None = None,
+    approximate: bool = False,
     formulation: str = "direct",
     transfers: str | None = None,
     solver: str = "auto",
@@ -167,7 +171,8 @@ def compile(
             to choose. With those "auto" is the interval at which training stands still least. "gockpt" takes
             `interval` iterations for one checkpoint, which leaves in parts; "rolling" has one after each iteration,
             of which each sends a part, where the link cannot carry it whole; "lowdiff" has one, too, of which one
-            iteration in K sends the whole state and the others gradients. "auto" is the one of all these that
+            iteration in K sends the whole state and the others gradients; "lowdiff_plus" sends gradients alone, and the
+            host makes the updates, too. "auto" is the one of all these that
             wastes least, at the interval at which it does.
         lanes: of "rolling" and "lowdiff", iterations of which each sends a part; as few as the link needs unless given.
         factors: of these and "gockpt", whether a linear layer's gradient may leave as the two tensors that it is the
@@ -176,6 +181,8 @@ def compile(
         disk: with policy "auto", what a device's share of it writes, "2GB/s" (the default) or bytes per second.
         lost_machines: with policy "auto", share of the failures that take host memory along; 0.5 unless given.
         host_memory: with policy "auto", the most that checkpoints may take there, "64GiB" or bytes.
+        approximate: with policy "auto", whether "lowdiff_plus" is one to choose, whose updates on the host differ from a
+            GPU's in the last bits.
         formulation: "direct", "compact" or "paper".
         transfers: "streaming" or "packed"; streaming for direct, else packed, unless given.
         solver: "auto", "gurobi", "highs" or "cbc".
@@ -202,6 +209,7 @@ def compile(
         disk_bytes_per_s=None if disk is None else parse_rate(str(disk), "disk"),
         lost_machines=lost_machines,
         host_memory_bytes=None if host_memory is None else parse_bytes(str(host_memory), "host_memory"),
+        approximate=approximate or None,
     )
     outcome = compile_model(
         model,

@@ -43,6 +43,10 @@ class TimedGraph:
         """What copies within the device's memory take; None where the device is not known."""
         return None if self.device is None else hardware.copy_ns(size_bytes, self.device)
 
+    def host_ns(self, size_bytes: int) -> int | None:
+        """What the host takes to update so many bytes of a replica; None where its memory is not known."""
+        return hardware.host_update_ns(size_bytes, self.device) if isinstance(self.device, hardware.Profile) else None
+
 
 def traced(
     model: Model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -55,10 +56,11 @@ def test_it_is_within_a_twentieth_of_the_best_of_all(graph: Graph, data: st.Data
         round(each_ns * data.draw(st.sampled_from((50, 300, 3000)), "mtbf")),
         max(1, bandwidth * data.draw(st.sampled_from((1, 10)), "disk") // 4),
         data.draw(st.sampled_from((0.0, 0.5, 1.0)), "lost machines"),
+        approximate=True,
         restart_ns=each_ns,
         replace_ns=5 * each_ns,
     )
-    chosen = choose(graph, options, amid).options[0]
+    chosen = choose(graph, options, amid, host_ns=lambda _: 0).options[0]
     found: list[tuple[float, Costs]] = []
     for name in policies.names():
         in_lanes = [replace(options, lanes=lanes) for lanes in range(2, (policies.most_lanes(name) or 1) + 1)]
@@ -153,3 +155,22 @@ def test_surroundings_that_make_no_sense_are_refused() -> None:
         Surroundings(0)
     with pytest.raises(InputError, match=r"not in \[0, 1\]"):
         Surroundings(1, lost_machines=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("approximate", "update_ns", "why"),
+    [
+        (False, 0, "is not a GPU's to the bit; --approximate takes that"),
+        (True, None, "is not known: the device's profile has no network"),
+        (True, HOUR, r"the host's updates take it 3600 s an iteration, which is one of \d"),
+    ],
+)
+def test_updates_that_the_host_cannot_make_are_no_option(
+    approximate: bool, update_ns: int | None, why: str, bert: Graph
+) -> None:
+    amid = Surroundings(3 * HOUR, approximate=approximate)
+    options = Options(25 * 10**9, interval=1)
+    choice = choose(bert, options, amid, host_ns=lambda _: update_ns)
+    assert re.search(why, dict(choice.refused)["lowdiff_plus"])
+    taken = choose(bert, options, replace(amid, approximate=True), host_ns=lambda _: 0)
+    assert "lowdiff_plus" in {one.policy for one in taken.options}

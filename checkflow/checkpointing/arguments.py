@@ -10,7 +10,7 @@ from pathlib import Path
 
 from checkflow.checkpointing.together import Together
 from checkflow.errors import InputError
-from checkflow.learning.messages import IN_LANES, IN_PARTS, POLICIES
+from checkflow.learning.messages import IN_LANES, IN_PARTS, POLICIES, REPLICATED
 from checkflow.schedule import Schedule
 from checkflow.store.format.retention import Retention
 from checkflow.store.trainer.persist_every import PersistEvery
@@ -82,6 +82,7 @@ def check_arguments(
     when_full: str,
     on_event: object,
     replicate: int,
+    approximate: bool,
 ) -> None:
     """Raises InputError for the first that is no value, or does not go with the others; see attach."""
     if interval is not None and interval < 1:
@@ -94,6 +95,8 @@ def check_arguments(
     if together is not None:
         _check_takes_together(schedule, overhead, slots)
     _check_replicate(replicate, together)
+    if approximate and not (policy == REPLICATED if schedule is None else schedule.replica):
+        raise InputError(f"approximate: is for updates that the host makes, of policy {REPLICATED!r}; leave it out")
     if when_full not in ("skip", "wait"):
         raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
     if on_event is not None and not callable(on_event):

@@ -82,6 +82,7 @@ def attach(
     extra: Mapping[str, object] | None = None,
     metadata: Mapping[str, object] | None = None,
     policy: str | None = None,
+    approximate: bool = False,
     interval: int | None = None,
     overhead: float | None = None,
     slots: int = 3,
@@ -129,6 +130,8 @@ def attach(
         policy: by which a schedule is learned: "checkflow", the default; "rolling" or "lowdiff", which have a
             checkpoint after each iteration also where the link cannot carry the state in one; any other that `compile`
             has but "auto".
+        approximate: with "lowdiff_plus", whether what the host's updates make may differ from the training's state in
+            the last bits, as it does from a GPU's. How far is measured, told, and in each checkpoint.
         interval: iterations from one checkpoint to the next; the schedule's unless given, or the fewest that the link
             allows where it is learned. A schedule that pauses where the next checkpoint begins is for its own alone.
         overhead: share of the time without checkpoints for which training may wait for them, 0.05 for 5%. Where it
@@ -202,6 +205,7 @@ def attach(
             when_full=when_full,
             on_event=on_event,
             replicate=replicate,
+            approximate=approximate,
         )
         if together is not None:
             settled: dict[str, object] = {
@@ -255,7 +259,9 @@ def attach(
             )
 
         inside, learner = Inside(), None
-        settings = Settings(interval, wait_when_full=when_full == "wait", audit=audit, learns=schedule is None)
+        settings = Settings(
+            interval, wait_when_full=when_full == "wait", approximate=approximate, audit=audit, learns=schedule is None
+        )
         with contextlib.ExitStack() as undo:
             if together is not None:
                 undo.callback(together.close, complete=False)

@@ -6,6 +6,7 @@ state has other sizes than the slots, all that is staged is durable before they 
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Protocol
 
 from checkflow.checkpointing.files import in_slot, saved_in, targets_in, with_others, without_bytes
 from checkflow.checkpointing.fitting import Fitting
-from checkflow.checkpointing.replicated import not_torchs_own, promise
+from checkflow.checkpointing.replicated import digest_of, not_torchs_own
 from checkflow.checkpointing.sink import StoreSink
 from checkflow.errors import CheckflowError, InputError
 from checkflow.events import Event, Skipped
@@ -31,7 +32,7 @@ from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.matching import rooms_of
 from checkflow.runtime.parts import Parts
 from checkflow.runtime.pipeline import Pipeline, Record
-from checkflow.runtime.rolling import Replicated, Rolling
+from checkflow.runtime.rolling import Replicated, Rolling, Vouched
 from checkflow.runtime.settings import Settings
 from checkflow.state.holders import optimizers_of
 from checkflow.state.host.objects import HostObjects
@@ -40,8 +41,7 @@ from checkflow.state.live import has_shared, live_state, parameter_names
 from checkflow.state.restore import check_restorable
 from checkflow.state.restore.files import TensorFile
 from checkflow.state.restore.lanes import gathered
-from checkflow.state.restore.replay import match_replay
-from checkflow.store.memory.replica_slots import DELTA
+from checkflow.state.restore.replay import Replay, match_replay
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.training import Training
 
@@ -78,6 +78,7 @@ class Engine:
         self._settings = settings
         self._store = store
         self._notify = notify
+        self._far = 0.0  # the host's first update from the training's
         self._restorable: object = None  # the structure of host state that was found to match the files
         self._hooks: list[Removable] = []
         self._device = self._device_of(handle)
@@ -161,7 +162,7 @@ class Engine:
     def _parts_of(self, fitting: Fitting, bound: Bound, pipeline: Pipeline) -> Parts:
         others = fitting.schedule, self._training, bound, pipeline, fitting.host, self._prove, self._notify
         if fitting.schedule.replica:
-            return Replicated(*others, lost=lambda: self.handle.replica_lost)
+            return Replicated(*others, lost=lambda: self.handle.replica_lost, vouch=self._vouch)
         return Rolling(*others) if fitting.schedule.lanes > 1 else Parts(*others)
 
     def _note(self, event: Event) -> None:
@@ -182,20 +183,38 @@ class Engine:
         try:
             record = ReplayRecord.model_validate_json(replay)
             again = match_replay(record, files, optimizers_of(self._training), names)
-            replica = self.fitting.schedule.replica
-            other = again.differs(lambda parameter: saved_in(files, names[id(parameter)]), on_host=replica)
+            if self.fitting.schedule.replica:
+                return self._prove_on_host(again, files)
+            other = again.differs(lambda parameter: saved_in(files, names[id(parameter)]))
         except CheckflowError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 (of the optimizer's own code)
             return f"an update cannot be made again ({type(error).__name__}: {str(error).splitlines()[0]:.200})"
-        if other is not None:
-            return f"{names[id(other)]} is not the same, to the bit, when its updates are made again"
-        if not replica:
-            return ""
+        return (
+            "" if other is None else f"{names[id(other)]} is not the same, to the bit, when its updates are made again"
+        )
+
+    def _prove_on_host(self, again: Replay, files: Mapping[str, TensorFile]) -> str:
+        """Makes them as a replica's process does."""
         if strange := not_torchs_own(self._training):
             return f"the process that would make them does not have {strange}, which is no optimizer of torch's own"
-        promise(filled[DELTA], self._training, self.handle.layouts)
-        return ""
+        names = parameter_names(self._training)
+        other, self._far = again.furthest(lambda parameter: saved_in(files, names[id(parameter)]))
+        if other is None or (self._settings.approximate and self._far < math.inf):
+            return ""
+        what = f"{names[id(other)]} is not the same, to the bit, when they are made here"
+        if self._far == math.inf:
+            return what
+        return f"{what} ({self._far:.2g} off; approximate=True takes that)"
+
+    def _vouch(self) -> Vouched:
+        if self._far:
+            self._notify(
+                f"{self._store}: checkpoints are approximate: the host's first update is {self._far:.2g} off the "
+                "training's, in units of the largest number in a tensor"
+            )
+            return Vouched(far=self._far)
+        return Vouched(digest_of(self._training, self.handle.layouts))
 
     def _capture(self, iteration: int) -> Record:
         captured = self.fitting.host.capture(iteration)

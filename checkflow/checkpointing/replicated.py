@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import xxhash
 
-from checkflow.runtime.in_flight import InFlight
 from checkflow.state.holders import optimizers_of
-from checkflow.state.host.updates import with_fields
 from checkflow.state.live import live_state
 from checkflow.state.names import StateName, holder_of
 from checkflow.store.format.layout import Layout
@@ -25,14 +23,12 @@ def not_torchs_own(training: Training) -> str:
     return ""
 
 
-def promise(delta: InFlight, training: Training, layouts: Sequence[Layout]) -> None:
-    """The iteration has ended: what the delta's updates make has to be the state as it is now, to the bit."""
+def digest_of(training: Training, layouts: Sequence[Layout]) -> str:
+    """Of the state that deltas rebuild, as it is now: what the replica has of this iteration has to have it, too."""
     hasher = xxhash.xxh3_128()
     for part in _state_in(training, layouts):
         hasher.update(part)
-    record, fields = delta.record, f',"proof":"{hasher.hexdigest()}"'
-    assert record is not None
-    delta.record = lambda: with_fields(record(), fields)
+    return hasher.hexdigest()
 
 
 def _state_in(training: Training, layouts: Sequence[Layout]) -> Iterator[memoryview]:

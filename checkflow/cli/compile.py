@@ -63,6 +63,8 @@ from checkflow.units import fraction_ppm
 @click.option("--lost-machines", type=float,
               help="With auto: share of the failures that take host memory along  [default: 0.5]")  # fmt: skip
 @click.option("--host-memory", type=Size(), help="With auto: the most that checkpoints may take there.")
+@click.option("--approximate", is_flag=True,
+              help="With auto: what the host's updates make (lowdiff_plus) need not be the training's to the bit.")  # fmt: skip
 @click.option("--formulation", type=click.Choice([f.value for f in Formulation]), default="direct", show_default=True)
 @click.option(
     "--transfers", type=click.Choice([t.value for t in Transfers]), help="[default: streaming for direct, else packed]"
@@ -95,6 +97,7 @@ def command(
     disk: int | None,
     lost_machines: float | None,
     host_memory: int | None,
+    approximate: bool,
     formulation: str,
     transfers: str | None,
     solver: str,
@@ -112,7 +115,12 @@ def command(
     check_policy(policy, Formulation(formulation), kind, solver)
     check_lanes(policy, lanes, interval_of(interval))
     amid = surroundings(
-        policy, mtbf_ns=mtbf, disk_bytes_per_s=disk, lost_machines=lost_machines, host_memory_bytes=host_memory
+        policy,
+        mtbf_ns=mtbf,
+        disk_bytes_per_s=disk,
+        lost_machines=lost_machines,
+        host_memory_bytes=host_memory,
+        approximate=approximate or None,
     )
     world = world_of(world_size, rank)
     output = output or default_output(model, "schedule")

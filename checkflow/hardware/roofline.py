@@ -7,6 +7,8 @@ from checkflow.graph import Graph, Op
 from checkflow.hardware.network import collective_ns, overlapped
 from checkflow.hardware.profile import NAMES, CopyRates, Network, Profile, load_profile
 
+UPDATE_PASSES = 11  # through host memory, of each byte that the host's AdamW updates
+
 
 def operator_time_ns(op: Op, profile: Profile) -> int:
     """The longest of launch latency, arithmetic at the reached peak, and traffic at the reached bandwidth.
@@ -65,6 +67,19 @@ def copy_ns(size_bytes: int, device: Profile | CopyRates) -> int:
     if isinstance(device, CopyRates):
         return round(2e9 * size_bytes / device.memory_bytes_per_s)
     return round(2e9 * size_bytes / (device.memory_bandwidth_bytes_per_s * device.efficiency.memory))
+
+
+def host_update_ns(size_bytes: int, device: Profile) -> int | None:
+    """What the host takes to update a replica of so many bytes, with its share of the node's memory; None: not known.
+
+    An AdamW passes each byte of its state through memory some eleven times: three for a copy of the replica, one for
+    the gradient's, and seven for the update's own functions, each of which reads and writes a third or two of it.
+    """
+    network = device.network
+    if network is None:
+        return None
+    share = network.host_memory_bandwidth_bytes_per_s / network.devices_per_node * device.efficiency.memory
+    return round(UPDATE_PASSES * size_bytes * 1e9 / share)
 
 
 def _reached(nominal: int, efficiency: float) -> int:

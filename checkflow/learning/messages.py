@@ -9,7 +9,8 @@ from checkflow.graph import Graph
 from checkflow.schedule import Schedule
 
 DEFAULT_POLICY = "checkflow"
-IN_LANES = ("lowdiff", "lowdiff_plus", "rolling")  # those that may have several kinds of slots
+REPLICATED = "lowdiff_plus"  # the one of which the host makes the updates, too
+IN_LANES = ("lowdiff", REPLICATED, "rolling")  # those that may have several kinds of slots
 IN_PARTS = ("gockpt", *IN_LANES)  # and those whose parts are rebuilt by gradients
 POLICIES = (DEFAULT_POLICY, "checkfreq", "checkfreq_cpu", *IN_PARTS, "synchronous")
 """By which a schedule can be learned. Names alone: whoever trains does not import what plans."""

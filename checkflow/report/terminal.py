@@ -47,17 +47,20 @@ def rows_of(compiled: Compiled) -> list[tuple[str, str]]:
         ("certificate", certified(certificate)),
         ("solver", f"{certificate.solver}: {certificate.solver_why}"),
     ]
-    if schedule.lanes > 1:
+    factored = sum(row.factor_rows > 0 for row in schedule.gradients)
+    as_factors = f" ({factored} as factors)" if factored else ""
+    held = f", {format_bytes(held_bytes)} of them held a while" if held_bytes else ""
+    if schedule.replica:
+        sent = f"{format_bytes(moved_bytes)} of gradients and the like an iteration{as_factors}{held}"
+        rows.insert(4, ("replica", f"in host memory, which makes the updates, too: {sent}"))
+        rows.insert(5, ("restore", "reads a whole checkpoint"))
+    elif schedule.lanes > 1:
         each = f"{format_bytes(moved_bytes // schedule.lanes)} an iteration with the gradients of the others"
-        factored = sum(row.factor_rows > 0 for row in schedule.gradients)
-        as_factors = f" ({factored} as factors)" if factored else ""
-        held = f", {format_bytes(held_bytes)} of them held a while" if held_bytes else ""
         rows.insert(4, ("parts", f"one of {schedule.lanes} leaves in each iteration: {each}{as_factors}{held}"))
         rows.insert(5, ("restore", f"reads, then makes updates again for up to {format_ns(certificate.replay_ns)}"))
     elif schedule.gradients:
         parts = len({row.back for row in schedule.actions})
         gradients = f"{format_bytes(moved_bytes - problem.state_bytes)} of gradients go along"
-        held = f", {format_bytes(held_bytes)} of them held a while" if held_bytes else ""
         rows.insert(4, ("parts", f"{parts}, each as it is in another iteration; {gradients} to rebuild them{held}"))
         rows.insert(5, ("restore", f"reads, then makes updates again for {format_ns(certificate.replay_ns)}"))
     if schedule.policy != CHECKFLOW:

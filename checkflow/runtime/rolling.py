@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from checkflow.runtime.in_flight import InFlight
 from checkflow.runtime.parts import Parts
 from checkflow.schedule import Schedule
-from checkflow.state.host.updates import Updates
+from checkflow.state.host.updates import Updates, with_fields
 
 
 class Rolling(Parts):
@@ -91,6 +92,14 @@ class Rolling(Parts):
         return lanes + (self._history.field(iteration, self._saved(backs, iteration)) if any(backs) else "")
 
 
+@dataclass(frozen=True, slots=True)
+class Vouched:
+    """What is known of the host's first update: a digest of what it has to make, or how far it is from that."""
+
+    proof: str = ""
+    far: float = 0.0  # in units of the largest number in the same tensor
+
+
 class Replicated(Rolling):
     """Of one executor whose schedule has a replica: each iteration's slot has gradients, and what none rebuilds.
 
@@ -98,11 +107,14 @@ class Replicated(Rolling):
 
     Args:
         lost: why the host makes no updates any more; "" where it does.
+        vouch: asked when the first update was proven.
         others: those of Rolling.
     """
 
-    def __init__(self, *others: Any, lost: Callable[[], str]) -> None:
+    def __init__(self, *others: Any, lost: Callable[[], str], vouch: Callable[[], Vouched]) -> None:
         self._lost = lost
+        self._vouch = vouch
+        self._vouched = Vouched()
         super().__init__(*others)
 
     def part_ended(self, completed: int) -> None:
@@ -110,8 +122,23 @@ class Replicated(Rolling):
             self.refuse(why)
         super().part_ended(completed)
 
+    def prove(self) -> bool:
+        proven = self._proven_age
+        holds = super().prove()
+        delta = self._pipeline.newest
+        if holds and self._proven_age > proven and delta is not None and delta.record is not None:
+            self._vouched = self._vouch()
+            record, proof = delta.record, f',"proof":"{self._vouched.proof}"' if self._vouched.proof else ""
+            fields = proof + self._how_far(delta.iteration)
+            delta.record = lambda: with_fields(record(), fields)
+        return holds
+
     def _backs(self, iteration: int) -> list[int]:
         return [int(iteration != self._pipeline.base), 0]
 
     def _beside(self, iteration: int) -> str:
-        return super()._beside(iteration) if any(self._backs(iteration)) else ""
+        return super()._beside(iteration) + self._how_far(iteration) if any(self._backs(iteration)) else ""
+
+    def _how_far(self, iteration: int) -> str:
+        updates, far = iteration - self._pipeline.base, self._vouched.far
+        return f',"approximate":{{"updates":{updates},"each":{far!r}}}' if far else ""

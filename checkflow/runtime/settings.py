@@ -13,6 +13,7 @@ class Settings:
 
     interval: int | None = None  # iterations from one checkpoint to the next; None: the schedule's
     wait_when_full: bool = False  # where no slot is free, wait for one
+    approximate: bool = False  # what the host's updates make need not be the training's state to the bit
     audit: bool = False  # compare samples of the state for writes that no guard saw
     learns: bool = False  # another schedule follows where the first updates do not make the state that this one has
     disarmed: frozenset[GuardKind] = frozenset()

@@ -71,11 +71,12 @@ def costs_of(
     than an iteration.
     """
     moved_bytes = sum(action.bytes for action in schedule.actions)  # gradients too
+    whole_bytes = schedule.state_bytes if schedule.replica else moved_bytes
     made = costs_at(
         schedule.policy,
         max(1, schedule.iteration_time_ns),
         schedule.interval,
-        moved_bytes + schedule.lanes * schedule.static_state_bytes,
+        whole_bytes + schedule.lanes * schedule.static_state_bytes,
         schedule.bandwidth_bytes_per_s,
         disk_bytes_per_s,
         stall_ns=schedule.certificate.pause_ns,

@@ -55,7 +55,7 @@ def test_compile_prints_its_figures_and_writes_a_schedule_that_verifies(capfd: p
     assert verified["peak_bytes"] == figures["peak_bytes"]
 
 
-PLANNED = ("checkflow", "gockpt", "lowdiff", "rolling")  # never pause
+PLANNED = ("checkflow", "gockpt", "lowdiff", "lowdiff_plus", "rolling")  # never pause
 
 
 @pytest.mark.parametrize("policy", policies.names())

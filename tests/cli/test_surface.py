@@ -20,7 +20,7 @@ OPTIONS = {
     | {
         "--bandwidth", "--memory-limit", "--relax-memory", "--chunk", "--interval", "--slack", "--formulation",
         "--transfers", "--solver", "--time-limit", "--report", "--trace-out", "--policy", "--lanes",
-        "--no-factors", "--mtbf", "--disk", "--lost-machines", "--host-memory",
+        "--no-factors", "--mtbf", "--disk", "--lost-machines", "--host-memory", "--approximate",
     },
     "trace": TRACED,
     "verify": {"schedule", "graph", "--json"},

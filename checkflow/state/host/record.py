@@ -134,6 +134,18 @@ class ObjectRecord(BaseModel):
     leaves: tuple[str, ...] = ()
 
 
+class ApproximateRecord(BaseModel):
+    """State that the host has made by so many updates since it was read of the training, to the bit.
+
+    The first of them was `each` off, in units of the largest number in the same tensor.
+    """
+
+    model_config = _STRICT
+
+    updates: Annotated[int, Field(ge=1)]
+    each: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class MemberRecord(BaseModel):
     """Which process's part of a checkpoint this is. Parts belong together that are of one iteration and one attempt.
 
@@ -180,6 +192,7 @@ class Record(BaseModel):
     member: MemberRecord | None = None  # of a training in several processes
     shards: dict[str, ShardRecord] = {}  # of tensors that ranks share, by state name
     elsewhere: dict[str, Annotated[int, Field(ge=0)]] = {}  # of what all ranks have alike: who saved it, by state name
+    approximate: ApproximateRecord | None = None
     proof: str = ""  # of a delta: xxh3-128 of the state that its updates make, as training has it
     losses: tuple[float, ...] = ()  # the last ones that step() was given, oldest first
 

@@ -19,7 +19,7 @@ from checkflow.state.divided import modules_alike
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.decode import decode
 from checkflow.state.host.objects import HostObjects
-from checkflow.state.host.record import ModelRecord, Record, parse_record
+from checkflow.state.host.record import ApproximateRecord, ModelRecord, Record, parse_record
 from checkflow.state.host.rng import RngStates, match_rng
 from checkflow.state.live import Live, live_state, parameter_names
 from checkflow.state.memory import identity
@@ -48,6 +48,7 @@ class Restored:
     about: About = field(default_factory=About)
     versions: Mapping[str, str] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
+    approximate: ApproximateRecord | None = None  # what the host's updates made, where that is not the training's
 
 
 def restore(
@@ -100,7 +101,7 @@ def restore_parsed(
     matched.apply()
     return Restored(
         parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing, parsed.about, parsed.versions,
-        parsed.losses,
+        parsed.losses, parsed.approximate,
     )  # fmt: skip
 
 

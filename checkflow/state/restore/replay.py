@@ -7,6 +7,7 @@ that a scheduler put in the place of step().
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from checkflow.torch_internals import unhooked_step
 
 _ADVICE = "take another checkpoint"
 _PROVEN_AT_A_TIME_BYTES = 2**26
+ROUNDINGS = 16  # of the largest number in a tensor: what one update may differ by where another device makes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +70,44 @@ class Replay:
 
         `saved`: a parameter as it was saved. Takes device memory for a few at a time, or is done on the host.
         """
-        with torch.random.fork_rng(sorted({p.device.index for p in self.back if p.device.type == "cuda"})):
-            return self._first_that_differs(saved, on_host)
+        made = self._made_again(saved, on_host)
+        return next((parameter for parameter, now, again in made if not same(now, again)), None)
 
-    def _first_that_differs(self, saved: Callable[[torch.Tensor], FileTensor], on_host: bool) -> torch.Tensor | None:
-        for some in self._some_at_a_time():
-            copies = {p: _copy(p, saved(p), p.device if not on_host else torch.device("cpu")) for p in some}
-            states: dict[torch.optim.Optimizer, dict[torch.Tensor, dict[str, object]]] = {}
-            for optimizer in {update.optimizer for update in self.updates}:
-                state: dict[torch.Tensor, dict[str, object]] = defaultdict(dict)
-                states[optimizer] = state
+    def furthest(self, saved: Callable[[torch.Tensor], FileTensor]) -> tuple[torch.Tensor | None, float]:
+        """How far the host's updates lead from what is there now, and of which parameter; infinite where too far.
+
+        In units of the largest number in the same tensor. A few roundings in each number are not too far.
+        """
+        found: tuple[torch.Tensor | None, float] = None, 0.0
+        for parameter, now, again in self._made_again(saved, on_host=True):
+            if not same(now, again):
+                far = _distance(now, again)
+                found = max(found, (parameter, far), key=lambda one: one[1])
+        return found
+
+    def _made_again(
+        self, saved: Callable[[torch.Tensor], FileTensor], on_host: bool
+    ) -> Iterator[tuple[torch.Tensor, object, object]]:
+        """Each parameter with what it is now and what updates make of what was saved; and with each of its entries."""
+        with torch.random.fork_rng(sorted({p.device.index for p in self.back if p.device.type == "cuda"})):
+            for some in self._some_at_a_time():
+                copies = {p: _copy(p, saved(p), p.device if not on_host else torch.device("cpu")) for p in some}
+                states: dict[torch.optim.Optimizer, dict[torch.Tensor, dict[str, object]]] = {}
+                for optimizer in {update.optimizer for update in self.updates}:
+                    state: dict[torch.Tensor, dict[str, object]] = defaultdict(dict)
+                    states[optimizer] = state
+                    for parameter, copy in copies.items():
+                        then = self.parts[self.back[parameter]][optimizer]
+                        if parameter in then.states:
+                            state[copy] = then.made(parameter, copy)
+                for update in self.updates:
+                    self._make(update, copies, states[update.optimizer])
                 for parameter, copy in copies.items():
-                    then = self.parts[self.back[parameter]][optimizer]
-                    if parameter in then.states:
-                        state[copy] = then.made(parameter, copy)
-            for update in self.updates:
-                self._make(update, copies, states[update.optimizer])
-            for parameter, copy in copies.items():
-                if not same(parameter, copy):
-                    return parameter
-                for optimizer, made in states.items():
-                    now, again = optimizer.state.get(parameter, {}), made.get(copy, {})
-                    if now.keys() != again.keys() or not all(same(now[key], again[key]) for key in now):
-                        return parameter
-        return None
+                    yield parameter, parameter, copy
+                    for optimizer, made in states.items():
+                        now, again = optimizer.state.get(parameter, {}), made.get(copy, {})
+                        for entry in {*now, *again}:
+                            yield parameter, now.get(entry), again.get(entry)
 
     def _some_at_a_time(self) -> Iterator[list[torch.Tensor]]:
         some: list[torch.Tensor] = []
@@ -245,6 +261,17 @@ def _copy(parameter: torch.Tensor, source: FileTensor, device: torch.device | No
     """On the parameter's device, unless on another one, and as it lies in memory."""
     with torch.no_grad():
         return torch.empty_like(parameter, requires_grad=False, device=device).copy_(source.view())
+
+
+def _distance(now: object, again: object) -> float:
+    """Between two tensors of the same kind, in units of the largest number in the first; infinite where far."""
+    if not isinstance(now, torch.Tensor) or not isinstance(again, torch.Tensor) or not now.is_floating_point():
+        return math.inf
+    if now.shape != again.shape or now.dtype != again.dtype:
+        return math.inf
+    first, second = now.detach().cpu().double(), again.detach().cpu().double()
+    far = float((first - second).abs().max() / first.abs().max())
+    return far if far <= ROUNDINGS * torch.finfo(now.dtype).eps else math.inf
 
 
 def same(one: object, other: object) -> bool:
