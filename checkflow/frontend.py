@@ -181,8 +181,8 @@ def compile(
         disk: with policy "auto", what a device's share of it writes, "2GB/s" (the default) or bytes per second.
         lost_machines: with policy "auto", share of the failures that take host memory along; 0.5 unless given.
         host_memory: with policy "auto", the most that checkpoints may take there, "64GiB" or bytes.
-        approximate: with policy "auto", whether "lowdiff_plus" is one to choose, whose updates on the host differ from a
-            GPU's in the last bits.
+        approximate: with policy "auto", whether "lowdiff_plus" is one to choose: the updates that the host makes differ
+            from a GPU's in the last bits.
         formulation: "direct", "compact" or "paper".
         transfers: "streaming" or "packed"; streaming for direct, else packed, unless given.
         solver: "auto", "gurobi", "highs" or "cbc".

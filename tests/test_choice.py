@@ -169,7 +169,7 @@ def test_updates_that_the_host_cannot_make_are_no_option(
     approximate: bool, update_ns: int | None, why: str, bert: Graph
 ) -> None:
     amid = Surroundings(3 * HOUR, approximate=approximate)
-    options = Options(25 * 10**9, interval=1)
+    options = Options(63 * 10**9, interval=1)
     choice = choose(bert, options, amid, host_ns=lambda _: update_ns)
     assert re.search(why, dict(choice.refused)["lowdiff_plus"])
     taken = choose(bert, options, replace(amid, approximate=True), host_ns=lambda _: 0)

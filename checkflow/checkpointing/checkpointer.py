@@ -165,8 +165,8 @@ class Checkpointer:
                 self._notify(f"{self._store}: {name} is not in this checkpoint; it stays as it is")
             if (about := restored.approximate) is not None:
                 self._notify(
-                    f"{self._store}: the checkpoint of iteration {restored.iteration} is approximate: the host made its "
-                    f"last {about.updates} updates, the first of them {about.each:.2g} off the training's"
+                    f"{self._store}: iteration {restored.iteration} is approximate: the host made its last "
+                    f"{about.updates} updates, the first of them {about.each:.2g} off the training's"
                 )
             self._metadata = restored.metadata
             self._objects.losses.resumed(restored.losses)

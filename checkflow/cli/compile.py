@@ -64,7 +64,7 @@ from checkflow.units import fraction_ppm
               help="With auto: share of the failures that take host memory along  [default: 0.5]")  # fmt: skip
 @click.option("--host-memory", type=Size(), help="With auto: the most that checkpoints may take there.")
 @click.option("--approximate", is_flag=True,
-              help="With auto: what the host's updates make (lowdiff_plus) need not be the training's to the bit.")  # fmt: skip
+              help="With auto: updates that the host makes, too, need not be the training's to the bit.")  # fmt: skip
 @click.option("--formulation", type=click.Choice([f.value for f in Formulation]), default="direct", show_default=True)
 @click.option(
     "--transfers", type=click.Choice([t.value for t in Transfers]), help="[default: streaming for direct, else packed]"

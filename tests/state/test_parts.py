@@ -89,13 +89,16 @@ Parted = Callable[[Graph, int], Schedule]
 BOTH = pytest.mark.parametrize("parted", [in_parts, rolling])
 
 
-def attached(run: Run, schedule: Schedule, store: Path, notify: Callable[[str], None]) -> checkflow.Checkpointer:
+def attached(
+    run: Run, schedule: Schedule, store: Path, notify: Callable[[str], None], *, approximate: bool = False
+) -> checkflow.Checkpointer:
     objects = run.objects.objects
     return checkflow.attach(
         run.training.model,
         run.training.optimizer,
         store=store,
         schedule=schedule,
+        approximate=approximate,
         scheduler=[found for name, found in objects.items() if name.startswith("scheduler")] or None,
         scaler=objects.get("scaler"),
         generators=run.objects.generators,

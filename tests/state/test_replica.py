@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from checkflow.graph import Graph
 from checkflow.plan.rebuilt import for_replica
 from checkflow.schedule import Schedule
 from checkflow.store.trainer.replica_process import QUIET_DEATHS, ReplicaProcess
+from checkflow.torch_internals import unhooked_step
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 EACH = [name for name in TRAININGS if name != "lbfgs"]
@@ -42,11 +45,13 @@ def trained(
     schedule: Schedule,
     store: Path,
     meanwhile: Callable[[checkflow.Checkpointer, int], None] = lambda _, __: None,
+    *,
+    approximate: bool = False,
 ) -> tuple[dict[int, list[object]], list[str], int]:
     """The state after each iteration, what was told, and of which iteration the last one was that was read at once."""
     told: list[str] = []
     run = begun(make)
-    with attached(run, schedule, store, told.append) as ckpt:
+    with attached(run, schedule, store, told.append, approximate=approximate) as ckpt:
         assert ckpt.restore() == 0
         expected = {}
         for iteration in range(1, ITERATIONS + 1):
@@ -175,6 +180,71 @@ def test_what_it_makes_otherwise_than_training_is_never_written(
     assert len(told) == 1 and "its updates are not those of the training, to the bit" in told[0]
     assert 2 not in records(tmp_path / "store") and max(records(tmp_path / "store")) == ITERATIONS
     check_each(make, schedule, tmp_path / "store", expected)
+
+
+def by_an_ulp(optimizer: torch.optim.Optimizer) -> None:
+    """Another device's rounding of one number."""
+    unhooked_step(optimizer)
+    with torch.no_grad():
+        number = optimizer.param_groups[-1]["params"][-1].view(-1)[:1]
+        number.copy_(torch.nextafter(number, torch.full_like(number, math.inf)))
+
+
+def by_a_lot(optimizer: torch.optim.Optimizer) -> None:
+    unhooked_step(optimizer)
+    with torch.no_grad():
+        optimizer.param_groups[-1]["params"][-1].view(-1)[0] += 1e-3
+
+
+@pytest.mark.parametrize(
+    ("other", "approximate", "line"),
+    [
+        (
+            by_an_ulp,
+            False,
+            r"updates .* is not the same, to the bit, when they are made here \(.*e-0\d off; approximate=",
+        ),
+        (by_an_ulp, True, r"checkpoints are approximate: the host's first update is .*e-0\d off"),
+        (by_a_lot, True, r"is not the same, to the bit, when they are made here; each is read as a whole"),
+    ],
+)
+def test_what_differs_in_the_last_bits_is_taken_where_asked_for(
+    other: Callable[[torch.optim.Optimizer], None],
+    approximate: bool,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is told how far, and so in each checkpoint until one is read again; and told by whoever restores one."""
+    monkeypatch.setattr("checkflow.state.restore.replay.unhooked_step", other)
+    make = TRAININGS["adamw foreach"]
+    schedule = replicated(traced(make))
+    expected, told, base = trained(make, schedule, tmp_path / "store", approximate=approximate)
+    (found,) = told
+    assert re.search(line, found), found
+    about = {iteration: record.get("approximate") for iteration, record in records(tmp_path / "store").items()}
+    takes = approximate and other is by_an_ulp
+    assert (base == 1) == takes
+    for iteration, said in about.items():
+        assert (said is not None) == (takes and iteration > base)
+        if isinstance(said, dict):
+            assert said["updates"] == iteration - base and 0 < said["each"] < 1e-6
+    said_again: list[str] = []
+    run = begun(make)
+    with attached(run, schedule, tmp_path / "store", said_again.append) as ckpt:
+        assert ckpt.restore() == ITERATIONS
+    assert state_of(run) == expected[ITERATIONS]
+    assert any("is approximate: the host made its last 8 updates" in each for each in said_again) == takes
+
+
+def test_approximate_is_for_a_replica_alone(tmp_path: Path) -> None:
+    run = begun(TRAININGS["sgd"])
+    for policy in (None, "rolling"):
+        with pytest.raises(checkflow.InputError, match="approximate: is for updates that the host makes") as error:
+            checkflow.attach(
+                run.training.model, run.training.optimizer, store=tmp_path / "s", policy=policy, approximate=True
+            )
+        assert "\n" not in str(error.value) and not (tmp_path / "s").exists()
 
 
 class Own(torch.optim.SGD):
