@@ -211,12 +211,9 @@ class Parts:
         if not self.refused:
             self.refused = why
             every = self._pipeline.timetable.whole_every
-            what = (
-                "the host makes no updates beside the training"
-                if self._pipeline.replica
-                else "checkpoints are not saved in parts"
-            )
-            line = f"{what}: {why}; each is read as a whole when its iteration ends"
+            on_host, in_parts = "the host makes no updates beside the training:", "checkpoints are not saved in parts:"
+            what = on_host if self._pipeline.replica else in_parts
+            line = f"{what} {why}; each is read as a whole when its iteration ends"
             self._tell(line + (f", every {every} iterations" if every > 1 else ""))
 
     def _compare(self, number: int) -> None:
