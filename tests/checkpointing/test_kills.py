@@ -20,6 +20,7 @@ import pytest
 import torch
 import trainer_to_kill
 import trainings_to_kill
+from processes import children, command
 from programs import HANGS_S, Program
 
 import checkflow
@@ -59,6 +60,14 @@ class Kill:
     started_s: float
     said: int
     later_s: float
+    also: str = ""  # a module whose process, started by it, is killed right before
+
+
+def _strike(process: Program, also: str) -> None:
+    for child in children(process.pid) if also else ():
+        if also in command(child):
+            os.kill(child, signal.SIGKILL)
+    process.send_signal(signal.SIGKILL)
 
 
 @dataclass
@@ -75,7 +84,8 @@ def _live(trainer: Path, arguments: list[str], kill: Kill | None, folder: Path) 
     """Run the trainer; kill it wherever it is then."""
     life, began = Life(), time.monotonic()
     process = Program(trainer.read_text(), *arguments, stderr=folder / "stderr")
-    killer = threading.Timer(kill.started_s if kill else HANGS_S, process.send_signal, [signal.SIGKILL])
+    also = kill.also if kill else ""
+    killer = threading.Timer(kill.started_s if kill else HANGS_S, _strike, [process, also])
     killer.start()
     fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     for line in process.stdout:
@@ -88,7 +98,7 @@ def _live(trainer: Path, arguments: list[str], kill: Kill | None, folder: Path) 
         life.said[life.last] = digest
         if kill and len(life.said) == kill.said:
             time.sleep(kill.later_s)
-            process.send_signal(signal.SIGKILL)
+            _strike(process, also)
     killer.cancel()
     killer.join()
     code, _ = process.end()
@@ -182,6 +192,13 @@ def test_killed_under_any_policy_it_resumes_bit_identically(policy: str, what: s
     _killed(what, schedule, tmp_path, TRAINERS, 20 if NIGHTLY else 2, lost, slots)
 
 
+def test_killed_with_what_brings_its_replica_on_it_loses_no_more(tmp_path: Path) -> None:
+    """Its saver starts another one, which makes all that was staged."""
+    schedule = _under("lowdiff_plus", "net/foreach", tmp_path / "schedule.json")
+    kills = 20 if NIGHTLY else 3
+    _killed("net/foreach", schedule, tmp_path, TRAINERS, kills, slots="23", also="checkflow.replica")
+
+
 @pytest.mark.parametrize("policy", ["checkflow", "checkfreq"])
 def test_killed_while_its_interval_changes_it_resumes_bit_identically(policy: str, tmp_path: Path) -> None:
     """Then a kill loses an interval, the longest that there may be."""
@@ -199,6 +216,7 @@ def _killed(
     lost: int = 1,
     slots: str = "123",
     mode: str = "attached",
+    also: str = "",
 ) -> None:
     iterations = EACH * kills  # more than are said in all lives, so that each is killed
     live = partial(_live, trainer, folder=tmp_path)
@@ -211,7 +229,7 @@ def _killed(
             shutil.rmtree(tmp_path / "store" / FOLDER, ignore_errors=True)
         early = number % 4 == 3  # while it starts, waits for the saver or restores
         began_s = chance.random() * startup_s if early else HANGS_S
-        kill = Kill(began_s, chance.randint(1, SAID), chance.random() / 50)
+        kill = Kill(began_s, chance.randint(1, SAID), chance.random() / 50, also)
         life = live([*arguments, chance.choice(slots)], kill)
         assert early or life.said, "it hangs before its first iteration"
         if life.said:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import select
 import socket
+import subprocess
 import threading
 import time
 from collections import deque
@@ -35,6 +36,7 @@ from checkflow.store.format.disk import Disk
 from checkflow.store.memory.replica_slots import deltas_in, is_held
 from checkflow.store.memory.saver_slots import Taken, recover, take_due, take_last, take_left
 from checkflow.store.memory.shared_memory import SharedMemory
+from checkflow.store.replica import start_replica
 from checkflow.store.saver.held_store import HeldStore
 from checkflow.store.saver.persister import Persister, Written
 from checkflow.store.saver.settler import Settler
@@ -66,6 +68,7 @@ class Saver:
         self._sending = threading.Lock()  # reports come from the settler's thread too
         self._looking = threading.Lock()
         self._deltas: tuple[tuple[int, ...], float] = ((), 0.0)  # that are waited for, and since when
+        self._replica: subprocess.Popen[bytes] | None = None  # that a dead trainer lacked
         self._told: deque[FailedReport] = deque(maxlen=100)  # sent, maybe to a trainer that died before it listened
 
     def run(self) -> None:
@@ -125,12 +128,23 @@ class Saver:
         if not self._config.replica:
             return False
         deltas = [word for word in deltas_in(self._shared.words()) if word.due or self._orphan]
-        if not deltas or not is_held(self._shared):
+        if not deltas or not (is_held(self._shared) or self._starts_replica()):
             return False
         seen = tuple(word.sequence for word in deltas)
         if seen != self._deltas[0]:
             self._deltas = seen, time.monotonic()
         return time.monotonic() < self._deltas[1] + REPLICA_S
+
+    def _starts_replica(self) -> bool:
+        """Whether a dead trainer's, which died, too, was started again: once."""
+        if not self._orphan or self._replica is not None:
+            return False
+        try:
+            self._replica, end = start_replica(self._shared)
+        except OSError:
+            return False
+        end.close()
+        return True
 
     def _look_again(self) -> None:
         if self._orphan:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from checkflow.errors import StoreError
 from checkflow.interrupts import let_through
+from checkflow.store.both.beside import start_beside
 from checkflow.store.both.config import BucketConfig
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import (
@@ -31,7 +32,6 @@ from checkflow.store.both.messages import (
     send,
 )
 from checkflow.store.both.retry import Patience
-from checkflow.store.trainer.beside import start_beside
 from checkflow.store.trainer.status import Tally
 
 PATIENT_S = 5.0  # an end that takes longer is told

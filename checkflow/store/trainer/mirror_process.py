@@ -10,9 +10,9 @@ import subprocess
 from dataclasses import dataclass
 
 from checkflow.errors import StoreError
+from checkflow.store.both.beside import start_beside
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import CLOSE
-from checkflow.store.trainer.beside import start_beside
 
 START_S = 60.0
 END_S = 10.0

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 import subprocess
 import time
 
 from checkflow.errors import StoreError
-from checkflow.store.memory.replica_slots import deltas_in, hold, newest_whole
+from checkflow.store.memory.replica_slots import deltas_in, newest_whole
 from checkflow.store.memory.shared_memory import SharedMemory
-from checkflow.store.trainer.beside import start_beside
+from checkflow.store.replica import start_replica
 from checkflow.text import plain
 
 END_S = 10.0
@@ -81,20 +79,10 @@ class ReplicaProcess:
         self._end.close()
 
     def _start(self) -> None:
-        with contextlib.ExitStack() as passed:
-            try:
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                passed.callback(theirs.close)
-                with self._shared.locked():
-                    lock = hold(self._shared)
-                    try:
-                        inherited = (self._shared.fd, theirs.fileno(), lock)
-                        self._process = start_beside("checkflow.replica", (), inherited, subprocess.DEVNULL)
-                    finally:
-                        os.close(lock)
-            except OSError as error:
-                raise StoreError(f"replica: no process can be started ({error.strerror}); free processes") from None
-        self._end = ours
+        try:
+            self._process, self._end = start_replica(self._shared)
+        except OSError as error:
+            raise StoreError(f"replica: no process can be started ({error.strerror}); free processes") from None
 
     def _said(self) -> str:
         """Its last word."""

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterator
 
 from checkflow.errors import StoreError
+from checkflow.store.both.beside import start_beside
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import Message, receive, send
 from checkflow.store.memory.shared_memory import SharedMemory
-from checkflow.store.trainer.beside import start_beside
 from checkflow.text import plain
 
 _WORDS_BYTES = 2**16
