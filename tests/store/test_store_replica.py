@@ -16,6 +16,7 @@ from checkflow.store.memory.replica_slots import (
     WHOLE,
     Step,
     clear_unfinished,
+    free_slots,
     give_up_deltas,
     hold,
     is_held,
@@ -23,7 +24,7 @@ from checkflow.store.memory.replica_slots import (
     next_step,
 )
 from checkflow.store.memory.saver_slots import Taken, give_back, give_up, put_off, recover, take_due, take_last
-from checkflow.store.memory.shared_memory import SharedMemory, SlotState
+from checkflow.store.memory.shared_memory import SharedMemory, SlotState, Word
 from checkflow.store.memory.trainer_slots import Slot, Slots
 
 
@@ -220,4 +221,78 @@ def test_a_process_is_seen_while_it_holds_the_memory() -> None:
     assert is_held(shared) and is_held(shared)
     os.close(held)
     assert not is_held(shared)
+    shared.close()
+
+
+def opened(rows: int = 3) -> tuple[SharedMemory, Slots]:
+    shared = shared_of(rows)
+    return shared, Slots(shared, [TINY] * KINDS, "wait", replica=True)
+
+
+def held_by(shared: SharedMemory, kind: int) -> set[int]:
+    """Sequence numbers of a kind's slots that nothing may fill."""
+    words = shared.words()
+    free = free_slots(words, kind)
+    return {words[index].sequence for index in range(kind, len(words), KINDS) if index not in free}
+
+
+def test_whole_slots_that_something_needs_are_not_filled() -> None:
+    """The newest, what is due, and what a delta that is due goes on from, also when there is something newer."""
+    shared, slots = opened()
+    staged(slots, WHOLE, 1)
+    assert held_by(shared, WHOLE) == {1}
+    staged(slots, WHOLE, 2)
+    assert held_by(shared, WHOLE) == {2}
+    staged(slots, DELTA, 3, due=True)
+    staged(slots, WHOLE, 4, due=True)
+    assert held_by(shared, WHOLE) == {2, 4} and held_by(shared, DELTA) == {3}
+    staged(slots, WHOLE, 5)
+    assert held_by(shared, WHOLE) == {2, 4, 5} and slots.try_acquire(WHOLE) is None
+    shared.close()
+
+
+def test_what_is_worked_at_is_not_filled() -> None:
+    """Though something newer has been staged meanwhile; once it is made, or its maker is dead, it may be."""
+    for dies in (False, True):
+        shared, slots = opened()
+        staged(slots, WHOLE, 1)
+        staged(slots, DELTA, 2)
+        step = next_step(shared)
+        assert step is not None
+        staged(slots, WHOLE, 3)
+        assert held_by(shared, WHOLE) == {1, 2, 3} and held_by(shared, DELTA) == {2}
+        if dies:
+            clear_unfinished(shared)
+        else:
+            made(shared, step, 2, record_of(2))
+        assert held_by(shared, WHOLE) == {3} and not held_by(shared, DELTA)
+        shared.close()
+
+
+def test_deltas_that_lead_to_nothing_newer_may_be_filled() -> None:
+    """The process that would give them up may still be starting."""
+    shared, slots = opened()
+    staged(slots, WHOLE, 1)
+    for iteration in (2, 3, 4):
+        staged(slots, DELTA, iteration)
+    assert slots.try_acquire(DELTA) is None
+    staged(slots, WHOLE, 5)
+    assert not held_by(shared, DELTA)
+    staged(slots, DELTA, 6)
+    step = next_step(shared)
+    assert step is not None and step.sequence == 6
+    assert {word.sequence for word in shared.words()[DELTA::KINDS]} == {0, 6}
+    shared.close()
+
+
+def test_what_is_asked_of_a_delta_without_a_base_is_asked_of_the_newest() -> None:
+    """None is made of it, whatever became of what it goes on from."""
+    shared, slots = opened()
+    staged(slots, WHOLE, 1)
+    staged(slots, DELTA, 2, due=True)
+    shared.set_word(WHOLE, Word(SlotState.FREE))
+    staged(slots, WHOLE, 3)
+    assert next_step(shared) is None
+    taken = take_due(shared)
+    assert taken is not None and taken.iteration == 3
     shared.close()
