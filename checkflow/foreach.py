@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from checkflow.torch_internals import foreach_functions
-from checkflow.wrapped import is_hookable
+from checkflow.wrapped import is_hookable, updater
 
 Before = Callable[[str, Sequence[torch.Tensor]], None]  # the function's name, the tensors that it is first given
 
@@ -60,7 +60,7 @@ def writes_first(name: str) -> bool:
 
 def can_look(optimizer: torch.optim.Optimizer) -> bool:
     """Whether foreach functions alone may write in its update: a class of torch's own, of real parameters."""
-    if not is_hookable(optimizer) or not type(optimizer).__module__.startswith("torch.optim."):
+    if not is_hookable(optimizer) or not type(updater(optimizer)).__module__.startswith("torch.optim."):
         return False
     return not any(p.is_complex() for group in optimizer.param_groups for p in group["params"])
 

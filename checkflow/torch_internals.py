@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from torch.utils._pytree import tree_map as tree_map
 
 if TYPE_CHECKING:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.distributed.tensor import DTensor
 
 MODULE_DICTS = ("_modules", "_parameters", "_buffers")  # where a module keeps what is in it
@@ -125,6 +126,11 @@ def compiled_from(module: torch.nn.Module) -> object:
 def runs_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its step() runs hooks: Optimizer.__init__ ran, and wrapped it."""
     return "_optimizer_step_pre_hooks" in vars(optimizer) and bool(getattr(type(optimizer).step, "hooked", False))
+
+
+def overlaps(zero: ZeroRedundancyOptimizer) -> bool:
+    """Whether it makes its updates within the backward pass, in a hook of DistributedDataParallel's."""
+    return bool(zero._overlap_with_ddp)
 
 
 def step_pre_hooks(optimizer: torch.optim.Optimizer) -> OrderedDict[int, Callable[..., object]]:

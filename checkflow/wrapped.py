@@ -1,16 +1,22 @@
 """What wrappers hold: the models and optimizers whose state a checkpoint has to carry.
 
 An optimizer that holds others (Lookahead, SAM) is several: theirs and its own state. One that passes their state on as
-its own (Accelerate's, Fabric's) is only those.
+its own (Accelerate's, Fabric's) is only those. ZeroRedundancyOptimizer is one: its groups are its own, with all
+parameters, and the state is that of the optimizer that it holds for this rank's part of them.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
 from checkflow.torch_internals import runs_step_hooks
+
+if TYPE_CHECKING:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
 _MODULES = {"_FabricModule": "_forward_module"}  # class -> where the wrapped module is
 
@@ -31,6 +37,9 @@ def optimizers_in(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimiz
 
 def _optimizers_in(optimizer: torch.optim.Optimizer, seen: set[int]) -> Iterator[torch.optim.Optimizer]:
     seen.add(id(optimizer))
+    if is_zero(optimizer):
+        yield optimizer
+        return
     held = [found for found in held_by(optimizer) if id(found) not in seen]
     for inner in held:
         yield from _optimizers_in(inner, seen)
@@ -49,3 +58,29 @@ def held_by(optimizer: object) -> list[torch.optim.Optimizer]:
 def is_hookable(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its step() runs hooks. A wrapper that never ran Optimizer.__init__ does not."""
     return runs_step_hooks(optimizer)
+
+
+def is_zero(optimizer: object) -> TypeGuard[ZeroRedundancyOptimizer]:
+    """Whether it updates this rank's part of its parameters, and receives the others from the ranks that do."""
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")  # nobody imported it: there is none
+    return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
+
+
+def updater(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that makes the update and keeps its state: of ZeroRedundancyOptimizer the one that it holds."""
+    return optimizer.optim if is_zero(optimizer) else optimizer
+
+
+def updated_here(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """The parameters that this rank updates and keeps state of."""
+    return [parameter for group in updater(optimizer).param_groups for parameter in group["params"]]
+
+
+def received(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """The parameters that its step() writes with what another rank made of them."""
+    if not is_zero(optimizer):
+        return []
+    own = set(map(id, updated_here(optimizer)))
+    every = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    sends_frozen = not optimizer.parameters_as_bucket_view  # a bucket has none of them
+    return [each for each in every if id(each) not in own and (each.requires_grad or sends_frozen)]

@@ -81,7 +81,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpointing": {
         "about", "collector", "data", "division", "errors", "events", "interrupts", "text", "dtypes", "units",
         "unlisted", "training", "extra", "jsonfile", "state", "schedule", "runtime", "store", "torch_internals",
-        "learning", "lanes", "distributed",
+        "learning", "lanes", "distributed", "wrapped",
     },
     "replica": {"errors", "state", "store"},
     "integrations": {"checkpointing", "data", "distributed", "errors", "state", "store"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,13 @@ def _alone() -> Iterator[None]:
 def _ddp() -> torch.nn.parallel.DistributedDataParallel:
     with _alone():
         return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+
+
+def _zero() -> Any:
+    with warnings.catch_warnings(action="ignore"):  # torch's own imports warn of what torch deprecates
+        zero = importlib.import_module("torch.distributed.optim").ZeroRedundancyOptimizer
+    with _alone():
+        return zero([torch.nn.Parameter(torch.zeros(2))], optimizer_class=torch.optim.SGD, lr=0.1)
 
 
 def _fsdp() -> Any:
@@ -71,6 +79,7 @@ SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_sync_module_states": lambda: (torch.nn.parallel.distributed,),
     "_local_tensor": lambda: (importlib.import_module("torch.distributed.tensor").DTensor,),
     "_comm_hooks": lambda: (_ddp(),),
+    "_overlap_with_ddp": lambda: (_zero(),),
     "_get_fsdp_state": lambda: (_fsdp(),),
     "_fsdp_param_group": lambda: (_fsdp()._get_fsdp_state(),),
     "_fsdp_param_groups": lambda: (_fsdp()._get_fsdp_state(),),

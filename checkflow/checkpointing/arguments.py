@@ -14,6 +14,8 @@ from checkflow.learning.messages import IN_LANES, IN_PARTS, POLICIES, REPLICATED
 from checkflow.schedule import Schedule
 from checkflow.store.format.retention import Retention
 from checkflow.store.trainer.persist_every import PersistEvery
+from checkflow.training import Training
+from checkflow.wrapped import is_zero
 
 _TAKES_GRADIENTS = "takes gradients, which are not final yet where several processes' can be read"
 
@@ -74,6 +76,7 @@ def check_first(store: str | Path, peers_deadline_s: float) -> None:
 def check_arguments(
     schedule: Schedule | None,
     together: Together | None,
+    training: Training,
     *,
     policy: str | None,
     interval: int | None,
@@ -90,6 +93,8 @@ def check_arguments(
     if overhead is not None and not 0 < overhead < 1:
         raise InputError(f"overhead: {overhead} is not in (0, 1); 0.05 is 5%")
     _check_policy(policy, schedule, together, overhead, slots)
+    if any(map(is_zero, training.optimizers)):
+        _check_takes_zero(policy, schedule)
     if schedule is not None:
         _check_takes(schedule, interval, overhead, slots)
     if together is not None:
@@ -119,6 +124,13 @@ def _check_policy(
         raise InputError(f"policy: {policy!r} {_TAKES_GRADIENTS}; leave it out")
     if policy in IN_PARTS:
         _check_takes_parts(f"policy {policy!r}", overhead, slots, lanes=policy in IN_LANES, other="leave out policy=")
+
+
+def _check_takes_zero(policy: str | None, schedule: Schedule | None) -> None:
+    """Raises InputError for updates that would have to be made again, of which this process makes a part."""
+    if policy in IN_PARTS or (schedule is not None and (schedule.lanes > 1 or schedule.gradients)):
+        which = "schedule" if policy is None else "policy"
+        raise InputError(f"{which}: takes gradients, which no ZeroRedundancyOptimizer goes with; use that of checkflow")
 
 
 def _check_takes_parts(which: str, overhead: float | None, slots: int, *, lanes: bool, other: str) -> None:

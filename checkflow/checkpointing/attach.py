@@ -198,6 +198,7 @@ def attach(
         check_arguments(
             schedule,
             together,
+            training,
             policy=policy,
             interval=interval,
             overhead=overhead,

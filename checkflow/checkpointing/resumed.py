@@ -11,6 +11,7 @@ from checkflow.events import Continued, Doubted
 from checkflow.state.host.losses import Compared
 from checkflow.state.host.objects import HostObjects
 from checkflow.training import Training
+from checkflow.wrapped import updater
 
 
 def doubts(iteration: int, training: Training, objects: HostObjects) -> tuple[str, ...]:
@@ -33,7 +34,7 @@ def of_losses(iteration: int, compared: Compared) -> Continued | Doubted:
 def _of_optimizers(training: Training) -> Iterator[str]:
     for number, optimizer in enumerate(training.optimizers):
         for place, group in enumerate(optimizer.param_groups):
-            states = [optimizer.state.get(parameter, {}) for parameter in group["params"]]
+            states = [updater(optimizer).state.get(parameter, {}) for parameter in group["params"]]
             slots = {slot for state in states if "step" in state for slot in state}
             lacking = [state for state in states if "step" in state and slots - state.keys()]
             if lacking:

@@ -12,6 +12,7 @@ from checkflow.checkpointing.restoring import Nothing, iterations_in
 from checkflow.distributed.adopting import Places, Seen, adopt, has_copies, seen_in
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common
+from checkflow.distributed.partitions import has_state_for
 from checkflow.distributed.parts import RankPart, all_in, directories_in, marks_in
 from checkflow.distributed.placement import machine_here
 from checkflow.distributed.reading import files_of, whole_file
@@ -136,8 +137,8 @@ class Seeking:
 
     def read(self, mark: Mark, kept: Kept, training: Training) -> tuple[Mapping[str, TensorFile], Record]:
         """What this rank restores of it, verified. Raises CorruptStoreError, InputError for what it cannot see."""
-        if mark in kept.mine and is_shared_alike(kept.mine[mark].record, training):
-            part = kept.mine[mark]
+        part = kept.mine.get(mark)
+        if part is not None and is_shared_alike(part.record, training) and has_state_for(part.record, training):
             seen = self._seen(mark, part)
             return {name: whole_file(part, name, seen) for name in files_of(part)}, part.record
         whole = kept.others.get(mark) or next((found for found in all_in(self._root) if found.mark == mark), None)

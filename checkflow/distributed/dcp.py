@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in
 from checkflow.distributed.reading import files_of, whole_file
 from checkflow.distributed.resharding import owners_of
@@ -122,7 +123,7 @@ class StoreReader(StorageReader):
                 raise StoreError(f"{self._store}: has no such checkpoint that every rank has; see checkflow list")
             if found[0].ranks[0].record.replay is not None or found[0].ranks[0].record.lanes:
                 raise InputError(f"{self._store}: was saved in parts; checkflow export --to dcp brings them together")
-            self._parts = found[0]
+            self._parts = with_whole_optimizers(found[0], 0)
         return self._parts
 
     def _file(self, rank: int, name: str) -> TensorFile:

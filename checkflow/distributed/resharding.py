@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from checkflow import strictjson
+from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in
 from checkflow.distributed.reading import bytes_of, files_of, tensors_of, whole_file
 from checkflow.errors import CorruptStoreError, FormatError, InputError, StoreError
@@ -47,6 +48,7 @@ def reshaped(parts: Complete, rank: int, where: Where) -> Reshaped:
     a checkpoint that has updates to be made again.
     """
     number = rank % parts.size
+    parts = with_whole_optimizers(parts, number)
     first = parts.ranks[number]
     record = first.record
     if record.replay is not None or record.lanes:
@@ -83,6 +85,7 @@ def consolidated(store: Path, iteration: int | None = None) -> tuple[Loaded, tup
         document = strictjson.loads(record)
         assert isinstance(document, dict)
         of_all = {key: value for key, value in document.items() if key not in ("member", "shards", "elsewhere")}
+        of_all["optimizers"] = [each.model_dump(mode="json", exclude_defaults=True) for each in made.record.optimizers]
         text = json.dumps(of_all, separators=(",", ":"), ensure_ascii=False).encode()
         return Loaded(checkpoint, {name: written(file) for name, file in made.files.items()}, text), tuple(skipped)
     if skipped:

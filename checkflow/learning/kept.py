@@ -18,6 +18,7 @@ from checkflow.state.holders import modules_of, optimizers_of, unwrapped
 from checkflow.state.live import parameters_of
 from checkflow.torch_internals import own_buffers, own_parameters
 from checkflow.training import Training
+from checkflow.wrapped import is_zero, updated_here, updater
 
 FOLDER = "learned"
 
@@ -41,6 +42,7 @@ def place_of(store: Path, training: Training, interval: int | None, policy: str)
             holder: [
                 f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
                 [_settings(group) for group in optimizer.param_groups],
+                *_part(optimizer),
             ]
             for holder, optimizer in optimizers_of(training).items()
         },
@@ -64,6 +66,14 @@ def kept_schedule(place: Path, notify: Callable[[str], None]) -> Schedule | None
     except (FormatError, InputError) as error:
         notify(f"{error}; learning anew")
         return None
+
+
+def _part(optimizer: torch.optim.Optimizer) -> list[object]:
+    """Of ZeroRedundancyOptimizer: which optimizer this rank has, of what."""
+    if not is_zero(optimizer):
+        return []
+    kind = type(updater(optimizer))
+    return [f"{kind.__module__}.{kind.__qualname__}", [list(each.shape) for each in updated_here(optimizer)]]
 
 
 def _settings(group: Mapping[str, object]) -> dict[str, object]:

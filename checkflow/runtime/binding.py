@@ -15,6 +15,7 @@ from checkflow.state.live import Live
 from checkflow.state.names import StateName, gradient_name
 from checkflow.torch_internals import versions
 from checkflow.training import Training
+from checkflow.wrapped import received, updater
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Binding:
     absent: frozenset[StateName]  # optimizer state that never existed yet
     targets: dict[StateName, Target]
     optimizer_storages: tuple[tuple[BoundStorage, ...], ...]
+    received_storages: tuple[tuple[BoundStorage, ...], ...]  # of these, what step() writes with other ranks' updates
     buffer_storages: dict[torch.nn.Module, tuple[BoundStorage, ...]]
     module_storages: dict[torch.nn.Module, tuple[BoundStorage, ...]]  # parameters and buffers
     sizes: tuple[int, ...]  # of the optimizers
@@ -112,6 +114,7 @@ class Binding:
                 _of_optimizer(number, optimizer, lives, by_tensor)
                 for number, optimizer in enumerate(training.optimizers)
             ),
+            received_storages=tuple(_storages(received(optimizer), by_tensor) for optimizer in training.optimizers),
             buffer_storages=_of_modules((live for live in lives if live.buffer), by_tensor),
             module_storages=_of_modules(lives, by_tensor),
             sizes=sizes_of(training),
@@ -137,7 +140,7 @@ def sizes_of(training: Training) -> tuple[int, ...]:
     sizes: list[int] = []
     for optimizer in training.optimizers:
         sizes.append(sum(len(group["params"]) for group in optimizer.param_groups))
-        sizes.append(sum(len(entries) for entries in optimizer.state.values()))
+        sizes.append(sum(len(entries) for entries in updater(optimizer).state.values()))
     return tuple(sizes)
 
 
@@ -146,6 +149,10 @@ def _of_optimizer(
 ) -> tuple[BoundStorage, ...]:
     tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     tensors += [live.held for live in lives if live.optimizer == number]
+    return _storages(tensors, by_tensor)
+
+
+def _storages(tensors: Iterable[torch.Tensor], by_tensor: dict[int, BoundStorage]) -> tuple[BoundStorage, ...]:
     found = (by_tensor.get(id(tensor)) for tensor in tensors)
     return tuple(dict.fromkeys(storage for storage in found if storage is not None))
 

@@ -39,12 +39,14 @@ class Guard:
     storages: tuple[BoundStorage, ...] = ()
     now: tuple[BoundStorage, ...] = ()  # of these, what is not left to guards inside the update
     unplanned: tuple[BoundStorage, ...] = ()  # of these, what the traced iteration does not write
+    received: tuple[BoundStorage, ...] = ()  # of these, what an update writes with what other ranks made
     ever: bool = False  # it fired once
     fired: bool = False  # it fired in this iteration, as far as hooks call the executor in it
 
     def bind(self, binding: Binding) -> None:
         if isinstance(self.subject, int):
             self.storages = binding.optimizer_storages[self.subject]
+            self.received = binding.received_storages[self.subject]
         elif self.kind is GuardKind.LOAD:
             self.storages = binding.module_storages.get(self.subject, ())
         else:

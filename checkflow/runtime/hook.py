@@ -146,6 +146,7 @@ def _on_optimizer(
         update.end()
         if holds_others:
             executor.wrote(guard.storages, guard.kind)
+        executor.wrote(guard.received, GuardKind.LOAD)  # no counter tells of it, nor whether it changed anything
         executor.updated(number)
         if executor.listens:
             executor.reach("optimizer", subject)

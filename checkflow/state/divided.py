@@ -21,6 +21,7 @@ from checkflow.state.names import StateName
 from checkflow.state.shards import is_shared, local, ranks_alike
 from checkflow.torch_internals import kept_alike, may_differ, storage_id, sums_gradients
 from checkflow.training import Training
+from checkflow.wrapped import is_zero
 
 _STRETCH = 2**22  # elements that are brought to the host at once
 
@@ -106,7 +107,7 @@ def elsewhere(training: Training, lives: Sequence[Live]) -> dict[StateName, int]
             by_storage.setdefault(storage_id(live.tensor.untyped_storage()), []).append(live)
     found: dict[StateName, int] = {}
     for sharing in by_storage.values():
-        savers = [_saver_of(live, division, names) for live in sharing]
+        savers = [_saver_of(live, training, division, names) for live in sharing]
         if None not in savers and savers[0] != division.rank:
             found |= dict.fromkeys((live.name for live in sharing), savers[0])  # type: ignore[arg-type]
     return found
@@ -119,12 +120,17 @@ def saved_here(training: Training) -> list[Live]:
     return [live for live in lives if live.name not in others]
 
 
-def _saver_of(live: Live, division: Division, names: Mapping[int, StateName]) -> int | None:
+def _saver_of(live: Live, training: Training, division: Division, names: Mapping[int, StateName]) -> int | None:
     """None for what is each rank's own."""
     name = _parameter_of(live, names)
-    if name not in division.savers or live.is_host_scalar:
+    if name not in division.savers or live.is_host_scalar or _is_partitioned(live, training):
         return None
     return division.saver_of(name, live.entry)
+
+
+def _is_partitioned(live: Live, training: Training) -> bool:
+    """Whether it is of an optimizer that keeps on this rank what no other has."""
+    return live.optimizer is not None and is_zero(training.optimizers[live.optimizer])
 
 
 def _parameter_of(live: Live, names: Mapping[int, StateName]) -> str:

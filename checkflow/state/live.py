@@ -22,6 +22,7 @@ from checkflow.state.names import StateName, stems
 from checkflow.state.shards import is_shared, local
 from checkflow.torch_internals import own_buffers, own_parameters
 from checkflow.training import Training
+from checkflow.wrapped import updated_here, updater
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,6 +143,15 @@ def entry_stems(training: Training) -> tuple[dict[StateName, torch.nn.Parameter]
     return tuple(found)
 
 
+def kept_here(training: Training) -> dict[str, frozenset[StateName]]:
+    """By optimizer: the parameters whose state this rank keeps."""
+    names = parameter_names(training)
+    return {
+        holder: frozenset(names[id(parameter)] for parameter in updated_here(optimizer) if id(parameter) in names)
+        for holder, optimizer in optimizers_of(training).items()
+    }
+
+
 def entries(state: object, stem: StateName) -> Iterator[tuple[StateName, torch.Tensor, object, object]]:
     """A parameter's optimizer state: each tensor with its name, and where it is held: container[key]."""
     items: list[tuple[object, object]] = []
@@ -178,7 +188,7 @@ def _in_optimizers(training: Training) -> Iterator[Live]:
             for position, parameter in enumerate(group["params"]):
                 if id(parameter) not in stem:
                     raise refused.stray_parameter(holder, index, position, parameter)
-                state = optimizer.state.get(parameter, {})
+                state = updater(optimizer).state.get(parameter, {})
                 if not isinstance(state, Mapping):
                     raise refused.no_entries(stem[id(parameter)], state)
                 for name, tensor, where, entry in entries(state, stem[id(parameter)]):

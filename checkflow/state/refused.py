@@ -13,8 +13,9 @@ from checkflow.state.holders import models_of, modules_of, optimizers_of
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName
 from checkflow.state.shards import is_shared
+from checkflow.torch_internals import overlaps
 from checkflow.training import Training
-from checkflow.wrapped import held_by
+from checkflow.wrapped import held_by, is_zero, updater
 
 _DISTRIBUTED = {
     "FullyShardedDataParallel": "FSDP",
@@ -83,10 +84,15 @@ def _no_parts(training: Training) -> Iterator[tuple[str, str, str]]:
 
 
 def _no_optimizer(value: object) -> str | None:
-    if isinstance(value, torch.optim.LBFGS):
+    if is_zero(value) and overlaps(value):
+        return (
+            "ZeroRedundancyOptimizer(overlap_with_ddp=True) updates parameters within the backward pass, where nothing "
+            "can be read before; leave overlap_with_ddp=False"
+        )
+    if is_zero(value) and any(is_shared(parameter) for group in value.param_groups for parameter in group["params"]):
+        return "ZeroRedundancyOptimizer of parameters that are sharded (DTensor) is not supported; use the one in it"
+    if isinstance(updater(value) if is_zero(value) else value, torch.optim.LBFGS):
         return "LBFGS keeps lists of tensors that grow and shrink, which no schedule can plan; use another optimizer"
-    if any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(value).__mro__):
-        return "ZeroRedundancyOptimizer is not supported yet; use the optimizer that it divides, on every rank"
     if isinstance(value, torch.optim.Optimizer):
         return None
     held = " and ".join(type(found).__name__ for found in held_by(value))

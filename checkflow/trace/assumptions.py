@@ -11,6 +11,7 @@ from typing import TextIO
 import torch
 
 from checkflow.training import Training
+from checkflow.wrapped import updater
 
 ON_CPU = "traced on the CPU: other attention, dropout and batch norm operators than CUDA's may stand in the graph"
 _RESERVE = "cuDNN keeps a reserve for their backward pass that is not in the graph"
@@ -32,7 +33,7 @@ def assume_cuda_defaults(training: Training) -> tuple[str, ...]:
             lr_on_device = isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")
             if "foreach" in group and group["foreach"] is None and not chosen and not lr_on_device:
                 group["foreach"] = True
-                changed.append(type(optimizer).__name__)
+                changed.append(type(updater(optimizer)).__name__)
     if not changed:
         return ()
     return (f"{', '.join(dict.fromkeys(changed))}: foreach=True assumed, the default on CUDA",)

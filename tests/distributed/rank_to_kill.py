@@ -14,7 +14,10 @@ import hashlib
 import os
 import sys
 import time
+import warnings
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -27,6 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import checkflow
 from checkflow.learning.planner import Planner
+
+with warnings.catch_warnings(action="ignore"):  # torch's own imports warn of what torch deprecates
+    from torch.distributed.optim import ZeroRedundancyOptimizer as ZeroRedundancyOptimizer
 
 
 def net() -> torch.nn.Sequential:
@@ -55,6 +61,28 @@ def pairs() -> torch.nn.Module:
 def synced() -> torch.nn.Module:
     """The first rank's buffers are everybody's: DDP writes them before the model's forward pass."""
     return DistributedDataParallel(net())
+
+
+class Late(torch.nn.Module):
+    """A network whose first layer is first used in its fourth forward pass: its state is made by then."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+        self.more = torch.nn.Linear(16, 16)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        found: torch.Tensor = self.inner(x + self.more(x) if self.calls > 3 else x)
+        return found
+
+
+def zero(*, late: bool = False) -> torch.nn.Module:
+    """As `ddp`, of buffers that are shared."""
+    return DistributedDataParallel(Late() if late else net(), find_unused_parameters=True)
 
 
 def fsdp(mesh: DeviceMesh | None = None) -> torch.nn.Module:
@@ -91,6 +119,16 @@ def both() -> torch.nn.Module:
     return model
 
 
+def optimizer_of(kind: str, model: torch.nn.Module, foreach: bool | None = None) -> torch.optim.Optimizer:
+    """AdamW; where ranks divide its state, of two groups, and of parameters that may be views."""
+    if not kind.startswith("zero"):
+        return torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=foreach)
+    every = list(model.parameters())
+    groups = [{"params": every[:3]}, {"params": every[3:], "weight_decay": 0.1}]
+    views = kind == "zero_views"
+    return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, parameters_as_bucket_view=views, lr=1e-2, foreach=foreach)
+
+
 def leave() -> None:
     """At once: gloo's threads may abort an interpreter that ends, with or without checkflow in it."""
     dist.destroy_process_group()
@@ -98,7 +136,18 @@ def leave() -> None:
     os._exit(0)
 
 
-KINDS = {"ddp": ddp, "pairs": pairs, "synced": synced, "fsdp": fsdp, "hsdp": hsdp, "tp": tp, "both": both}
+KINDS: dict[str, Callable[[], torch.nn.Module]] = {
+    "ddp": ddp,
+    "pairs": pairs,
+    "synced": synced,
+    "fsdp": fsdp,
+    "hsdp": hsdp,
+    "tp": tp,
+    "both": both,
+    "zero": zero,
+    "zero_views": zero,
+    "zero_late": partial(zero, late=True),
+}
 
 
 def seed(kind: str, rank: int) -> int:
@@ -119,6 +168,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer, losses: torch.Tensor) -> str:
     found = hashlib.sha256()
     tensors = [*model.state_dict().values(), losses, torch.get_rng_state()]
+    tensors.append(torch.tensor([group["lr"] for group in optimizer.param_groups]))
+    optimizer = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             tensors += [value for value in optimizer.state[parameter].values() if isinstance(value, torch.Tensor)]
@@ -132,7 +183,7 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = KINDS[kind]()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = optimizer_of(kind, model)
     losses = torch.zeros(())
     torch.manual_seed(seed(kind, rank))
 
@@ -143,6 +194,8 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
             say(type(event).__name__.lower(), event.iteration)
 
     options |= {"extra": {"losses": losses}, "on_event": told}
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99) if kind.startswith("zero") else None
+    options |= {"scheduler": scheduler}
     with checkflow.attach(model, optimizer, store=store.format(rank=rank), **options) as checkpointer:  # type: ignore[arg-type]
         resumed = checkpointer.restore()
         for iteration in range(resumed, iterations):
@@ -150,6 +203,8 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            if scheduler is not None:
+                scheduler.step()
             losses += loss.detach()
             if kind == "synced" and iteration % 3 == 2:
                 with torch.no_grad():

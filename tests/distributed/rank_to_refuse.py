@@ -34,9 +34,10 @@ def attach(store: Path, **options: object) -> checkflow.Checkpointer:
     return checkflow.attach(model, optimizer, store=store, tell=lambda _: None, **options)  # type: ignore[arg-type]
 
 
-def zero(store: Path) -> None:
-    model, _ = training()
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.1)
+def zero(store: Path, *, overlaps: bool = False) -> None:
+    """Of what FSDP2 divides already, or one that updates within the backward pass."""
+    model, _ = training(divided=not overlaps)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, overlap_with_ddp=overlaps, lr=0.1)
     checkflow.attach(model, optimizer, store=store)
 
 
@@ -170,6 +171,7 @@ def main(folder: Path) -> None:
         "more": lambda: restored(folder / "more"),
         "never": lambda: never_whole(folder / "never"),
         "zero": lambda: zero(folder / "a"),
+        "overlap": lambda: zero(folder / "a", overlaps=True),
         "iteration": lambda: no_such_iteration(folder / "b"),
         "unrestored": lambda: not_restored(folder / "b"),
         "model": lambda: other_model(folder / "b", rank),

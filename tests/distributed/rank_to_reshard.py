@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -35,7 +36,7 @@ def net() -> torch.nn.Sequential:
 
 def divided(kind: str, model: torch.nn.Sequential) -> torch.nn.Module:
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    if kind == "ddp":
+    if kind in ("ddp", "zero", "zero_views"):
         return DistributedDataParallel(model)
     if kind == "tp":
         parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
@@ -51,11 +52,29 @@ def divided(kind: str, model: torch.nn.Sequential) -> torch.nn.Module:
     return model
 
 
+def optimizer_of(kind: str, model: torch.nn.Module) -> torch.optim.Optimizer:
+    if kind in ("zero", "zero_views"):
+        views = kind == "zero_views"
+        return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=views, lr=1e-2)
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def states(optimizer: torch.optim.Optimizer) -> list[dict[str, torch.Tensor]]:
+    """Of each parameter what any rank keeps of it."""
+    parameters = optimizer.param_groups[0]["params"]
+    if not isinstance(optimizer, ZeroRedundancyOptimizer):
+        return [optimizer.state.get(parameter, {}) for parameter in parameters]
+    own = {number: optimizer.optim.state[p] for number, p in enumerate(parameters) if p in optimizer.optim.state}
+    everyone: list[dict[int, dict[str, torch.Tensor]]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    assert len(own) < len(parameters)
+    return [next((found[number] for found in everyone if number in found), {}) for number in range(len(parameters))]
+
+
 def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
     found = hashlib.sha256()
     tensors = list(model.state_dict().values())
-    for parameter in optimizer.param_groups[0]["params"]:
-        tensors += optimizer.state.get(parameter, {}).values()
+    tensors += [tensor for state in states(optimizer) for tensor in state.values()]
     for tensor in tensors:
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         found.update(whole.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -79,7 +98,7 @@ def main(kind: str, store: Path, iterations: int) -> None:
         dist.init_process_group("gloo")
     torch.manual_seed(int(os.environ["WORLD_SIZE"]))  # what is restored was another
     model_divided = divided(kind, net())
-    optimizer = torch.optim.AdamW(model_divided.parameters(), lr=1e-2)
+    optimizer = optimizer_of(kind, model_divided)
     with checkflow.attach(model_divided, optimizer, store=store) as checkpointer:
         resumed = checkpointer.restore()
         say("restored", resumed, digest(model_divided, optimizer))

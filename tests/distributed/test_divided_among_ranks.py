@@ -72,7 +72,7 @@ def test_what_some_ranks_have_alike_is_divided_among_these(
         assert parts[other].record.elsewhere == dict.fromkeys(first, one)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp", "tp"] if NIGHTLY else ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp", "tp", "zero"] if NIGHTLY else ["ddp", "fsdp", "zero"])
 def test_each_rank_learns_its_own_schedule(kind: str, tmp_path: Path) -> None:
     """Of its share, or of its part; killed under it, the job goes on with the same bits."""
     with Job(2, kind, tmp_path, NO_END, 0.01, "link=4") as job:  # a busy machine's may not carry even that little
@@ -93,7 +93,7 @@ def test_each_rank_learns_its_own_schedule(kind: str, tmp_path: Path) -> None:
     last = "model/3.weight" if kind == "tp" else "model/4.weight"
     assert {"model/0.weight", last, "optimizer/0.weight.exp_avg"} <= set.union(*planned)
     alike = {name for name in set.intersection(*planned) if not name.startswith(("model/1.", "extra."))}
-    assert bool(alike) == (kind not in ("ddp", "hsdp"))
+    assert bool(alike) == (kind not in ("ddp", "hsdp", "zero"))
     ends = []
     for store in (tmp_path, tmp_path / "uninterrupted"):
         with Job(2, kind, store, completed + 1, 0) as job:

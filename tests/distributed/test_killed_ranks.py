@@ -20,8 +20,10 @@ PAUSE_S = 0.01
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 KILLS = 5 if NIGHTLY else 1
 KINDS = [("ddp", 2), ("ddp", 4), ("synced", 2), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("tp", 2), ("both", 4)]
+KINDS += [("zero", 2), ("zero", 4), ("zero_views", 4), ("zero_late", 2)]
 WHO = ["one", "all", "saver", "machine"]
-CASES = [(*kind, who) for kind in KINDS for who in WHO] if NIGHTLY else [("synced", 2, "one"), ("fsdp", 2, "machine")]
+OFTEN = [("synced", 2, "one"), ("fsdp", 2, "machine"), ("zero_late", 2, "one"), ("zero", 4, "all")]
+CASES = [(*kind, who) for kind in KINDS for who in WHO] if NIGHTLY else OFTEN
 
 
 def savers(job: Job, rank: int) -> list[int]:

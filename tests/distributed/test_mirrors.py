@@ -38,7 +38,11 @@ NO_END = 1_000_000
 PAUSE_S = 0.02
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 KILLS = 5 if NIGHTLY else 1
-KINDS = [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("hsdp", 4), ("both", 4)] if NIGHTLY else [("ddp", 2), ("fsdp", 2)]
+KINDS = (
+    [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("hsdp", 4), ("both", 4), ("zero", 2)]
+    if NIGHTLY
+    else [("ddp", 2), ("fsdp", 2)]
+)
 
 
 def mirrors_of(job: Job, rank: int) -> list[int]:

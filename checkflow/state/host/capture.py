@@ -33,6 +33,7 @@ from checkflow.state.live import parameter_names, walk
 from checkflow.state.names import StateName, file_of, is_of_kind, subject_of
 from checkflow.state.shards import place_of
 from checkflow.training import Training
+from checkflow.wrapped import updater
 
 _ROOM_BYTES = 2**16
 _ROOM_BYTES_A_PARAMETER = 256  # its name, and its optimizer state where it has none yet
@@ -150,7 +151,7 @@ class HostState:
 
     def _several_text(self) -> str:
         """What ranks share and what they divide: found anew where optimizers have other state than before."""
-        known = tuple(len(optimizer.state) for optimizer in self._training.optimizers)
+        known = tuple(len(updater(optimizer).state) for optimizer in self._training.optimizers)
         if known != self._several[0]:
             lives = list(walk(self._training))
             self._elsewhere = elsewhere(self._training, lives)

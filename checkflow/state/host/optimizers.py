@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from operator import is_
 
 import torch
+from torch.distributed import get_process_group_ranks
 
 from checkflow.errors import InputError
 from checkflow.state import refused
@@ -20,6 +21,7 @@ from checkflow.state.live import entries
 from checkflow.state.memory import identity, memory_order
 from checkflow.state.names import StateName, file_of, stems
 from checkflow.state.shards import local
+from checkflow.wrapped import is_zero, updated_here, updater
 
 _IMMUTABLE = (int, float, bool, str, type(None))
 _UNKNOWN = object()
@@ -106,6 +108,7 @@ class OptimizerReader:
         self._stale = False
         self._places = ""  # JSON of what ties and orders there are
         self._seen: list[_Seen] = []
+        self._part: tuple[tuple[int, ...] | None, str] = (None, "")  # ids of this rank's parameters, and the text
 
     @property
     def structure(self) -> tuple[str, ...]:
@@ -118,11 +121,11 @@ class OptimizerReader:
         if self._cohorts is None or self._stale or self._changed():
             self._cohorts = self._form()
         cohorts = ",".join(self._cohort(cohort) for cohort in self._cohorts)
-        kind = type(self._optimizer)
+        kind = type(updater(self._optimizer))
         head = dump(
             {"name": self._prefix, "type": kind.__name__, "module": kind.__module__, "file": file_of(self._prefix)}
         )
-        text = f'{head[:-1]},"groups":[{groups}],"cohorts":[{cohorts}]{self._places}}}'
+        text = f'{head[:-1]},"groups":[{groups}],"cohorts":[{cohorts}]{self._places}{self._partition()}}}'
         self._stale = any(cohort.values for cohort in self._cohorts)  # replaced, not changed: nothing tells
         return text
 
@@ -130,6 +133,18 @@ class OptimizerReader:
     def name(self) -> str:
         """ "optimizer", or "optimizer.1" of several."""
         return self._prefix
+
+    def _partition(self) -> str:
+        """Which of its parameters this rank keeps the state of, and which ranks that of the others."""
+        if not is_zero(self._optimizer) or self._optimizer.world_size == 1:
+            return ""
+        own = updated_here(self._optimizer)
+        known = tuple(map(id, own))
+        if known != self._part[0]:
+            ranks = sorted(get_process_group_ranks(self._optimizer.process_group))
+            found: dict[str, Json] = {"ranks": list(ranks), "parameters": list(map(self._name, own))}
+            self._part = known, f',"partition":{dump(found)}'
+        return self._part[1]
 
     def groups(self) -> str:
         """GroupRecords' JSON, as they are now. Raises InputError that names what cannot be saved."""
@@ -171,7 +186,7 @@ class OptimizerReader:
         return name
 
     def _changed(self) -> bool:
-        state = self._optimizer.state
+        state = updater(self._optimizer).state
         if len(state) != len(self._seen):
             return True
         for seen in self._seen:
@@ -185,11 +200,12 @@ class OptimizerReader:
         members: dict[tuple[tuple[str, str], ...], list[tuple[StateName, dict[str, object]]]] = {}
         parameters = dict.fromkeys(p for group in self._optimizer.param_groups for p in group["params"])
         self._stems = stems(self._prefix, map(self._name, parameters))
-        for key in self._optimizer.state:
+        held = updater(self._optimizer).state
+        for key in held:
             if key not in parameters:
                 raise refused.stray_state(self._prefix, key)
         for parameter in parameters:
-            state = self._optimizer.state.get(parameter)
+            state = held.get(parameter)
             if state is None:
                 continue
             self._seen.append(_Seen(parameter, state, tuple(state.values())))
@@ -208,7 +224,7 @@ class OptimizerReader:
         first = {identity(part): self._name(parameter) for parameter, part in parts.items() if part.numel()}
         for parameter, part in parts.items():
             stem = self._stems[self._name(parameter)]
-            for name, entry, _, _ in entries(self._optimizer.state.get(parameter, {}), stem):
+            for name, entry, _, _ in entries(updater(self._optimizer).state.get(parameter, {}), stem):
                 tensor = local(entry)
                 if not tensor.numel() or not self._stored(name):
                     continue

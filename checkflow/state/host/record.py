@@ -56,8 +56,17 @@ class CohortRecord(BaseModel):
     values: dict[str, tuple[Json, ...]]
 
 
+class PartitionRecord(BaseModel):
+    """Of an optimizer whose state these ranks divide by parameter: those whose state this rank keeps."""
+
+    model_config = _STRICT
+
+    ranks: tuple[Annotated[int, Field(ge=0)], ...]
+    parameters: tuple[str, ...]
+
+
 class OptimizerRecord(BaseModel):
-    """An optimizer. Parameters in no cohort have no state yet.
+    """An optimizer. Parameters in no cohort have no state yet, or with a `partition` another rank's record has it.
 
     Of tensors in the file: `tied` names the one that another is, or the parameter; `orders` has the dimensions as they
     lie in memory, outermost first, where that is neither the parameter's order nor the logical one; `laid` has them
@@ -75,6 +84,7 @@ class OptimizerRecord(BaseModel):
     tied: dict[str, str] = {}
     orders: dict[str, tuple[int, ...]] = {}
     laid: dict[str, tuple[int, ...]] = {}
+    partition: PartitionRecord | None = None
 
 
 class PartRecord(BaseModel):

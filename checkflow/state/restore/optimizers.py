@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName, stems
 from checkflow.state.restore.files import FileTensor, TensorFile, Tied
 from checkflow.state.shards import local, shared_like
+from checkflow.wrapped import updated_here, updater
 
 _ADVICE = "restore into the optimizer that was saved"
 
@@ -29,6 +30,7 @@ class OptimizerPlan:
     groups: tuple[Mapping[str, object], ...]
     states: Mapping[torch.Tensor, Mapping[str, object]]  # by parameter; those that are absent have none
     apart: Mapping[torch.Tensor, frozenset[str]]  # entries that lay on the CPU while the parameter did not
+    takes_all: bool = True  # of the checkpoint's state; another rank takes the rest
 
     def apply(self) -> None:
         """Copy into the tensors that exist, create the others."""
@@ -43,8 +45,10 @@ class OptimizerPlan:
 
     def _can_be_as_read(self) -> bool:
         """Whether all state is new and lies as in the file. One tensor alone would keep all of the file in memory."""
+        if not self.takes_all:
+            return False
         for parameter, values in self.states.items():
-            now = self.optimizer.state.get(parameter, {})
+            now = updater(self.optimizer).state.get(parameter, {})
             for entry, value in values.items():
                 if isinstance(value, FileTensor) and (entry in now or not _lies_as(parameter, value)):
                     return False
@@ -55,9 +59,9 @@ class OptimizerPlan:
     ) -> None:
         values = self.states.get(parameter)
         if values is None:
-            self.optimizer.state.pop(parameter, None)
+            updater(self.optimizer).state.pop(parameter, None)
             return
-        state = self.optimizer.state[parameter]
+        state = updater(self.optimizer).state[parameter]
         made = {}
         for entry, value in values.items():
             now = state.get(entry)
@@ -93,13 +97,15 @@ def match_optimizer(
 ) -> OptimizerPlan:
     """The plan. Raises InputError that names the first difference, FormatError for what no optimizer wrote."""
     prefix = record.name
-    if type(optimizer).__name__ != record.type:
-        raise InputError(f"{prefix}: is {type(optimizer).__name__}, {record.type} in the checkpoint; {_ADVICE}")
+    kind = type(updater(optimizer)).__name__
+    if kind != record.type:
+        raise InputError(f"{prefix}: is {kind}, {record.type} in the checkpoint; {_ADVICE}")
     _match_groups(prefix, optimizer, names, record.groups)
     parameters: dict[str, torch.Tensor] = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
     file = _as_it_lay(file, record, parameters)
     stem = stems(prefix, (StateName(name) for group in record.groups for name in group.parameters))
     groups = tuple(_group(prefix, number, group, file) for number, group in enumerate(record.groups))
+    own = set(updated_here(optimizer))
     states: dict[torch.Tensor, Mapping[str, object]] = {}
     apart: dict[torch.Tensor, frozenset[str]] = {}
     for cohort in record.cohorts:
@@ -109,9 +115,30 @@ def match_optimizer(
                 raise FormatError(
                     f"{prefix}: has state for {name!r:.200}, not once in its groups; take another checkpoint"
                 )
-            _check_existing(f"{prefix}.state of {name}", optimizer.state.get(parameter, {}), values)
+            _check_existing(f"{prefix}.state of {name}", updater(optimizer).state.get(parameter, {}), values)
             states[parameter], apart[parameter] = values, frozenset(cohort.apart)
-    return OptimizerPlan(optimizer, groups, states, apart)
+    kept = {parameter: values for parameter, values in states.items() if parameter in own}
+    return OptimizerPlan(optimizer, groups, kept, apart, takes_all=len(kept) == len(states))
+
+
+def stored_in(record: OptimizerRecord) -> Iterator[str]:
+    """The names of its state's tensors in the file, of which another rank has what it says of its groups."""
+    stem = stems(record.name, (StateName(name) for group in record.groups for name in group.parameters))
+    for cohort in record.cohorts:
+        known = [stem[name] for each in cohort.parameters if (name := StateName(each)) in stem]
+        yield from (name.inside(entry).path for name in known for entry in cohort.stored)
+        for entry, values in cohort.values.items():
+            for value in values:
+                yield from _names_in(decode(value, f"{record.name}.state: {entry:.80}"))
+
+
+def _names_in(value: object) -> Iterator[str]:
+    if isinstance(value, Stored):
+        yield value.name
+    elif type(value) is dict:
+        yield from (name for item in value.values() for name in _names_in(item))
+    elif type(value) is list or type(value) is tuple:
+        yield from (name for item in value for name in _names_in(item))
 
 
 def _match_groups(
