@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from checkflow.errors import InputError, ModelFileError
+from checkflow.state.holders import optimizers_of
 from checkflow.state.live import walk
 from checkflow.state.shards import is_even
 from checkflow.torch_internals import join_fake_group, leave_group
@@ -19,6 +20,7 @@ from checkflow.trace.recorder import Recorder
 from checkflow.trace.replaced import replaced
 from checkflow.trace.values import Values
 from checkflow.training import Training
+from checkflow.wrapped import is_zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,9 @@ def _refuse(*_args: object, **_kwargs: object) -> None:
 def share_of(training: Training, world: World) -> str:
     """For a person: whether the other ranks' parts are as large as this one's, so that one schedule does for all."""
     uneven = [live.name for live in walk(training) if not is_even(live.held)]
+    holders = [holder for holder, optimizer in optimizers_of(training).items() if is_zero(optimizer)]
+    if holders:
+        return f"{holders[0]}: each of the {world.size} ranks keeps state of other parameters; compile each --rank"
     if not uneven:
         return f"each of the {world.size} ranks holds as much: one schedule does for all that run the same code"
     more = f" and {len(uneven) - 1} more" if len(uneven) > 1 else ""

@@ -12,7 +12,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from rank_to_kill import KINDS, digest, leave, say, seed
+from rank_to_kill import KINDS, digest, leave, optimizer_of, say, seed
 
 import checkflow
 from checkflow.models import llama_8b
@@ -25,7 +25,7 @@ def training(kind: str) -> checkflow.Training:
     if kind == "llama":
         return llama_8b.training(optimizer="adamw_foreach", small=True, sharded=True)
     model = KINDS[kind]()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=kind not in MIXED)
+    optimizer = optimizer_of(kind, model, foreach=kind not in MIXED)
 
     def iteration() -> None:
         model(torch.randn(8, 16)).square().mean().backward()

@@ -40,7 +40,14 @@ def compiled(kind: str, size: int, bandwidth: str, folder: Path) -> list[Schedul
 # Even shards that leave in part as snapshots, for the link is slow; uneven ones, of which a rank may have none.
 @pytest.mark.parametrize(
     ("kind", "bandwidth", "alike"),
-    [("llama", "50MB/s", True), ("fsdp", "100MB/s", False), ("tp", "100MB/s", True), ("synced", "100MB/s", True)],
+    [
+        ("llama", "50MB/s", True),
+        ("fsdp", "100MB/s", False),
+        ("tp", "100MB/s", True),
+        ("synced", "100MB/s", True),
+        ("zero", "100MB/s", False),
+        ("zero_views", "100MB/s", False),
+    ],
 )
 def test_each_rank_runs_what_was_compiled_for_it(kind: str, bandwidth: str, alike: bool, tmp_path: Path) -> None:
     """Every anchor fires and nothing is unwatched; what is restored has the bytes of the end."""

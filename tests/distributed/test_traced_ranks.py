@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from rank_on_schedule import training
+from rank_to_kill import ZeroRedundancyOptimizer
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
@@ -42,10 +43,14 @@ def moved(graph: Graph) -> list[tuple[CollectiveKind, int, int, int]]:
     return [(each.kind, each.size_bytes, each.ranks, each.stride) for each in found]
 
 
-def layers(wrap: Callable[[nn.Sequential], nn.Module], width: int = WIDTH) -> Training:
+def layers(
+    wrap: Callable[[nn.Sequential], nn.Module],
+    width: int = WIDTH,
+    update: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+) -> Training:
     """Two linear layers without biases, of 4 * width * width bytes each."""
     model = wrap(nn.Sequential(nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)))
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    optimizer = update(model.parameters(), foreach=True)
     x = torch.randn(3, width)
 
     def iteration() -> None:
@@ -185,6 +190,20 @@ def test_ranks_with_uneven_shards_do_not() -> None:
     first, last = (traced(partial(layers, sharded, 10), 4, each) for each in (0, 3))
     assert first.graph != last.graph
     assert any("0.weight and 5 more: other ranks may hold less or more of it than rank 3" in n for n in last.notes)
+
+
+def test_ranks_that_keep_the_state_of_other_parameters_do_not() -> None:
+    """Of two layers each has that of one, and receives the other."""
+    update = partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW)
+    factory = partial(layers, DistributedDataParallel, update=update)
+    found = [traced(factory, 2, each) for each in (0, 1)]
+    for rank, each in enumerate(found):
+        assert "optimizer: each of the 2 ranks keeps state of other parameters; compile each --rank" in each.notes
+        assert moved(each.graph)[-2:] == [(KIND.ROOTED, 256, 2, 1)] * 2
+        last = {tensor for op in each.graph.ops[-2:] for tensor in op.writes}
+        state = {view.name: number for number, row in enumerate(each.graph.tensors) for view in row.views}
+        assert {state["model/0.weight"], state["model/1.weight"]} == last
+        assert {name for name in state if name.endswith("exp_avg")} == {f"optimizer/{rank}.weight.exp_avg"}
 
 
 def test_trainings_are_traced_one_after_the_other() -> None:
