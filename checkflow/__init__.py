@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from checkflow.checkpointing.checkpointer import Checkpointer
     from checkflow.data import ResumableLoader
     from checkflow.distributed.dcp import StoreReader
+    from checkflow.distributed.dcp_writer import StoreWriter
     from checkflow.errors import (
         AuditError,
         CheckflowError,
@@ -86,6 +87,7 @@ __all__ = [
     "StoreBusyError",
     "StoreError",
     "StoreReader",
+    "StoreWriter",
     "TraceError",
     "Training",
     "Uploaded",
@@ -123,6 +125,7 @@ _HOME = {
     "Stats": "checkflow.runtime.stats",
     "Status": "checkflow.store.trainer.status",
     "StoreReader": "checkflow.distributed.dcp",
+    "StoreWriter": "checkflow.distributed.dcp_writer",
     "Training": "checkflow.training",
     "Variables": "checkflow.extra",
     "attach": "checkflow.checkpointing.attach",

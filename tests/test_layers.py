@@ -73,7 +73,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "simulation": {"errors", "graph", "plan", "schedule", "runtime"},
     "data": {"errors"},
-    "distributed": {"errors", "interrupts", "strictjson", "torch_internals", "state", "store", "training"},
+    "distributed": {"dtypes", "errors", "interrupts", "strictjson", "torch_internals", "state", "store", "training"},
     "learning": {
         "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state", "torch_internals", "trace",
         "training", "unlisted", "wrapped", "compiler", "background",
@@ -123,6 +123,7 @@ ALLOWED_WITHIN: dict[str, dict[str, set[str]]] = {
         "mirror": {"format", "memory", "both", "saver"},
         "trainer": {"format", "memory", "both", "replica"},
         "repair": {"format", "both"},
+        "alone": {"format", "both"},
         "__init__": set(),
     },
     "state": {

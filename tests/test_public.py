@@ -36,7 +36,7 @@ EVENTS = {
 }
 SURFACE = ERRORS | EVENTS | {
     "Checkpointer", "PersistEvery", "ResumableLoader", "Retention", "Schedule", "Stateful", "Stats", "Status",
-    "StoreReader",
+    "StoreReader", "StoreWriter",
     "Training", "Variables", "__version__", "attach", "compile",
 }  # fmt: skip
 

@@ -6,19 +6,25 @@ dcp.load(state, storage_reader=checkflow.StoreReader("checkpoints"))
 
 from __future__ import annotations
 
+import io
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
+    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
@@ -26,32 +32,54 @@ from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in
 from checkflow.distributed.reading import files_of, whole_file
 from checkflow.distributed.resharding import owners_of
+from checkflow.distributed.state_dicts import FILE, chunk_of, index_of, value_of
+from checkflow.dtypes import name_of
 from checkflow.errors import CorruptStoreError, InputError, StoreError
+from checkflow.state.host.decode import decode
+from checkflow.state.host.json_values import TENSOR_DTYPES
+from checkflow.state.host.record import ChunkRecord, TensorRecord
 from checkflow.state.names import StateName, holder_of
 from checkflow.state.restore.files import TensorFile
+from checkflow.store.format.manifest import RECORD
 
 __all__ = ["StoreReader"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """A rank's part of a tensor."""
+class _StoredChunk:
+    """A part of a tensor, in a file of its rank."""
+
+    file: str
+    dtype: str
+    chunk: ChunkRecord
+
+    @property
+    def place(self) -> tuple[int, str]:
+        return self.chunk.rank, self.file
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredValue:
+    """What is no tensor, in a rank's record."""
 
     rank: int
-    file: str
-    tensor: str
+    key: str
+
+    @property
+    def place(self) -> tuple[int, str]:
+        return self.rank, RECORD
 
 
 class StoreReader(StorageReader):
     """A StorageReader over a store, of any number of ranks; each file is verified before any of its bytes are used.
 
     Args:
-        store: the directory that was given to attach.
+        store: the directory that was given to attach, or to a StoreWriter.
         iteration: which checkpoint; the newest of which every part is there, unless given.
 
-    The keys are those of `checkflow export --to dcp`, flattened: "model.features.0.weight",
-    "optimizer.features.0.weight.exp_avg". Raises StoreError where there is none, CorruptStoreError where a part does
-    not verify.
+    The keys of what StoreWriter saved are those that it was given. Of what `attach` saved they are those of
+    `checkflow export --to dcp`, flattened: "model.features.0.weight", "optimizer.features.0.weight.exp_avg". Raises
+    StoreError where there is none, CorruptStoreError where a part does not verify.
     """
 
     def __init__(self, store: str | os.PathLike[str], iteration: int | None = None) -> None:
@@ -59,34 +87,26 @@ class StoreReader(StorageReader):
         self._store = Path(store)
         self._iteration = iteration
         self._parts: Complete | None = None
-        self._read: dict[tuple[int, str], TensorFile] = {}
-        self._stored: dict[MetadataIndex, _Stored] = {}
+        self._stored: Mapping[MetadataIndex, _StoredChunk | _StoredValue] = {}
+
+    @property
+    def checkpoint_id(self) -> Path:
+        """The store."""
+        return self._store
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Another store."""
         if checkpoint_id is not None:
             self._store = Path(checkpoint_id)
         self._parts = None
-        self._read.clear()
 
     def read_metadata(self, *_args: object, **_kwargs: object) -> Metadata:
-        """What there is, by key."""
-        parts = self._found()
-        tensors: dict[str, TensorStorageMetadata] = {}
-        stored: dict[MetadataIndex, _Stored] = {}
-        for file_name in files_of(parts.ranks[0]):
-            file = self._file(0, file_name)
-            for name in (*file.tensors, *file.aliases):
-                state = StateName.of(holder_of(file_name), name)
-                held = file.tensors[file.aliases.get(name, name)]
-                shard = parts.ranks[0].record.shards.get(state)
-                shape = torch.Size(held.shape if shard is None else shard.shape)
-                chunks: list[ChunkStorageMetadata] = []
-                for place, rank in owners_of(parts, 0, state, tuple(shape)).items():
-                    chunks.append(ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.sizes)))
-                    stored[MetadataIndex(_key(state), place.offsets)] = _Stored(rank, file_name, name)
-                tensors[_key(state)] = TensorStorageMetadata(TensorProperties(dtype=held.dtype), shape, chunks)
-        return Metadata(state_dict_metadata=tensors, storage_data=stored)  # type: ignore[arg-type]
+        """What there is now, by key."""
+        self._parts = _newest(self._store, self._iteration)
+        of_dict = self._parts.ranks[0].record.state_dict is not None
+        found = _metadata_of_dict(self._parts) if of_dict else _metadata_of_training(self._parts)
+        found.storage_meta = StorageMeta(checkpoint_id=self._store)
+        return found
 
     def set_up_storage_reader(self, metadata: Metadata, *_args: object, **_kwargs: object) -> None:
         self._stored = metadata.storage_data
@@ -98,16 +118,26 @@ class StoreReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        for item in plan.items:
-            place = self._stored[item.storage_index]
-            file = self._file(place.rank, place.file)
-            source = file.tensors[file.aliases.get(place.tensor, place.tensor)].view()
-            for dim, (offset, size) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                source = source.narrow(dim, offset, size)
-            target = planner.resolve_tensor(item).detach()
-            target.copy_(source)
-            planner.commit_tensor(item, target)
-        self._read.clear()
+        if self._parts is None:  # the metadata are another reader's
+            self._parts = _newest(self._store, self._iteration)
+
+        def place(item: ReadItem) -> tuple[int, str]:
+            return self._stored[item.storage_index].place
+
+        for (rank, name), items in groupby(sorted(plan.items, key=place), key=place):  # a file is held at a time
+            file = None if name == RECORD else _file(self._parts, rank, name)
+            for item in items:
+                stored = self._stored[item.storage_index]
+                if isinstance(stored, _StoredValue):
+                    planner.load_bytes(item, _as_torch_saves(self._parts, stored))
+                    continue
+                assert file is not None
+                source = chunk_of(file, stored.dtype, stored.chunk, str(self._parts.ranks[rank].checkpoint.path))
+                for dim, (offset, size) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                    source = source.narrow(dim, offset, size)
+                target = planner.resolve_tensor(item).detach()
+                target.copy_(source)
+                planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -126,16 +156,76 @@ class StoreReader(StorageReader):
             self._parts = with_whole_optimizers(found[0], 0)
         return self._parts
 
-    def _file(self, rank: int, name: str) -> TensorFile:
-        if (rank, name) not in self._read:
-            ranks = self._found().ranks
-            try:
-                self._read[rank, name] = whole_file(ranks[rank], name, dict(enumerate(ranks)))
-            except CorruptStoreError as error:
-                raise CorruptStoreError(f"{ranks[rank].checkpoint.path}: {error}") from None
-        return self._read[rank, name]
+def _newest(store: Path, iteration: int | None) -> Complete:
+    """Of that iteration, if given. Raises StoreError where every rank has none, InputError for one in parts."""
+    found = [parts for parts in all_in(store) if iteration in (None, parts.mark.iteration)]
+    if not found:
+        raise StoreError(f"{store}: has no such checkpoint that every rank has; see checkflow list")
+    if found[0].ranks[0].record.replay is not None or found[0].ranks[0].record.lanes:
+        raise InputError(f"{store}: was saved in parts; checkflow export --to dcp brings them together")
+    return found[0]
 
 
-def _key(name: StateName) -> str:
-    """As torch.distributed.checkpoint flattens {holder: {path: tensor}}."""
-    return f"{name.holder}.{name.path}"
+def _metadata_of_training(parts: Complete) -> Metadata:
+    tensors: dict[str, STORAGE_TYPES] = {}
+    stored: dict[MetadataIndex, _StoredChunk | _StoredValue] = {}
+    paths: dict[str, tuple[str, str]] = {}
+    for file_name in files_of(parts.ranks[0]):
+        file = _file(parts, 0, file_name)
+        for name in (*file.tensors, *file.aliases):
+            state = StateName.of(holder_of(file_name), name)
+            held = file.tensors[file.aliases.get(name, name)]
+            shard = parts.ranks[0].record.shards.get(state)
+            shape = held.shape if shard is None else shard.shape
+            chunks = tuple(
+                ChunkRecord(rank=rank, tensor=name, offsets=place.offsets, sizes=place.sizes)
+                for place, rank in owners_of(parts, 0, state, shape).items()
+            )
+            record = TensorRecord(dtype=name_of(held.dtype), shape=shape, chunks=chunks)
+            key = f"{state.holder}.{state.path}"  # as torch.distributed.checkpoint flattens {holder: {path: tensor}}
+            paths[key] = state.holder, state.path
+            tensors[key] = _described(record)
+            stored |= _places(key, record, file_name)
+    return Metadata(state_dict_metadata=tensors, planner_data=paths, storage_data=stored)
+
+
+def _metadata_of_dict(parts: Complete) -> Metadata:
+    index = index_of(parts)
+    described: dict[str, STORAGE_TYPES] = {}
+    stored: dict[MetadataIndex, _StoredChunk | _StoredValue] = {}
+    for key, record in index.tensors.items():
+        described[key] = _described(record)
+        stored |= _places(key, record, FILE)
+    for key, rank in index.values.items():
+        described[key] = BytesStorageMetadata()
+        stored[MetadataIndex(key)] = _StoredValue(rank, key)
+    planner = decode(index.planner, f"{parts.ranks[0].checkpoint.path}: planner")
+    return Metadata(state_dict_metadata=described, planner_data=planner, storage_data=stored)
+
+
+def _described(record: TensorRecord) -> TensorStorageMetadata:
+    chunks = [ChunkStorageMetadata(torch.Size(each.offsets), torch.Size(each.sizes)) for each in record.chunks]
+    return TensorStorageMetadata(TensorProperties(dtype=TENSOR_DTYPES[record.dtype]), torch.Size(record.shape), chunks)
+
+
+def _places(key: str, record: TensorRecord, file: str) -> dict[MetadataIndex, _StoredChunk]:
+    return {MetadataIndex(key, chunk.offsets): _StoredChunk(file, record.dtype, chunk) for chunk in record.chunks}
+
+
+def _as_torch_saves(parts: Complete, stored: _StoredValue) -> io.BytesIO:
+    """A value as planners want it: pickled here, of what JSON says, so that nothing from the disk is unpickled."""
+    value = decode(
+        value_of(parts, stored.key, stored.rank), f"{parts.ranks[stored.rank].checkpoint.path}: {stored.key}"
+    )
+    found = io.BytesIO()
+    torch.save(value, found)
+    found.seek(0)
+    return found
+
+
+def _file(parts: Complete, rank: int, name: str) -> TensorFile:
+    """A rank's file, verified, with what other ranks saved in its place. Raises CorruptStoreError that names it."""
+    try:
+        return whole_file(parts.ranks[rank], name, dict(enumerate(parts.ranks)))
+    except CorruptStoreError as error:
+        raise CorruptStoreError(f"{parts.ranks[rank].checkpoint.path}: {error}") from None

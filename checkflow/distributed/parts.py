@@ -68,7 +68,13 @@ def all_in(store: Path, *, but: int = 0) -> list[Complete]:
         if len(ranks) == size != but:
             held = [marks_in(store / directory_of(rank, size)) for rank in ranks]
             found += [Complete(mark, tuple(marks[mark] for marks in held)) for mark in common(held)]
-    return sorted(found, key=lambda parts: parts.mark, reverse=True)
+    return sorted(found, key=_age, reverse=True)
+
+
+def _age(parts: Complete) -> tuple[int, int, int]:
+    """A later one is greater: of one process's it is the one with the higher serial, whatever its iteration."""
+    serial = 0 if parts.mark.attempt else parts.ranks[0].checkpoint.serial
+    return parts.mark.attempt, serial, parts.mark.iteration
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,13 @@ from checkflow import strictjson
 from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in
 from checkflow.distributed.reading import bytes_of, files_of, tensors_of, whole_file
+from checkflow.distributed.state_dicts import FILE, assembled, values_of
 from checkflow.errors import CorruptStoreError, FormatError, InputError, StoreError
 from checkflow.state.host.record import Record, ShardRecord
 from checkflow.state.live import entry_stems, live_state
 from checkflow.state.names import StateName, file_of, holder_of, owner
 from checkflow.state.restore.files import FileTensor, TensorFile
+from checkflow.state.restore.match import check_is_of_training
 from checkflow.state.restore.rebuild import written
 from checkflow.state.shards import Place, is_shared, place_of
 from checkflow.store.format.manifest import RECORD
@@ -51,6 +53,7 @@ def reshaped(parts: Complete, rank: int, where: Where) -> Reshaped:
     parts = with_whole_optimizers(parts, number)
     first = parts.ranks[number]
     record = first.record
+    check_is_of_training(record)
     if record.replay is not None or record.lanes:
         raise InputError(
             f"{first.checkpoint.path.name}: was saved in parts, which only the training that saved it can restore; "
@@ -77,7 +80,8 @@ def consolidated(store: Path, iteration: int | None = None) -> tuple[Loaded, tup
             continue
         checkpoint = parts.ranks[0].checkpoint
         try:
-            made = reshaped(parts, 0, whole)
+            of_dict = parts.ranks[0].record.state_dict is not None
+            files = {FILE: assembled(parts)} if of_dict else reshaped(parts, 0, whole).files
             record = bytes(bytes_of(parts.ranks[0], RECORD))
         except CorruptStoreError as error:
             skipped.append(SkippedCheckpoint(checkpoint.path, checkpoint.serial, checkpoint.iteration, str(error)))
@@ -86,8 +90,10 @@ def consolidated(store: Path, iteration: int | None = None) -> tuple[Loaded, tup
         assert isinstance(document, dict)
         of_all = {key: value for key, value in document.items() if key not in ("member", "shards", "elsewhere")}
         of_all["optimizers"] = [each.model_dump(mode="json", exclude_defaults=True) for each in made.record.optimizers]
+        if of_dict:
+            of_all["state_dict"] = {"values": values_of(parts)}
         text = json.dumps(of_all, separators=(",", ":"), ensure_ascii=False).encode()
-        return Loaded(checkpoint, {name: written(file) for name, file in made.files.items()}, text), tuple(skipped)
+        return Loaded(checkpoint, {name: written(file) for name, file in files.items()}, text), tuple(skipped)
     if skipped:
         raise CorruptStoreError(f"{store}: no checkpoint verifies on every rank ({skipped[0]}); restore it from a copy")
     has = ", ".join(str(each) for each in sorted({parts.mark.iteration for parts in found})) or "none"

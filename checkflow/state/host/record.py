@@ -181,6 +181,53 @@ class ShardRecord(BaseModel):
     sizes: tuple[Annotated[int, Field(ge=0)], ...]
 
 
+class ChunkRecord(BaseModel):
+    """A part of a tensor: whose file has it, under which name there, and where it lies in the whole."""
+
+    model_config = _STRICT
+
+    rank: Annotated[int, Field(ge=0)]
+    tensor: str
+    offsets: tuple[Annotated[int, Field(ge=0)], ...]
+    sizes: tuple[Annotated[int, Field(ge=0)], ...]
+
+
+class TensorRecord(BaseModel):
+    """A tensor of a state_dict, whole: torch's name of its dtype, its shape, and its parts."""
+
+    model_config = _STRICT
+
+    dtype: str
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    chunks: tuple[ChunkRecord, ...]
+
+
+class IndexRecord(BaseModel):
+    """What all ranks' parts of a state_dict are together, by flattened key.
+
+    `values`: whose record has what is no tensor; `planner`: what the planner keeps, where each key lies in the nested
+    dict.
+    """
+
+    model_config = _STRICT
+
+    tensors: dict[str, TensorRecord]
+    values: dict[str, Annotated[int, Field(ge=0)]]
+    planner: Json
+
+
+class StateDictRecord(BaseModel):
+    """What torch.distributed.checkpoint saved here: its tensors are in "state.safetensors", in no model's file.
+
+    `index` is in one rank's record, which is written last.
+    """
+
+    model_config = _STRICT
+
+    values: dict[str, Json]
+    index: IndexRecord | None = None
+
+
 class Record(BaseModel):
     """A checkpoint's host half. `iteration` iterations were completed."""
 
@@ -204,6 +251,7 @@ class Record(BaseModel):
     elsewhere: dict[str, Annotated[int, Field(ge=0)]] = {}  # of what all ranks have alike: who saved it, by state name
     approximate: ApproximateRecord | None = None
     proof: str = ""  # of a delta: xxh3-128 of the state that its updates make, as training has it
+    state_dict: StateDictRecord | None = None  # in the place of models, optimizers and objects
     losses: tuple[float, ...] = ()  # the last ones that step() was given, oldest first
 
 

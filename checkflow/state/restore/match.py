@@ -146,6 +146,7 @@ class _Matched:
 
 
 def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training, objects: HostObjects) -> _Matched:
+    check_is_of_training(parsed)
     tensors = {**dict.fromkeys(_file_names(parsed), TensorFile({}, {})), **tensors}  # without state there is no file
     names = parameter_names(training)
     models = modules_of(training)
@@ -177,6 +178,15 @@ def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training
     ours = modules_alike(training)
     buffers = list(zip(ours, shares, strict=True)) if len(ours) == len(shares) else []  # of another kind of training
     return _Matched(matched, copies, extra, plans, generators, metadata, missing, replay, buffers)
+
+
+def check_is_of_training(record: Record) -> None:
+    """Raises InputError for what torch.distributed.checkpoint saved."""
+    if record.state_dict is not None:
+        raise InputError(
+            f"iteration {record.iteration} is a state_dict that StoreWriter saved; read it with "
+            "torch.distributed.checkpoint's load and a StoreReader, or choose another iteration"
+        )
 
 
 def files_of(record: Record, files: Mapping[str, memoryview]) -> dict[str, TensorFile]:

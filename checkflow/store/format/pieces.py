@@ -1,13 +1,14 @@
-"""A file's bytes as they lie in a slot, in pieces ready to be written."""
+"""A file's bytes in pieces ready to be written: as they lie in a slot, or packed one after the other."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from checkflow.dtypes import ITEM_BYTES
+from checkflow.store.format.blocks import buffer_of
 from checkflow.store.format.disk import WRITE_BYTES
-from checkflow.store.format.layout import PlacedFile, PlacedTensor
+from checkflow.store.format.layout import PlacedFile, PlacedTensor, padded
 
 
 def pieces(slot: memoryview, file: PlacedFile) -> Iterator[memoryview]:
@@ -44,3 +45,24 @@ def _logical(slot: memoryview, tensor: PlacedTensor) -> memoryview:
     shaped = in_memory.reshape([spec.shape[dimension] for dimension in spec.order])
     moved = shaped.transpose([spec.order.index(dimension) for dimension in range(len(spec.shape))])
     return memoryview(moved.tobytes())
+
+
+def packed(sources: Iterable[memoryview], size_bytes: int) -> Iterator[memoryview]:
+    """A file of so many bytes from what is to follow without a hole, padded, in pieces of 16 MiB at aligned addresses.
+
+    Each piece has memory of its own, and a source is asked for once the one before it is in a piece.
+    """
+    left = padded(size_bytes)
+    piece, filled = buffer_of(min(WRITE_BYTES, left)), 0
+    for source in sources:
+        rest = source
+        while len(rest):
+            taken = min(len(rest), len(piece) - filled)
+            piece[filled : filled + taken] = rest[:taken]
+            rest, filled = rest[taken:], filled + taken
+            if filled == len(piece):
+                left -= filled
+                yield piece
+                piece, filled = buffer_of(min(WRITE_BYTES, left)), 0
+    if filled:
+        yield piece

@@ -116,17 +116,24 @@ def write_checkpoint(
         text = manifest.render()
         files.write(temporary / MANIFEST, [memoryview(text)], len(text))
         files.sync()
+    name_for_good(disk, temporary, store / directory_name(serial, staged.iteration))
+    progress()
+    return Published(manifest, found, written_bytes)
+
+
+def name_for_good(disk: Disk, temporary: Path, final: Path) -> None:
+    """Give a directory, all files of which are synced, the name of a checkpoint. Raises OSError, also where one has it.
+
+    Durable once this returns; after an error it has its temporary name again, where that can be had.
+    """
     disk.sync_directory(temporary)
-    final = store / directory_name(serial, staged.iteration)
     disk.rename(temporary, final)
     try:
-        disk.sync_directory(store)
+        disk.sync_directory(final.parent)
     except OSError:
         with contextlib.suppress(OSError):
             disk.rename(final, temporary)  # else each try would leave a whole one
         raise
-    progress()
-    return Published(manifest, found, written_bytes)
 
 
 def _linked(disk: Disk, source: Path, target: Path, name: str) -> bool:
