@@ -47,7 +47,7 @@ def test_what_ranks_save_they_load(kind: str, size: int, tmp_path: Path, capsys:
     for rank in range(size):
         own = found[f"of {rank}"]
         assert own == {"number": 200 + rank, "tensor": own["tensor"], "names": ("é", {1: b"\0"})}  # type: ignore[index]
-        assert own["tensor"].tolist() == [2.0] * (rank + 1)  # type: ignore[index]
+        assert own["tensor"].tolist() == [2.0] * (rank + 1)
     before = loaded(store, {"of 1": {"number": 0}}, 10)
     assert before == {"of 1": {"number": 101}}
     assert run(["export", str(store), "--to", "torch", "-o", str(tmp_path / "whole.pt")]) == 0
