@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -32,7 +33,7 @@ from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in
 from checkflow.distributed.reading import files_of, whole_file
 from checkflow.distributed.resharding import owners_of
-from checkflow.distributed.state_dicts import FILE, chunk_of, index_of, value_of
+from checkflow.distributed.state_dicts import FILE, chunk_of, index_of, rank_with_index, value_of
 from checkflow.dtypes import name_of
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.state.host.decode import decode
@@ -86,6 +87,7 @@ class StoreReader(StorageReader):
         super().__init__()
         self._store = Path(store)
         self._iteration = iteration
+        self.load_id = str(uuid.uuid4())  # for logs
         self._parts: Complete | None = None
         self._stored: Mapping[MetadataIndex, _StoredChunk | _StoredValue] = {}
 
@@ -105,7 +107,8 @@ class StoreReader(StorageReader):
         self._parts = _newest(self._store, self._iteration)
         of_dict = self._parts.ranks[0].record.state_dict is not None
         found = _metadata_of_dict(self._parts) if of_dict else _metadata_of_training(self._parts)
-        found.storage_meta = StorageMeta(checkpoint_id=self._store)
+        saved = self._parts.ranks[rank_with_index(self._parts) if of_dict else 0].checkpoint.path.name
+        found.storage_meta = StorageMeta(checkpoint_id=self._store, save_id=saved, load_id=self.load_id)
         return found
 
     def set_up_storage_reader(self, metadata: Metadata, *_args: object, **_kwargs: object) -> None:

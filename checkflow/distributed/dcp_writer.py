@@ -21,13 +21,13 @@ from torch.futures import Future
 
 from checkflow.distributed.dcp_plans import RankPlan, index_of_all, rank_plan, record_of
 from checkflow.distributed.marks import Mark
-from checkflow.distributed.parts import all_in, gathered_in
+from checkflow.distributed.parts import newest_mark
 from checkflow.errors import InputError
 from checkflow.state.host.capture import versions
 from checkflow.state.host.record import MemberRecord
 from checkflow.store import alone
 from checkflow.store.format.begun import Begun
-from checkflow.store.format.manifest import MAX_FILE_BYTES
+from checkflow.store.format.manifest import MAX_FILE_BYTES, directory_name
 from checkflow.store.format.ranks import directory_of
 
 __all__ = ["StoreWriter"]
@@ -82,6 +82,7 @@ class StoreWriter(StorageWriter):
         if iteration is not None and (type(iteration) is not int or not 0 <= iteration <= MAX_FILE_BYTES):
             raise InputError(f"iteration: is {iteration!r:.80}; give how many are completed, 0 or more")
         self._store = Path(store)
+        self.save_id: str | None = None  # of the last save, where this is its coordinator: its checkpoint's name
         self._iteration = iteration
         self._is_coordinator = False
         self._before = _Before(0, 0, None)
@@ -94,7 +95,7 @@ class StoreWriter(StorageWriter):
         return self._store
 
     def storage_meta(self) -> StorageMeta:
-        return StorageMeta(checkpoint_id=self._store)
+        return StorageMeta(checkpoint_id=self._store, save_id=self.save_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Another store."""
@@ -157,7 +158,8 @@ class StoreWriter(StorageWriter):
         except BaseException:
             alone.discard(begun)
             raise
-        alone.publish(begun, share.mark.iteration, record, versions(), _tell)
+        manifest = alone.publish(begun, share.mark.iteration, record, versions(), _tell)
+        self.save_id = directory_name(manifest.serial, manifest.iteration)
         self._iteration = None
         metadata.storage_data = {each.index: each.storage_data for of_rank in results for each in of_rank}
         metadata.storage_meta = self.storage_meta()
@@ -169,10 +171,8 @@ class StoreWriter(StorageWriter):
 
 def _seen_in(store: Path, asked: int | None) -> _Before:
     """Raises StoreError for what is no store."""
-    marks = [each.mark for each in gathered_in(store)]
-    newest = max(marks, default=Mark(0, 0))
-    iteration = newest.iteration if newest.attempt else next((each.mark.iteration for each in all_in(store)), 0)
-    return _Before(newest.attempt, iteration, asked)
+    attempt, iteration = newest_mark(store) or Mark(0, 0)
+    return _Before(attempt, iteration, asked)
 
 
 def _next(before: Sequence[_Before], size: int) -> Mark:

@@ -15,7 +15,7 @@ from checkflow.store.format.reader import (
     Checkpoint,
     SkippedCheckpoint,
     checkpoint_names,
-    list_checkpoints,
+    examine,
     nothing_is_scarce,
     read_file,
 )
@@ -108,15 +108,28 @@ def directories_in(store: Path, *, but: int) -> list[Path]:
     return [directory for directory in found if directory.exists() and checkpoint_names(directory)]
 
 
+def newest_mark(store: Path) -> Mark | None:
+    """The latest of which any rank has a part, of each directory only the newest being read. Raises StoreError."""
+    ranks = [store / directory_of(rank, size) for size, found in ranks_in(store).items() for rank in found]
+    newest = (next(_parts_in(directory), None) for directory in (store, *ranks))
+    marks = [
+        Mark(0 if part.record.member is None else part.record.member.attempt, part.record.iteration)
+        for part in newest
+        if part is not None
+    ]
+    return max(marks, default=None)
+
+
 def _parts_in(store: Path) -> Iterator[RankPart]:
     """Newest first."""
     if not store.exists():
         return
-    for checkpoint in list_checkpoints(store):
-        if isinstance(checkpoint, SkippedCheckpoint):
-            continue
+    for name in checkpoint_names(store):
         try:
             with nothing_is_scarce(store):
+                checkpoint = examine(store, name)
+                if isinstance(checkpoint, SkippedCheckpoint):
+                    continue
                 part = RankPart(checkpoint, parse_record(bytes(read_file(checkpoint, RECORD))))
         except (CorruptStoreError, FormatError):  # no part of anything
             continue

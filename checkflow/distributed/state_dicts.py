@@ -20,16 +20,23 @@ FILE = "state.safetensors"
 
 def index_of(parts: Complete) -> IndexRecord:
     """Where everything is: each part of a tensor within it, of a rank that there is. Raises CorruptStoreError."""
-    found = [part.index for part in map(state_dict_of, parts.ranks) if part.index is not None]
-    if len(found) != 1:
-        raise CorruptStoreError(f"{_name(parts)}: {len(found)} of its records say what is where, not one")
-    for key, tensor in found[0].tensors.items():
+    index = state_dict_of(parts.ranks[rank_with_index(parts)]).index
+    assert index is not None
+    for key, tensor in index.tensors.items():
         if tensor.dtype not in CODES:
             raise CorruptStoreError(f"{_name(parts)}: its index gives {key!r:.200} the dtype {tensor.dtype!r:.20}")
         if not all(_is_within(chunk, tensor.shape) and chunk.rank < parts.size for chunk in tensor.chunks):
             raise CorruptStoreError(f"{_name(parts)}: its index has a part of {key!r:.200} outside of it")
-    if any(rank >= parts.size for rank in found[0].values.values()):
+    if any(rank >= parts.size for rank in index.values.values()):
         raise CorruptStoreError(f"{_name(parts)}: its index names a rank that it does not have")
+    return index
+
+
+def rank_with_index(parts: Complete) -> int:
+    """The one that was the coordinator. Raises CorruptStoreError where there is none, or more."""
+    found = [rank for rank, part in enumerate(map(state_dict_of, parts.ranks)) if part.index is not None]
+    if len(found) != 1:
+        raise CorruptStoreError(f"{_name(parts)}: {len(found)} of its records say what is where, not one")
     return found[0]
 
 

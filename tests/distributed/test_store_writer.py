@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 import checkflow
 from checkflow.cli import run
 from checkflow.dtypes import CODES
+from checkflow.state.host.record import parse_record
 
 MiB = 2**20
 
@@ -158,6 +159,9 @@ def test_each_save_is_the_next_checkpoint(tmp_path: Path) -> None:
     iterations = [name.split("-")[-1] for name in checkpoints(store)]
     assert iterations == ["1", "2", "3", "4", "2", "3"]
     reader = checkflow.StoreReader(store)
+    told = reader.read_metadata().storage_meta
+    assert told is not None and later.save_id == "00000006-iteration-3"
+    assert (told.checkpoint_id, told.save_id, told.load_id) == (store, later.save_id, reader.load_id)
     state: dict[str, object] = {"epoch": -1}
     load(state, storage_reader=reader)
     assert state == {"epoch": 5}
@@ -168,6 +172,25 @@ def test_each_save_is_the_next_checkpoint(tmp_path: Path) -> None:
     assert loaded(store, {"epoch": -1}, 1) == {"epoch": 0}
     save({"epoch": 7}, storage_writer=later, checkpoint_id=tmp_path / "b")
     assert checkpoints(tmp_path / "b") == ["00000001-iteration-1"]
+
+
+def test_a_save_does_not_take_longer_the_more_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is there only the newest is read."""
+    from checkflow.distributed import parts
+
+    read: list[object] = []
+
+    def parsed(data: bytes) -> object:
+        read.append(data)
+        return parse_record(data)
+
+    writer = checkflow.StoreWriter(tmp_path)
+    for epoch in range(4):
+        save({"epoch": epoch}, storage_writer=writer)
+    monkeypatch.setattr(parts, "parse_record", parsed)
+    save({"epoch": 4}, storage_writer=writer)
+    assert len(read) == 1
+    assert checkpoints(tmp_path)[-1] == "00000005-iteration-5"
 
 
 def test_the_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
