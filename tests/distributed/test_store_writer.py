@@ -364,6 +364,20 @@ def test_training_and_state_dicts_in_one_store(tmp_path: Path) -> None:
     assert loaded(tmp_path, {"epoch": 0}, 3) == {"epoch": 1}
 
 
+def test_what_another_rank_s_failure_left_is_gone_with_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator's files are there, and are never named."""
+    writer = checkflow.StoreWriter(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "finish", None)  # as where torch does not come to it
+        with pytest.raises(CheckpointException):
+            save({"a": torch.ones(2)}, storage_writer=writer)
+    assert not checkpoints(tmp_path) and len(list(tmp_path.glob(".incomplete-*"))) == 1
+    save({"a": torch.ones(2)}, storage_writer=writer)
+    assert checkpoints(tmp_path) == ["00000001-iteration-1"] and not list(tmp_path.glob(".*"))
+
+
 @pytest.mark.parametrize("iteration", [-1, 1.5, True, "3", 2**60])
 def test_an_iteration_is_a_number(iteration: object, tmp_path: Path) -> None:
     with pytest.raises(checkflow.InputError, match=r"iteration: is .*; give how many are completed"):
