@@ -79,16 +79,16 @@ def asked() -> argparse.Namespace:
 def table(report: Report) -> str:
     """As the page has it."""
     lines = [
-        "| file | run | passed with torch's | passed with ours | readers and writers of ours | seconds |",
-        "|---|---|---|---|---|---|",
+        "| file | run | skipped | passed with torch's | passed with ours | readers, writers of ours | seconds |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in report.rows:
-        ran = [became for became in row.torchs.tests.values() if became != "skipped"]
-        passed = list(row.ours.tests.values()).count("passed")
+        became = list(row.torchs.tests.values())
+        ours = row.ours.wrong or list(row.ours.tests.values()).count("passed")
         made = f"{row.ours.readers}, {row.ours.writers}" if row.ours.readers + row.ours.writers else ""
         lines.append(
-            f"| {row.file} | {len(ran)} | {row.torchs.wrong or ran.count('passed')} | {row.ours.wrong or passed} "
-            f"| {made} | {row.ours.seconds:.0f} |"
+            f"| {row.file} | {len(became) - became.count('skipped')} | {became.count('skipped')} "
+            f"| {row.torchs.wrong or became.count('passed')} | {ours} | {made} | {row.ours.seconds:.0f} |"
         )
     return "\n".join(lines)
 

@@ -63,7 +63,7 @@ def test_ours_are_in_the_place_of_torchs(tmp_path: Path) -> None:
     )
     assert process.returncode == 1, process.stderr
     assert "tests of 2.13.0" in process.stdout
-    assert "| test_small | 3 | 2 | 1 | 2, 1 |" in process.stdout
+    assert "| test_small | 3 | 1 | 2 | 1 | 2, 1 |" in process.stdout
     assert "* test_small, Small.test_is_torchs_in_each_process: AssertionError" in process.stdout
     assert "* test_small, Small.test_fails: fails with torch's own classes, too: KeyError 'always'" in process.stdout
     (row,) = json.loads(report.read_text())["rows"]
