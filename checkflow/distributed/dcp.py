@@ -149,15 +149,6 @@ class StoreReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return Path(checkpoint_id).is_dir()
 
-    def _found(self) -> Complete:
-        if self._parts is None:
-            found = [parts for parts in all_in(self._store) if self._iteration in (None, parts.mark.iteration)]
-            if not found:
-                raise StoreError(f"{self._store}: has no such checkpoint that every rank has; see checkflow list")
-            if found[0].ranks[0].record.replay is not None or found[0].ranks[0].record.lanes:
-                raise InputError(f"{self._store}: was saved in parts; checkflow export --to dcp brings them together")
-            self._parts = with_whole_optimizers(found[0], 0)
-        return self._parts
 
 def _newest(store: Path, iteration: int | None) -> Complete:
     """Of that iteration, if given. Raises StoreError where every rank has none, InputError for one in parts."""
@@ -166,7 +157,7 @@ def _newest(store: Path, iteration: int | None) -> Complete:
         raise StoreError(f"{store}: has no such checkpoint that every rank has; see checkflow list")
     if found[0].ranks[0].record.replay is not None or found[0].ranks[0].record.lanes:
         raise InputError(f"{store}: was saved in parts; checkflow export --to dcp brings them together")
-    return found[0]
+    return with_whole_optimizers(found[0], 0)
 
 
 def _metadata_of_training(parts: Complete) -> Metadata:

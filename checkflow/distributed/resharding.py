@@ -80,8 +80,8 @@ def consolidated(store: Path, iteration: int | None = None) -> tuple[Loaded, tup
             continue
         checkpoint = parts.ranks[0].checkpoint
         try:
-            of_dict = parts.ranks[0].record.state_dict is not None
-            files = {FILE: assembled(parts)} if of_dict else reshaped(parts, 0, whole).files
+            made = reshaped(parts, 0, whole) if parts.ranks[0].record.state_dict is None else None
+            files = {FILE: assembled(parts)} if made is None else made.files
             record = bytes(bytes_of(parts.ranks[0], RECORD))
         except CorruptStoreError as error:
             skipped.append(SkippedCheckpoint(checkpoint.path, checkpoint.serial, checkpoint.iteration, str(error)))
@@ -89,9 +89,11 @@ def consolidated(store: Path, iteration: int | None = None) -> tuple[Loaded, tup
         document = strictjson.loads(record)
         assert isinstance(document, dict)
         of_all = {key: value for key, value in document.items() if key not in ("member", "shards", "elsewhere")}
-        of_all["optimizers"] = [each.model_dump(mode="json", exclude_defaults=True) for each in made.record.optimizers]
-        if of_dict:
+        if made is None:
             of_all["state_dict"] = {"values": values_of(parts)}
+        else:
+            optimizers = made.record.optimizers
+            of_all["optimizers"] = [each.model_dump(mode="json", exclude_defaults=True) for each in optimizers]
         text = json.dumps(of_all, separators=(",", ":"), ensure_ascii=False).encode()
         return Loaded(checkpoint, {name: written(file) for name, file in files.items()}, text), tuple(skipped)
     if skipped:
