@@ -159,7 +159,8 @@ def one_round(model: str, schedule: Schedule | None, iterations: int, persist_ev
         )  # fmt: skip
         with attach(training.model, training.optimizer) as ckpt:
             run = partial(overhead.checkpointed, training, ckpt)
-            overhead.turn(run, 2 * schedule.interval - 1)  # the first checkpoint in parts is proven
+            # the first checkpoint in parts is proven; a replica's process is there once it has made one
+            overhead.turn(run, 2 * schedule.interval - 1 + schedule.replica)
             ckpt.save()
             before, earlier, times_s = ckpt.stats(), ckpt.status(), list[float]()
             lost: list[tuple[int, int]] = []

@@ -7,7 +7,7 @@ from checkflow.graph import Graph, Op
 from checkflow.hardware.network import collective_ns, overlapped
 from checkflow.hardware.profile import NAMES, CopyRates, Network, Profile, load_profile
 
-UPDATE_PASSES = 11  # through host memory, of each byte that the host's AdamW updates
+UPDATE_PASSES = 13  # through host memory, of each byte of state that the host updates (benchmarks/replica.py)
 
 
 def operator_time_ns(op: Op, profile: Profile) -> int:
@@ -72,8 +72,7 @@ def copy_ns(size_bytes: int, device: Profile | CopyRates) -> int:
 def host_update_ns(size_bytes: int, device: Profile) -> int | None:
     """What the host takes to update a replica of so many bytes, with its share of the node's memory; None: not known.
 
-    An AdamW passes each byte of its state through memory some eleven times: three for a copy of the replica, one for
-    the gradient's, and seven for the update's own functions, each of which reads and writes a third or two of it.
+    As measured of AdamW: six and a half copies of the state, each of which reads and writes it.
     """
     network = device.network
     if network is None:
