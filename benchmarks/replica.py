@@ -81,7 +81,7 @@ def alone(attached: checkflow.Checkpointer) -> None:
     assert replica is not None
     os.kill(replica.pid, signal.SIGKILL)
     replica.tend = lambda: None  # type: ignore[method-assign]
-    shared.seal = lambda _slot: None  # type: ignore[method-assign]
+    shared.seal = lambda slot: None  # type: ignore[method-assign]  # noqa: ARG005
 
 
 def copied_s(shared: SharedMemory, rounds: int) -> float:

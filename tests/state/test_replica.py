@@ -247,6 +247,31 @@ def test_approximate_is_for_a_replica_alone(tmp_path: Path) -> None:
         assert "\n" not in str(error.value) and not (tmp_path / "s").exists()
 
 
+def test_records_that_outgrow_their_slots_are_whole(tmp_path: Path) -> None:
+    """Both processes make room for them in one memory: each iteration's is more, up to some megabytes."""
+    make, metadata = TRAININGS["sgd"], dict[str, object]()
+    run, schedule = begun(make), replicated(traced(make))
+    with checkflow.attach(
+        run.training.model,
+        run.training.optimizer,
+        schedule=schedule,
+        store=tmp_path / "store",
+        metadata=metadata,
+        when_full="wait",
+        persist_every=checkflow.PersistEvery(iterations=1),
+        retention=checkflow.Retention(last=100),
+        tell=lambda _: None,
+    ) as ckpt:
+        ckpt.restore()
+        for iteration in range(1, ITERATIONS + 1):
+            next(run.steps)
+            metadata["history"] = "x" * 5**iteration
+            ckpt.step()
+        assert ckpt._engine.executor.pipeline.base == 1
+    for iteration, record in records(tmp_path / "store").items():
+        assert record["metadata"] == {"history": "x" * 5**iteration}
+
+
 class Own(torch.optim.SGD):
     """Not torch's."""
 

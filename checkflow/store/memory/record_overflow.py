@@ -1,13 +1,15 @@
 """Room for commit records that outgrew their slot's: at the end of the slots' memfd, as much as they need.
 
-The trainer makes it, and tells the saver where a record lies by the slot's words. It is not mapped, only written and
-read, so that the mapping, which may be pinned, stays as it is.
+Who fills a slot makes it, and says where a record lies by the slot's words. It is not mapped, only written and read, so
+that the mapping, which may be pinned, stays as it is.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from checkflow.errors import StoreError
 from checkflow.store.format.layout import padded
@@ -20,10 +22,12 @@ _PUNCH_HOLE = 1 | 2  # and keep the size
 
 
 class Overflow:
-    """Room by slot. One thread writes."""
+    """Room by slot. One thread of a process writes; several processes may, whose rooms are not each other's."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, locked: Callable[[], AbstractContextManager[bool]]) -> None:
+        """`locked` excludes the other processes, and says whether it does."""
         self._fd = fd
+        self._locked = locked
         self._rooms: dict[int, Span] = {}
 
     def put(self, slot: int, record: bytes) -> int:
@@ -45,10 +49,13 @@ class Overflow:
         old = self._rooms.pop(slot, None)
         if old is not None:  # its end of the file stays, without memory
             call(LIBC.fallocate, self._fd, _PUNCH_HOLE, ctypes.c_int64(old.start_bytes), ctypes.c_int64(old.size_bytes))
-        room = Span(padded(os.fstat(self._fd).st_size), size_bytes)
-        try:
-            os.posix_fallocate(self._fd, room.start_bytes, room.size_bytes)  # all of it or an error, never a SIGBUS
-        except OSError as error:
-            raise StoreError(f"{what}; the system refuses it ({error.strerror}); {advice}") from None
+        with self._locked() as held:
+            if not held:
+                raise StoreError(f"{what}, but another process of checkflow is stopped; continue or kill it")
+            room = Span(padded(os.fstat(self._fd).st_size), size_bytes)
+            try:
+                os.posix_fallocate(self._fd, room.start_bytes, room.size_bytes)  # all of it or an error, never a SIGBUS
+            except OSError as error:
+                raise StoreError(f"{what}; the system refuses it ({error.strerror}); {advice}") from None
         self._rooms[slot] = room
         return room

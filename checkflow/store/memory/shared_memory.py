@@ -126,7 +126,7 @@ class SharedMemory:
         self._words = self._bytes[:CONTROL_BYTES].cast("Q")
         self._mutex = threading.Lock()
         self.pages = Pages(fd, self._bytes)  # the slots', in the trainer
-        self._overflow = Overflow(fd)
+        self._overflow = Overflow(fd, self.locked)
         self.pinned = False
         self._sealed: set[int] = set()
 
