@@ -2,8 +2,8 @@
 
 Beside each other: the whole state at the least interval, GoCkpt's parts at theirs, and `rolling`, which has a
 checkpoint after each iteration; so has `lowdiff`, by a base and gradients, and `lowdiff_plus`, by gradients and a
-replica on the host. "adds" is the certified peak above training's; "MiB/it" is what the link carries in an iteration; "replay"
-is how long a restore makes updates again, in iterations.
+replica on the host. "adds" is the certified peak above training's; "MiB/it" is what the link carries in an iteration;
+"replay" is how long a restore makes updates again, in iterations.
 
     python benchmarks/every_iteration.py [--networks alexnet,bert] [--batches 1,32] [--optimizers sgd,adamw]
 """
