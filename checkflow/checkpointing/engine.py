@@ -32,7 +32,7 @@ from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.matching import rooms_of
 from checkflow.runtime.parts import Parts
 from checkflow.runtime.pipeline import Pipeline, Record
-from checkflow.runtime.rolling import Replicated, Rolling, Vouched
+from checkflow.runtime.rolling import Replicated, Rolling
 from checkflow.runtime.settings import Settings
 from checkflow.state.holders import optimizers_of
 from checkflow.state.host.objects import HostObjects
@@ -162,7 +162,13 @@ class Engine:
     def _parts_of(self, fitting: Fitting, bound: Bound, pipeline: Pipeline) -> Parts:
         others = fitting.schedule, self._training, bound, pipeline, fitting.host, self._prove, self._notify
         if fitting.schedule.replica:
-            return Replicated(*others, lost=lambda: self.handle.replica_lost, vouch=self._vouch)
+            return Replicated(
+                *others,
+                lost=lambda: self.handle.replica_lost,
+                far=self._told_how_far,
+                digest=lambda: digest_of(self._training, self.handle.layouts),
+                confirmed=lambda: self.handle.shared.confirmed > 0,
+            )
         return Rolling(*others) if fitting.schedule.lanes > 1 else Parts(*others)
 
     def _note(self, event: Event) -> None:
@@ -207,14 +213,13 @@ class Engine:
             return what
         return f"{what} ({self._far:.2g} off; approximate=True takes that)"
 
-    def _vouch(self) -> Vouched:
+    def _told_how_far(self) -> float:
         if self._far:
             self._notify(
                 f"{self._store}: checkpoints are approximate: the host's first update is {self._far:.2g} off the "
                 "training's, in units of the largest number in a tensor"
             )
-            return Vouched(far=self._far)
-        return Vouched(digest_of(self._training, self.handle.layouts))
+        return self._far
 
     def _capture(self, iteration: int) -> Record:
         captured = self.fitting.host.capture(iteration)

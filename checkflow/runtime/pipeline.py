@@ -199,6 +199,8 @@ class Pipeline:
                 for checkpoint in filled:
                     self._keep(checkpoint.slot)
                 return []
+            if self.replica:
+                self._unmoved.forget_slot(slot.index)
             timetable, slots = self._timetables[lane], self._slots[lane]
             filled.append(InFlight(iteration, slot, timetable, slots, self._device, whole=True))
         return filled

@@ -34,6 +34,10 @@ class Unmoved:
         """No slot is known to hold any of it."""
         self._statics.clear()
 
+    def forget_slot(self, slot: int) -> None:
+        """Another process has written it."""
+        self._statics = {key: version for key, version in self._statics.items() if key[0] != slot}
+
     def copy(self, checkpoint: InFlight, slots: SlotMap, binding: Binding) -> int:
         """What lies beside the device, and what the slot has not as it is now; the bytes of that.
 

@@ -207,7 +207,8 @@ def test_what_is_due_stays_due_as_it_is_made_whole() -> None:
     taken = take_due(shared)
     assert taken is not None and taken.iteration == 2
     staged(slots, DELTA, 4, due=True)
-    assert give_up_deltas(shared) == [4] and next_step(shared) is None
+    assert [(word.sequence, word.due) for word in give_up_deltas(shared)] == [(3, False), (4, True)]
+    assert next_step(shared) is None
     assert slots.newest_sequence is None and not slots.awaits_replica
     shared.close()
 

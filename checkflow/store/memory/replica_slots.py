@@ -105,22 +105,29 @@ def clear_unfinished(shared: SharedMemory) -> None:
 def next_step(shared: SharedMemory) -> Step | None:
     """The oldest delta, the whole slot before it and one to fill; None where there is none, or no slot is free.
 
-    Deltas that lead to nothing are given up: those from before a newer whole slot, and those without a base.
+    Deltas that lead to nothing are given up: those from before a newer whole slot, and those without a base; also where
+    no slot will be free, for a newer whole one is due, which is written after them.
     """
     with shared.locked(timeout_s=60.0) as held:
-        if not held:
-            return None
-        for delta in _deltas(shared.words()):
+        while held:
             words = shared.words()
-            word, wholes = words[delta], _wholes(words)
-            if word.sequence not in wholes and word.sequence - 1 in wholes and _is_wanted(words, word):
-                free = free_slots(words, WHOLE)
-                if not free:
-                    return None
-                shared.set_word(free[0], Word(SlotState.FILLING, word.sequence))
-                return Step(word.sequence, wholes[word.sequence - 1], delta, free[0])
+            delta = next(iter(_deltas(words)), None)
+            if delta is None:
+                return None
+            step = _step(words, delta)
+            if step is not None:
+                shared.set_word(step.into, Word(SlotState.FILLING, step.sequence))
+                return step
+            if _leads_on(words, delta) and not _is_late(words, delta):
+                return None
             _give_up(shared, delta)
         return None
+
+
+def can_step(words: Sequence[Word]) -> bool:
+    """Whether the process that brings the replica on has something to do, or is doing it."""
+    deltas = _deltas(words)
+    return bool(deltas) and (_step(words, deltas[0]) is not None or not _leads_on(words, deltas[0]))
 
 
 def made(shared: SharedMemory, step: Step, iteration: int, record: bytes) -> None:
@@ -130,16 +137,39 @@ def made(shared: SharedMemory, step: Step, iteration: int, record: bytes) -> Non
         word = shared.word(step.delta)
         shared.set_word(step.into, Word(SlotState.STAGED, step.sequence, due=word.due, keep=word.keep))
         shared.set_word(step.delta, Word(SlotState.FREE))
+    shared.steps += 1
 
 
-def give_up_deltas(shared: SharedMemory) -> list[int]:
-    """Nobody will make anything of them. Returns the sequence numbers of those that were due."""
+def give_up_deltas(shared: SharedMemory) -> list[Word]:
+    """Nobody will make anything of them, nor of what was being made. Returns what they were, the oldest first."""
     with shared.locked(timeout_s=60.0):
         words = shared.words()
-        lost = [words[delta].sequence for delta in _deltas(words) if words[delta].due]
-        for delta in _deltas(words):
-            shared.set_word(delta, Word(SlotState.FREE))
-        return lost
+        for index, word in enumerate(words):
+            if (index % KINDS == DELTA and word.state is SlotState.STAGED) or _is_made(word):
+                shared.set_word(index, Word(SlotState.FREE))
+        return deltas_in(words)
+
+
+def _step(words: Sequence[Word], delta: int) -> Step | None:
+    """What can be made of a delta, if a slot is free or being filled with it."""
+    sequence, wholes = words[delta].sequence, _wholes(words)
+    if not _leads_on(words, delta):
+        return None
+    doing = [index for index in range(WHOLE, len(words), KINDS) if _is_made(words[index])]
+    free = doing or free_slots(words, WHOLE)
+    return Step(sequence, wholes[sequence - 1], delta, free[0]) if free else None
+
+
+def _leads_on(words: Sequence[Word], delta: int) -> bool:
+    """Whether the next whole slot is to be made of it."""
+    sequence, wholes = words[delta].sequence, _wholes(words)
+    return sequence not in wholes and sequence - 1 in wholes and _is_wanted(words, words[delta])
+
+
+def _is_late(words: Sequence[Word], delta: int) -> bool:
+    """Whether something newer than it is whole, and due: that is not written before it, and so no slot is freed."""
+    wholes = [words[index] for index in _wholes(words).values()]
+    return any(word.due and word.sequence > words[delta].sequence for word in wholes)
 
 
 def _is_wanted(words: Sequence[Word], delta: Word) -> bool:

@@ -40,14 +40,12 @@ def recover(shared: SharedMemory) -> None:
 
 
 def take_due(shared: SharedMemory) -> Taken | None:
-    """The oldest checkpoint that is due; None if none is."""
+    """The oldest checkpoint that is due; None if none is, or it is not whole yet: what is newer comes after it."""
     with shared.locked(timeout_s=60.0) as held:
-        due = [
-            (word.sequence, index)
-            for index, word in enumerate(shared.words())
-            if word.due and _staged(word) and shared.needs(index) != NOT_YET_WHOLE
-        ]
-        return _take(shared, min(due)[1]) if held and due else None
+        due = [(word.sequence, index) for index, word in enumerate(shared.words()) if word.due and _staged(word)]
+        if not held or not due or shared.needs(min(due)[1]) == NOT_YET_WHOLE:
+            return None
+        return _take(shared, min(due)[1])
 
 
 def take_last(shared: SharedMemory) -> Taken | None:

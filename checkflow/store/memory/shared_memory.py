@@ -40,6 +40,7 @@ LARGE_BYTES = (
 
 # Words of the control page
 _MAGIC, _SLOTS, _LARGEST_BYTES, _RECORD_ROOM, _CONFIG_BYTES, _DURABLE, _PROGRESS, _LANES, _LANE_BYTES = range(9)
+_STEPS, _CONFIRMED = _LANE_BYTES + 2, _LANE_BYTES + 3  # with a replica, whose slots are of two lanes
 _FIRST_SLOT, _SLOT_WORDS = 64, 8
 _STATE, _ITERATION, _RECORD_BYTES, _RECORD_HASH, _RECORD_AT, _NEEDS = range(6)
 NOT_YET_WHOLE = 2**32  # of a slot with which no checkpoint is complete
@@ -275,6 +276,24 @@ class SharedMemory:
 
     def advance(self) -> None:
         self._words[_PROGRESS] += 1
+
+    @property
+    def steps(self) -> int:
+        """How often the replica was brought on. Written by the process that does it only."""
+        return self._words[_STEPS]
+
+    @steps.setter
+    def steps(self, count: int) -> None:
+        self._words[_STEPS] = count
+
+    @property
+    def confirmed(self) -> int:
+        """The newest sequence number that the replica has as the training said it had it; 0 before the first."""
+        return self._words[_CONFIRMED]
+
+    @confirmed.setter
+    def confirmed(self, sequence: int) -> None:
+        self._words[_CONFIRMED] = sequence
 
     # The commit record, which lies behind the slot's files, or behind all slots where that room does not suffice.
 

@@ -8,6 +8,7 @@ What the disk refuses is tried again, for as long as it is told to: with the tra
 
 from __future__ import annotations
 
+import contextlib
 import math
 import select
 import socket
@@ -33,16 +34,18 @@ from checkflow.store.both.messages import (
 )
 from checkflow.store.both.saver_log import write_log
 from checkflow.store.format.disk import Disk
-from checkflow.store.memory.replica_slots import deltas_in, is_held
+from checkflow.store.memory.replica_slots import can_step, deltas_in, give_up_deltas, is_held
 from checkflow.store.memory.saver_slots import Taken, recover, take_due, take_last, take_left
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.replica import start_replica
 from checkflow.store.saver.held_store import HeldStore
 from checkflow.store.saver.persister import Persister, Written
 from checkflow.store.saver.settler import Settler
+from checkflow.text import plain
 
 LOOK_MS = 20  # how often to look after what is settled in the background, where nothing else wakes the saver
-REPLICA_S = 120.0  # without a step, and nothing more is expected of the replica
+REPLICA_S = 120.0  # without a step that could be made, and nothing more is expected of the replica
+REPLICA_STARTS = 3
 BREATH_S = 1.0  # how often to show that one waits and does not hang
 
 
@@ -67,7 +70,9 @@ class Saver:
         self._settler = Settler(self._settle)
         self._sending = threading.Lock()  # reports come from the settler's thread too
         self._looking = threading.Lock()
-        self._deltas: tuple[tuple[int, ...], float] = ((), 0.0)  # that are waited for, and since when
+        self._moved = (-1, 0.0)  # the replica's steps, and since when there were so many and another one to make
+        self._starts = 0  # of its process
+        self._replica_end: socket.socket | None = None
         self._replica: subprocess.Popen[bytes] | None = None  # that a dead trainer lacked
         self._told: deque[FailedReport] = deque(maxlen=100)  # sent, maybe to a trainer that died before it listened
 
@@ -124,29 +129,54 @@ class Saver:
         return True
 
     def _replica_moves(self) -> bool:
-        """Whether another process is to make what is due, or all that a dead trainer left, into what can be written."""
+        """Whether another process is to make what is due, or all that a dead trainer left, into what can be written.
+
+        A trainer that lives starts another one, or frees what it gives up; what a dead one left is brought on by who is
+        there, or is started here. Where nobody can it is lost, and told.
+        """
         if not self._config.replica:
             return False
-        deltas = [word for word in deltas_in(self._shared.words()) if word.due or self._orphan]
-        if not deltas or not (is_held(self._shared) or self._starts_replica()):
+        words = self._shared.words()
+        if not self._orphan:
+            return any(word.due for word in deltas_in(words))
+        if not deltas_in(words):
             return False
-        seen = tuple(word.sequence for word in deltas)
-        if seen != self._deltas[0]:
-            self._deltas = seen, time.monotonic()
-        return time.monotonic() < self._deltas[1] + REPLICA_S
+        now = time.monotonic()
+        if self._shared.steps != self._moved[0] or not can_step(words):
+            self._moved = self._shared.steps, now
+        if now < self._moved[1] + REPLICA_S and (is_held(self._shared) or self._start_replica()):
+            return True
+        lost = give_up_deltas(self._shared)
+        self._report(
+            FailedReport(
+                sequence=lost[-1].sequence,
+                message=f"{self._config.store}: the last {len(lost)} iterations that were staged are lost: the process "
+                f"that brings the replica on {self._how_it_ended()}",
+            )
+        )
+        return False
 
-    def _starts_replica(self) -> bool:
-        """Whether a dead trainer's, which died, too, was started again: once."""
-        if not self._orphan or self._replica is not None:
+    def _start_replica(self) -> bool:
+        """A dead trainer's has died, too: start another one, a few times. False where that is no use."""
+        if self._starts >= REPLICA_STARTS:
             return False
+        self._starts += 1
         try:
-            self._replica, end = start_replica(self._shared)
+            self._replica, self._replica_end = start_replica(self._shared)
         except OSError:
             return False
-        end.close()
+        self._replica_end.shutdown(socket.SHUT_WR)  # which it takes for the trainer's end
         return True
 
+    def _how_it_ended(self) -> str:
+        said = ""
+        if self._replica_end is not None:
+            with contextlib.suppress(OSError):
+                said = self._replica_end.recv(2**16, socket.MSG_DONTWAIT).decode(errors="replace")
+        return f"says: {plain(said, 500)}" if said else "died, or does not move; check memory limits"
+
     def _look_again(self) -> None:
+        self._shared.advance()  # who waits for another process does not hang
         if self._orphan:
             time.sleep(LOOK_MS / 1000)
         else:

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 from checkflow.errors import StoreError
-from checkflow.store.memory.replica_slots import deltas_in, newest_whole
+from checkflow.store.memory.replica_slots import can_step
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.replica import start_replica
 from checkflow.text import plain
@@ -25,8 +25,8 @@ class ReplicaProcess:
         self.lost = ""
         self._shared = shared
         self._deaths = 0  # in a row
-        self._reached = 0  # sequence number, when it died last
-        self._moved = 0, time.monotonic()  # the newest whole slot, and since when
+        self._steps = 0  # when it died last
+        self._moved = 0, time.monotonic()  # its steps, and since when there were so many and another one to make
         self._start()
 
     @property
@@ -41,9 +41,9 @@ class ReplicaProcess:
         if self.lost:
             return
         if self._process.poll() is None:
-            words, now = self._shared.words(), time.monotonic()
-            if not deltas_in(words) or newest_whole(words) != self._moved[0]:
-                self._moved = newest_whole(words), now
+            steps, now = self._shared.steps, time.monotonic()
+            if steps != self._moved[0] or not can_step(self._shared.words()):
+                self._moved = steps, now
             elif now > self._moved[1] + HANG_S:
                 self._process.kill()
             return
@@ -52,13 +52,15 @@ class ReplicaProcess:
         if said:
             self.lost = said
             return
-        reached = newest_whole(self._shared.words())
-        self._deaths = 1 if reached != self._reached else self._deaths + 1
-        self._reached = reached
+        self._deaths = 1 if self._shared.steps != self._steps else self._deaths + 1
+        self._steps = self._shared.steps
+        self._moved = self._steps, time.monotonic()
         if self._deaths >= QUIET_DEATHS:
             code = self._process.returncode
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            self.lost = f"its process died {self._deaths} times in a row (last: {how}); check memory limits"
+            self.lost = (
+                f"its process died {self._deaths} times in a row (last: {how}); check memory limits, and the machine"
+            )
             return
         try:
             self._start()

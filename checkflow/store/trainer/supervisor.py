@@ -100,6 +100,7 @@ class Supervisor:
         self._ended = True
         if self.replica is not None:
             self.replica.close()
+            self._give_up_deltas("it did not end by the deadline")
         self._keeper.end()
         self._bury()
         saver = self._keeper.saver
@@ -134,9 +135,13 @@ class Supervisor:
             return
         self.replica.tend()
         if self.replica.lost:
-            for sequence in give_up_deltas(self._shared):
-                self.failed.add(sequence)
-                self.fail(f"a checkpoint that was due is lost: the replica is not brought on ({self.replica.lost})")
+            self._give_up_deltas(self.replica.lost)
+
+    def _give_up_deltas(self, why: str) -> None:
+        for word in give_up_deltas(self._shared):
+            if word.due:
+                self.failed.add(word.sequence)
+                self.fail(f"a checkpoint that was due is lost: the replica is not brought on ({why})")
 
     def _bury(self) -> None:
         while self._keeper.dead:
