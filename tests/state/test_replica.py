@@ -6,6 +6,9 @@ import math
 import os
 import re
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +22,7 @@ import checkflow
 from checkflow.graph import Graph
 from checkflow.plan.rebuilt import for_replica
 from checkflow.schedule import Schedule
+from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.trainer.replica_process import QUIET_DEATHS, ReplicaProcess
 from checkflow.torch_internals import unhooked_step
 
@@ -64,8 +68,10 @@ def trained(
 
 
 def check_each(make: Make, schedule: Schedule, store: Path, expected: dict[int, list[object]]) -> None:
-    """What is on disk brings back its iteration, and is a whole checkpoint like any other."""
+    """What is on disk brings back its iteration, in the order of these, and is a whole checkpoint like any other."""
     found = records(store)
+    by_serial = [int(path.name.rpartition("-")[2]) for path in sorted(store.glob("*-iteration-*"))]
+    assert by_serial == sorted(by_serial)
     run = begun(make)
     with attached(run, schedule, store, lambda _: None) as ckpt:
         for iteration in sorted(found)[-5:]:
@@ -180,6 +186,127 @@ def test_what_it_makes_otherwise_than_training_is_never_written(
     assert len(told) == 1 and "its updates are not those of the training, to the bit" in told[0]
     assert 2 not in records(tmp_path / "store") and max(records(tmp_path / "store")) == ITERATIONS
     check_each(make, schedule, tmp_path / "store", expected)
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_what_it_makes_otherwise_is_found_by_default_too(
+    slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where deltas are given up while it starts, a later one has the promise; and training goes on with every slot."""
+    monkeypatch.setattr("checkflow.checkpointing.engine.digest_of", lambda *_: "00")
+    make, told = TRAININGS["sgd"], list[str]()
+    run, schedule = begun(make), replicated(traced(make))
+    with by_default(run, schedule, tmp_path / "store", told, slots=slots) as ckpt:
+        ckpt.restore()
+        iteration, deadline = 0, time.monotonic() + WAITS_S
+        while not replica_of(ckpt).lost and time.monotonic() < deadline:
+            iteration += 1
+            next(run.steps)
+            ckpt.step()
+            ckpt._handle.poll()
+        assert "not those of the training" in replica_of(ckpt).lost
+        for _ in range(12):
+            next(run.steps)
+            ckpt.step()
+            time.sleep(0.01)
+        assert ckpt.status().staged_iteration in (iteration + 11, iteration + 12)
+        expected = state_of(run)
+    assert any("the host makes no updates beside the training: its updates are not those" in line for line in told)
+    again = begun(make)
+    with by_default(again, schedule, tmp_path / "store", told, slots=slots) as ckpt:
+        assert ckpt.restore() == iteration + 12
+    assert state_of(again) == expected
+
+
+def by_default(run: Run, schedule: Schedule, store: Path, told: list[str], *, slots: int = 3) -> checkflow.Checkpointer:
+    """Checkpoints are skipped where no slot is free, and what goes wrong is told."""
+    return checkflow.attach(
+        run.training.model,
+        run.training.optimizer,
+        schedule=schedule,
+        store=store,
+        slots=slots,
+        on_error="warn",
+        notify=told.append,
+        tell=lambda _: None,
+    )
+
+
+def test_one_that_always_dies_is_given_up_by_default_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What training reads by itself meanwhile is no step of it."""
+
+    def dies(_: SharedMemory) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.close()
+        return subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"]), ours
+
+    monkeypatch.setattr("checkflow.store.trainer.replica_process.start_replica", dies)
+    make, told = TRAININGS["sgd"], list[str]()
+    run, schedule = begun(make), replicated(traced(make))
+    with by_default(run, schedule, tmp_path / "store", told) as ckpt:
+        ckpt.restore()
+        deadline = time.monotonic() + WAITS_S
+        while not replica_of(ckpt).lost and time.monotonic() < deadline:
+            next(run.steps)
+            ckpt.step()
+            ckpt._handle.poll()
+            time.sleep(0.01)
+        assert replica_of(ckpt).lost.startswith("its process died 3 times in a row (last: exit code 1)")
+        next(run.steps)
+        ckpt.step()
+        expected = state_of(run)
+    again = begun(make)
+    with by_default(again, schedule, tmp_path / "store", told) as ckpt:
+        ckpt.restore()
+    assert state_of(again) == expected
+
+
+def test_killed_before_the_end_it_is_waited_for(tmp_path: Path) -> None:
+    """Another one is started, and the saver sees what that makes; nothing is told of disks that hang."""
+    make, told = TRAININGS["sgd"], list[str]()
+    run, schedule = begun(make), replicated(traced(make))
+    with by_default(run, schedule, tmp_path / "store", told) as ckpt:
+        ckpt.restore()
+        deadline = time.monotonic() + WAITS_S
+        while ckpt._handle.shared.steps < 3 and time.monotonic() < deadline:
+            next(run.steps)
+            ckpt.step()
+            time.sleep(0.02)
+        assert ckpt._handle.shared.steps >= 3 and ckpt._handle.shared.confirmed
+        os.kill(replica_of(ckpt).pid, signal.SIGKILL)
+        next(run.steps)
+        ckpt.step()
+        expected = state_of(run)
+    assert not told
+    again = begun(make)
+    with by_default(again, schedule, tmp_path / "store", told) as ckpt:
+        ckpt.restore()
+    assert state_of(again) == expected
+
+
+def test_writes_that_no_counter_tells_of_are_found_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next digest, which here is each iteration's."""
+    monkeypatch.setattr("checkflow.runtime.rolling.TOLD_S", 0.0)
+
+    def hidden(net: torch.nn.Module, _optimizer: torch.optim.Optimizer, iteration: int) -> None:
+        if iteration >= 5:
+            for parameter in net.parameters():
+                parameter.data.clamp_(-0.02, 0.02)
+
+    schedule = replicated(traced(small(nothing)))
+    run, told, failed = begun(small(hidden)), list[str](), list[str]()
+    with attached(run, schedule, tmp_path / "store", told.append) as ckpt:
+        ckpt.restore()
+        expected = {}
+        for iteration in range(1, ITERATIONS + 1):
+            next(run.steps)
+            expected[iteration] = state_of(run)
+            try:
+                ckpt.step()
+            except checkflow.StoreError as error:
+                failed.append(str(error))
+    assert any("not those of the training, to the bit" in line for line in told)
+    check_each(small(hidden), schedule, tmp_path / "store", expected)
 
 
 def by_an_ulp(optimizer: torch.optim.Optimizer) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import Literal
 
+import pytest
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from small_store import TINY, fill, record_of
 
+from checkflow.replica import loop
 from checkflow.store.memory.replica_slots import (
     DELTA,
     KINDS,
     WHOLE,
     Step,
     clear_unfinished,
+    forget_trainer,
     free_slots,
     give_up_deltas,
     hold,
@@ -247,8 +251,9 @@ def test_whole_slots_that_something_needs_are_not_filled() -> None:
     staged(slots, DELTA, 3, due=True)
     staged(slots, WHOLE, 4, due=True)
     assert held_by(shared, WHOLE) == {2, 4} and held_by(shared, DELTA) == {3}
-    staged(slots, WHOLE, 5)
-    assert held_by(shared, WHOLE) == {2, 4, 5} and slots.try_acquire(WHOLE) is None
+    assert slots.try_acquire(WHOLE) is None  # the last one is left for what is made of the delta
+    step = next_step(shared)
+    assert step is not None and step.sequence == 3
     shared.close()
 
 
@@ -296,4 +301,50 @@ def test_what_is_asked_of_a_delta_without_a_base_is_asked_of_the_newest() -> Non
     assert next_step(shared) is None
     taken = take_due(shared)
     assert taken is not None and taken.iteration == 3
+    shared.close()
+
+
+def test_without_trainer_and_saver_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody frees the slot that it would need; a saver frees what a dead trainer was filling."""
+    monkeypatch.setattr(loop, "ORPHAN_S", 0.2)
+    monkeypatch.setattr(loop, "Replica", lambda _: None)
+    shared, slots = opened(2)
+    staged(slots, WHOLE, 1)
+    assert slots.try_acquire(WHOLE) is not None
+    staged(slots, DELTA, 2)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.close()
+    loop.run(shared, theirs)
+    assert next_step(shared) is None
+    forget_trainer(shared)
+    assert next_step(shared) is not None
+    theirs.close()
+    shared.close()
+
+
+def test_what_a_slot_was_being_filled_with_is_given_up_too() -> None:
+    """Once its process is dead; with two slots of a kind there would be none left."""
+    shared, slots = opened(2)
+    staged(slots, WHOLE, 1)
+    staged(slots, DELTA, 2)
+    assert next_step(shared) is not None
+    assert [word.sequence for word in give_up_deltas(shared)] == [2]
+    assert slots.try_acquire(WHOLE) is not None
+    shared.close()
+
+
+def test_what_is_newer_is_not_written_before_what_is_due() -> None:
+    """A whole one waits for the deltas before it; where these find no slot to be made in, they give way to it."""
+    shared, slots = opened(3)
+    staged(slots, WHOLE, 1)
+    staged(slots, DELTA, 2, due=True)
+    staged(slots, WHOLE, 3, due=True)
+    assert take_due(shared) is None
+    step = next_step(shared)
+    assert step is not None and take_due(shared) is None
+    made(shared, step, 2, record_of(2))
+    for iteration in (2, 3):
+        taken = take_due(shared)
+        assert taken is not None and taken.iteration == iteration
+        give_back(shared, taken)
     shared.close()

@@ -60,6 +60,13 @@ def free_slots(words: Sequence[Word], kind: int) -> list[int]:
     return sorted(usable, key=lambda index: words[index].sequence)
 
 
+def spared(words: Sequence[Word], free: list[int]) -> list[int]:
+    """Of free whole slots those that leave one for what is made of deltas that are due."""
+    is_due = any(words[index].due for index in _deltas(words))
+    is_made = any(_is_made(words[index]) for index in range(WHOLE, len(words), KINDS))
+    return free[1:] if is_due and not is_made else free
+
+
 def newest_whole(words: Sequence[Word]) -> int:
     """The sequence number of the newest whole slot; 0 where there is none."""
     return max(_wholes(words), default=0)
@@ -99,6 +106,14 @@ def clear_unfinished(shared: SharedMemory) -> None:
     with shared.locked(timeout_s=60.0):
         for index, word in enumerate(shared.words()):
             if index % KINDS == WHOLE and _is_made(word):
+                shared.set_word(index, Word(SlotState.FREE))
+
+
+def forget_trainer(shared: SharedMemory) -> None:
+    """It is dead: what it was filling is nobody's."""
+    with shared.locked(timeout_s=60.0):
+        for index, word in enumerate(shared.words()):
+            if word.state is SlotState.FILLING and not word.sequence:
                 shared.set_word(index, Word(SlotState.FREE))
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from checkflow.errors import StoreError
 from checkflow.store.format.layout import Layout
-from checkflow.store.memory.replica_slots import DELTA, KINDS, deltas_in, free_slots
+from checkflow.store.memory.replica_slots import DELTA, KINDS, WHOLE, deltas_in, free_slots, spared
 from checkflow.store.memory.shared_memory import NOT_YET_WHOLE, SharedMemory, SlotState, Word
 
 WhenFull = Literal["skip", "wait"]
@@ -76,6 +76,8 @@ class Slots:
                 return None
             words = self._shared.words()
             free = free_slots(words, lane) if self._replica else self._free_slots(words, lane)
+            if self._replica and lane == WHOLE and self._when_full == "wait":
+                free = spared(words, free)
             index = next(filter(self._shared.pages.ready, free), None)
             if index is None:
                 return None

@@ -34,7 +34,7 @@ from checkflow.store.both.messages import (
 )
 from checkflow.store.both.saver_log import write_log
 from checkflow.store.format.disk import Disk
-from checkflow.store.memory.replica_slots import can_step, deltas_in, give_up_deltas, is_held
+from checkflow.store.memory.replica_slots import can_step, deltas_in, forget_trainer, give_up_deltas, is_held
 from checkflow.store.memory.saver_slots import Taken, recover, take_due, take_last, take_left
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.replica import start_replica
@@ -141,6 +141,7 @@ class Saver:
             return any(word.due for word in deltas_in(words))
         if not deltas_in(words):
             return False
+        forget_trainer(self._shared)
         now = time.monotonic()
         if self._shared.steps != self._moved[0] or not can_step(words):
             self._moved = self._shared.steps, now
