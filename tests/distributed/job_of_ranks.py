@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ports import free_port
+from processes import descendants, runs
 from programs import Program
 
 TRAINER = Path(__file__).parent / "rank_to_kill.py"
@@ -81,6 +83,20 @@ class Job:
         for rank in self.ranks if ranks is None else ranks:
             with contextlib.suppress(ProcessLookupError):
                 self.ranks[rank].send_signal(number)
+
+    def lose(self, ranks: Iterable[int], beside: Iterable[int] = ()) -> None:
+        """Machines: the trainers, and all that run beside them, or ever did. Nothing of them writes any more.
+
+        The trainers end first: one would start another of what it had beside it.
+        """
+        ranks = tuple(ranks)
+        others = set(beside).union(*(descendants(self.ranks[rank].pid) for rank in ranks))
+        self.kill(ranks)
+        for pid in filter(runs, others):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        while any(map(runs, others)):
+            time.sleep(0.002)
 
     def wait(self) -> dict[int, int]:
         """The exit codes, once all have ended."""

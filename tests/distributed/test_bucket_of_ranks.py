@@ -79,8 +79,7 @@ def test_lost_disks_cost_nothing_that_all_have_uploaded(kind: str, server: Bucke
 
 def machines_are_lost(job: Job) -> int:
     """All processes at once; returns how many iterations some rank has completed."""
-    for pid in [pid for process in job.ranks.values() for pid in (*children(process.pid), process.pid)]:
-        os.kill(pid, signal.SIGKILL)
+    job.lose(job.ranks)
     job.wait()
     return max(map(job.iteration, job.ranks))
 
@@ -98,6 +97,8 @@ def test_whatever_is_lost_again_and_again_it_goes_on_as_promised(
         what = draw.choice(LOSSES) if NIGHTLY else LOSSES[life]
         with Job(2, kind, store, NO_END, PAUSE_S, *given) as job:
             job.reach(first + draw.randint(3, 30))
+            if life == 0:
+                uploaded(job, 1)  # a disk that is lost before is lost
             for rank, process in job.ranks.items():
                 beside[rank] |= descendants(process.pid)
             victim = draw.randrange(2)
@@ -109,10 +110,10 @@ def test_whatever_is_lost_again_and_again_it_goes_on_as_promised(
             if what in ("bucket", "uploader"):
                 job.reach(min(map(job.iteration, job.ranks)) + draw.randint(1, 20))
             lost = {"machine": [victim], "machines": [0, 1]}.get(what, [])
-            for rank in lost:
-                for pid in filter(runs, beside[rank] | descendants(job.ranks[rank].pid)):
-                    os.kill(pid, signal.SIGKILL)
-            job.kill(lost or [victim])
+            if lost:
+                job.lose(lost, set.union(*(beside[rank] for rank in lost)))
+            else:
+                job.kill([victim])
             time.sleep(draw.random() * 0.3)
             job.kill()
             job.wait()

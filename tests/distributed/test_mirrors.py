@@ -51,8 +51,7 @@ def mirrors_of(job: Job, rank: int) -> list[int]:
 
 def end(job: Job, lost: int) -> None:
     """Of one machine all processes at once, of the others the trainers, as their collectives fail."""
-    for pid in [*children(job.ranks[lost].pid), job.ranks[lost].pid]:
-        os.kill(pid, signal.SIGKILL)
+    job.lose([lost])
     time.sleep(0.3)
     job.kill()
     job.wait()
