@@ -6,7 +6,6 @@ state has other sizes than the slots, all that is staged is durable before they 
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Protocol
 
 from checkflow.checkpointing.files import in_slot, saved_in, targets_in, with_others, without_bytes
 from checkflow.checkpointing.fitting import Fitting
-from checkflow.checkpointing.replicated import digest_of, not_torchs_own
+from checkflow.checkpointing.replicated import UpdatesOnHost
 from checkflow.checkpointing.sink import StoreSink
 from checkflow.errors import CheckflowError, InputError
 from checkflow.events import Event, Skipped
@@ -32,7 +31,8 @@ from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.matching import rooms_of
 from checkflow.runtime.parts import Parts
 from checkflow.runtime.pipeline import Pipeline, Record
-from checkflow.runtime.rolling import Replicated, Rolling
+from checkflow.runtime.replicated import Replicated
+from checkflow.runtime.rolling import Rolling
 from checkflow.runtime.settings import Settings
 from checkflow.state.holders import optimizers_of
 from checkflow.state.host.objects import HostObjects
@@ -41,7 +41,7 @@ from checkflow.state.live import has_shared, live_state, parameter_names
 from checkflow.state.restore import check_restorable
 from checkflow.state.restore.files import TensorFile
 from checkflow.state.restore.lanes import gathered
-from checkflow.state.restore.replay import Replay, match_replay
+from checkflow.state.restore.replay import match_replay
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.training import Training
 
@@ -78,7 +78,9 @@ class Engine:
         self._settings = settings
         self._store = store
         self._notify = notify
-        self._far = 0.0  # the host's first update from the training's
+        self._on_host = UpdatesOnHost(
+            training, lambda: self.handle, settings.approximate, lambda line: notify(f"{store}: {line}")
+        )
         self._restorable: object = None  # the structure of host state that was found to match the files
         self._hooks: list[Removable] = []
         self._device = self._device_of(handle)
@@ -162,13 +164,7 @@ class Engine:
     def _parts_of(self, fitting: Fitting, bound: Bound, pipeline: Pipeline) -> Parts:
         others = fitting.schedule, self._training, bound, pipeline, fitting.host, self._prove, self._notify
         if fitting.schedule.replica:
-            return Replicated(
-                *others,
-                lost=lambda: self.handle.replica_lost,
-                far=self._told_how_far,
-                digest=lambda: digest_of(self._training, self.handle.layouts),
-                confirmed=lambda: self.handle.shared.confirmed > 0,
-            )
+            return Replicated(*others, on_host=self._on_host)
         return Rolling(*others) if fitting.schedule.lanes > 1 else Parts(*others)
 
     def _note(self, event: Event) -> None:
@@ -190,7 +186,7 @@ class Engine:
             record = ReplayRecord.model_validate_json(replay)
             again = match_replay(record, files, optimizers_of(self._training), names)
             if self.fitting.schedule.replica:
-                return self._prove_on_host(again, files)
+                return self._on_host.refusal(again, lambda parameter: saved_in(files, names[id(parameter)]))
             other = again.differs(lambda parameter: saved_in(files, names[id(parameter)]))
         except CheckflowError as error:
             return str(error)
@@ -199,27 +195,6 @@ class Engine:
         return (
             "" if other is None else f"{names[id(other)]} is not the same, to the bit, when its updates are made again"
         )
-
-    def _prove_on_host(self, again: Replay, files: Mapping[str, TensorFile]) -> str:
-        """Makes them as a replica's process does."""
-        if strange := not_torchs_own(self._training):
-            return f"the process that would make them does not have {strange}, which is no optimizer of torch's own"
-        names = parameter_names(self._training)
-        other, self._far = again.furthest(lambda parameter: saved_in(files, names[id(parameter)]))
-        if other is None or (self._settings.approximate and self._far < math.inf):
-            return ""
-        what = f"{names[id(other)]} is not the same, to the bit, when they are made here"
-        if self._far == math.inf:
-            return what
-        return f"{what} ({self._far:.2g} off; approximate=True takes that)"
-
-    def _told_how_far(self) -> float:
-        if self._far:
-            self._notify(
-                f"{self._store}: checkpoints are approximate: the host's first update is {self._far:.2g} off the "
-                "training's, in units of the largest number in a tensor"
-            )
-        return self._far
 
     def _capture(self, iteration: int) -> Record:
         captured = self.fitting.host.capture(iteration)

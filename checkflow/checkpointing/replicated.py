@@ -1,40 +1,73 @@
-"""What a training gives its replica to be held to: a digest of its state, of one iteration."""
+"""The updates that the host makes, too: whether they are the training's, and what its process is held to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator
 
 import torch
-import xxhash
 
 from checkflow.state.holders import optimizers_of
-from checkflow.state.live import live_state
+from checkflow.state.live import live_state, parameter_names
 from checkflow.state.names import StateName, holder_of
-from checkflow.store.format.layout import Layout
-from checkflow.store.memory.replica_slots import only_in_whole
+from checkflow.state.restore.files import FileTensor
+from checkflow.state.restore.replay import Replay
+from checkflow.store.memory.replica_slots import digest, only_in_whole
+from checkflow.store.trainer.handle import StoreHandle
 from checkflow.training import Training
 
 
-def not_torchs_own(training: Training) -> str:
-    """The class of an optimizer that only the training has, if there is one."""
-    for optimizer in optimizers_of(training).values():
-        if getattr(torch.optim, type(optimizer).__name__, None) is not type(optimizer):
-            return type(optimizer).__name__
-    return ""
+class UpdatesOnHost:
+    """Of one training. `handle`: the store's, as it is now; `approximate`: the last bits may differ, which `tell` is
+    told.
+    """
 
+    def __init__(
+        self, training: Training, handle: Callable[[], StoreHandle], approximate: bool, tell: Callable[[str], None]
+    ) -> None:
+        self._training = training
+        self._handle = handle
+        self._approximate = approximate
+        self._tell = tell
+        self._far = 0.0
 
-def digest_of(training: Training, layouts: Sequence[Layout]) -> str:
-    """Of the state that deltas rebuild, as it is now: what the replica has of this iteration has to have it, too."""
-    hasher = xxhash.xxh3_128()
-    for part in _state_in(training, layouts):
-        hasher.update(part)
-    return hasher.hexdigest()
+    def refusal(self, again: Replay, saved: Callable[[torch.Tensor], FileTensor]) -> str:
+        """Makes updates here as the process would, and says why it may not; "" where it may."""
+        if strange := self._not_torchs_own():
+            return f"the process that would make them does not have {strange}, which is no optimizer of torch's own"
+        other, self._far = again.furthest(saved)
+        if other is None or (self._approximate and self._far < math.inf):
+            return ""
+        name = parameter_names(self._training)[id(other)]
+        advice = "" if self._far == math.inf else f" ({self._far:.2g} off; approximate=True takes that)"
+        return f"{name} is not the same, to the bit, when they are made here{advice}"
 
+    def _not_torchs_own(self) -> str:
+        """The class of an optimizer that only the training has, if there is one."""
+        classes = (type(optimizer) for optimizer in optimizers_of(self._training).values())
+        return next((each.__name__ for each in classes if getattr(torch.optim, each.__name__, None) is not each), "")
 
-def _state_in(training: Training, layouts: Sequence[Layout]) -> Iterator[memoryview]:
-    """What deltas rebuild, as it lies in a whole slot."""
-    lives = {live.name: live.tensor for live in live_state(training)}
-    for file, place in only_in_whole(layouts):
-        tensor = lives[StateName.of(holder_of(file), place.spec.name)].detach()
-        lying = tensor.permute(place.spec.order or tuple(range(tensor.dim())))
-        yield memoryview(lying.contiguous().cpu().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    def lost(self) -> str:
+        return self._handle().replica_lost
+
+    def far(self) -> float:
+        if self._far:
+            self._tell(
+                f"checkpoints are approximate: the host's first update is {self._far:.2g} off the training's, in units "
+                "of the largest number in a tensor"
+            )
+        return self._far
+
+    def digest(self) -> str:
+        return digest(self._state())
+
+    def confirmed(self) -> bool:
+        return self._handle().shared.confirmed > 0
+
+    def _state(self) -> Iterator[memoryview]:
+        """What deltas rebuild, as it lies in a whole slot."""
+        lives = {live.name: live.tensor for live in live_state(self._training)}
+        for file, place in only_in_whole(self._handle().layouts):
+            tensor = lives[StateName.of(holder_of(file), place.spec.name)].detach()
+            lying = tensor.permute(place.spec.order or tuple(range(tensor.dim())))
+            yield memoryview(lying.contiguous().cpu().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -6,11 +6,10 @@ of, by the optimizer's own class and with as many threads. So whenever this ends
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 
 import torch
-import xxhash
 
 from checkflow.errors import InputError, StoreError
 from checkflow.state.host.record import Record, parse_record
@@ -19,7 +18,7 @@ from checkflow.state.restore.files import DTYPES, FileTensor, TensorFile
 from checkflow.state.restore.rebuild import record_of_whole, updated
 from checkflow.store.both.config import SaverConfig
 from checkflow.store.format.layout import Layout, PlacedTensor
-from checkflow.store.memory.replica_slots import DELTA, WHOLE, Step, only_in_whole
+from checkflow.store.memory.replica_slots import DELTA, WHOLE, Step, digest, only_in_whole
 from checkflow.store.memory.shared_memory import SharedMemory
 
 
@@ -121,14 +120,6 @@ class Replica:
 def warm_up() -> None:
     """The first optimizer of a process has torch import for seconds what it needs."""
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
-
-
-def digest(parts: Iterable[memoryview]) -> str:
-    """Of the bytes of these parts, one after the other."""
-    hasher = xxhash.xxh3_128()
-    for part in parts:
-        hasher.update(part)
-    return hasher.hexdigest()
 
 
 def _bytes(place: PlacedTensor, slot: memoryview) -> memoryview:

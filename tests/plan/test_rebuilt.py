@@ -6,6 +6,7 @@ value, the history of what made it; a restore makes updates of what was read, an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
@@ -18,7 +19,7 @@ from checkflow import policies
 from checkflow.errors import VerificationError
 from checkflow.graph import Graph, Role
 from checkflow.lower import lower
-from checkflow.plan import Infeasible, on_anchors, problem_of
+from checkflow.plan import Infeasible, Problem, on_anchors, problem_of
 from checkflow.plan.rebuilt import for_replica, in_lanes, over_iterations, rebuilt_in
 from checkflow.plan.streaming.planner import construct_streaming
 from checkflow.policies.rule import Asked
@@ -184,35 +185,59 @@ def cases(draw: st.DrawFn) -> tuple[Graph, Schedule]:
 @st.composite
 def in_turn(draw: st.DrawFn) -> tuple[Graph, Schedule]:
     """A checkpoint each iteration in up to four lanes, on a link with little to spare."""
-    graph, count = draw(updates()), draw(st.integers(2, 4))
-    problem = problem_of(graph, bandwidth_bytes_per_s=NS, granule_bytes=draw(st.sampled_from((1, 3))))
-    laned = in_lanes(on_anchors(problem, graph), graph, count, base=draw(st.booleans()))
-    if laned is None:
-        reject()
-    bytes_ = sum(source.size_bytes for source in laned.state)
-    bandwidth = -(-bytes_ * NS // (count * graph.iteration_time_ns)) + draw(st.sampled_from((0, 1, NS // 3, NS)))
-    laned = replace(laned, bandwidth_bytes_per_s=bandwidth)
-    plan = construct_streaming(laned)
-    if plan is None:
-        reject()
-    return graph, lower(plan, laned, graph, bandwidth_bytes_per_s=bandwidth, policy="rolling")
+    graph, count, base = draw(updates()), draw(st.integers(2, 4)), draw(st.booleans())
+    return graph, with_little_to_spare(draw, graph, lambda p: in_lanes(p, graph, count, base=base), count, "rolling")
 
 
 @st.composite
 def for_the_host(draw: st.DrawFn) -> tuple[Graph, Schedule]:
     """Gradients each iteration, for a replica, on a link with little to spare."""
-    graph = draw(updates())
+    graph, factors = draw(updates()), draw(st.booleans())
+    return graph, with_little_to_spare(draw, graph, lambda p: for_replica(p, graph, factors=factors), 1, "lowdiff_plus")
+
+
+def with_little_to_spare(
+    draw: st.DrawFn, graph: Graph, made: Callable[[Problem], Problem | None], iterations: int, policy: str
+) -> Schedule:
+    """On a link that carries what is made of a graph's problem in so many iterations, just so or with ease."""
     problem = problem_of(graph, bandwidth_bytes_per_s=NS, granule_bytes=draw(st.sampled_from((1, 3))))
-    sent = for_replica(on_anchors(problem, graph), graph, factors=draw(st.booleans()))
-    if sent is None:
+    found = made(on_anchors(problem, graph))
+    if found is None:
         reject()
-    bytes_ = sum(source.size_bytes for source in sent.state)
-    bandwidth = -(-bytes_ * NS // graph.iteration_time_ns) + draw(st.sampled_from((0, 1, NS // 3, NS)))
-    sent = replace(sent, bandwidth_bytes_per_s=bandwidth)
-    plan = construct_streaming(sent)
+    least = -(-found.state_bytes * NS // (iterations * graph.iteration_time_ns))
+    bandwidth = least + draw(st.sampled_from((0, 1, NS // 3, NS)))
+    found = replace(found, bandwidth_bytes_per_s=bandwidth)
+    plan = construct_streaming(found)
     if plan is None:
         reject()
-    return graph, lower(plan, sent, graph, bandwidth_bytes_per_s=bandwidth, policy="lowdiff_plus")
+    return lower(plan, found, graph, bandwidth_bytes_per_s=bandwidth, policy=policy)
+
+
+def changed(schedule: Schedule, graph: Graph, data: st.DataObject, *kinds: str) -> tuple[str, Schedule]:
+    """A row is of another iteration, or all of its tensor's; at another place; of the live tensor; or left out.
+
+    Or all state is of the checkpoint's own iteration. Gradients without rows have none in their table.
+    """
+    kind = data.draw(st.sampled_from(("back", "offload", "snapshot", "release", "live", "left out", *kinds)))
+    rows, number = list(schedule.actions), data.draw(st.integers(0, len(schedule.actions) - 1))
+    row, others = rows[number], st.integers(0, max(1, schedule.period - 1))
+    if kind == "back":
+        other = data.draw(others)
+        rows = [each.model_copy(update={"back": other}) if each.tensor == row.tensor else each for each in rows]
+    elif kind == "back alone":
+        rows[number] = row.model_copy(update={"back": data.draw(others)})
+    elif kind == "live":
+        rows[number] = row.model_copy(update={"snapshot": None, "release": None})
+    elif kind == "left out":
+        rows = [each for each in rows if (each.tensor, each.back) != (row.tensor, row.back)]
+    elif kind == "whole":
+        rows = [each.model_copy(update={"back": 0}) for each in rows if graph.tensors[each.tensor].role.is_state]
+    else:
+        place = st.tuples(st.integers(1 - schedule.period, 1), st.integers(1, len(graph.anchors)))
+        rows[number] = row.model_copy(update={kind: data.draw(place)})
+    kept = {each.tensor for each in rows}
+    gradients = tuple(each for each in schedule.gradients if each.id in kept)
+    return kind, schedule.model_copy(update={"actions": tuple(rows), "gradients": gradients})
 
 
 @given(for_the_host())
@@ -236,26 +261,11 @@ def test_what_leaves_otherwise_is_accepted_only_if_it_brings_the_replica_on(
 ) -> None:
     """Rows of other iterations, at other places, without what they hold, or left out."""
     graph, schedule = case
-    rows = list(schedule.actions)
-    number = data.draw(st.integers(0, len(rows) - 1))
-    row = rows[number]
-    kind = data.draw(st.sampled_from(("back", "offload", "snapshot", "release", "live", "left out")))
-    if kind == "back":
-        rows = [each.model_copy(update={"back": 1}) if each.tensor == row.tensor else each for each in rows]
-    elif kind == "live":
-        rows[number] = row.model_copy(update={"snapshot": None, "release": None})
-    elif kind == "left out":
-        rows = [each for each in rows if each.tensor != row.tensor]
-    else:
-        place = st.tuples(st.integers(0, 1), st.integers(1, len(graph.anchors)))
-        rows[number] = row.model_copy(update={kind: data.draw(place)})
-    left = {each.tensor for each in rows}
-    gradients = tuple(each for each in schedule.gradients if each.id in left)
-    changed = schedule.model_copy(update={"actions": tuple(rows), "gradients": gradients})
-    accepted = claims(changed, graph)
+    kind, other = changed(schedule, graph, data)
+    accepted = claims(other, graph)
     event(f"{kind}: {'accepted' if accepted else 'refused'}")
     if accepted:
-        check_brought_on(changed, graph)
+        check_brought_on(other, graph)
 
 
 @given(in_turn())
@@ -280,29 +290,11 @@ def test_changed_lanes_are_accepted_only_if_each_iteration_restores(
 ) -> None:
     """Rows of other lanes, at other places, without what they hold, or left out."""
     graph, schedule = case
-    rows = list(schedule.actions)
-    number = data.draw(st.integers(0, len(rows) - 1))
-    kind = data.draw(st.sampled_from(("back", "all", "offload", "snapshot", "release", "live", "left out")))
-    row = rows[number]
-    place = st.tuples(st.integers(1 - schedule.lanes, 1), st.integers(1, len(graph.anchors)))
-    if kind == "back":
-        rows[number] = row.model_copy(update={"back": data.draw(st.integers(0, schedule.lanes - 1))})
-    elif kind == "all":
-        other = data.draw(st.integers(0, schedule.lanes - 1))
-        rows = [each.model_copy(update={"back": other}) if each.tensor == row.tensor else each for each in rows]
-    elif kind == "live":
-        rows[number] = row.model_copy(update={"snapshot": None, "release": None})
-    elif kind == "left out":
-        rows = [each for each in rows if (each.tensor, each.back) != (row.tensor, row.back)]
-    else:
-        rows[number] = row.model_copy(update={kind: data.draw(place)})
-    kept = {each.tensor for each in rows}
-    gradients = tuple(each for each in schedule.gradients if each.id in kept)
-    changed = schedule.model_copy(update={"actions": tuple(rows), "gradients": gradients})
-    accepted = claims(changed, graph)
+    kind, other = changed(schedule, graph, data, "back alone")
+    accepted = claims(other, graph)
     event(f"{kind}: {'accepted' if accepted else 'refused'}")
     if accepted:
-        check_each(changed, graph)
+        check_each(other, graph)
 
 
 @given(in_turn())
@@ -362,32 +354,13 @@ def test_what_is_read_makes_the_state_again(case: tuple[Graph, Schedule]) -> Non
 def test_a_changed_schedule_is_accepted_only_if_it_restores(case: tuple[Graph, Schedule], data: st.DataObject) -> None:
     """Rows of other iterations, at other places, without what they hold, or fewer gradients."""
     graph, schedule = case
-    rows = list(schedule.actions)
-    number = data.draw(st.integers(0, len(rows) - 1))
-    place = st.tuples(st.integers(1 - schedule.interval, 1), st.integers(1, len(graph.anchors)))
-    kind = data.draw(st.sampled_from(("back", "offload", "snapshot", "release", "live", "left out", "whole")))
-    tensor = rows[number].tensor
-    if kind == "back":
-        other = data.draw(st.integers(0, schedule.interval - 1))
-        rows = [row.model_copy(update={"back": other}) if row.tensor == tensor else row for row in rows]
-    elif kind == "live":
-        rows[number] = rows[number].model_copy(update={"snapshot": None, "release": None})
-    elif kind == "left out":
-        rows = [row for row in rows if (row.tensor, row.back) != (tensor, rows[number].back)]
-    elif kind == "whole":
-        rows = [row.model_copy(update={"back": 0}) for row in rows if graph.tensors[row.tensor].role.is_state]
-    else:
-        rows[number] = rows[number].model_copy(update={kind: data.draw(place)})
-    kept = {row.tensor for row in rows}
-    gradients = tuple(row for row in schedule.gradients if row.id in kept)
-    changed = schedule.model_copy(update={"actions": tuple(rows), "gradients": gradients})
-    if not claims(changed, graph):
-        event(f"{kind}: refused")
-        return
-    event(f"{kind}: accepted")
-    checkpoint = 3 * schedule.interval
-    after = Played(graph, checkpoint).values[-1]
-    assert restored(changed, graph, checkpoint + 3, checkpoint) == {i: after[i] for i in graph.written_state}
+    kind, other = changed(schedule, graph, data, "whole")
+    accepted = claims(other, graph)
+    event(f"{kind}: {'accepted' if accepted else 'refused'}")
+    if accepted:
+        checkpoint = 3 * schedule.interval
+        after = Played(graph, checkpoint).values[-1]
+        assert restored(other, graph, checkpoint + 3, checkpoint) == {i: after[i] for i in graph.written_state}
 
 
 def claims(schedule: Schedule, graph: Graph) -> bool:

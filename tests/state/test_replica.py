@@ -163,7 +163,7 @@ def test_what_it_makes_otherwise_than_training_is_never_written(
 ) -> None:
     """It is held to the state of the first iteration that it makes: the promise is another one here."""
 
-    monkeypatch.setattr("checkflow.checkpointing.engine.digest_of", lambda *_: "00")
+    monkeypatch.setattr("checkflow.checkpointing.replicated.digest", lambda _: "00")
 
     def wait(ckpt: checkflow.Checkpointer, iteration: int) -> None:
         deadline = time.monotonic() + WAITS_S
@@ -185,7 +185,7 @@ def test_what_it_makes_otherwise_is_found_by_default_too(
     slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where deltas are given up while it starts, a later one has the promise; and training goes on with every slot."""
-    monkeypatch.setattr("checkflow.checkpointing.engine.digest_of", lambda *_: "00")
+    monkeypatch.setattr("checkflow.checkpointing.replicated.digest", lambda _: "00")
     make, told = TRAININGS["sgd"], list[str]()
     run, schedule = begun(make), replicated(traced(make))
     with by_default(run, schedule, tmp_path / "store", told, slots=slots) as ckpt:
@@ -278,7 +278,7 @@ def test_killed_before_the_end_it_is_waited_for(tmp_path: Path) -> None:
 
 def test_writes_that_no_counter_tells_of_are_found_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the next digest, which here is each iteration's."""
-    monkeypatch.setattr("checkflow.runtime.rolling.TOLD_S", 0.0)
+    monkeypatch.setattr("checkflow.runtime.replicated.TOLD_S", 0.0)
 
     def hidden(net: torch.nn.Module, _optimizer: torch.optim.Optimizer, iteration: int) -> None:
         if iteration >= 5:

@@ -65,12 +65,12 @@ class Replay:
         for update in self.updates:
             self._make(update, live, update.optimizer.state)
 
-    def differs(self, saved: Callable[[torch.Tensor], FileTensor], *, on_host: bool = False) -> torch.Tensor | None:
+    def differs(self, saved: Callable[[torch.Tensor], FileTensor]) -> torch.Tensor | None:
         """A parameter that is not as it is now, to the bit, when its updates are made again beside it; None: all are.
 
-        `saved`: a parameter as it was saved. Takes device memory for a few at a time, or is done on the host.
+        `saved`: a parameter as it was saved. Takes device memory for a few parameters at a time.
         """
-        made = self._made_again(saved, on_host)
+        made = self._made_again(saved, on_host=False)
         return next((parameter for parameter, now, again in made if not same(now, again)), None)
 
     def furthest(self, saved: Callable[[torch.Tensor], FileTensor]) -> tuple[torch.Tensor | None, float]:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import xxhash
 
 from checkflow.store.format.layout import Layout, PlacedTensor
 from checkflow.store.memory.shared_memory import SharedMemory, SlotState, Word
@@ -41,6 +43,14 @@ def only_in_whole(layouts: Sequence[Layout]) -> list[tuple[str, PlacedTensor]]:
         for tensor in file.tensors
         if (file.name, tensor.spec.name) not in others
     ]
+
+
+def digest(parts: Iterable[memoryview]) -> str:
+    """Of what `only_in_whole` lists, as it lies in a whole slot: trainer and replica tell each other by it."""
+    hasher = xxhash.xxh3_128()
+    for part in parts:
+        hasher.update(part)
+    return hasher.hexdigest()
 
 
 def free_slots(words: Sequence[Word], kind: int) -> list[int]:

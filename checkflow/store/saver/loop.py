@@ -8,11 +8,9 @@ What the disk refuses is tried again, for as long as it is told to: with the tra
 
 from __future__ import annotations
 
-import contextlib
 import math
 import select
 import socket
-import subprocess
 import threading
 import time
 from collections import deque
@@ -34,18 +32,14 @@ from checkflow.store.both.messages import (
 )
 from checkflow.store.both.saver_log import write_log
 from checkflow.store.format.disk import Disk
-from checkflow.store.memory.replica_slots import can_step, deltas_in, forget_trainer, give_up_deltas, is_held
 from checkflow.store.memory.saver_slots import Taken, recover, take_due, take_last, take_left
 from checkflow.store.memory.shared_memory import SharedMemory
-from checkflow.store.replica import start_replica
+from checkflow.store.saver.awaited import Awaited
 from checkflow.store.saver.held_store import HeldStore
 from checkflow.store.saver.persister import Persister, Written
 from checkflow.store.saver.settler import Settler
-from checkflow.text import plain
 
 LOOK_MS = 20  # how often to look after what is settled in the background, where nothing else wakes the saver
-REPLICA_S = 120.0  # without a step that could be made, and nothing more is expected of the replica
-REPLICA_STARTS = 3
 BREATH_S = 1.0  # how often to show that one waits and does not hang
 
 
@@ -70,10 +64,7 @@ class Saver:
         self._settler = Settler(self._settle)
         self._sending = threading.Lock()  # reports come from the settler's thread too
         self._looking = threading.Lock()
-        self._moved = (-1, 0.0)  # the replica's steps, and since when there were so many and another one to make
-        self._starts = 0  # of its process
-        self._replica_end: socket.socket | None = None
-        self._replica: subprocess.Popen[bytes] | None = None  # that a dead trainer lacked
+        self._awaited = Awaited(shared, self._config.store, self._report)
         self._told: deque[FailedReport] = deque(maxlen=100)  # sent, maybe to a trainer that died before it listened
 
     def run(self) -> None:
@@ -100,8 +91,8 @@ class Saver:
         in_a_hurry = self._patience.exhausted and (self._orphan or self._closing)  # one last try of each, and an end
         waits_s = 0.0 if in_a_hurry else self._patience.wait_s
         taken = None if waits_s else take_due(self._shared)
-        is_moving = taken is None and self._replica_moves()
-        if taken is None and not waits_s and self._orphan and not self._last_tried and not is_moving:
+        awaits = taken is None and self._awaits()
+        if taken is None and not waits_s and self._orphan and not self._last_tried and not awaits:
             taken = self._left()  # what fails then is due, until patience is exhausted
             self._last_tried = taken is None or not self._config.grouped
         if taken is not None:
@@ -117,7 +108,7 @@ class Saver:
         if waits_s and any(word.due for word in self._shared.words()):
             self._breathe(waits_s)
             return True
-        if is_moving:
+        if awaits:
             self._look_again()
             return True
         if self._orphan:
@@ -128,53 +119,11 @@ class Saver:
         self._listen(None)
         return True
 
-    def _replica_moves(self) -> bool:
-        """Whether another process is to make what is due, or all that a dead trainer left, into what can be written.
-
-        A trainer that lives starts another one, or frees what it gives up; what a dead one left is brought on by who is
-        there, or is started here. Where nobody can it is lost, and told.
-        """
+    def _awaits(self) -> bool:
+        """Whether something staged is to become what can be written, by another process."""
         if not self._config.replica:
             return False
-        words = self._shared.words()
-        if not self._orphan:
-            return any(word.due for word in deltas_in(words))
-        if not deltas_in(words):
-            return False
-        forget_trainer(self._shared)
-        now = time.monotonic()
-        if self._shared.steps != self._moved[0] or not can_step(words):
-            self._moved = self._shared.steps, now
-        if now < self._moved[1] + REPLICA_S and (is_held(self._shared) or self._start_replica()):
-            return True
-        lost = give_up_deltas(self._shared)
-        self._report(
-            FailedReport(
-                sequence=lost[-1].sequence,
-                message=f"{self._config.store}: the last {len(lost)} iterations that were staged are lost: the process "
-                f"that brings the replica on {self._how_it_ended()}",
-            )
-        )
-        return False
-
-    def _start_replica(self) -> bool:
-        """A dead trainer's has died, too: start another one, a few times. False where that is no use."""
-        if self._starts >= REPLICA_STARTS:
-            return False
-        self._starts += 1
-        try:
-            self._replica, self._replica_end = start_replica(self._shared)
-        except OSError:
-            return False
-        self._replica_end.shutdown(socket.SHUT_WR)  # which it takes for the trainer's end
-        return True
-
-    def _how_it_ended(self) -> str:
-        said = ""
-        if self._replica_end is not None:
-            with contextlib.suppress(OSError):
-                said = self._replica_end.recv(2**16, socket.MSG_DONTWAIT).decode(errors="replace")
-        return f"says: {plain(said, 500)}" if said else "died, or does not move; check memory limits"
+        return self._awaited.any_left() if self._orphan else self._awaited.any_due()
 
     def _look_again(self) -> None:
         self._shared.advance()  # who waits for another process does not hang

@@ -100,7 +100,7 @@ class Supervisor:
         self._ended = True
         if self.replica is not None:
             self.replica.close()
-            self._give_up_deltas("it did not end by the deadline")
+            self._give_up_deltas(self.replica.lost or "the run ended before that was done")
         self._keeper.end()
         self._bury()
         saver = self._keeper.saver
