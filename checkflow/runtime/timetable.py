@@ -94,12 +94,11 @@ def timetables_of(schedule: Schedule, few_bytes: int = 0) -> tuple[Timetable, ..
 
 
 def _whole_every(schedule: Schedule) -> int:
-    """As seldom as the link carries as many bytes of all state as is planned for it."""
+    """Iterations from one checkpoint to the next where each is read at once."""
     if not schedule.replica:
         return schedule.lanes
-    return max(
-        1, -(-schedule.state_bytes * 10**9 // (schedule.bandwidth_bytes_per_s * schedule.iteration_time_ns or 1))
-    )
+    carried_bytes = schedule.bandwidth_bytes_per_s * schedule.iteration_time_ns // 10**9
+    return -(-schedule.state_bytes // max(1, carried_bytes))
 
 
 def _as_a_whole(schedule: Schedule) -> Schedule:

@@ -487,3 +487,11 @@ def test_a_store_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be"):
         StoreHandle.open(tmp_path / "file" / "store", [SMALL], notify=silent)
+
+
+def test_once_it_is_closed_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
+    """A signal may ask for it late in the end."""
+    handle = StoreHandle.open(tmp_path, [SMALL], notify=silent)
+    assert stage(handle, SMALL, 1)
+    handle.close()
+    assert handle.drain(0.0)

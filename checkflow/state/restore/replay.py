@@ -106,8 +106,9 @@ class Replay:
                     yield parameter, parameter, copy
                     for optimizer, made in states.items():
                         now, again = optimizer.state.get(parameter, {}), made.get(copy, {})
-                        for entry in {*now, *again}:
-                            yield parameter, now.get(entry), again.get(entry)
+                        yield parameter, set(now), set(again)
+                        for entry in now.keys() & again.keys():
+                            yield parameter, now[entry], again[entry]
 
     def _some_at_a_time(self) -> Iterator[list[torch.Tensor]]:
         some: list[torch.Tensor] = []

@@ -269,7 +269,12 @@ class StoreHandle:
         self._deliver()
 
     def drain(self, deadline_s: float) -> bool:
-        """Wait until the newest staged checkpoint is durable, and return whether it is; errors go by on_error."""
+        """Wait until the newest staged checkpoint is durable, and return whether it is; errors go by on_error.
+
+        Once it is closed there is nothing to wait for: what did not become durable was told then.
+        """
+        if self._closed:
+            return True
         done = self._drain(time.monotonic() + deadline_s)
         self._deliver()
         return done
