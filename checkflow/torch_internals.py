@@ -174,9 +174,18 @@ class MeetingPlace:
     connect: Callable[[], KeyValues]
 
 
+def ranks_here() -> int:
+    """Of torch.distributed's group of this process; 1 where there is none."""
+    return torch.distributed.get_world_size() if _is_in_group() else 1
+
+
+def _is_in_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def meeting_place(prefix: str) -> MeetingPlace | None:
     """Of this process; keys there begin with the prefix. None where torch.distributed is not initialized."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if not _is_in_group():
         return None
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 

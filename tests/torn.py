@@ -111,6 +111,9 @@ class MemorySink:
     def abandon(self, slot: NamedSlot) -> None:
         self._free.append(self._all[slot.index])
 
+    def pass_over(self, iteration: int) -> None:
+        """Nobody else waits for it."""
+
     def poll(self) -> None:
         if self.error is not None:
             raise self.error

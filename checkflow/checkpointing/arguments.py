@@ -17,8 +17,6 @@ from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.training import Training
 from checkflow.wrapped import is_zero
 
-_TAKES_GRADIENTS = "takes gradients, which are not final yet where several processes' can be read"
-
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
@@ -99,7 +97,7 @@ def check_arguments(
         _check_takes(schedule, interval, overhead, slots)
     if together is not None:
         _check_takes_together(schedule, overhead, slots)
-    _check_replicate(replicate, together)
+    _check_replicate(replicate, together, in_lanes=policy in IN_LANES or (schedule is not None and schedule.lanes > 1))
     if approximate and not (policy == REPLICATED if schedule is None else schedule.replica):
         raise InputError(f"approximate: is for updates that the host makes, of policy {REPLICATED!r}; leave it out")
     if when_full not in ("skip", "wait"):
@@ -120,8 +118,8 @@ def _check_policy(
         raise InputError(
             f"policy: {policy!r} is for a schedule that is learned, and one is given ({schedule.policy}); leave it out"
         )
-    if policy in IN_PARTS and together is not None:
-        raise InputError(f"policy: {policy!r} {_TAKES_GRADIENTS}; leave it out")
+    if policy == REPLICATED and together is not None:
+        raise InputError(f"policy: {policy!r} is for one process; use 'rolling' or 'lowdiff'")
     if policy in IN_PARTS:
         _check_takes_parts(f"policy {policy!r}", overhead, slots, lanes=policy in IN_LANES, other="leave out policy=")
 
@@ -178,16 +176,25 @@ def _check_takes_together(schedule: Schedule | None, overhead: float | None, slo
         raise InputError("slots: 1 has no room for the next checkpoint before every rank has this one; use 2 or 3")
     if overhead is not None:
         raise InputError("overhead: is not supported for several processes; give interval=, the same on each")
-    if schedule is not None and (schedule.slot_lanes > 1 or schedule.gradients):
-        raise InputError(f"schedule: {_TAKES_GRADIENTS}; compile with --policy checkflow")
+    if schedule is not None and schedule.replica:
+        raise InputError(f"schedule: is of {REPLICATED}, which is for one process; compile with --policy rolling")
+    if schedule is not None and any(row.factor_rows for row in schedule.gradients):
+        raise InputError(
+            "schedule: has gradients leave as their factors, and processes update by sums of them; compile with "
+            "--world-size"
+        )
 
 
-def _check_replicate(replicate: int, together: Together | None) -> None:
-    """Raises InputError for more copies than one, and where there is nobody to hold it."""
+def _check_replicate(replicate: int, together: Together | None, *, in_lanes: bool) -> None:
+    """Raises InputError for more copies than one, where there is nobody to hold it, and for what cannot be sent."""
     if replicate not in (0, 1):
         raise InputError(f"replicate: {replicate!r} is not supported; use 0, or 1 for a copy on another machine")
     if replicate and (together is None or together.group.size == 1):
         raise InputError("replicate: 1, but this training has one process, and no other machine; leave it out")
+    if replicate and in_lanes:
+        raise InputError(
+            "replicate: 1 is for checkpoints that one slot has whole; leave it out, or use policy 'checkflow'"
+        )
 
 
 def _pauses_between(schedule: Schedule) -> bool:

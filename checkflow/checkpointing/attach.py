@@ -32,7 +32,7 @@ from checkflow.extra import Stateful
 from checkflow.interrupts import held_back
 from checkflow.learning.kept import FOLDER
 from checkflow.learning.learner import Learner
-from checkflow.learning.messages import DEFAULT_POLICY
+from checkflow.learning.messages import DEFAULT_POLICY, IN_PARTS
 from checkflow.learning.provisional import provisional
 from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.settings import Settings
@@ -222,7 +222,7 @@ def attach(
             }
             together.group.same("attach()", settled)
             interval = interval or 1 if schedule is None else interval  # a learner finds one by itself, each its own
-            training = together.divide(training, warn, divides=schedule is None)
+            training = together.divide(training, warn, divides=schedule is None and policy not in IN_PARTS)
 
         def lacks(found: Iterable[Unlisted]) -> None:
             lines = missing(found, training.listed, scaler=scaler is not None)

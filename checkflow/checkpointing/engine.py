@@ -16,7 +16,6 @@ from checkflow.checkpointing.fitting import Fitting
 from checkflow.checkpointing.replicated import UpdatesOnHost
 from checkflow.checkpointing.sink import StoreSink
 from checkflow.errors import CheckflowError, InputError
-from checkflow.events import Event, Skipped
 from checkflow.interrupts import held_back
 from checkflow.lanes import lane_file
 from checkflow.runtime.bound import Bound
@@ -157,7 +156,7 @@ class Engine:
             late=fitting.host.tensors,
             tell=self._notify,
             inside=self.inside,
-            note=self._note,
+            note=self.events.append,
             parting=lambda bound, pipeline: self._parts_of(fitting, bound, pipeline),
         )
 
@@ -166,11 +165,6 @@ class Engine:
         if fitting.schedule.replica:
             return Replicated(*others, on_host=self._on_host)
         return Rolling(*others) if fitting.schedule.lanes > 1 else Parts(*others)
-
-    def _note(self, event: Event) -> None:
-        self.events.append(event)
-        if isinstance(event, Skipped):
-            self.handle.skipped(event.iteration)
 
     def _prove(self, replay: str, filled: Mapping[int, InFlight], backs: Sequence[int]) -> str:
         """Makes a checkpoint's updates again beside the training that they are of."""

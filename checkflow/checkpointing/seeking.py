@@ -15,7 +15,7 @@ from checkflow.distributed.marks import Mark, common
 from checkflow.distributed.partitions import has_state_for
 from checkflow.distributed.parts import RankPart, all_in, directories_in, marks_in
 from checkflow.distributed.placement import machine_here
-from checkflow.distributed.reading import files_of, whole_file
+from checkflow.distributed.reading import as_saved
 from checkflow.distributed.resharding import is_shared_alike, needed_by, reshaped
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.state.host.record import Record
@@ -139,8 +139,7 @@ class Seeking:
         """What this rank restores of it, verified. Raises CorruptStoreError, InputError for what it cannot see."""
         part = kept.mine.get(mark)
         if part is not None and is_shared_alike(part.record, training) and has_state_for(part.record, training):
-            seen = self._seen(mark, part)
-            return {name: whole_file(part, name, seen) for name in files_of(part)}, part.record
+            return as_saved(part, self._seen(mark, part)), part.record
         whole = kept.others.get(mark) or next((found for found in all_in(self._root) if found.mark == mark), None)
         if whole is None:
             raise InputError(

@@ -55,6 +55,9 @@ class StoreSink:
         assert isinstance(slot, _StoreSlot)
         self._handle.abandon(slot.slot)
 
+    def pass_over(self, iteration: int) -> None:
+        self._handle.skipped(iteration)
+
     def poll(self) -> None:
         now = time.monotonic()
         if now >= self._next_poll_s:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,10 +48,7 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
         raise InputError(f"--output {output}: there is no directory {output.parent}; make it first")
     with _console.progress() as progress:
         progress(f"reading {store}")
-        newest, skipped = _newest(store, iteration)
-        for each in skipped:
-            _console.tell(f"checkflow: skipped {each}")
-        loaded = _whole(store, newest, progress)
+        loaded = _of_ranks(store, iteration) if ranks_in(store) else _of_one(store, iteration, progress)
         progress(f"writing {output}")
         partial = output.with_name(f".{output.name}.partial")
         try:
@@ -70,16 +67,31 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
     return EXIT_DONE
 
 
-def _newest(store: Path, iteration: int | None) -> tuple[Loaded, tuple[SkippedCheckpoint, ...]]:
-    """The newest that verifies, of several ranks' as one whole, and why newer ones were skipped."""
-    if ranks_in(store):
-        from checkflow.distributed.resharding import consolidated  # which needs torch
+def _of_ranks(store: Path, iteration: int | None) -> Loaded:
+    """The newest that verifies, as one whole."""
+    from checkflow.distributed.resharding import consolidated  # which needs torch
 
-        return consolidated(store, iteration)
+    try:
+        found = consolidated(store, iteration)
+    except (InputError, FormatError) as error:
+        raise type(error)(f"{store}: {error}") from None
+    _tell_skipped(found.skipped)
+    _tell_made(found.loaded, found.updates, found.differs)
+    return found.loaded
+
+
+def _of_one(store: Path, iteration: int | None, progress: Callable[[str], None]) -> Loaded:
+    """The newest that verifies."""
     found = load_newest(store, iteration)
     if found.loaded is None:
         raise StoreError(f"{store}: no checkpoint yet; nothing to export")
-    return found.loaded, found.skipped
+    _tell_skipped(found.skipped)
+    return _whole(store, found.loaded, progress)
+
+
+def _tell_skipped(skipped: Iterable[SkippedCheckpoint]) -> None:
+    for each in skipped:
+        _console.tell(f"checkflow: skipped {each}")
 
 
 def _whole(store: Path, loaded: Loaded, progress: Callable[[str], None]) -> Loaded:
@@ -98,12 +110,16 @@ def _whole(store: Path, loaded: Loaded, progress: Callable[[str], None]) -> Load
         found = whole(loaded.files, loaded.record)
     except (InputError, FormatError) as error:
         raise type(error)(f"{store}: {name}: {error}") from None
-    if found.updates:
-        made = f"checkflow: {name} was saved in parts; {found.updates} updates were made again here"
-        if found.differs:
-            made += f"; their last bits may differ from the training's: {found.differs}"
-        _console.tell(made)
+    _tell_made(loaded, found.updates, found.differs)
     return Loaded(loaded.checkpoint, dict(found.files), found.record)
+
+
+def _tell_made(loaded: Loaded, updates: int, differs: str) -> None:
+    if updates:
+        made = f"checkflow: {loaded.checkpoint.path.name} was saved in parts; {updates} updates were made again here"
+        if differs:
+            made += f"; their last bits may differ from the training's: {differs}"
+        _console.tell(made)
 
 
 def _safetensors(loaded: Loaded, path: Path) -> None:

@@ -35,7 +35,7 @@ from checkflow.distributed.reading import files_of, whole_file
 from checkflow.distributed.resharding import owners_of
 from checkflow.distributed.state_dicts import FILE, chunk_of, index_of, rank_with_index, value_of
 from checkflow.dtypes import name_of
-from checkflow.errors import CorruptStoreError, InputError, StoreError
+from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.state.host.decode import decode
 from checkflow.state.host.json_values import TENSOR_DTYPES
 from checkflow.state.host.record import ChunkRecord, TensorRecord
@@ -151,12 +151,10 @@ class StoreReader(StorageReader):
 
 
 def _newest(store: Path, iteration: int | None) -> Complete:
-    """Of that iteration, if given. Raises StoreError where every rank has none, InputError for one in parts."""
+    """Of that iteration, if given. Raises StoreError where every rank has none."""
     found = [parts for parts in all_in(store) if iteration in (None, parts.mark.iteration)]
     if not found:
         raise StoreError(f"{store}: has no such checkpoint that every rank has; see checkflow list")
-    if found[0].ranks[0].record.replay is not None or found[0].ranks[0].record.lanes:
-        raise InputError(f"{store}: was saved in parts; checkflow export --to dcp brings them together")
     return with_whole_optimizers(found[0], 0)
 
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -29,6 +28,7 @@ from checkflow.store import alone
 from checkflow.store.format.begun import Begun
 from checkflow.store.format.manifest import MAX_FILE_BYTES, directory_name
 from checkflow.store.format.ranks import directory_of
+from checkflow.torch_internals import ranks_here
 
 __all__ = ["StoreWriter"]
 
@@ -103,8 +103,7 @@ class StoreWriter(StorageWriter):
             self._store = Path(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_args: object, **kwargs: object) -> None:
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        if several and kwargs.get("use_collectives") is False:
+        if ranks_here() > 1 and kwargs.get("use_collectives") is False:
             raise InputError("use_collectives=False: ranks have to agree on what is one checkpoint; leave it out")
         self._is_coordinator = is_coordinator
         if self._begun is not None:  # of a save that another rank ended

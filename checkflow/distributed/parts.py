@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from checkflow.distributed.marks import Mark, common
 from checkflow.errors import CorruptStoreError, FormatError
 from checkflow.state.host.record import Record, parse_record
+from checkflow.state.restore.files import TensorFile
+from checkflow.state.restore.match import files_of
+from checkflow.state.restore.rebuild import brought_together
 from checkflow.store.format.manifest import RECORD
 from checkflow.store.format.ranks import directory_of, ranks_in
 from checkflow.store.format.reader import (
@@ -21,12 +25,35 @@ from checkflow.store.format.reader import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RankPart:
     """A rank's; its manifest and its record are sound, which says nothing of its other files."""
 
     checkpoint: Checkpoint
     record: Record
+
+    @cached_property
+    def brought_together(self) -> Mapping[str, TensorFile]:
+        """The files of one in parts as if it had left in one: its updates are made again on the host, once.
+
+        Raises CorruptStoreError, FormatError, InputError where only its training can do that, StoreError where
+        something is scarce.
+        """
+        return brought_together(self.record, self.gathered())
+
+    def gathered(self) -> dict[str, TensorFile]:
+        """Its files as they were saved, those of lanes as one. Raises CorruptStoreError, FormatError, StoreError."""
+        files = {entry.name: self.read(entry.name) for entry in self.checkpoint.manifest.tensor_files}
+        return files_of(self.record, files)
+
+    def read(self, name: str) -> memoryview:
+        """A file of it, verified, whatever it has. Raises CorruptStoreError, StoreError where something is scarce."""
+        try:
+            with nothing_is_scarce(self.checkpoint.path):
+                return read_file(self.checkpoint, name)
+        except CorruptStoreError as error:
+            whose = f"{self.checkpoint.path.parent.name}/" if self.record.member is not None else ""
+            raise CorruptStoreError(f"{whose}{error}") from None
 
 
 @dataclass(frozen=True, slots=True)

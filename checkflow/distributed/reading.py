@@ -8,13 +8,28 @@ from checkflow.distributed.parts import RankPart
 from checkflow.errors import CorruptStoreError
 from checkflow.state.names import StateName, file_of
 from checkflow.state.restore.files import TensorFile, parse_file
-from checkflow.store.format.reader import nothing_is_scarce, read_file
+from checkflow.state.restore.rebuild import is_in_parts
 
 
 def files_of(part: RankPart) -> list[str]:
-    """The files that have tensors of it, whoever saved them."""
-    own = (entry.name for entry in part.checkpoint.manifest.tensor_files)
-    return list(dict.fromkeys([*own, *(file_of(StateName(name).holder) for name in part.record.elsewhere)]))
+    """The files that have tensors of it, whoever saved them, as if it had left in one."""
+    return list(
+        dict.fromkeys([*_own_files(part), *(file_of(StateName(name).holder) for name in part.record.elsewhere)])
+    )
+
+
+def as_saved(part: RankPart, ranks: Mapping[int, RankPart]) -> dict[str, TensorFile]:
+    """All of a rank's files, for its training to restore: of one in parts it makes the updates again. `ranks` and what
+    is raised as of `whole_file`."""
+    if is_in_parts(part.record):
+        return part.gathered()
+    return {name: whole_file(part, name, ranks) for name in files_of(part)}
+
+
+def _own_files(part: RankPart) -> list[str]:
+    if is_in_parts(part.record):
+        return list(part.brought_together)
+    return [entry.name for entry in part.checkpoint.manifest.tensor_files]
 
 
 def whole_file(part: RankPart, name: str, ranks: Mapping[int, RankPart]) -> TensorFile:
@@ -22,8 +37,8 @@ def whole_file(part: RankPart, name: str, ranks: Mapping[int, RankPart]) -> Tens
 
     Raises CorruptStoreError, also where one cannot be seen that is needed; StoreError where something is scarce.
     """
-    has_own = any(entry.name == name for entry in part.checkpoint.manifest.tensor_files)
-    found = tensors_of(part, name) if has_own else TensorFile({}, {})
+    own = tensors_of(part, name) if name in _own_files(part) else TensorFile({}, {})
+    found = TensorFile(dict(own.tensors), dict(own.aliases))
     by_rank: dict[int, list[str]] = {}
     for state, rank in part.record.elsewhere.items():
         if file_of(StateName(state).holder) == name:
@@ -43,15 +58,7 @@ def whole_file(part: RankPart, name: str, ranks: Mapping[int, RankPart]) -> Tens
 
 
 def tensors_of(part: RankPart, name: str) -> TensorFile:
-    """A file of a rank's part, verified. Raises CorruptStoreError, StoreError where something is scarce."""
-    return parse_file(name, bytes_of(part, name))
-
-
-def bytes_of(part: RankPart, name: str) -> memoryview:
-    """The same, whatever it has."""
-    try:
-        with nothing_is_scarce(part.checkpoint.path):
-            return read_file(part.checkpoint, name)
-    except CorruptStoreError as error:
-        whose = f"{part.checkpoint.path.parent.name}/" if part.record.member is not None else ""
-        raise CorruptStoreError(f"{whose}{error}") from None
+    """A file of a rank's part, verified. Raises as `RankPart.brought_together` does."""
+    if is_in_parts(part.record):
+        return part.brought_together[name]
+    return parse_file(name, part.read(name))

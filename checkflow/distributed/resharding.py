@@ -17,15 +17,15 @@ import torch
 from checkflow import strictjson
 from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in
-from checkflow.distributed.reading import bytes_of, files_of, tensors_of, whole_file
+from checkflow.distributed.reading import files_of, tensors_of, whole_file
 from checkflow.distributed.state_dicts import FILE, assembled, values_of
-from checkflow.errors import CorruptStoreError, FormatError, InputError, StoreError
+from checkflow.errors import CorruptStoreError, FormatError, StoreError
 from checkflow.state.host.record import Record, ShardRecord
 from checkflow.state.live import entry_stems, live_state
 from checkflow.state.names import StateName, file_of, holder_of, owner
 from checkflow.state.restore.files import FileTensor, TensorFile
 from checkflow.state.restore.match import check_is_of_training
-from checkflow.state.restore.rebuild import written
+from checkflow.state.restore.rebuild import record_of_whole, what_was_made, written
 from checkflow.state.shards import Place, is_shared, place_of
 from checkflow.store.format.manifest import RECORD
 from checkflow.store.format.reader import Loaded, SkippedCheckpoint
@@ -46,32 +46,40 @@ class Reshaped:
 def reshaped(parts: Complete, rank: int, where: Where) -> Reshaped:
     """What a rank of another training restores.
 
-    Raises CorruptStoreError where a part does not verify, FormatError where parts do not fill the whole, InputError for
-    a checkpoint that has updates to be made again.
+    Updates that are to be made again are made on the host. Raises CorruptStoreError where a part does not verify,
+    FormatError where parts do not fill the whole, InputError where only the training that saved it can make them.
     """
     number = rank % parts.size
     parts = with_whole_optimizers(parts, number)
     first = parts.ranks[number]
     record = first.record
     check_is_of_training(record)
-    if record.replay is not None or record.lanes:
-        raise InputError(
-            f"{first.checkpoint.path.name}: was saved in parts, which only the training that saved it can restore; "
-            "restore() it there and save(), or choose another iteration"
-        )
     by_file: dict[str, dict[StateName, ShardRecord]] = {}
     for name, shard in record.shards.items():
         by_file.setdefault(file_of(StateName(name).holder), {})[StateName(name)] = shard
-    return Reshaped(
-        {name: _file(parts, number, name, by_file.get(name, {}), where) for name in files_of(first)}, record
-    )
+    files = {name: _file(parts, number, name, by_file.get(name, {}), where) for name in files_of(first)}
+    return Reshaped(files, record.model_copy(update={"replay": None, "lanes": ()}))
 
 
-def consolidated(store: Path, iteration: int | None = None) -> tuple[Loaded, tuple[SkippedCheckpoint, ...]]:
-    """The newest checkpoint (of that iteration, if given) of which every rank's part verifies, as if one rank had had
-    it, and why newer ones were skipped. What each rank had by itself is the first one's.
+@dataclass(frozen=True, slots=True)
+class Consolidated:
+    """A checkpoint as if one rank had had it, and why newer ones were skipped.
 
-    Raises CorruptStoreError where none verifies, StoreError where there is none.
+    `updates`: how many were made again for it; `differs`: why its bits may not be the training's.
+    """
+
+    loaded: Loaded
+    skipped: tuple[SkippedCheckpoint, ...]
+    updates: int
+    differs: str
+
+
+def consolidated(store: Path, iteration: int | None = None) -> Consolidated:
+    """The newest checkpoint (of that iteration, if given) of which every rank's part verifies. What each rank had by
+    itself is the first one's.
+
+    Raises CorruptStoreError where none verifies, StoreError where there is none, InputError where only its training can
+    make its updates again.
     """
     skipped: list[SkippedCheckpoint] = []
     found = all_in(store)
@@ -82,7 +90,7 @@ def consolidated(store: Path, iteration: int | None = None) -> tuple[Loaded, tup
         try:
             made = reshaped(parts, 0, whole) if parts.ranks[0].record.state_dict is None else None
             files = {FILE: assembled(parts)} if made is None else made.files
-            record = bytes(bytes_of(parts.ranks[0], RECORD))
+            record = record_of_whole(bytes(parts.ranks[0].read(RECORD)))
         except CorruptStoreError as error:
             skipped.append(SkippedCheckpoint(checkpoint.path, checkpoint.serial, checkpoint.iteration, str(error)))
             continue
@@ -95,11 +103,18 @@ def consolidated(store: Path, iteration: int | None = None) -> tuple[Loaded, tup
             optimizers = made.record.optimizers
             of_all["optimizers"] = [each.model_dump(mode="json", exclude_defaults=True) for each in optimizers]
         text = json.dumps(of_all, separators=(",", ":"), ensure_ascii=False).encode()
-        return Loaded(checkpoint, {name: written(file) for name, file in files.items()}, text), tuple(skipped)
+        loaded = Loaded(checkpoint, {name: written(file) for name, file in files.items()}, text)
+        return Consolidated(loaded, tuple(skipped), *_made_in(parts))
     if skipped:
         raise CorruptStoreError(f"{store}: no checkpoint verifies on every rank ({skipped[0]}); restore it from a copy")
     has = ", ".join(str(each) for each in sorted({parts.mark.iteration for parts in found})) or "none"
     raise StoreError(f"{store}: has no checkpoint {_of(iteration)}that every rank has; it has {has}")
+
+
+def _made_in(parts: Complete) -> tuple[int, str]:
+    """Of all ranks' parts together; see `what_was_made`."""
+    found = [what_was_made(part.record) for part in parts.ranks]
+    return max(updates for updates, _ in found), next((differs for _, differs in found if differs), "")
 
 
 def _of(iteration: int | None) -> str:

@@ -247,6 +247,8 @@ class _Reading:
         graph, tensors, shape = self.graph, self.graph.tensors, self.graph.tensors[parameter].views[0].shape
         made, (first, *others) = tensors[gradient], graph.writes[gradient]
         op = graph.ops[made.born - 1]
+        if graph.world_size > 1:  # what an update consumes is a sum over ranks, or a part of one
+            return None
         if op.name != PRODUCT or len(op.reads) != 2 or others or len(shape) != 2:
             return None
         left, right = (tensors[index] for index in op.reads)

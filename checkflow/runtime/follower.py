@@ -71,6 +71,7 @@ class Follower:
         parting: Callable[[Bound, Pipeline], Parts] | None = None,
     ) -> None:
         self.interval = settings.interval or schedule.interval  # iterations from one checkpoint to the next
+        self._first_interval = self.interval  # which other ranks know of
         timetables = timetables_of(schedule, device.few_bytes)
         self.timetable = timetables[0]  # what all have in common
         self.firings = Firings(self.timetable)

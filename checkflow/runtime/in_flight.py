@@ -31,6 +31,7 @@ class Leaving:
 
     pieces: tuple[torch.Tensor, ...]  # uint8, end to end
     counted: tuple[torch.Tensor, ...]  # what counts writes of them
+    shares: bool = False  # its storage with other gradients
 
     def between(self, start: int, end: int) -> Iterator[torch.Tensor]:
         """The bytes from `start` to `end`."""
@@ -80,6 +81,7 @@ class InFlight:
         self._early: dict[int, tuple[int, ...]] = {}  # move -> version that it copied while open
         self._held: dict[int, tuple[Leaving, list[int]]] = {}  # move -> its gradient, and the versions consumed
         self._overdue: set[int] = set()  # moves of gradients that are planned to have left, and are not there yet
+        self._to_keep: set[int] = set()  # likewise, to be held
         if whole:
             self._leave_out(index for index, move in enumerate(timetable.moves) if move.gradient)
 
@@ -164,6 +166,8 @@ class InFlight:
                 )
                 self._held[index] = leaving, versions(leaving.counted)
                 self._progress[index] = Progress.SNAPSHOT
+        self._keep_apart(self._to_keep & self._held.keys())
+        self._to_keep -= self._held.keys()
         overdue = sorted(index for index in self._overdue if index in self._held)
         self._overdue.difference_update(overdue)
         self._do(snapshots=(), offloads=overdue, releases=())
@@ -214,7 +218,10 @@ class InFlight:
             else:
                 later.append(index)
         moves = self._timetable.moves
+        snapshots = list(snapshots)
         self._take([i for i in snapshots if self._progress[i] is Progress.PENDING and not moves[i].gradient])
+        self._keep_apart(i for i in snapshots if moves[i].gradient)
+        self._to_keep.update(i for i in snapshots if moves[i].gradient and self._progress[i] is Progress.PENDING)
         left = [index for index in offloads if self._progress[index] is not Progress.ISSUED]
         if self.updates is not None:
             missing = [i for i in left if moves[i].gradient and self._progress[i] is Progress.PENDING]
@@ -244,6 +251,20 @@ class InFlight:
             self._progress[index] = Progress.SNAPSHOT
             if self._is_open(index):
                 self._early[index] = storage.version()
+
+    def _keep_apart(self, indices: Iterable[int]) -> None:
+        """Of gradients that share a storage, which training would let go of, their bytes alone are held from now on."""
+        held = [i for i in indices if i in self._held and self._held[i][0].shares]
+        for index in held:
+            leaving, counted = self._held[index]
+            if self._progress[index] is not Progress.SNAPSHOT:
+                continue
+            try:
+                made = self._device.snapshot([snapshot.data for snapshot in self._snapshots[index]])
+            except DeviceError:
+                return
+            self.written_unseen |= versions(leaving.counted) != counted
+            self._snapshots[index], self._held[index] = tuple(made), (Leaving((), ()), [])
 
     def _issue(self, indices: list[int]) -> None:
         if not indices:

@@ -24,6 +24,7 @@ from checkflow.schedule import Schedule
 from checkflow.state.host.updates import Updates
 from checkflow.state.live import parameter_names
 from checkflow.state.names import gradient_name
+from checkflow.state.shards import are_shared_alike, local
 from checkflow.torch_internals import grad_scale_of, versions
 from checkflow.training import Training
 
@@ -125,11 +126,14 @@ class Parts:
                         return
                     continue
                 order = self._bound.binding.targets[gradient_name(back, name)].order
-                if gradient.layout is not torch.strided or gradient.shape != parameter.shape:
+                part = local(gradient)
+                if part.layout is not torch.strided or not are_shared_alike(gradient, parameter):
                     self.refuse(f"the gradient of {name} is no dense tensor like its parameter")
                     return
-                lying = gradient.detach().permute(order).contiguous()
-                found[row] = Leaving((lying.reshape(-1).view(torch.uint8),), (gradient,))
+                lying = part.detach().permute(order).contiguous()
+                pieces = (lying.reshape(-1).view(torch.uint8),)
+                shares = lying.untyped_storage().nbytes() > part.nbytes
+                found[row] = Leaving(pieces, tuple({gradient: 0, part: 0}), shares)
         try:
             text = self._host.update(number, tuple(names), self.factors.rows(names))
         except CheckflowError as error:

@@ -155,7 +155,7 @@ class Pipeline:
             filled = self._whole(iteration, wait=wait)
             if not filled:
                 self.skipped += 1
-                self._note(Skipped(iteration, "no slot was free"))
+                self._passes_over(iteration, "no slot was free")
                 return False
         try:
             record = self._capture(iteration)
@@ -165,7 +165,7 @@ class Pipeline:
             if not isinstance(error, Exception):
                 raise
             self.problems.append(error)
-            self._note(Skipped(iteration, "the host's state could not be read"))
+            self._passes_over(iteration, "the host's state could not be read")
             return False
         last = filled[-1]
         if self.lanes > 1:
@@ -324,7 +324,7 @@ class Pipeline:
         while self._spares:
             self._sink.abandon(self._spares.popitem()[1])
         for checkpoint in self._closed:
-            self._note(Skipped(checkpoint.iteration, "it was in flight when the training was let go"))
+            self._passes_over(checkpoint.iteration, "it was in flight when the training was let go")
         self.discarded += len(self._closed)
         self._closed.clear()
         self.chain.clear()
@@ -352,13 +352,17 @@ class Pipeline:
             self._counters.stalled(Cause.SLOT, time.perf_counter_ns() - started)
         return slot
 
+    def _passes_over(self, iteration: int, why: str) -> None:
+        self._note(Skipped(iteration, why))
+        self._sink.pass_over(iteration)
+
     def _discard(self, checkpoint: InFlight, reason: str = "its bytes cannot be vouched for") -> None:
         self._keep(checkpoint.slot)
         if self.lanes > 1:
             self._give_up_after(checkpoint)
         if checkpoint.record is not None:
             self.discarded += 1
-            self._note(Skipped(checkpoint.iteration, reason))
+            self._passes_over(checkpoint.iteration, reason)
 
     def _give_up_after(self, checkpoint: InFlight) -> None:
         """What was to complete a checkpoint with it never will; what was read at once since stands by itself."""

@@ -36,5 +36,8 @@ class Sink(Protocol):
     def abandon(self, slot: NamedSlot) -> None:
         """The slot will not be filled."""
 
+    def pass_over(self, iteration: int) -> None:
+        """There will be no checkpoint of this iteration, which was due as others know."""
+
     def poll(self) -> None:
         """Raise what went wrong in the background. Never blocks."""

@@ -12,7 +12,7 @@ from checkflow.errors import InputError, ModelFileError, TraceError
 from checkflow.state.holders import models_of, modules_of, optimizers_of
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName
-from checkflow.state.shards import is_shared
+from checkflow.state.shards import are_shared_alike, is_shared
 from checkflow.torch_internals import overlaps
 from checkflow.training import Training
 from checkflow.wrapped import held_by, is_zero, updater
@@ -161,7 +161,7 @@ def check_shared_alike(name: StateName, entry: torch.Tensor, parameter: torch.Te
     """Raises InputError for an optimizer's entry that ranks do not share as they share its parameter."""
     if not is_shared(parameter) or (not is_shared(entry) and entry.dim() == 0):
         return
-    if not is_shared(entry) or entry.shape != parameter.shape or entry.placements != parameter.placements:
+    if not are_shared_alike(entry, parameter):
         raise InputError(
             f"{name}: is not divided among ranks as its parameter is, which is not supported yet; use another optimizer"
         )

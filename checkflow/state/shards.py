@@ -45,6 +45,12 @@ def place_of(tensor: torch.Tensor) -> Place | None:
     return Place(tuple(tensor.shape), place_in_whole(tensor), tuple(part_of(tensor).shape))
 
 
+def are_shared_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether ranks share both in the same way, or neither, and this one has as much of each."""
+    ways = [each.placements if is_shared(each) else None for each in (one, other)]
+    return local(one).shape == local(other).shape and ways[0] == ways[1]
+
+
 def ranks_alike(tensor: torch.Tensor) -> tuple[int, ...]:
     """The ranks, ascending, that have the same part as this one, which is among them; () of a plain tensor, and where
     each has a term of a sum."""

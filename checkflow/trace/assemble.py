@@ -67,7 +67,12 @@ def assemble(
     host_state_bytes = sum(storage.size_bytes for storage in views if ledger.is_host(storage))
     # State of which this rank has no element is there all the same: another rank's part may have some.
     kept = [s for s in _in_graph(views, operators, ledger) if not ledger.is_host(s) and (s.size_bytes or s in views)]
-    index = {storage: position for position, storage in enumerate(kept)}
+    tensors: list[Tensor] = []
+    indices: dict[Storage, range] = {}
+    for storage in kept:
+        first = len(tensors)
+        tensors += _tensors(storage, tuple(views.get(storage, ())), first, steps)
+        indices[storage] = range(first, len(tensors))
     graph = Graph(
         model=model,
         arguments=arguments,
@@ -76,16 +81,16 @@ def assemble(
         ops=tuple(
             Op(
                 name=op.name,
-                reads=tuple(index[s] for s in op.reads if s in index),
+                reads=tuple(index for s in op.reads for index in indices.get(s, ())),
                 writes=tuple(
                     dict.fromkeys(
-                        index[s]
+                        index
                         for s in (
                             *op.writes,
                             *(old for new in op.writes for old in written_too.get(new, ())),
                             *(last if step == steps else ()),
                         )
-                        if s in index
+                        for index in indices.get(s, ())
                     )
                 ),
                 flops=op.flops,
@@ -96,7 +101,7 @@ def assemble(
             )
             for step, op in enumerate(operators, start=1)
         ),
-        tensors=tuple(_tensor(s, tuple(views.get(s, ())), number, steps) for s, number in index.items()),
+        tensors=tuple(tensors),
         anchors=anchors,
         host_state_bytes=host_state_bytes,
     )
@@ -122,13 +127,35 @@ def _in_graph(views: Iterable[Storage], operators: Sequence[RecordedOperator], l
     return dict.fromkeys((*views, *sorted(others, key=lambda storage: storage.born)))
 
 
-def _tensor(storage: Storage, views: tuple[View, ...], number: int, steps: int) -> Tensor:
+def _tensors(storage: Storage, views: tuple[View, ...], number: int, steps: int) -> list[Tensor]:
+    """A storage as tensors of the graph: one, or where it has the gradients of several parameters each of them."""
     role = storage.role or (Role.ACTIVATION if storage.born else Role.INPUT)
     role = Role.INPUT if role.is_state and not views else role
     freed = steps if storage.freed is None else max(storage.freed, storage.last_use, storage.born)
     name = views[0].name if views else storage.name or f"%unused_{number}"
-    of = storage.of if role in (Role.GRADIENT, Role.OPTIMIZER) else ""
-    return Tensor(name, role, storage.size_bytes, storage.born, steps if role.is_state else freed, views, of)
+    freed = steps if role.is_state else freed
+    if role is Role.GRADIENT and (pieces := _pieces(storage)):
+        names = [name, *(f"{name}.{piece}" for piece in range(1, len(pieces)))]
+        return [
+            Tensor(own, role, size_bytes, storage.born, freed, views, of)
+            for own, (of, size_bytes) in zip(names, pieces, strict=True)
+        ]
+    of = storage.of if role is Role.OPTIMIZER else ""
+    return [Tensor(name, role, storage.size_bytes, storage.born, freed, views, of)]
+
+
+def _pieces(storage: Storage) -> list[tuple[str, int]]:
+    """The parameters whose gradients a storage has, and the bytes of each; "" for bytes that are of none. Nothing where
+    some are of two."""
+    found: list[tuple[str, int]] = []
+    end = 0
+    for name, (start, stop) in sorted(storage.gradients.items(), key=lambda one: one[1]):
+        if start < end:
+            return []
+        found += [("", start - end)] if start > end else []
+        found.append((name, stop - start))
+        end = stop
+    return found + ([("", storage.size_bytes - end)] if storage.size_bytes > end else [])
 
 
 def check_graph(graph: Graph) -> None:

@@ -83,13 +83,15 @@ def hooked(training: Training, firings: FiredAnchors, ledger: Ledger) -> Iterato
 
 
 def mark_gradient(parameter: torch.Tensor, name: str, ledger: Ledger) -> None:
-    """The storage of a parameter's gradient, if it has one, is a gradient."""
+    """The storage of a parameter's gradient, if it has one, is a gradient, or several of them, one after the other."""
     gradient = None if parameter.grad is None else local(parameter.grad)
     if gradient is not None and has_storage(gradient):
         storage = ledger.see(gradient)
         storage.role = storage.role or Role.GRADIENT
         storage.scalar = False
-        storage.of = str(name) if gradient.numel() * gradient.element_size() == storage.size_bytes else ""
+        start = int(gradient.storage_offset()) * gradient.element_size()
+        if gradient.numel():
+            storage.gradients[str(name)] = start, start + gradient.numel() * gradient.element_size()
 
 
 def _on_module(module: torch.nn.Module, subject: str, firings: FiredAnchors) -> list[torch.utils.hooks.RemovableHandle]:

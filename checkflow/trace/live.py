@@ -9,13 +9,14 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 
 from checkflow.collector import paused_collector
 from checkflow.graph import Graph
 from checkflow.state.live import parameters_of
-from checkflow.torch_internals import innermost_mode
+from checkflow.torch_internals import innermost_mode, ranks_here
 from checkflow.trace.reachable import Reached, reachable
 from checkflow.trace.record import IterationRecord
 from checkflow.trace.recorder import Recorder
@@ -85,7 +86,7 @@ class LiveIteration:
         if self._failure is not None:
             raise self._failure
         self._reached = reached
-        return self._record.graph(arguments)
+        return replace(self._record.graph(arguments), world_size=ranks_here())
 
     def abandon(self) -> bool:
         """Look on no longer. False where that has to be tried again, when the loop has left a mode that it is in."""

@@ -6,7 +6,7 @@ A storage dies when its last tensor does, wherever that was held; a weak referen
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeGuard
 
 import torch
@@ -26,7 +26,8 @@ class Storage:
     scalar: bool  # made from host scalars alone: Adam's step, a constant, or computed from such
     name: str = ""
     role: Role | None = None
-    of: str = ""  # of a gradient or an optimizer's entry: its parameter's name, where all of the storage is of one
+    of: str = ""  # of an optimizer's entry: its parameter's name, where all of the storage is of one
+    gradients: dict[str, tuple[int, int]] = field(default_factory=dict)  # by parameter: bytes, from where to where
     born: int = 0  # step that allocated it; 0: before the iteration, or no operator did
     freed: int | None = None  # last step during which it was resident; None: still alive
     last_use: int = 0

@@ -31,6 +31,7 @@ def with_gradients(schedule: Schedule, graph: Graph, state: Sequence[Saved]) -> 
     Raises VerificationError where a row says an earlier iteration of what no gradient rebuilds, or a gradient's row in
     the schedule is not that of the graph.
     """
+    state = [saved for saved in state if saved.size_bytes]  # of an empty part of a tensor there is nothing to carry
     gradients = {row.id for row in schedule.gradients}
     backs: dict[int, set[int]] = {}
     for row in schedule.actions:
@@ -99,7 +100,7 @@ def _for_replica(
     found: list[Saved] = []
     asked: dict[int, tuple[Consumed, int]] = {}
     for saved in state:
-        if saved.tensor in backs or not saved.size_bytes:
+        if saved.tensor in backs:
             found.append(saved)
         elif (consumed := _leaving(schedule, graph, writes, saved.tensor)) is None:
             fail(f"{saved.name}: no row carries it, and no gradient rebuilds it")

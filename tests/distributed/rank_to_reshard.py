@@ -1,8 +1,9 @@
 """A rank of a training that goes on with other ranks, each time divided otherwise:
 
-    python rank_to_reshard.py KIND STORE ITERATIONS
+    python rank_to_reshard.py KIND STORE ITERATIONS [SCHEDULE]
 
-It says "restored ITERATION DIGEST" and "done ITERATION DIGEST", of all state as if one rank had it whole.
+SCHEDULE has a % where the rank's number goes. It says "restored ITERATION DIGEST" and "done ITERATION DIGEST", of all
+state as if one rank had it whole.
 """
 
 from __future__ import annotations
@@ -93,19 +94,30 @@ def as_by_torch(kind: str, store: Path, trained: torch.nn.Module) -> bool:
     return all(torch.equal(local(one), local(other)) for one, other in tensors)  # type: ignore[arg-type]
 
 
-def main(kind: str, store: Path, iterations: int) -> None:
+def training(kind: str) -> checkflow.Training:
+    model_divided = divided(kind, net())
+    optimizer = optimizer_of(kind, model_divided)
+
+    def iteration() -> None:
+        model_divided(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return checkflow.Training(model_divided, optimizer, iteration)
+
+
+def main(kind: str, store: Path, iterations: int, schedule: str | None = None) -> None:
     if kind != "alone":
         dist.init_process_group("gloo")
     torch.manual_seed(int(os.environ["WORLD_SIZE"]))  # what is restored was another
-    model_divided = divided(kind, net())
-    optimizer = optimizer_of(kind, model_divided)
-    with checkflow.attach(model_divided, optimizer, store=store) as checkpointer:
+    made = training(kind)
+    (model_divided,), (optimizer,) = made.models, made.optimizers
+    schedule = None if schedule is None else schedule.replace("%", os.environ["RANK"])
+    with checkflow.attach(model_divided, optimizer, store=store, schedule=schedule, when_full="wait") as checkpointer:
         resumed = checkpointer.restore()
         say("restored", resumed, digest(model_divided, optimizer))
         for _ in range(resumed, iterations):
-            model_divided(torch.randn(8, 16)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            made.iteration()
             checkpointer.step()
         say("done", resumed, digest(model_divided, optimizer))
     say("loaded", resumed, as_by_torch(kind, store, model_divided))
@@ -114,4 +126,4 @@ def main(kind: str, store: Path, iterations: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

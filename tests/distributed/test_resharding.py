@@ -8,12 +8,14 @@ import os
 from pathlib import Path
 
 import pytest
+import rank_to_reshard
 import torch
 from job_of_ranks import Job
 
+import checkflow
 from checkflow.cli import run
 
-RANK = Path(__file__).parent / "rank_to_reshard.py"
+RANK = Path(rank_to_reshard.__file__)
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 KINDS = [("fsdp", 4), ("tp", 2), ("ddp", 3), ("alone", 1), ("both", 4), ("hsdp", 4), ("fsdp", 3), ("tp", 3), ("ddp", 2)]
 KINDS += [("fsdp", 2), ("zero", 4), ("zero", 2), ("zero_views", 3)]
@@ -48,6 +50,51 @@ def test_what_was_saved_is_restored_by_others(chain: list[tuple[str, int]], tmp_
             _, before = words(job, size, "done")
             assert words(job, size, "loaded") == (iterations, "True")
         iterations += 3
+
+
+IN_PARTS = [
+    ("rolling", "both", 4, "10MB/s", [2, 2, 1, 1]),
+    ("gockpt", "fsdp", 2, "20MB/s", [1, 1]),
+    ("rolling", "fsdp", 4, "5MB/s", [4, 4, 4, 3]),
+    ("lowdiff", "ddp", 2, "20MB/s", [2, 2]),
+]
+
+
+@pytest.mark.parametrize(("policy", "kind", "size", "bandwidth", "lanes"), IN_PARTS if NIGHTLY else IN_PARTS[:2])
+def test_what_was_saved_in_parts_is_brought_together(
+    policy: str, kind: str, size: int, bandwidth: str, lanes: list[int], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """By the ranks that saved it, by others, by torch's planner, and for other tools."""
+    store = tmp_path / "store"
+    interval, iterations = (4, 8) if policy == "gockpt" else (1, 9)
+    schedules = [
+        checkflow.compile(
+            rank_to_reshard.training, arguments={"kind": kind}, world_size=size, rank=rank, device="h100",
+            bandwidth=bandwidth, policy=policy, interval=interval, output=tmp_path / f"schedule-{rank}.json",
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    assert [schedule.lanes for schedule in schedules] == lanes
+    assert any(schedule.gradients for schedule in schedules)
+    with Job(size, kind, store, iterations, tmp_path / "schedule-%.json", script=RANK) as job:
+        _, digest = words(job, size, "done")
+        assert words(job, size, "loaded") == (0, "True")
+    records = [json.loads(path.read_text()) for path in store.glob(f"*/*-iteration-{iterations}/commit.json")]
+    assert len(records) == size
+    assert any("replay" in record for record in records)
+    said = command(capsys, 0, "export", store, "--to", "torch", "-o", tmp_path / "whole.pt")
+    assert "updates were made again here" in said
+    exported = torch.load(tmp_path / "whole.pt", weights_only=True)
+    assert not {"member", "shards", "replay", "lanes"} & json.loads(exported["commit"]).keys()
+    for others, many in ((kind, size), ("ddp", 3), ("alone", 1)):
+        with Job(many, others, store, iterations, script=RANK) as job:
+            assert words(job, many, "restored") == (iterations, digest)
+    model = rank_to_reshard.net()
+    model.load_state_dict(exported["model"])
+    with checkflow.attach(model, torch.optim.AdamW(model.parameters(), lr=1e-2), store=store) as checkpointer:
+        checkpointer.restore()
+        assert all(torch.equal(value, exported["model"][name]) for name, value in model.state_dict().items())
 
 
 def command(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:

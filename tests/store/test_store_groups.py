@@ -8,13 +8,13 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from small_store import TINY, InProcess, record_of, silent, stage, until
+from small_store import TINY, InProcess, fill, record_of, silent, stage, until
 
 from checkflow.store.format.ranks import WHOLE, directory_of, ranks_in
 from checkflow.store.format.reader import list_checkpoints
 from checkflow.store.memory.saver_slots import Taken, give_back, take_due, take_left
-from checkflow.store.memory.shared_memory import SharedMemory, SlotState
-from checkflow.store.memory.trainer_slots import Slots
+from checkflow.store.memory.shared_memory import SharedMemory, SlotState, Word
+from checkflow.store.memory.trainer_slots import Slot, Slots
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.persist_every import PersistEvery
 
@@ -22,30 +22,78 @@ MOST_RANKS = 3
 
 
 class Rank:
-    """One rank's slots, and what it has not heard yet."""
+    """One rank's slots, and what it has not heard yet. With lanes a slot may be begun before the last one is staged."""
 
-    def __init__(self, slots: int, *, waits: bool) -> None:
-        self.shared = SharedMemory.create([TINY], slots=slots, record_room_bytes=100, config=b"{}")
-        self.slots = Slots(self.shared, [TINY], "wait" if waits else "skip", grouped=True)
+    def __init__(self, slots: int, *, waits: bool, lanes: int = 1, early: bool = False) -> None:
+        layouts = [TINY] * lanes
+        self.shared = SharedMemory.create(layouts, slots=slots * lanes, record_room_bytes=100, config=b"{}")
+        self.slots = Slots(self.shared, layouts, "wait" if waits else "skip", grouped=True)
+        self.lanes, self.early = lanes, early
         self.iteration = 0
-        self.staged: dict[int, int] = {}  # iteration -> sequence number
+        self.parts: list[int] = []  # of which iteration each lane's newest slot is, oldest first
+        self.filled: list[Slot] = []  # not staged yet, of one iteration
+        self.filled_parts: list[int] = []
+        self.staged: dict[int, tuple[int, list[int]]] = {}  # iteration -> sequence number, and `parts`
         self.unheard: list[int] = []  # iterations it staged
         self.taken: Taken | None = None
 
+    def train(self) -> bool:
+        """Whether the next iteration will have a checkpoint."""
+        self.iteration += 1
+        iteration, whole = self.iteration, not self.parts or self.lanes == 1
+        lanes = range(iteration + 1 if whole else iteration + self.lanes, iteration + self.lanes + 1)
+        if whole or not self.early:
+            self.stage()
+        slots = [self.slots.try_acquire(lane % self.lanes) for lane in lanes]
+        self.stage()
+        if None in slots:
+            for slot in filter(None, slots):
+                self.slots.abandon(slot)
+            self.parts = []
+            return False
+        self.filled = [slot for slot in slots if slot is not None]
+        for slot in self.filled:
+            fill(slot.data, TINY, iteration)
+        self.parts = self.filled_parts = [iteration] * self.lanes if whole else [*self.parts[1:], iteration]
+        if not self.early:
+            self.stage()
+        return True
+
+    def stage(self) -> None:
+        """What was filled."""
+        for slot in self.filled:
+            iteration, last = self.filled_parts[-1], slot is self.filled[-1]
+            self.slots.stage(slot, iteration, record_of(iteration), due=False, whole=last)
+            if last:
+                self.staged[iteration] = self.slots.newest_sequence or 0, self.filled_parts
+                self.unheard.append(iteration)
+        self.filled = []
+
     def holds(self, iteration: int) -> bool:
-        words = self.shared.words()
-        return any(
-            word.sequence == self.staged[iteration] and word.state in (SlotState.STAGED, SlotState.PERSISTING)
-            for word in words
-        )
+        sequence, parts = self.staged[iteration]
+        of = {word.sequence: index for index, word in enumerate(self.shared.words()) if _has_bytes(word)}
+        slots = [of.get(each) for each in range(sequence - self.lanes + 1, sequence + 1)]
+        return [None if slot is None else self._byte(slot) for slot in slots] == [each % 251 for each in parts]
+
+    def _byte(self, slot: int) -> int:
+        place = TINY.files[0].tensors[0]
+        (value,) = set(self.shared.slot_bytes(slot)[place.offset_bytes : place.end_bytes])
+        return value
+
+
+def _has_bytes(word: Word) -> bool:
+    return word.state in (SlotState.STAGED, SlotState.PERSISTING)
 
 
 class GroupMachine(RuleBasedStateMachine):
     """Ranks that train in step, within an iteration; rulings that are heard whenever they are."""
 
-    @initialize(ranks=st.integers(2, MOST_RANKS), slots=st.integers(2, 4), waits=st.booleans(), every=st.integers(1, 4))
-    def start(self, ranks: int, slots: int, waits: bool, every: int) -> None:
-        self.ranks = [Rank(slots, waits=waits) for _ in range(ranks)]
+    @initialize(
+        lanes=st.lists(st.integers(1, 3), min_size=2, max_size=MOST_RANKS),
+        slots=st.integers(2, 4), waits=st.booleans(), early=st.booleans(), every=st.integers(1, 4),
+    )  # fmt: skip
+    def start(self, lanes: list[int], slots: int, waits: bool, early: bool, every: int) -> None:
+        self.ranks = [Rank(slots, waits=waits, lanes=many, early=early) for many in lanes]
         self.void: set[int] = set()
         self.every = every
 
@@ -58,14 +106,8 @@ class GroupMachine(RuleBasedStateMachine):
         rank = self.ranks[index % len(self.ranks)]
         if rank.iteration > min(other.iteration for other in self.ranks):
             return  # a collective waits for the others
-        rank.iteration += 1
-        slot = rank.slots.try_acquire()
-        if slot is None:
+        if not rank.train():
             self.void.add(rank.iteration)
-            return
-        rank.slots.stage(slot, rank.iteration, record_of(rank.iteration), due=False)
-        rank.staged[rank.iteration] = rank.slots.newest_sequence or 0
-        rank.unheard.append(rank.iteration)
 
     def whole(self, iteration: int) -> bool:
         return iteration not in self.void and all(iteration in rank.staged for rank in self.ranks)
@@ -75,9 +117,9 @@ class GroupMachine(RuleBasedStateMachine):
         rank = self.ranks[index % len(self.ranks)]
         for iteration in tuple(rank.unheard):
             if self.whole(iteration):
-                rank.slots.agree(rank.staged[iteration], due=iteration % self.every == 0)
+                rank.slots.agree(rank.staged[iteration][0], due=iteration % self.every == 0)
             elif iteration in self.void:
-                rank.slots.disown(rank.staged[iteration])
+                rank.slots.disown(rank.staged[iteration][0])
             else:
                 continue
             rank.unheard.remove(iteration)
@@ -100,6 +142,7 @@ class GroupMachine(RuleBasedStateMachine):
             return
         newest = max((each for each in self.ranks[0].staged if self.whole(each)), default=None)
         assert newest is None or all(rank.holds(newest) for rank in self.ranks)
+        assert all(rank.holds(max(rank.staged)) for rank in self.ranks if rank.lanes > 1 and rank.staged)
 
 
 GroupMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -69,7 +69,7 @@ class OptimizerPlan:
             placed = placing.placed(
                 value, part, self._device(parameter, entry, group, parameter.device), local(parameter), as_read=as_read
             )
-            made[entry] = now if placed is part else _shared(placed, entry, parameter)
+            made[entry] = now if placed is part else shared_entry(placed, entry, parameter)
         state.clear()
         state.update(made)
 
@@ -261,7 +261,7 @@ def _lies_as(parameter: torch.Tensor, value: FileTensor) -> bool:
     return here and value.order is None and part.stride() == value.view().stride()
 
 
-def _shared(value: object, entry: str, parameter: torch.Tensor) -> object:
+def shared_entry(value: object, entry: str, parameter: torch.Tensor) -> object:
     """An entry that is new, as ranks share its parameter; `step` and its like each rank has by itself."""
     if isinstance(value, torch.Tensor) and entry != "step" and value.shape == local(parameter).shape:
         return shared_like(value, parameter)

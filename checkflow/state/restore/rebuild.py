@@ -46,18 +46,27 @@ def whole(files: Mapping[str, memoryview], record: bytes) -> Whole:
     Raises FormatError for what no checkpoint has, InputError where only its training can bring it together.
     """
     parsed = parse_record(record)
-    if parsed.replay is None and not parsed.lanes:
+    if not is_in_parts(parsed):
         return Whole({name: data for name, data in files.items() if not _is_of_gradients(name)}, record)
-    found = files_of(parsed, files)
-    updates, differs = 0, ""
-    if parsed.replay is not None:
-        found, updates, differs = _remade(parsed, found), len(parsed.replay.updates), _other_bits(parsed)
-    return Whole(
-        {name: written(file) for name, file in found.items() if not _is_of_gradients(name)},
-        record_of_whole(record),
-        updates,
-        differs,
-    )
+    found = brought_together(parsed, files_of(parsed, files))
+    return Whole({name: written(file) for name, file in found.items()}, record_of_whole(record), *what_was_made(parsed))
+
+
+def is_in_parts(record: Record) -> bool:
+    """Whether its files are of several iterations, and some updates are to be made again."""
+    return record.replay is not None or bool(record.lanes)
+
+
+def brought_together(record: Record, files: Mapping[str, TensorFile]) -> dict[str, TensorFile]:
+    """The files of one in parts, those of its lanes gathered, as if it had left in one. Raises as `whole` does."""
+    found = files if record.replay is None else _remade(record, files)
+    return {name: file for name, file in found.items() if not _is_of_gradients(name)}
+
+
+def what_was_made(record: Record) -> tuple[int, str]:
+    """How many updates are made again for one in parts, and why its bits may not be the training's; "" where they
+    are."""
+    return (0, "") if record.replay is None else (len(record.replay.updates), _other_bits(record))
 
 
 def record_of_whole(record: bytes) -> bytes:

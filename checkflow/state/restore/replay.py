@@ -2,7 +2,7 @@
 
 Each update is made by the training's own optimizer class, with its groups as they were, of the parameters that were
 saved before it and had a gradient; torch's optimizers leave the others alone. Nothing else runs: no hook, and nothing
-that a scheduler put in the place of step().
+that a scheduler put in the place of step(). Of a parameter that ranks share the update is made of this rank's part.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from checkflow.state.host.decode import decode
 from checkflow.state.host.record import GroupRecord, ReplayRecord, UpdateRecord
 from checkflow.state.names import StateName, file_of, gradient_name
 from checkflow.state.restore.files import FileTensor, TensorFile, Tied
-from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer
+from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer, shared_entry
+from checkflow.state.shards import is_shared, local
 from checkflow.torch_internals import unhooked_step
 
 _ADVICE = "take another checkpoint"
@@ -61,9 +62,14 @@ class Replay:
 
     def run(self) -> None:
         """Live parameters and state are as they were saved; afterwards they are the checkpoint's."""
-        live = {parameter: parameter for parameter in self.back}
+        parts = {parameter: local(parameter) for parameter in self.back}
+        states = {update.optimizer: _state_of(update.optimizer, parts) for update in self.updates}
         for update in self.updates:
-            self._make(update, live, update.optimizer.state)
+            self._make(update, parts, states[update.optimizer])
+        for optimizer, state in states.items():
+            for parameter, part in parts.items():
+                if part in state:
+                    _put_back(state[part], optimizer.state[parameter], parameter)
 
     def differs(self, saved: Callable[[torch.Tensor], FileTensor]) -> torch.Tensor | None:
         """A parameter that is not as it is now, to the bit, when its updates are made again beside it; None: all are.
@@ -91,7 +97,7 @@ class Replay:
         """Each parameter with what it is now and what updates make of what was saved; and with each of its entries."""
         with torch.random.fork_rng(sorted({p.device.index for p in self.back if p.device.type == "cuda"})):
             for some in self._some_at_a_time():
-                copies = {p: _copy(p, saved(p), p.device if not on_host else torch.device("cpu")) for p in some}
+                copies = {p: _copy(local(p), saved(p), p.device if not on_host else torch.device("cpu")) for p in some}
                 states: dict[torch.optim.Optimizer, dict[torch.Tensor, dict[str, object]]] = {}
                 for optimizer in {update.optimizer for update in self.updates}:
                     state: dict[torch.Tensor, dict[str, object]] = defaultdict(dict)
@@ -103,22 +109,23 @@ class Replay:
                 for update in self.updates:
                     self._make(update, copies, states[update.optimizer])
                 for parameter, copy in copies.items():
-                    yield parameter, parameter, copy
+                    yield parameter, local(parameter), copy
                     for optimizer, made in states.items():
                         now, again = optimizer.state.get(parameter, {}), made.get(copy, {})
                         yield parameter, set(now), set(again)
                         for entry in now.keys() & again.keys():
-                            yield parameter, now[entry], again[entry]
+                            yield parameter, _part(now[entry]), again[entry]
 
     def _some_at_a_time(self) -> Iterator[list[torch.Tensor]]:
         some: list[torch.Tensor] = []
         size_bytes = 0
         for parameter in self.back:
-            if some and size_bytes + parameter.nbytes > _PROVEN_AT_A_TIME_BYTES:
+            part_bytes = local(parameter).nbytes
+            if some and size_bytes + part_bytes > _PROVEN_AT_A_TIME_BYTES:
                 yield some
                 some, size_bytes = [], 0
             some.append(parameter)
-            size_bytes += parameter.nbytes
+            size_bytes += part_bytes
         if some:
             yield some
 
@@ -137,7 +144,8 @@ class Replay:
         for group, values in zip(optimizer.param_groups, update.groups, strict=True):
             updated = [parameters[p] for p in group["params"] if p in found]
             if updated:
-                groups.append({**values, "params": updated})
+                loops = any(map(is_shared, group["params"])) and values.get("foreach", False) is None
+                groups.append({**values, **({"foreach": False} if loops else {}), "params": updated})
         before = {p: parameters[p].grad for p in found}
         again = object.__new__(type(optimizer))
         again.__dict__.update(optimizer.__dict__)
@@ -240,7 +248,7 @@ def _gradient(
     found = None if file is None or name not in parameters else file.tensors.get(where.path)
     if found is None:
         raise FormatError(f"replay: no file has the gradient of {name!r:.200}; {_ADVICE}")
-    parameter = parameters[name]
+    parameter = local(parameters[name])
     rows, shape = update.factor_rows.get(name), tuple(parameter.shape)
     fits = found.shape == shape
     if rows is not None:
@@ -256,6 +264,28 @@ def _product(parameter: torch.Tensor, source: FileTensor, rows: int) -> torch.Te
     factors = source.view()[: rows * (sides + others)].to(parameter.device)
     left, right = factors[: rows * sides].view(rows, sides), factors[rows * sides :].view(rows, others)
     return left.t().mm(right)
+
+
+def _state_of(
+    optimizer: torch.optim.Optimizer, parts: Mapping[torch.Tensor, torch.Tensor]
+) -> dict[torch.Tensor, dict[str, object]]:
+    """An optimizer's state by this rank's parts, of the same memory."""
+    found: dict[torch.Tensor, dict[str, object]] = defaultdict(dict)
+    for parameter, part in parts.items():
+        if parameter in optimizer.state:
+            found[part] = {entry: _part(value) for entry, value in optimizer.state[parameter].items()}
+    return found
+
+
+def _put_back(made: Mapping[str, object], state: dict[str, object], parameter: torch.Tensor) -> None:
+    """What an update of this rank's part has made of a parameter's state."""
+    held = {entry: state[entry] for entry, value in made.items() if entry in state and _part(state[entry]) is value}
+    state.clear()
+    state.update({entry: held.get(entry, shared_entry(value, entry, parameter)) for entry, value in made.items()})
+
+
+def _part(value: object) -> object:
+    return local(value) if isinstance(value, torch.Tensor) else value
 
 
 def _copy(parameter: torch.Tensor, source: FileTensor, device: torch.device | None = None) -> torch.Tensor:

@@ -96,6 +96,7 @@ class Slots:
         """Sequence numbers of the newest checkpoint, of those that are due, and of what was staged for the next one."""
         others = len(self._layouts) - 1
         needed = set(range(max(self._newest, self._sequence - others) + 1, self._sequence + 1))  # none without lanes
+        needed.update(range(self._newest - others, self._newest + 1) if others else ())  # the next goes on from it
         for word in words:
             if word.due or self._counts(word.sequence):
                 needed.update(range(word.sequence - others, word.sequence + 1))

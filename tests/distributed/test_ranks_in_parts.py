@@ -1,0 +1,72 @@
+"""Ranks whose checkpoints leave in parts, with gradients: summed over ranks, or this rank's part of the sum."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+from job_of_ranks import Job
+
+NO_END = 1_000_000
+PAUSE_S = 0.01
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+KILLS = 5 if NIGHTLY else 2
+POLICIES = {
+    "rolling": ["policy=rolling", "link=0.5"],
+    "lowdiff": ["policy=lowdiff", "link=0.7"],
+    "gockpt": ["policy=gockpt", "link=0.5", "interval=3"],
+}
+KINDS = [("ddp", 2), ("synced", 2), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("tp", 2), ("both", 4)]
+CASES = [(kind, size, policy, who) for kind, size in KINDS for policy in POLICIES for who in ("one", "all", "machine")]
+OFTEN = [("synced", 2, "rolling", "one"), ("fsdp", 4, "rolling", "all"), ("fsdp", 2, "gockpt", "machine")]
+OFTEN += [("tp", 2, "lowdiff", "one")]
+
+
+def follows(job: Job) -> None:
+    """Wait until each rank follows what it learned, in this life or an earlier one."""
+    while not all(map(_follows, [job] * len(job.ranks), job.ranks)):
+        assert all(process.poll() is None for process in job.ranks.values()), job.errors
+        time.sleep(0.01)
+
+
+def _follows(job: Job, rank: int) -> bool:
+    return bool(job.numbers(rank, "learned"))
+
+
+@pytest.mark.parametrize(("kind", "size", "policy", "who"), CASES if NIGHTLY else OFTEN)
+def test_a_killed_job_resumes_as_if_it_had_not_been(
+    kind: str, size: int, policy: str, who: str, tmp_path: Path
+) -> None:
+    draw = random.Random(f"{kind} {size} {policy} {who}")
+    resumed, options = 0, [*POLICIES[policy], "persist_every=3", "when_full=wait"]
+    for life in range(KILLS):
+        with Job(size, kind, tmp_path / "store", NO_END, PAUSE_S, *options) as job:
+            if life == 0:
+                follows(job)
+                resumed = job.iteration(0)
+            job.reach(resumed + draw.randint(6, 20))
+            time.sleep(draw.random() * 2 * PAUSE_S)
+            victim = draw.randrange(size)
+            if who == "machine":
+                job.lose([victim])
+            elif who == "one":
+                job.kill([victim])
+                time.sleep(0.3)  # the others fail in their collectives, and leave as after any error
+            job.kill()
+            job.wait()
+            assert not any("in parts" in line for lines in job.errors.values() for line in lines), job.errors
+            completed = max(map(job.iteration, job.ranks))
+            promised = job.common("verified" if who == "machine" else "staged")
+        with Job(size, kind, tmp_path / "store", completed + 1, 0, *options) as job:
+            found = job.done()
+        (now,) = {iteration for iteration, _ in found.values()}
+        assert promised <= now <= completed
+        resumed = completed + 1
+    ends = []
+    for store in ("store", "uninterrupted"):
+        with Job(size, kind, tmp_path / store, resumed + 3, 0) as job:
+            ends.append({rank: digest for rank, (_, digest) in job.done().items()})
+    assert ends[0] == ends[1]
