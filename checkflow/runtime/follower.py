@@ -256,8 +256,6 @@ class Follower:
     def _advance(self, running: int, anchor: int) -> None:
         self._anchor = anchor
         self.pipeline.advance(running, anchor, due=self._due(running))
-        if (parted := self.pipeline.parted) is not None:
-            parted.let_go()
 
     def _due(self, running: int, interval: int | None = None) -> int | None:
         """The checkpoint that iteration `running` ends, or is a part of, at this interval or that of now."""

@@ -105,12 +105,14 @@ class Pipeline:
         """Iteration `running` has reached an anchor. `due`: the iteration whose checkpoint it is, or is a part of."""
         for checkpoint in self._closed:
             checkpoint.advance(self.timetable.time(running - checkpoint.iteration, anchor))
+            checkpoint.let_go()
         now = self.timetable.time(0 if due is None else running - due, anchor)
         if due is not None and (self.lanes > 1 or self.timetable.first <= now):
             if self._may_open(running, anchor, due):
                 self.open(due)
             if self._open is not None:
                 self._open.advance(now)
+                self._open.let_go()
         self.stage_finished()
 
     def open(self, iteration: int, *, wait: bool = False) -> None:
