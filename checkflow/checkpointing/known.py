@@ -24,7 +24,11 @@ class Kept:
 
     def checkpoint(self, mark: Mark) -> Checkpoint:
         """The directory that stands for one of these."""
-        return self.mine[mark].checkpoint if mark in self.mine else self.others[mark].ranks[0].checkpoint
+        return self.parts(mark)[0].checkpoint
+
+    def parts(self, mark: Mark) -> Sequence[RankPart]:
+        """This rank's own of one of these, or all of another number of ranks."""
+        return (self.mine[mark],) if mark in self.mine else self.others[mark].ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from checkflow.distributed.adopting import Places, Seen, adopt, has_copies, seen
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common
 from checkflow.distributed.partitions import has_state_for
-from checkflow.distributed.parts import RankPart, all_in, directories_in, marks_in
+from checkflow.distributed.parts import RankPart, all_in, directories_in, marks_in, unread_in
 from checkflow.distributed.placement import machine_here
 from checkflow.distributed.reading import as_saved
 from checkflow.distributed.resharding import is_shared_alike, needed_by, reshaped
@@ -74,13 +74,29 @@ class Seeking:
                     kept = self._kept()
                     found, wrong = self._read(mark, kept, read)
                 if found is not None and not wrong:
+                    skipped += self._unread(kept.parts(mark)) if iteration is None else []
                     return found, kept.checkpoint(mark), tuple(skipped)
             rank, reason = next(iter(wrong.items()))
             name = f"iteration {mark.iteration} of attempt {mark.attempt}"
             skipped.append(SkippedCheckpoint(self._store / name, 0, mark.iteration, f"rank {rank}: {reason}"))
+        unread = self._unread(())
         if iteration is None and not marks and not any(self._group.gather("restore()", self._had_one())):
-            return Nothing(tuple(_partial(kept)))
+            return Nothing((*_partial(kept), *unread))
+        skipped += [each for each in unread if iteration in (None, each.iteration)]
         raise self._none_is_whole(places.own, marks, iteration, skipped)
+
+    def _unread(self, parts: Sequence[RankPart]) -> list[SkippedCheckpoint]:
+        """What ranks have that is newer than these of their parts, or than nothing, and cannot be told what it is.
+
+        Raises FormatError for one of another version.
+        """
+        after = {part.checkpoint.path.parent: part.checkpoint.serial for part in parts} or {self._store: 0}
+        own = [(store.name, each) for store, serial in after.items() for each in unread_in(store, serial)]
+        said = self._group.gather(
+            "restore()", [[str(e.path), e.serial, e.iteration, f"{name}: {e.reason}"] for name, e in own]
+        )
+        found = {str(path): (serial, iteration, why) for each in said for path, serial, iteration, why in each}  # type: ignore[attr-defined]
+        return [SkippedCheckpoint(Path(path), *rest) for path, rest in found.items()]
 
     def _read(self, mark: Mark, kept: Kept, read: Callable[[Mark, Kept], T]) -> tuple[T | None, dict[int, object]]:
         """What was read, and by rank what is wrong with it there."""

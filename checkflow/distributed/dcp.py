@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from checkflow.distributed.partitions import with_whole_optimizers
-from checkflow.distributed.parts import Complete, all_in
+from checkflow.distributed.parts import Complete, all_in, unread_in
 from checkflow.distributed.reading import files_of, whole_file
 from checkflow.distributed.resharding import owners_of
 from checkflow.distributed.state_dicts import FILE, chunk_of, index_of, rank_with_index, value_of
@@ -151,10 +151,14 @@ class StoreReader(StorageReader):
 
 
 def _newest(store: Path, iteration: int | None) -> Complete:
-    """Of that iteration, if given. Raises StoreError where every rank has none."""
+    """Of that iteration, if given. Raises StoreError where every rank has none, CorruptStoreError where a newer one's
+    manifest or record is not what was written."""
     found = [parts for parts in all_in(store) if iteration in (None, parts.mark.iteration)]
     if not found:
         raise StoreError(f"{store}: has no such checkpoint that every rank has; see checkflow list")
+    for part in found[0].ranks if iteration is None else ():
+        for newer in unread_in(part.checkpoint.path.parent, part.checkpoint.serial):
+            raise CorruptStoreError(f"{newer.path}: {newer.reason}; give StoreReader the iteration of an older one")
     return with_whole_optimizers(found[0], 0)
 
 

@@ -13,7 +13,7 @@ from checkflow.state.host.record import Record, parse_record
 from checkflow.state.restore.files import TensorFile
 from checkflow.state.restore.match import files_of
 from checkflow.state.restore.rebuild import brought_together
-from checkflow.store.format.manifest import RECORD
+from checkflow.store.format.manifest import RECORD, parse_directory_name
 from checkflow.store.format.ranks import directory_of, ranks_in
 from checkflow.store.format.reader import (
     Checkpoint,
@@ -136,29 +136,60 @@ def directories_in(store: Path, *, but: int) -> list[Path]:
 
 
 def newest_mark(store: Path) -> Mark | None:
-    """The latest of which any rank has a part, of each directory only the newest being read. Raises StoreError."""
+    """The latest of which any rank has a part, of each directory only the newest being read; of an iteration that is no
+    less than that of any directory, whether it can be read or not. Raises StoreError."""
     ranks = [store / directory_of(rank, size) for size, found in ranks_in(store).items() for rank in found]
-    newest = (next(_parts_in(directory), None) for directory in (store, *ranks))
-    marks = [
-        Mark(0 if part.record.member is None else part.record.member.attempt, part.record.iteration)
-        for part in newest
-        if part is not None
-    ]
-    return max(marks, default=None)
+    found: list[Mark] = []
+    for directory in (store, *ranks):
+        part = next(_parts_in(directory), None)
+        unread = unread_in(directory, 0 if part is None else part.checkpoint.serial)
+        attempt = 0 if part is None or part.record.member is None else part.record.member.attempt
+        found += [Mark(attempt, each.iteration) for each in unread]
+        found += [] if part is None else [Mark(attempt, part.record.iteration)]
+    return max(found, default=None)
+
+
+def unread_in(store: Path, after: int) -> list[SkippedCheckpoint]:
+    """What there is in a rank's directory after this serial whose manifest or record is not what was written.
+
+    Raises StoreError, FormatError for a record of another version.
+    """
+    found: list[SkippedCheckpoint] = []
+    for name in checkpoint_names(store) if store.exists() else ():
+        parsed = parse_directory_name(name)
+        if parsed is None or parsed.serial <= after:
+            break
+        try:
+            part = _part_of(store, name)
+        except FormatError as error:
+            raise FormatError(f"{store / name}: {error}") from None
+        if isinstance(part, SkippedCheckpoint):
+            found.append(part)
+    return found
 
 
 def _parts_in(store: Path) -> Iterator[RankPart]:
     """Newest first."""
-    if not store.exists():
-        return
-    for name in checkpoint_names(store):
+    for name in checkpoint_names(store) if store.exists() else ():
         try:
-            with nothing_is_scarce(store):
-                checkpoint = examine(store, name)
-                if isinstance(checkpoint, SkippedCheckpoint):
-                    continue
-                part = RankPart(checkpoint, parse_record(bytes(read_file(checkpoint, RECORD))))
-        except (CorruptStoreError, FormatError):  # no part of anything
+            part = _part_of(store, name)
+        except FormatError:  # no part of anything
             continue
-        if part.record.iteration == checkpoint.iteration:
+        if isinstance(part, RankPart):
             yield part
+
+
+def _part_of(store: Path, name: str) -> RankPart | SkippedCheckpoint:
+    """By the name of its directory. Raises StoreError where something is scarce, FormatError as `parse_record` does."""
+    with nothing_is_scarce(store):
+        checkpoint = examine(store, name)
+        if isinstance(checkpoint, SkippedCheckpoint):
+            return checkpoint
+        try:
+            record = parse_record(bytes(read_file(checkpoint, RECORD)))
+            if record.iteration == checkpoint.iteration:
+                return RankPart(checkpoint, record)
+            why = f"its record is of iteration {record.iteration}"
+        except CorruptStoreError as error:
+            why = str(error)
+    return SkippedCheckpoint(checkpoint.path, checkpoint.serial, checkpoint.iteration, why)

@@ -16,7 +16,7 @@ import torch
 
 from checkflow import strictjson
 from checkflow.distributed.partitions import with_whole_optimizers
-from checkflow.distributed.parts import Complete, all_in
+from checkflow.distributed.parts import Complete, all_in, unread_in
 from checkflow.distributed.reading import files_of, tensors_of, whole_file
 from checkflow.distributed.state_dicts import FILE, assembled, values_of
 from checkflow.errors import CorruptStoreError, FormatError, StoreError
@@ -103,6 +103,12 @@ def consolidated(store: Path, iteration: int | None = None) -> Consolidated:
             optimizers = made.record.optimizers
             of_all["optimizers"] = [each.model_dump(mode="json", exclude_defaults=True) for each in optimizers]
         text = json.dumps(of_all, separators=(",", ":"), ensure_ascii=False).encode()
+        if iteration is None:
+            skipped += [
+                newer
+                for part in parts.ranks
+                for newer in unread_in(part.checkpoint.path.parent, part.checkpoint.serial)
+            ]
         loaded = Loaded(checkpoint, {name: written(file) for name, file in files.items()}, text)
         return Consolidated(loaded, tuple(skipped), *_made_in(parts))
     if skipped:

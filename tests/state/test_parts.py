@@ -303,7 +303,7 @@ def test_gradients_of_one_storage_are_held_apart(tmp_path: Path) -> None:
                 x, y = batch()
                 gradients = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), parameters)
                 together = torch.cat([found.reshape(-1) for found in gradients])
-                parts = together.split([found.numel() for found in parameters])
+                parts = torch.split(together, [found.numel() for found in parameters])
                 for parameter, part in zip(parameters, parts, strict=True):
                     parameter.grad = part.view_as(parameter)
                 optimizer.step()
