@@ -128,7 +128,9 @@ def _check_takes_zero(policy: str | None, schedule: Schedule | None) -> None:
     """Raises InputError for updates that would have to be made again, of which this process makes a part."""
     if policy in IN_PARTS or (schedule is not None and (schedule.lanes > 1 or schedule.gradients)):
         which = "schedule" if policy is None else "policy"
-        raise InputError(f"{which}: takes gradients, which no ZeroRedundancyOptimizer goes with; use that of checkflow")
+        raise InputError(
+            f"{which}: takes gradients, which no ZeroRedundancyOptimizer goes with; use policy 'checkflow'"
+        )
 
 
 def _check_takes_parts(which: str, overhead: float | None, slots: int, *, lanes: bool, other: str) -> None:

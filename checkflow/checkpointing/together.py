@@ -20,7 +20,7 @@ from checkflow.distributed.parts import directories_in, marks_in
 from checkflow.distributed.placement import address_here, machine_here, mirrors
 from checkflow.division import Division
 from checkflow.jsonfile import digest_of
-from checkflow.state.divided import Alike, alike_in, content_of
+from checkflow.state.divided import Alike, alike_in, by_storage, content_of, saved_here
 from checkflow.state.host.objects import Member
 from checkflow.state.shards import give_back_gathered
 from checkflow.store.bucket.names import has_ranks
@@ -83,8 +83,11 @@ class Together:
                     "and do not begin with the same bytes; give each of them the same seed"
                 )
                 sharing[says] = ()
-        divided = [(ranks, alike[says].sizes_bytes) for says, ranks in sharing.items()]
-        return replace(training, division=Division.of(self.group.rank, divided))
+        shares = [(ranks, alike[says].sizes_bytes) for says, ranks in sharing.items()]
+        division = Division.of(self.group.rank, shares)
+        divided = replace(training, division=division and by_storage(division, training))
+        # What lies in one storage is saved by one rank, so that another one may be left with nothing after all.
+        return divided if all(self.group.gather("attach()", bool(saved_here(divided)))) else training
 
     def mirror(self, handle: StoreHandle, notify: Callable[[str], None]) -> None:
         """Each rank's checkpoints go to the memory of another one's machine, too. Raises StoreError, PeerError."""

@@ -7,7 +7,7 @@ optimizers keep of both. All else is each rank's own: buffers, what was listed, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import xxhash
@@ -96,21 +96,38 @@ def require_alike(divided: Iterable[torch.nn.Module]) -> None:
 
 
 def elsewhere(training: Training, lives: Sequence[Live]) -> dict[StateName, int]:
-    """The state that another rank saves, and which. What shares a storage is saved by one rank."""
+    """The state that another rank saves, and which: parameters by name, wherever they lie now, and entries with what
+    they share a storage with."""
     division = training.division
     if division is None:
         return {}
     names = parameter_names(training)
-    by_storage: dict[int, list[Live]] = {}
+    sharers: dict[int, list[Live]] = {}
     for live in lives:
         if live.tensor.numel():
-            by_storage.setdefault(storage_id(live.tensor.untyped_storage()), []).append(live)
+            sharers.setdefault(storage_id(live.tensor.untyped_storage()), []).append(live)
     found: dict[StateName, int] = {}
-    for sharing in by_storage.values():
+    for sharing in sharers.values():
         savers = [_saver_of(live, training, division, names) for live in sharing]
-        if None not in savers and savers[0] != division.rank:
-            found |= dict.fromkeys((live.name for live in sharing), savers[0])  # type: ignore[arg-type]
+        if None in savers:
+            continue
+        of_parameters = [saver for live, saver in zip(sharing, savers, strict=True) if live.optimizer is None]
+        first = [*of_parameters, *savers][0]
+        its = {
+            live.name: saver if live.optimizer is None else first for live, saver in zip(sharing, savers, strict=True)
+        }
+        found |= {name: saver for name, saver in its.items() if saver != division.rank and saver is not None}
     return found
+
+
+def by_storage(division: Division, training: Training) -> Division:
+    """The same where one rank saves all parameters that lie in one storage now, as a bucket of them."""
+    firsts: dict[int, tuple[int, ...]] = {}
+    savers = dict(division.savers)
+    for name, parameter in parameters_of(training):
+        if (part := local(parameter)).numel() and name in savers:
+            savers[name] = firsts.setdefault(storage_id(part.untyped_storage()), savers[name])
+    return replace(division, savers=savers)
 
 
 def saved_here(training: Training) -> list[Live]:

@@ -34,17 +34,30 @@ class Nesting(torch.optim.Optimizer):
 
 def made(kind: str) -> tuple[torch.nn.Module, ZeroRedundancyOptimizer]:
     """`few`: fewer parameters than ranks; `plain`: no tensor is kept of any; `tensor`: the rate is one; `pairs`: each
-    two ranks train a model of their own."""
+    two ranks train a model of their own; `buckets`, `freezing`, `thawing`: parameters are views, one of which `turns`.
+    """
     model = torch.nn.Linear(16, 4)
     group = dist.new_subgroups(2)[0] if kind == "pairs" else None  # type: ignore[no-untyped-call]
     if kind == "pairs":
         torch.manual_seed(dist.get_rank() // 2)
     if kind not in ("few", "plain"):
         model = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))  # type: ignore[assignment]
+    views = kind in ("buckets", "freezing", "thawing")
+    if views:
+        layers = [torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 5), torch.nn.Linear(5, 2)]
+        model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool1d(6), *layers)  # type: ignore[assignment]
     ddp = DistributedDataParallel(model, process_group=group, find_unused_parameters=True)
     of = {"plain": torch.optim.SGD, "nested": Nesting}.get(kind, torch.optim.Adam)
     lr = torch.tensor(0.01) if kind == "tensor" else 0.01
-    return ddp, ZeroRedundancyOptimizer(ddp.parameters(), of, process_group=group, lr=lr)
+    return ddp, ZeroRedundancyOptimizer(
+        ddp.parameters(), of, process_group=group, parameters_as_bucket_view=views, lr=lr
+    )
+
+
+def turns(kind: str, model: torch.nn.Module, iteration: int) -> None:
+    """A bias is trained in some iterations only; it goes into a bucket then, and out of it."""
+    if kind in ("freezing", "thawing"):
+        model.get_parameter("module.3.bias").requires_grad_((iteration >= 2) == (kind == "thawing"))
 
 
 def main(kind: str, store: str, iterations: int) -> None:
@@ -54,7 +67,8 @@ def main(kind: str, store: str, iterations: int) -> None:
     torch.manual_seed(100 + dist.get_rank())
     with checkflow.attach(model, optimizer, store=store) as checkpointer:
         resumed = checkpointer.restore()
-        for _ in range(resumed, iterations):
+        for iteration in range(resumed, iterations):
+            turns(kind, model, iteration)
             model(torch.randn(8, 16)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -45,7 +45,7 @@ def test_a_rank_that_cannot_read_its_newest_part_says_so(name: str, tmp_path: Pa
         assert all("no checkpoint verifies on every rank" in said[-1] for said in job.errors.values())
 
 
-def trained(store: Path, iterations: int) -> torch.nn.Module:
+def trained(store: Path, iterations: int) -> torch.nn.Linear:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     every = checkflow.PersistEvery(iterations=1)
