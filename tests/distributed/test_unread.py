@@ -1,4 +1,4 @@
-"""What ranks have that is newer than what is restored, and cannot be read: it is named, or refused, and never silent."""
+"""What ranks have that is newer than what is restored, and cannot be read: it is named or refused, and never silent."""
 
 from __future__ import annotations
 
@@ -86,5 +86,5 @@ def test_a_reader_refuses_a_record_of_a_later_version(tmp_path: Path) -> None:
     alone.publish(begun, 3, later, {}, print)
     with pytest.raises(CheckpointException):
         loaded(tmp_path)
-    with pytest.raises(FormatError, match="iteration-3: commit.json: version 2 is not supported"):
+    with pytest.raises(FormatError, match=r"iteration-3: commit\.json: version 2 is not supported"):
         newest_mark(tmp_path)
