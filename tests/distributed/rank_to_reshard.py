@@ -1,9 +1,9 @@
 """A rank of a training that goes on with other ranks, each time divided otherwise:
 
-    python rank_to_reshard.py KIND STORE ITERATIONS [SCHEDULE]
+    python rank_to_reshard.py KIND STORE ITERATIONS [SCHEDULE [MEDDLES]]
 
-SCHEDULE has a % where the rank's number goes. It says "restored ITERATION DIGEST" and "done ITERATION DIGEST", of all
-state as if one rank had it whole.
+SCHEDULE has a % where the rank's number goes. In iteration MEDDLES rank 1 writes a parameter by itself. It says "restored
+ITERATION DIGEST" and "done ITERATION DIGEST", of all state as if one rank had it whole.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -106,18 +107,25 @@ def training(kind: str) -> checkflow.Training:
     return checkflow.Training(model_divided, optimizer, iteration)
 
 
-def main(kind: str, store: Path, iterations: int, schedule: str | None = None) -> None:
+def main(kind: str, store: Path, iterations: int, schedule: str | None = None, meddles: str = "") -> None:
+    late_s = 5.0 if meddles else 600.0
     if kind != "alone":
         dist.init_process_group("gloo")
     torch.manual_seed(int(os.environ["WORLD_SIZE"]))  # what is restored was another
     made = training(kind)
     (model_divided,), (optimizer,) = made.models, made.optimizers
     schedule = None if schedule is None else schedule.replace("%", os.environ["RANK"])
-    with checkflow.attach(model_divided, optimizer, store=store, schedule=schedule, when_full="wait") as checkpointer:
+    with checkflow.attach(
+        model_divided, optimizer, store=store, schedule=schedule, when_full="wait", peers_deadline_s=late_s
+    ) as checkpointer:
         resumed = checkpointer.restore()
         say("restored", resumed, digest(model_divided, optimizer))
-        for _ in range(resumed, iterations):
+        for iteration in range(resumed, iterations):
             made.iteration()
+            if str(iteration) == meddles and os.environ["RANK"] == "1":
+                with torch.no_grad():
+                    next(model_divided.parameters()).mul_(1.0)
+            time.sleep(0.1 * late_s if meddles else 0)
             checkpointer.step()
         say("done", resumed, digest(model_divided, optimizer))
     say("loaded", resumed, as_by_torch(kind, store, model_divided))

@@ -8,7 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+import rank_to_reshard
 from job_of_ranks import Job
+
+import checkflow
 
 NO_END = 1_000_000
 PAUSE_S = 0.01
@@ -70,3 +73,23 @@ def test_a_killed_job_resumes_as_if_it_had_not_been(
         with Job(size, kind, tmp_path / store, resumed + 3, 0) as job:
             ends.append({rank: digest for rank, (_, digest) in job.done().items()})
     assert ends[0] == ends[1]
+
+
+def test_where_one_rank_reads_as_a_whole_the_others_go_on(tmp_path: Path) -> None:
+    """It does so less often: what the others have in between counts no more, and nobody waits for it, or says so."""
+    for rank in range(2):
+        schedule = checkflow.compile(
+            rank_to_reshard.training, arguments={"kind": "ddp"}, world_size=2, rank=rank, device="h100",
+            bandwidth="20MB/s", policy="rolling", output=tmp_path / f"schedule-{rank}.json",
+        )  # fmt: skip
+        assert schedule.lanes == 2 and schedule.gradients
+    script, given = Path(rank_to_reshard.__file__), tmp_path / "schedule-%.json"
+    with Job(2, "ddp", tmp_path / "store", 20, given, 4, script=script) as job:
+        assert set(job.wait().values()) == {0}, job.errors
+        assert any("is written by something else than its optimizer's update" in line for line in job.errors[1])
+        assert not any("in parts" in line for line in job.errors[0])
+        assert not any("no part of every rank" in line for lines in job.errors.values() for line in lines)
+    with Job(2, "ddp", tmp_path / "store", 20, script=script) as job:
+        assert set(job.wait().values()) == {0}, job.errors
+        restored = {line for said in job.said.values() for line in said if line.startswith("restored 20 ")}
+        assert len(restored) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from checkflow import hardware, models
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.models.gpt2 import Conv1D
 from checkflow.plan import Problem
-from checkflow.plan.rebuilt import in_lanes, over_iterations
+from checkflow.plan.rebuilt import in_lanes, over_iterations, rebuilt_in
 from checkflow.runtime.device import Batch
 from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
@@ -294,3 +294,11 @@ def test_alexnet_at_batch_1_has_a_checkpoint_after_each_iteration(tmp_path: Path
         made.models[0].state_dict().items(), again.models[0].state_dict().values(), strict=True
     ):
         assert torch.equal(one, other), name
+
+
+def test_no_gradient_of_several_ranks_leaves_as_its_factors() -> None:
+    """What an update consumes there is a sum over ranks, or a part of one."""
+    graph = traced(training("adamw", lambda number: torch.ones(2, 40) * number))
+    assert any(found.factors for found in rebuilt_in(graph))
+    of_several = rebuilt_in(replace(graph, world_size=2))
+    assert of_several and not any(found.factors for found in of_several)
