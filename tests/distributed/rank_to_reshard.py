@@ -2,8 +2,8 @@
 
     python rank_to_reshard.py KIND STORE ITERATIONS [SCHEDULE [MEDDLES]]
 
-SCHEDULE has a % where the rank's number goes. In iteration MEDDLES rank 1 writes a parameter by itself. It says "restored
-ITERATION DIGEST" and "done ITERATION DIGEST", of all state as if one rank had it whole.
+SCHEDULE has a % where the rank's number goes. In iteration MEDDLES rank 1 writes a parameter by itself. It says
+"restored ITERATION DIGEST" and "done ITERATION DIGEST", of all state as if one rank had it whole.
 """
 
 from __future__ import annotations
