@@ -133,7 +133,8 @@ class Parts:
                 lying = part.detach().permute(order).contiguous()
                 pieces = (lying.reshape(-1).view(torch.uint8),)
                 shares = lying.untyped_storage().nbytes() > part.nbytes
-                found[row] = Leaving(pieces, tuple({gradient: 0, part: 0}), shares)
+                counted = (gradient,) if part is gradient else (gradient, part)  # some writes count in the one alone
+                found[row] = Leaving(pieces, counted, shares)
         try:
             text = self._host.update(number, tuple(names), self.factors.rows(names))
         except CheckflowError as error:
