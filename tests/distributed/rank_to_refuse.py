@@ -158,8 +158,10 @@ def main(folder: Path) -> None:
     tries: dict[str, Callable[[], object]] = {
         "differs": lambda: attach(folder / "a", interval=1 + rank),
         "policies": lambda: attach(folder / "a", schedule=folder / f"policy-{rank}.json"),
-        "schedule": lambda: attach(folder / "a", schedule=folder / "rolling.json"),
-        "policy": lambda: attach(folder / "a", policy="rolling"),
+        "schedule": lambda: attach(folder / "a", schedule=folder / "lowdiff_plus.json"),
+        "factors": lambda: attach(folder / "a", schedule=folder / "rolling.json"),
+        "policy": lambda: attach(folder / "a", policy="lowdiff_plus"),
+        "lanes": lambda: attach(folder / "a", policy="rolling", replicate=1),
         "learned by": lambda: attach(folder / "a", policy="checkfreq" if rank else None),
         "slots": lambda: attach(folder / "a", slots=1),
         "overhead": lambda: attach(folder / "a", overhead=0.05),

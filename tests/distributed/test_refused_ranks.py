@@ -17,8 +17,10 @@ RANK = Path(__file__).parent / "rank_to_refuse.py"
 BOTH = {
     "differs": r"PeerError: interval: is 1 on rank 0, but 2 on rank 1; give every rank the same",
     "policies": r"PeerError: schedule: is 'of checkflow' on rank 0, but 'of synchronous' on rank 1; give every",
-    "schedule": r"\w+: (rank \d: )?schedule: takes gradients, .* --policy checkflow",
-    "policy": r"\w+: (rank \d: )?policy: 'rolling' takes gradients, .*; leave it out",
+    "schedule": r"\w+: (rank \d: )?schedule: is of lowdiff_plus, .* --policy rolling",
+    "factors": r"\w+: (rank \d: )?schedule: has gradients leave as their factors, .* --world-size",
+    "policy": r"\w+: (rank \d: )?policy: 'lowdiff_plus' is for one process; use 'rolling' or 'lowdiff'",
+    "lanes": r"\w+: (rank \d: )?replicate: 1 is for checkpoints that one slot has whole; leave it out",
     "learned by": r"PeerError: policy: is None on rank 0, but 'checkfreq' on rank 1; give every rank the same",
     "slots": r"\w+: (rank \d: )?slots: 1 has no room for the next checkpoint before every rank .*",
     "overhead": r"\w+: (rank \d: )?overhead: is not supported for several processes; give interval=.*",
@@ -56,6 +58,19 @@ def iteration(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
+def with_factors() -> checkflow.Training:
+    """Gradients of one sample are products of two vectors."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.ones(1, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return checkflow.Training(model, optimizer, step)
+
+
 def test_each_is_one_line(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -68,7 +83,11 @@ def test_each_is_one_line(tmp_path: Path) -> None:
     with checkflow.attach(model, optimizer, store=tmp_path / "alone") as checkpointer:
         checkpointer.step()
     training = checkflow.Training(model, optimizer, partial(iteration, model, optimizer))
-    checkflow.compile(training, bandwidth="1GB/s", policy="rolling", lanes=2, output=tmp_path / "rolling.json")
+    checkflow.compile(training, bandwidth="1GB/s", policy="lowdiff_plus", output=tmp_path / "lowdiff_plus.json")
+    factored = checkflow.compile(
+        with_factors, device="h100", bandwidth="500MB/s", policy="rolling", output=tmp_path / "rolling.json"
+    )
+    assert any(row.factor_rows for row in factored.gradients)
     for rank, policy in enumerate(("checkflow", "synchronous")):
         checkflow.compile(
             training, bandwidth="1GB/s", interval=1, policy=policy, output=tmp_path / f"policy-{rank}.json"
