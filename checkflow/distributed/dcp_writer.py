@@ -25,7 +25,6 @@ from checkflow.errors import InputError
 from checkflow.state.host.capture import versions
 from checkflow.state.host.record import MemberRecord
 from checkflow.store import alone
-from checkflow.store.format.begun import Begun
 from checkflow.store.format.manifest import MAX_FILE_BYTES, directory_name
 from checkflow.store.format.ranks import directory_of
 from checkflow.torch_internals import ranks_here
@@ -87,7 +86,7 @@ class StoreWriter(StorageWriter):
         self._is_coordinator = False
         self._before = _Before(0, 0, None)
         self._plans: list[SavePlan] = []  # the last ones of all ranks, for a planner that sends only what has changed
-        self._begun: tuple[Begun, _Share, RankPlan] | None = None  # the coordinator's, until all have theirs
+        self._begun: tuple[alone.UnderWay, _Share, RankPlan] | None = None  # the coordinator's, until all have theirs
 
     @property
     def checkpoint_id(self) -> Path:
@@ -107,7 +106,7 @@ class StoreWriter(StorageWriter):
             raise InputError("use_collectives=False: ranks have to agree on what is one checkpoint; leave it out")
         self._is_coordinator = is_coordinator
         if self._begun is not None:  # of a save that another rank ended
-            alone.discard(self._begun[0])
+            self._begun[0].end()
             self._begun = None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -155,7 +154,7 @@ class StoreWriter(StorageWriter):
         try:
             record = record_of(share.mark.iteration, share.member, mine.values, index_of_all(metadata, results))
         except BaseException:
-            alone.discard(begun)
+            begun.end()
             raise
         manifest = alone.publish(begun, share.mark.iteration, record, versions(), _tell)
         self.save_id = directory_name(manifest.serial, manifest.iteration)
