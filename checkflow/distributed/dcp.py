@@ -36,7 +36,7 @@ from checkflow.distributed.reading import files_of, whole_file
 from checkflow.distributed.resharding import owners_of
 from checkflow.distributed.state_dicts import FILE, chunk_of, index_of, rank_with_index, value_of
 from checkflow.dtypes import name_of
-from checkflow.errors import CorruptStoreError, StoreError
+from checkflow.errors import CheckflowError, CorruptStoreError, StoreError
 from checkflow.state.host.decode import decode
 from checkflow.state.host.json_values import TENSOR_DTYPES
 from checkflow.state.host.record import ChunkRecord, TensorRecord
@@ -84,6 +84,18 @@ class _Which:
         return cls(parts.mark, 0 if parts.mark.attempt else parts.ranks[0].checkpoint.serial)
 
 
+class _Unread(Metadata):
+    """Of which each field raises why there is none."""
+
+    def __init__(self, error: CheckflowError) -> None:
+        self._error = error
+
+    def __getattribute__(self, name: str) -> object:
+        if name in Metadata.__dataclass_fields__:
+            raise self._error
+        return super().__getattribute__(name)
+
+
 class StoreReader(StorageReader):
     """A StorageReader over a store, of any number of ranks; each file is verified before any of its bytes are used.
 
@@ -95,7 +107,7 @@ class StoreReader(StorageReader):
     The keys of what StoreWriter saved are those that it was given. Of what `attach` saved they are those of
     `checkflow export --to dcp`, flattened: "model.features.0.weight", "optimizer.features.0.weight.exp_avg". Raises
     StoreError where there is none, or where a rank does not see the coordinator's; CorruptStoreError where a part does
-    not verify.
+    not verify; torch hands them on in a CheckpointException.
     """
 
     def __init__(self, store: str | os.PathLike[str], iteration: int | None = None) -> None:
@@ -118,9 +130,13 @@ class StoreReader(StorageReader):
         self._parts = None
 
     def read_metadata(self, *_args: object, **_kwargs: object) -> Metadata:
-        """What there is now, by key."""
-        self._parts = _newest(self._store, self._iteration)
-        found = _metadata_of(self._parts)
+        """What there is now, by key. Where that cannot be had, the error is raised to who asks the metadata for any of
+        it, as `load` does: what is raised here torch takes for a checkpoint of another form."""
+        try:
+            self._parts = _newest(self._store, self._iteration)
+            found = _metadata_of(self._parts)
+        except CheckflowError as error:
+            return _Unread(error)
         saved = self._parts.ranks[_rank_that_names(self._parts)].checkpoint.path.name
         found.storage_meta = StorageMeta(checkpoint_id=self._store, save_id=saved, load_id=self.load_id)
         return found

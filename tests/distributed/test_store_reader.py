@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys, load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import checkflow
+from checkflow.store import alone as writing
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +86,39 @@ def test_a_rank_that_does_not_see_the_coordinator_s_checkpoint_says_so(tmp_path:
     second = Rank(tmp_path / "1", state_of(0))
     with pytest.raises(checkflow.StoreError, match=r"loads iteration 7, .*or give every rank the same store"):
         second.read(first.agree(second)[1])
+
+
+def no_store(store: Path) -> str:
+    assert not store.exists()
+    return "has no such checkpoint that every rank has"
+
+
+def an_index_that_is_wrong(store: Path) -> str:
+    forged_rank = '"epoch":0'
+    save({"epoch": 1}, storage_writer=checkflow.StoreWriter(store))
+    (before,) = store.glob("0*")
+    record = (before / "commit.json").read_text()
+    assert record.count(forged_rank) == 1
+    writing.publish(writing.begin(store, [], print), 1, record.replace(forged_rank, '"epoch":3').encode(), {}, print)
+    return "its index names a rank that it does not have"
+
+
+def a_file(store: Path) -> str:
+    store.write_text("")
+    return "is no store that can be read"
+
+
+@pytest.mark.parametrize("make", [no_store, an_index_that_is_wrong, a_file])
+def test_what_cannot_be_loaded_is_told_as_it_is(make: Callable[[Path], str], tmp_path: Path) -> None:
+    """By load, and to who reads the metadata without it."""
+    why = make(tmp_path / "store")
+    with pytest.raises(CheckpointException) as found:
+        load({"epoch": 0}, storage_reader=checkflow.StoreReader(tmp_path / "store"))
+    ((error, _),) = found.value.failures.values()
+    assert isinstance(error, checkflow.StoreError) and why in str(error) and "\n" not in str(error)
+    with pytest.raises(CheckpointException, match=why):
+        _load_state_dict_from_keys(storage_reader=checkflow.StoreReader(tmp_path / "store"))
+    metadata = checkflow.StoreReader(tmp_path / "store").read_metadata()
+    for field in ("state_dict_metadata", "storage_meta", "planner_data"):
+        with pytest.raises(checkflow.StoreError, match=why):
+            getattr(metadata, field)
