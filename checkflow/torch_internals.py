@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from torch.utils._pytree import tree_map as tree_map
 
 if TYPE_CHECKING:
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.distributed.tensor import DTensor
 
@@ -200,6 +201,19 @@ def own_values() -> KeyValues:
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
     return HashStore()
+
+
+def plans_kept() -> dict[str, Sequence[SavePlan]]:
+    """Of each rank, what it planned last to save, where this process coordinates: by kind of planner with
+    enable_plan_caching=True."""
+    from torch.distributed.checkpoint.planner import SavePlanner
+
+    return dict(SavePlanner._cached_global_plan)
+
+
+def kind_of(planner: SavePlanner) -> str:
+    """What planners share their plans by."""
+    return str(getattr(planner, "_cached_plans_key", ""))
 
 
 def join_fake_group(rank: int, size: int) -> None:

@@ -45,6 +45,10 @@ def _zero() -> Any:
         return zero([torch.nn.Parameter(torch.zeros(2))], optimizer_class=torch.optim.SGD, lr=0.1)
 
 
+def _planner() -> Any:
+    return importlib.import_module("torch.distributed.checkpoint.default_planner").DefaultSavePlanner()
+
+
 def _fsdp() -> Any:
     mesh = importlib.import_module("torch.distributed.device_mesh").init_device_mesh
     with _alone():
@@ -80,6 +84,8 @@ SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_local_tensor": lambda: (importlib.import_module("torch.distributed.tensor").DTensor,),
     "_comm_hooks": lambda: (_ddp(),),
     "_overlap_with_ddp": lambda: (_zero(),),
+    "_cached_global_plan": lambda: (_planner(),),
+    "_cached_plans_key": lambda: (_planner(),),
     "_get_fsdp_state": lambda: (_fsdp(),),
     "_fsdp_param_group": lambda: (_fsdp()._get_fsdp_state(),),
     "_fsdp_param_groups": lambda: (_fsdp()._get_fsdp_state(),),

@@ -10,7 +10,7 @@ import io
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -29,13 +29,14 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from checkflow.distributed.marks import Mark
 from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in, unread_in
 from checkflow.distributed.reading import files_of, whole_file
 from checkflow.distributed.resharding import owners_of
 from checkflow.distributed.state_dicts import FILE, chunk_of, index_of, rank_with_index, value_of
 from checkflow.dtypes import name_of
-from checkflow.errors import CorruptStoreError, StoreError
+from checkflow.errors import CheckflowError, CorruptStoreError, StoreError
 from checkflow.state.host.decode import decode
 from checkflow.state.host.json_values import TENSOR_DTYPES
 from checkflow.state.host.record import ChunkRecord, TensorRecord
@@ -71,16 +72,42 @@ class _StoredValue:
         return self.rank, RECORD
 
 
+@dataclass(frozen=True, slots=True)
+class _Which:
+    """A checkpoint, among all of a store. `serial`: where one process saved it, which may save an iteration twice."""
+
+    mark: Mark
+    serial: int
+
+    @classmethod
+    def of(cls, parts: Complete) -> _Which:
+        return cls(parts.mark, 0 if parts.mark.attempt else parts.ranks[0].checkpoint.serial)
+
+
+class _Unread(Metadata):
+    """Of which each field raises why there is none."""
+
+    def __init__(self, error: CheckflowError) -> None:
+        self._error = error
+
+    def __getattribute__(self, name: str) -> object:
+        if name in Metadata.__dataclass_fields__:
+            raise self._error
+        return super().__getattribute__(name)
+
+
 class StoreReader(StorageReader):
     """A StorageReader over a store, of any number of ranks; each file is verified before any of its bytes are used.
 
     Args:
         store: the directory that was given to attach, or to a StoreWriter.
-        iteration: which checkpoint; the newest of which every part is there, unless given.
+        iteration: which checkpoint; the newest of which every part is there, unless given. Ranks that load together
+            load the one that their coordinator sees.
 
     The keys of what StoreWriter saved are those that it was given. Of what `attach` saved they are those of
     `checkflow export --to dcp`, flattened: "model.features.0.weight", "optimizer.features.0.weight.exp_avg". Raises
-    StoreError where there is none, CorruptStoreError where a part does not verify.
+    StoreError where there is none, or where a rank does not see the coordinator's; CorruptStoreError where a part does
+    not verify; torch hands them on in a CheckpointException.
     """
 
     def __init__(self, store: str | os.PathLike[str], iteration: int | None = None) -> None:
@@ -103,11 +130,14 @@ class StoreReader(StorageReader):
         self._parts = None
 
     def read_metadata(self, *_args: object, **_kwargs: object) -> Metadata:
-        """What there is now, by key."""
-        self._parts = _newest(self._store, self._iteration)
-        of_dict = self._parts.ranks[0].record.state_dict is not None
-        found = _metadata_of_dict(self._parts) if of_dict else _metadata_of_training(self._parts)
-        saved = self._parts.ranks[rank_with_index(self._parts) if of_dict else 0].checkpoint.path.name
+        """What there is now, by key. Where that cannot be had, the error is raised to who asks the metadata for any of
+        it, as `load` does: what is raised here torch takes for a checkpoint of another form."""
+        try:
+            self._parts = _newest(self._store, self._iteration)
+            found = _metadata_of(self._parts)
+        except CheckflowError as error:
+            return _Unread(error)
+        saved = self._parts.ranks[_rank_that_names(self._parts)].checkpoint.path.name
         found.storage_meta = StorageMeta(checkpoint_id=self._store, save_id=saved, load_id=self.load_id)
         return found
 
@@ -115,27 +145,27 @@ class StoreReader(StorageReader):
         self._stored = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        return replace(plan, storage_data=_Which.of(self._looked()))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
+        """By the coordinator: all ranks read the checkpoint that it sees, whatever was saved since another looked."""
+        return [replace(plan, storage_data=_Which.of(self._looked())) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        if self._parts is None:  # the metadata are another reader's
-            self._parts = _newest(self._store, self._iteration)
+        parts = self._agreed(plan)
 
         def place(item: ReadItem) -> tuple[int, str]:
             return self._stored[item.storage_index].place
 
         for (rank, name), items in groupby(sorted(plan.items, key=place), key=place):  # a file is held at a time
-            file = None if name == RECORD else _file(self._parts, rank, name)
+            file = None if name == RECORD else _file(parts, rank, name)
             for item in items:
                 stored = self._stored[item.storage_index]
                 if isinstance(stored, _StoredValue):
-                    planner.load_bytes(item, _as_torch_saves(self._parts, stored))
+                    planner.load_bytes(item, _as_torch_saves(parts, stored))
                     continue
                 assert file is not None
-                source = chunk_of(file, stored.dtype, stored.chunk, str(self._parts.ranks[rank].checkpoint.path))
+                source = chunk_of(file, stored.dtype, stored.chunk, str(parts.ranks[rank].checkpoint.path))
                 for dim, (offset, size) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                     source = source.narrow(dim, offset, size)
                 target = planner.resolve_tensor(item).detach()
@@ -144,6 +174,27 @@ class StoreReader(StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _looked(self) -> Complete:
+        if self._parts is None:  # the metadata are another reader's
+            self._parts = _newest(self._store, self._iteration)
+        return self._parts
+
+    def _agreed(self, plan: LoadPlan) -> Complete:
+        """What the coordinator sees. Raises StoreError where that is not here, or is not as this rank has planned."""
+        here, which = self._looked(), plan.storage_data
+        if not isinstance(which, _Which) or which == _Which.of(here):
+            return here
+        self._parts = _seen(self._store, which)
+        planned, found = _metadata_of(here), _metadata_of(self._parts)
+        for key in {item.storage_index.fqn for item in plan.items}:
+            if planned.state_dict_metadata.get(key) != found.state_dict_metadata.get(key):
+                raise StoreError(
+                    f"{self._store}: was saved to while ranks looked, {key!r:.200} in another shape or division; load "
+                    "again"
+                )
+        self._stored = found.storage_data
+        return self._parts
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -160,6 +211,30 @@ def _newest(store: Path, iteration: int | None) -> Complete:
         for newer in unread_in(part.checkpoint.path.parent, part.checkpoint.serial):
             raise CorruptStoreError(f"{newer.path}: {newer.reason}; give StoreReader the iteration of an older one")
     return with_whole_optimizers(found[0], 0)
+
+
+def _seen(store: Path, which: _Which) -> Complete:
+    """Raises StoreError where it is not there."""
+    for parts in all_in(store):
+        if _Which.of(parts) == which:
+            return with_whole_optimizers(parts, 0)
+    raise StoreError(
+        f"{store}: the coordinator loads iteration {which.mark.iteration}, of which not every part is seen here; load "
+        "again, or give every rank the same store"
+    )
+
+
+def _is_of_dict(parts: Complete) -> bool:
+    return parts.ranks[0].record.state_dict is not None
+
+
+def _rank_that_names(parts: Complete) -> int:
+    """The one whose directory has the checkpoint's save_id."""
+    return rank_with_index(parts) if _is_of_dict(parts) else 0
+
+
+def _metadata_of(parts: Complete) -> Metadata:
+    return _metadata_of_dict(parts) if _is_of_dict(parts) else _metadata_of_training(parts)
 
 
 def _metadata_of_training(parts: Complete) -> Metadata:

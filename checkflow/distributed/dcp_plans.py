@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from checkflow import strictjson
@@ -33,6 +33,12 @@ from checkflow.state.refused import check_dtype, check_stored
 from checkflow.store.format.begun import NewFile
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 from checkflow.store.format.pieces import packed
+from checkflow.torch_internals import plans_kept
+
+_STALE = (
+    "planner: leaves out plans that have not changed, and another planner of this process has such, too; use "
+    "enable_plan_caching=False"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,30 @@ def rank_plan(items: Sequence[WriteItem], planner: SavePlanner, rank: int) -> Ra
         )
         results.append(WriteResult(item.index, spec.size_bytes, chunk))
     return RankPlan(_files(tensors, planner), values, results)
+
+
+def restored(plans: Sequence[SavePlan], kind: str | None) -> list[SavePlan | None]:
+    """By rank, what a planner that caches leaves out since it is as before, as planners keep it in this process, the
+    coordinator's. `kind`: of the planner that was there before. Raises InputError where it is not known which it is."""
+    if all(plan.usable for plan in plans):
+        return [None] * len(plans)
+    sent = {rank: plan for rank, plan in enumerate(plans) if plan.usable}
+    fitting = {
+        each: kept
+        for each, kept in plans_kept().items()
+        if len(kept) == len(plans) and all(kept[rank].items is plan.items for rank, plan in sent.items())
+    }
+    if len(fitting) != 1 and kind not in fitting:
+        raise InputError(_STALE)
+    found = fitting[kind] if kind in fitting else next(iter(fitting.values()))
+    return [None if plan.usable else kept for plan, kept in zip(plans, found, strict=True)]
+
+
+def check_restored(plans: Sequence[SavePlan | None], planner: SavePlanner) -> None:
+    """By the coordinator. Raises InputError where its planner's are others."""
+    planned = getattr(planner, "global_plan", ())
+    if any(plan and (rank >= len(planned) or plan.items is not planned[rank].items) for rank, plan in enumerate(plans)):
+        raise InputError(_STALE)
 
 
 def index_of_all(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> IndexRecord:

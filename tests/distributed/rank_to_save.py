@@ -1,9 +1,10 @@
 """A rank that saves state_dicts by torch.distributed.checkpoint, and loads what it saved:
 
-    python rank_to_save.py KIND STORE SAVES [die | async | refuse]
+    python rank_to_save.py KIND STORE SAVES [die | async | process | refuse]
 
 It says "saved N" after each and "loaded N True". With `die` its second rank is killed in the middle of the last save,
-with `refuse` it has there what cannot be saved; "failed" is what the others say then.
+with `refuse` it has there what cannot be saved; "failed" is what the others say then. With `async` a thread saves, with
+`process` another process, whose planner caches.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
 
 import checkflow
+
+BESIDE = {"async": AsyncCheckpointerType.THREAD, "process": AsyncCheckpointerType.PROCESS}
 
 
 class Dying(DefaultSavePlanner):
@@ -93,10 +96,17 @@ def main(kind: str, store: Path, saves: int, way: str) -> None:
         is_here = number == saves and dist.get_rank() == 1
         if way == "refuse" and is_here:
             state["of 1"] = {"file": sys.stdout}
-        planner = Dying() if way == "die" and is_here else DefaultSavePlanner()
+        caching = DefaultSavePlanner(enable_plan_caching=way == "process")
+        planner = Dying() if way == "die" and is_here else caching
         try:
-            if way == "async":
-                future = async_save(state, storage_writer=writer, planner=planner, process_group=beside)
+            if way in BESIDE:
+                future = async_save(
+                    state,
+                    storage_writer=writer,
+                    planner=planner,
+                    process_group=beside,
+                    async_checkpointer_type=BESIDE[way],
+                )
                 update(model, optimizer)  # what is saved is the state before
                 assert isinstance(future, Future)
                 future.result()

@@ -91,6 +91,15 @@ def test_what_is_saved_beside_training_is_the_state_as_it_was(tmp_path: Path) ->
         assert all(said == ["saved 1", "saved 2", "loaded 2 True"] for said in job.said.values())
 
 
+def test_what_another_process_saves_is_counted_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is given the writer anew for each save, and keeps the plans that have not changed."""
+    store = tmp_path / "store"
+    with Job(2, "ddp", store, 3, "process", script=RANK) as job:
+        assert set(job.wait().values()) == {0}, job.errors
+        assert all(said == ["saved 1", "saved 2", "saved 3", "loaded 3 True"] for said in job.said.values())
+    assert listed(store, capsys) == [(iteration, [0, 1]) for iteration in (12, 11, 10)]
+
+
 def test_the_newest_is_what_was_saved_last_by_however_many(tmp_path: Path) -> None:
     """One process after two, then two again, whatever iterations they were told."""
     from torch.distributed.checkpoint.state_dict_saver import save

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from saving import checkpoints, loaded, refused, saved
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -38,29 +39,6 @@ def alone() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is")
         yield
-
-
-def saved(store: Path, state: dict[str, object], **given: object) -> None:
-    save(state, storage_writer=checkflow.StoreWriter(store), **given)
-
-
-def loaded(store: Path, state: dict[str, object], iteration: int | None = None, **given: object) -> dict[str, object]:
-    load(state, storage_reader=checkflow.StoreReader(store, iteration), **given)
-    return state
-
-
-def refused(store: Path, state: dict[str, object], **given: object) -> Exception:
-    """What torch hands on."""
-    with pytest.raises(CheckpointException) as found:
-        saved(store, state, **given)
-    (error, _), *_ = found.value.failures.values()
-    assert isinstance(error, checkflow.CheckflowError)
-    assert "\n" not in str(error)
-    return error
-
-
-def checkpoints(store: Path) -> list[str]:
-    return sorted(path.name for path in store.glob("0*"))
 
 
 def test_tensors_of_each_dtype_and_shape_come_back(tmp_path: Path) -> None:
@@ -310,25 +288,6 @@ def test_several_parts_of_one_tensor_in_one_rank(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], state[name]) for name in names)  # type: ignore[arg-type]
 
 
-def test_a_planner_that_sends_only_what_changed(tmp_path: Path) -> None:
-    """Each save has all of it; another writer, which has not seen the plans, says so."""
-
-    class Caching(DefaultSavePlanner):
-        def __init__(self) -> None:
-            super().__init__(enable_plan_caching=True)
-
-    writer = checkflow.StoreWriter(tmp_path)
-    for number in range(4):
-        state = {"a": torch.full((2,), float(number)), **({"b": number} if number > 1 else {})}
-        save(state, storage_writer=writer, planner=Caching())
-    assert checkpoints(tmp_path)[-1] == "00000004-iteration-4"
-    found = loaded(tmp_path, {"a": torch.zeros(2), "b": 0})
-    assert repr(found) == repr({"a": torch.full((2,), 3.0), "b": 3})
-    error = refused(tmp_path, dict(state), planner=Caching())
-    assert "has not seen; use one StoreWriter for its saves" in str(error)
-    assert loaded(tmp_path, {"b": 0}) == {"b": 3}
-
-
 def test_saved_beside_the_training(tmp_path: Path) -> None:
     """What was staged is the state as it was; the process may be another one."""
     weight = torch.ones(3)
@@ -364,8 +323,9 @@ def test_training_and_state_dicts_in_one_store(tmp_path: Path) -> None:
     assert loaded(tmp_path, {"epoch": 0}, 3) == {"epoch": 1}
 
 
+@pytest.mark.parametrize("is_anew", [False, True], ids=["the same writer", "another writer"])
 def test_what_another_rank_s_failure_left_is_gone_with_the_next_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_anew: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The coordinator's files are there, and are never named."""
     writer = checkflow.StoreWriter(tmp_path)
@@ -374,7 +334,8 @@ def test_what_another_rank_s_failure_left_is_gone_with_the_next_save(
         with pytest.raises(CheckpointException):
             save({"a": torch.ones(2)}, storage_writer=writer)
     assert not checkpoints(tmp_path) and len(list(tmp_path.glob(".incomplete-*"))) == 1
-    save({"a": torch.ones(2)}, storage_writer=writer)
+    next_writer = checkflow.StoreWriter(tmp_path) if is_anew else writer
+    save({"a": torch.ones(2)}, storage_writer=next_writer)
     assert checkpoints(tmp_path) == ["00000001-iteration-1"] and not list(tmp_path.glob(".*"))
 
 

@@ -6,16 +6,20 @@ import errno
 import itertools
 import os
 import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from recording_disk import RecordingDisk
-from small_store import SMALL, newest_whole, record_of
+from small_store import SMALL, InProcess, newest_whole, record_of
 from test_store_faults import FailingDisk
 from test_store_powercut import ForgetfulDisk, wrong_restores
 
 from checkflow.errors import StoreBusyError, StoreError
 from checkflow.store import alone
+from checkflow.store.alone import UnderWay
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.format.begun import Begun, NewFile, begin, publish
 from checkflow.store.format.disk import WRITE_BYTES, Disk
@@ -106,21 +110,94 @@ def test_in_one_line_under_the_store_s_locks(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(StoreBusyError, match="another trainer"):
         alone.begin(store, files(2), print)
     held.close()
-    left = store / f"{INCOMPLETE}1-2"
-    left.mkdir()
     kept = alone.begin(store, files(2), print)
-    assert not left.exists()
     alone.publish(alone.begin(store, files(3), print), 3, record_of(3), {}, print)
-    alone.publish(kept, 2, record_of(2), {}, print)  # what this process has begun is left alone
+    alone.publish(kept, 2, record_of(2), {}, print)
     assert newest_whole(store) == 2
-    alone.discard(alone.begin(store, files(4), print))
+    alone.begin(store, files(4), print).end()
     assert not list(store.glob(f"{INCOMPLETE}*"))
-    monkeypatch.setattr("checkflow.store.format.begun.begin", full)
-    with pytest.raises(StoreError, match=r"cannot be made durable \(No space left on device\); free space"):
-        alone.begin(store, files(5), print)
-    with pytest.raises(StoreError, match="No such file"):
-        alone.publish(Begun(store, store / f"{INCOMPLETE}gone", ()), 5, b"{}", {}, print)
+    with monkeypatch.context() as patched:
+        patched.setattr("checkflow.store.format.begun.begin", full)
+        with pytest.raises(StoreError, match=r"cannot be made durable \(No space left on device\); free space"):
+            alone.begin(store, files(5), print)
+    begun = alone.begin(store, files(5), print)
+    (begun.begun.directory / "commit.json").mkdir()
+    with pytest.raises(StoreError, match="File exists"):
+        alone.publish(begun, 5, record_of(5), {}, print)
     assert newest_whole(store) == 2
+
+
+def test_what_a_dead_process_left_is_removed_whatever_its_number(tmp_path: Path) -> None:
+    """In a container each process may have the number of the one before it."""
+    left = [tmp_path / f"{INCOMPLETE}{pid}-2" for pid in (os.getpid(), 2**22)]
+    for path in left:
+        path.mkdir()
+    alone.begin(tmp_path, files(1), print).end()
+    assert not [path for path in left if path.exists()]
+
+
+OTHER = """
+import sys
+from pathlib import Path
+from checkflow.store import alone
+from checkflow.store.format.begun import NewFile
+alone.publish(alone.begin(Path(sys.argv[1]), [], print), 7, b"{}", {}, print)
+"""
+
+
+def test_what_is_begun_stays_whoever_comes_in_between(tmp_path: Path) -> None:
+    """Another process that saves, or a training's saver."""
+    store = tmp_path / "store"
+    begun = alone.begin(store, files(1), print)
+    subprocess.run([sys.executable, "-c", OTHER, str(store)], check=True)
+    saver = InProcess(store)
+    saver.persister.remove_leftovers()
+    saver.close()
+    alone.publish(begun, 1, record_of(1), {}, print)
+    assert newest_whole(store) == 1
+    assert [found.iteration for found in list_checkpoints(store)] == [1, 7]
+
+
+def test_where_it_does_not_stay_somebody_else_was_there(tmp_path: Path) -> None:
+    """On file systems without locks."""
+    begun = alone.begin(tmp_path, files(1), print)
+    shutil.rmtree(begun.begun.directory)
+    with pytest.raises(StoreBusyError, match="another writer came in between"):
+        alone.publish(begun, 1, record_of(1), {}, print)
+
+
+def test_what_is_begun_and_let_go_of_is_removed(tmp_path: Path) -> None:
+    """By who began it; not by its forked child."""
+    begun: list[UnderWay] = [alone.begin(tmp_path, files(1), print)]
+    pid = os.fork()
+    if not pid:
+        begun.clear()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert len(list(tmp_path.glob(f"{INCOMPLETE}*"))) == 1
+    begun.clear()
+    assert not list(tmp_path.glob(f"{INCOMPLETE}*"))
+
+
+def test_a_leftover_that_cannot_be_removed_is_told_and_no_save_fails_for_it(tmp_path: Path) -> None:
+    left = [tmp_path / f"{INCOMPLETE}{letter}" for letter in "abc"]
+    for path in left:
+        path.mkdir()
+    (left[1] / "folder").mkdir()
+    told: list[str] = []
+    alone.publish(alone.begin(tmp_path, files(1), told.append), 1, record_of(1), {}, print)
+    assert newest_whole(tmp_path) == 1
+    assert [path.exists() for path in left] == [False, True, False]
+    assert len(told) == 1 and "leftovers cannot be removed" in told[0]
+
+
+def test_threads_of_one_process_wait_for_each_other(tmp_path: Path) -> None:
+    def save(number: int) -> None:
+        alone.publish(alone.begin(tmp_path, files(number), print), number, record_of(number), {}, print)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(save, range(1, 9)))
+    assert sorted(found.iteration for found in list_checkpoints(tmp_path)) == list(range(1, 9))
 
 
 @pytest.mark.parametrize("size", [1, 4096, 4097, WRITE_BYTES - 1, WRITE_BYTES, WRITE_BYTES + 1, 2 * WRITE_BYTES + 5])

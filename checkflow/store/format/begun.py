@@ -12,7 +12,7 @@ from pathlib import Path
 
 from checkflow.store.format.disk import Disk, NewFiles, remove_tree
 from checkflow.store.format.manifest import MANIFEST, RECORD, FileEntry, Manifest, directory_name
-from checkflow.store.format.writer import INCOMPLETE, PRUNED, hash_blocks, name_for_good, next_serial
+from checkflow.store.format.writer import INCOMPLETE, hash_blocks, name_for_good, next_serial
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,6 @@ def publish(disk: Disk, begun: Begun, iteration: int, record: bytes, versions: d
             new.sync()
         name_for_good(disk, begun.directory, begun.store / directory_name(serial, iteration))
     return manifest
-
-
-def remove_leftovers(disk: Disk, store: Path) -> None:
-    """What killed processes left half-written or half-removed; not what this one has begun. Raises OSError."""
-    for path in sorted(store.iterdir()):
-        if path.name.startswith((INCOMPLETE, PRUNED)) and not path.name.startswith(f"{INCOMPLETE}{os.getpid()}-"):
-            remove_tree(disk, path)
 
 
 @contextlib.contextmanager

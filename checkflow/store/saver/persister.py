@@ -13,6 +13,7 @@ from pathlib import Path
 
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.store.both.config import SaverConfig
+from checkflow.store.both.leftovers import remove_leftovers
 from checkflow.store.both.messages import DurableReport, FailedReport, Message, Notice, VerifiedReport
 from checkflow.store.both.retry import Patience
 from checkflow.store.format.disk import Disk, remove_tree
@@ -22,7 +23,6 @@ from checkflow.store.format.ranks import WHOLE
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine, verify_written
 from checkflow.store.format.retention import Retained, to_prune
 from checkflow.store.format.writer import (
-    INCOMPLETE,
     PRUNED,
     Published,
     StagedCheckpoint,
@@ -318,15 +318,7 @@ class Persister:
 
     def remove_leftovers(self) -> None:
         """Remove what a killed or failed saver left half-written or half-removed. Raises OSError."""
-        failed: OSError | None = None
-        for path in sorted(self.store.iterdir()):
-            if path.name.startswith((INCOMPLETE, PRUNED)):
-                try:
-                    remove_tree(self.disk, path)
-                except OSError as error:
-                    failed = failed or error  # the others may still make room
-        if failed is not None:
-            raise failed
+        remove_leftovers(self.disk, self.store)
 
     def _fail(self, taken: Taken, message: str) -> None:
         self.report(FailedReport(sequence=taken.sequence, message=f"{self.config.store}: {message}"))
