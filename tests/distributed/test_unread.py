@@ -70,7 +70,9 @@ def test_a_reader_refuses_what_is_newest_and_cannot_be_read(name: str, tmp_path:
     model = trained(tmp_path, 2)
     assert torch.equal(loaded(tmp_path), model.weight)
     flip(next(tmp_path.glob("*-iteration-2")) / name)
-    with pytest.raises(CheckpointException):
+    with pytest.raises(
+        CheckpointException, match=r"00000002-iteration-2: .*; give StoreReader the iteration of an older"
+    ):
         loaded(tmp_path)
     assert not torch.equal(loaded(tmp_path, 1), model.weight)
     assert newest_mark(tmp_path) == Mark(0, 2)
@@ -84,7 +86,7 @@ def test_a_reader_refuses_a_record_of_a_later_version(tmp_path: Path) -> None:
     data = memoryview(bytearray((next(tmp_path.glob("*-iteration-2")) / "model.safetensors").read_bytes()))
     begun = alone.begin(tmp_path, [NewFile("model.safetensors", len(data), [data])], print)
     alone.publish(begun, 3, later, {}, print)
-    with pytest.raises(CheckpointException):
+    with pytest.raises(CheckpointException, match="version 2 is not supported"):
         loaded(tmp_path)
     with pytest.raises(FormatError, match=r"iteration-3: commit\.json: version 2 is not supported"):
         newest_mark(tmp_path)
