@@ -206,4 +206,5 @@ def _bytes(planner: SavePlanner, item: WriteItem, spec: TensorSpec) -> memoryvie
     if tuple(tensor.shape) != spec.shape or CODES.get(name_of(tensor.dtype)) != spec.dtype:
         raise InputError(f"{name}: is {tensor.dtype} {tuple(tensor.shape)}, which its plan does not say; plan it anew")
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return memoryview(plain.reshape(-1).view(torch.uint8).numpy()) if plain.numel() else memoryview(b"")  # type: ignore[arg-type]
+    flat = plain.as_strided((plain.numel(),), (1,))  # a single element may have any stride, which view refuses
+    return memoryview(flat.view(torch.uint8).numpy()) if plain.numel() else memoryview(b"")  # type: ignore[arg-type]

@@ -103,7 +103,9 @@ _TOLD: set[str] = set()  # the writers whose first iteration has been saved, whe
 
 
 class StoreWriter(StorageWriter):
-    """A StorageWriter to a store: each save is another checkpoint of it, which StoreReader reads. All are kept.
+    """A StorageWriter to a store: each save is another checkpoint of it, which StoreReader reads.
+
+    It removes none; a training that attaches to the store later removes those that its retention does not hold.
 
     Args:
         store: the directory, made if there is none.
@@ -113,8 +115,10 @@ class StoreWriter(StorageWriter):
     A save is durable when it returns, and counts from then on: each rank writes its part (as `attach` has it, in a
     directory of its own where there are several), and the coordinator's gets its name last. Beside tensors, a
     state_dict may have what JSON can say: numbers, text, bytes, dtypes, small arrays, and plain containers of them.
-    Nothing is pickled. Raises InputError that names what cannot be saved, StoreError where the disk refuses,
-    StoreBusyError while a training writes to the store; torch hands them on in a CheckpointException.
+    Nothing is pickled. Saves that overlap, as those of `async_save` may, are a checkpoint each.
+
+    Raises InputError that names what cannot be saved, StoreError where the disk refuses, StoreBusyError while a
+    training writes to the store; torch hands them on in a CheckpointException.
     """
 
     def __init__(self, store: str | os.PathLike[str], iteration: int | None = None) -> None:
