@@ -5,8 +5,8 @@
 FSDP2 with activations computed again, AdamW, sequences of 8192 tokens, one on each rank. "whole command" is
 `checkflow compile MODEL --world-size N`, "resident" what it holds at most. "needed" is the least link that carries a
 checkpoint of each iteration, "no byte added" the least at which that takes no memory that training does not need. "over
-0.6 of it" is `--policy rolling` over a link of 0.6 of what is needed, which has a checkpoint of each iteration all the same:
-in how many lanes, the bytes that an iteration moves of the state's, and the bytes added.
+0.6 of it" is `--policy rolling` over a link of 0.6 of what is needed, which has a checkpoint of each iteration all the
+same: in how many lanes, the bytes that an iteration moves of the state's, and the bytes added.
 """
 
 from __future__ import annotations
