@@ -111,6 +111,9 @@ class MemorySink:
     def abandon(self, slot: NamedSlot) -> None:
         self._free.append(self._all[slot.index])
 
+    def break_off(self) -> None:
+        """There are no lanes."""
+
     def pass_over(self, iteration: int) -> None:
         """Nobody else waits for it."""
 

@@ -55,6 +55,9 @@ class StoreSink:
         assert isinstance(slot, _StoreSlot)
         self._handle.abandon(slot.slot)
 
+    def break_off(self) -> None:
+        self._handle.break_off()
+
     def pass_over(self, iteration: int) -> None:
         self._handle.skipped(iteration)
 

@@ -194,6 +194,7 @@ class Pipeline:
     def _whole(self, iteration: int, *, wait: bool) -> list[InFlight]:
         """To be read as it is now: of lanes a slot of each, the one that the next iteration fills first; or none."""
         filled: list[InFlight] = []
+        self._sink.break_off()
         all_lanes = (self.lane(at) for at in range(iteration + 1, iteration + 1 + self.lanes))
         for lane in (0,) if self.replica else all_lanes:
             slot = self._free_slot(lane) or self._demanded_slot(lane, wait=wait)

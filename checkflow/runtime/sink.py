@@ -36,6 +36,9 @@ class Sink(Protocol):
     def abandon(self, slot: NamedSlot) -> None:
         """The slot will not be filled."""
 
+    def break_off(self) -> None:
+        """Where there are lanes: the next checkpoint fills a slot of each, and goes on from none."""
+
     def pass_over(self, iteration: int) -> None:
         """There will be no checkpoint of this iteration, which was due as others know."""
 

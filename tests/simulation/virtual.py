@@ -147,6 +147,9 @@ class EndlessSlots:
     def abandon(self, slot: NamedSlot) -> None:
         """As good as any."""
 
+    def break_off(self) -> None:
+        """There are no lanes."""
+
     def pass_over(self, iteration: int) -> None:
         """Nobody else waits for it."""
 

@@ -65,6 +65,7 @@ class Slots:
         self._void: set[int] = set()  # newer ones, of which some rank has no part
         self._sequence = 0  # of the last slot that was staged
         self._newest = 0  # of the last checkpoint
+        self._is_gone_on_from = False  # of lanes, the next slot completes a checkpoint with those of this one
         self.staged_iteration: int | None = None
 
     def try_acquire(self, lane: int = 0) -> Slot | None:
@@ -96,7 +97,7 @@ class Slots:
         """Sequence numbers of the newest checkpoint, of those that are due, and of what was staged for the next one."""
         others = len(self._layouts) - 1
         needed = set(range(max(self._newest, self._sequence - others) + 1, self._sequence + 1))  # none without lanes
-        needed.update(range(self._newest - others, self._newest + 1) if others else ())  # the next goes on from it
+        needed.update(range(self._newest - others, self._newest + 1) if self._is_gone_on_from else ())
         for word in words:
             if word.due or self._counts(word.sequence):
                 needed.update(range(word.sequence - others, word.sequence + 1))
@@ -139,6 +140,7 @@ class Slots:
             for index in given_up:
                 self._shared.set_word(index, Word(SlotState.STAGED, self._shared.word(index).sequence))
         self._sequence = self._newest = sequence
+        self._is_gone_on_from = len(self._layouts) > 1
         self.staged_iteration = iteration
         self._shared.seal(slot.index)
         return due
@@ -158,6 +160,10 @@ class Slots:
             and word.due
             and not word.keep
         )
+
+    def break_off(self) -> None:
+        """The next checkpoint takes a slot of each lane, and goes on from none."""
+        self._is_gone_on_from = False
 
     def abandon(self, slot: Slot) -> None:
         """Give back a slot whose filling failed."""

@@ -236,6 +236,10 @@ class StoreHandle:
         if self._rulings is not None:
             self._rulings.skipped(iteration)
 
+    def break_off(self) -> None:
+        """The next checkpoint takes a slot of each lane, and goes on from none."""
+        self._slots.break_off()
+
     def abandon(self, slot: Slot) -> None:
         """Give back a slot whose filling failed."""
         self._slots.abandon(slot)
