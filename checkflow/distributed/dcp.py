@@ -32,7 +32,7 @@ from torch.futures import Future
 from checkflow.distributed.marks import Mark
 from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in, unread_in
-from checkflow.distributed.reading import files_of, whole_file
+from checkflow.distributed.reading import file_names, whole_file
 from checkflow.distributed.resharding import owners_of
 from checkflow.distributed.state_dicts import FILE, chunk_of, index_of, rank_with_index, value_of
 from checkflow.dtypes import name_of
@@ -241,7 +241,7 @@ def _metadata_of_training(parts: Complete) -> Metadata:
     tensors: dict[str, STORAGE_TYPES] = {}
     stored: dict[MetadataIndex, _StoredChunk | _StoredValue] = {}
     paths: dict[str, tuple[str, str]] = {}
-    for file_name in files_of(parts.ranks[0]):
+    for file_name in file_names(parts.ranks[0]):
         file = _file(parts, 0, file_name)
         for name in (*file.tensors, *file.aliases):
             state = StateName.of(holder_of(file_name), name)

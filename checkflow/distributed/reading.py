@@ -11,7 +11,7 @@ from checkflow.state.restore.files import TensorFile, parse_file
 from checkflow.state.restore.rebuild import is_in_parts
 
 
-def files_of(part: RankPart) -> list[str]:
+def file_names(part: RankPart) -> list[str]:
     """The files that have tensors of it, whoever saved them, as if it had left in one."""
     return list(
         dict.fromkeys([*_own_files(part), *(file_of(StateName(name).holder) for name in part.record.elsewhere)])
@@ -23,7 +23,7 @@ def as_saved(part: RankPart, ranks: Mapping[int, RankPart]) -> dict[str, TensorF
     is raised as of `whole_file`."""
     if is_in_parts(part.record):
         return part.gathered()
-    return {name: whole_file(part, name, ranks) for name in files_of(part)}
+    return {name: whole_file(part, name, ranks) for name in file_names(part)}
 
 
 def _own_files(part: RankPart) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from checkflow import strictjson
 from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in, unread_in
-from checkflow.distributed.reading import files_of, tensors_of, whole_file
+from checkflow.distributed.reading import file_names, tensors_of, whole_file
 from checkflow.distributed.state_dicts import FILE, assembled, values_of
 from checkflow.errors import CorruptStoreError, FormatError, StoreError
 from checkflow.state.host.record import Record, ShardRecord
@@ -57,7 +57,7 @@ def reshaped(parts: Complete, rank: int, where: Where) -> Reshaped:
     by_file: dict[str, dict[StateName, ShardRecord]] = {}
     for name, shard in record.shards.items():
         by_file.setdefault(file_of(StateName(name).holder), {})[StateName(name)] = shard
-    files = {name: _file(parts, number, name, by_file.get(name, {}), where) for name in files_of(first)}
+    files = {name: _file(parts, number, name, by_file.get(name, {}), where) for name in file_names(first)}
     return Reshaped(files, record.model_copy(update={"replay": None, "lanes": ()}))
 
 

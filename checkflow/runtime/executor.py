@@ -28,6 +28,8 @@ class Executor(Follower):
         """
         if self.lifecycle.refusal is not None:
             raise InputError(f"step: {self.lifecycle.refusal}")
+        if self.behind and self.completed % self._first_interval == 0:  # read as a whole, it is not due each time
+            self._sink.pass_over(self.completed)
         is_due = (self.completed + 1) % self.interval == 0
         interval = self._paced if is_due and self._paced else self.interval
         next_is_due = self._due(self.completed + 2, interval) is not None
@@ -43,8 +45,6 @@ class Executor(Follower):
             self.touched = False
             self._device.collect()
             self._counters.issue_ns += time.perf_counter_ns() - started
-        if not is_due and self.completed % self._first_interval == 0:  # what is read as a whole is read less often
-            self._sink.pass_over(self.completed)
         self._sink.poll()
 
     def pace(self, interval: int) -> None:

@@ -1,9 +1,10 @@
 """A rank of a training that goes on with other ranks, each time divided otherwise:
 
-    python rank_to_reshard.py KIND STORE ITERATIONS [SCHEDULE [MEDDLES]]
+    python rank_to_reshard.py KIND STORE ITERATIONS [SCHEDULE [MEDDLES [SAVES]]]
 
-SCHEDULE has a % where the rank's number goes. In iteration MEDDLES rank 1 writes a parameter by itself. It says
-"restored ITERATION DIGEST" and "done ITERATION DIGEST", of all state as if one rank had it whole.
+SCHEDULE has a % where the rank's number goes. In iteration MEDDLES rank 1 writes a parameter by itself; after SAVES
+each rank saves, and skips what finds no slot. It says "restored ITERATION DIGEST" and "done ITERATION DIGEST", of all
+state as if one rank had it whole.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ def training(kind: str) -> checkflow.Training:
     return checkflow.Training(model_divided, optimizer, iteration)
 
 
-def main(kind: str, store: Path, iterations: int, schedule: str | None = None, meddles: str = "") -> None:
+def main(
+    kind: str, store: Path, iterations: int, schedule: str | None = None, meddles: str = "", saves: str = ""
+) -> None:
     late_s = 5.0 if meddles else 600.0
     if kind != "alone":
         dist.init_process_group("gloo")
@@ -116,8 +119,9 @@ def main(kind: str, store: Path, iterations: int, schedule: str | None = None, m
     (model_divided,), (optimizer,) = made.models, made.optimizers
     schedule = None if schedule is None else schedule.replace("%", os.environ["RANK"])
     with checkflow.attach(
-        model_divided, optimizer, store=store, schedule=schedule, when_full="wait", peers_deadline_s=late_s
-    ) as checkpointer:
+        model_divided, optimizer, store=store, schedule=schedule, when_full="skip" if saves else "wait",
+        peers_deadline_s=late_s,
+    ) as checkpointer:  # fmt: skip
         resumed = checkpointer.restore()
         say("restored", resumed, digest(model_divided, optimizer))
         for iteration in range(resumed, iterations):
@@ -127,6 +131,9 @@ def main(kind: str, store: Path, iterations: int, schedule: str | None = None, m
                     next(model_divided.parameters()).mul_(1.0)
             time.sleep(0.1 * late_s if meddles else 0)
             checkpointer.step()
+            if str(iteration + 1) == saves:
+                checkpointer.save()
+                say("saved", iteration + 1)
         say("done", resumed, digest(model_divided, optimizer))
     say("loaded", resumed, as_by_torch(kind, store, model_divided))
     if kind != "alone":

@@ -75,15 +75,35 @@ def test_a_killed_job_resumes_as_if_it_had_not_been(
     assert ends[0] == ends[1]
 
 
-def test_where_one_rank_reads_as_a_whole_the_others_go_on(tmp_path: Path) -> None:
-    """It does so less often: what the others have in between counts no more, and nobody waits for it, or says so."""
+def in_two_lanes(folder: Path) -> Path:
+    """Schedules of two ranks, where `%` is their number."""
     for rank in range(2):
         schedule = checkflow.compile(
             rank_to_reshard.training, arguments={"kind": "ddp"}, world_size=2, rank=rank, device="h100",
-            bandwidth="20MB/s", policy="rolling", output=tmp_path / f"schedule-{rank}.json",
+            bandwidth="20MB/s", policy="rolling", output=folder / f"schedule-{rank}.json",
         )  # fmt: skip
         assert schedule.lanes == 2 and schedule.gradients
-    script, given = Path(rank_to_reshard.__file__), tmp_path / "schedule-%.json"
+    return folder / "schedule-%.json"
+
+
+@pytest.mark.parametrize("meddles", ["", "4"])
+def test_what_is_saved_by_hand_is_on_disk_at_once(meddles: str, tmp_path: Path) -> None:
+    """Also what was read at once, right after a start; and where one rank reads as a whole, less often."""
+    script, given, store = Path(rank_to_reshard.__file__), in_two_lanes(tmp_path), tmp_path / "store"
+    with Job(2, "ddp", store, 5, given, script=script) as job:
+        assert set(job.wait().values()) == {0}, job.errors
+    saves = 6 if not meddles else 9
+    with Job(2, "ddp", store, 10, given, meddles and "6", saves, script=script) as job:
+        assert set(job.wait().values()) == {0}, job.errors
+        assert all(f"saved {saves}" in said for said in job.said.values())
+        assert not any("has not moved" in line for lines in job.errors.values() for line in lines), job.errors
+    for rank in range(2):
+        assert list((store / f"rank-{rank}-of-2").glob(f"*-iteration-{saves}"))
+
+
+def test_where_one_rank_reads_as_a_whole_the_others_go_on(tmp_path: Path) -> None:
+    """It does so less often: what the others have in between counts no more, and nobody waits for it, or says so."""
+    script, given = Path(rank_to_reshard.__file__), in_two_lanes(tmp_path)
     with Job(2, "ddp", tmp_path / "store", 20, given, 4, script=script) as job:
         assert set(job.wait().values()) == {0}, job.errors
         assert any("is written by something else than its optimizer's update" in line for line in job.errors[1])

@@ -129,6 +129,16 @@ class GroupMachine(RuleBasedStateMachine):
             rank.unheard.remove(iteration)
 
     @rule(index=st.integers(0, MOST_RANKS - 1))
+    def ask(self, index: int) -> None:
+        """What is due then can be taken, the oldest first: nothing waits behind a slot that completes nothing."""
+        rank = self.ranks[index % len(self.ranks)]
+        asked = rank.slots.ask(keep=False)
+        assert (asked is None) == (rank.slots.newest_sequence is None)
+        if asked is not None and rank.taken is None:
+            rank.taken = take_due(rank.shared)
+            assert rank.taken is not None and rank.taken.record is not None
+
+    @rule(index=st.integers(0, MOST_RANKS - 1))
     def take(self, index: int) -> None:
         rank = self.ranks[index % len(self.ranks)]
         rank.taken = rank.taken or take_due(rank.shared)

@@ -94,20 +94,21 @@ class Slots:
         return sorted(usable, key=lambda index: words[index].sequence)
 
     def _needed(self, words: Sequence[Word]) -> set[int]:
-        """Sequence numbers of the newest checkpoint, of those that are due, and of what was staged for the next one."""
+        """Sequence numbers of slots of what would be restored, or may become that, and of what is due; and of what the
+        next checkpoint goes on from, or was staged for it."""
         others = len(self._layouts) - 1
         needed = set(range(max(self._newest, self._sequence - others) + 1, self._sequence + 1))  # none without lanes
         needed.update(range(self._newest - others, self._newest + 1) if self._is_gone_on_from else ())
-        for word in words:
-            if word.due or self._counts(word.sequence):
+        for index, word in enumerate(words):
+            if word.due or self._counts(index, word):
                 needed.update(range(word.sequence - others, word.sequence + 1))
         return needed
 
-    def _counts(self, sequence: int) -> bool:
-        """Whether it is what would be restored, or may become that."""
-        if self._grouped:
-            return sequence >= self._agreed and sequence not in self._void
-        return sequence == self._newest
+    def _counts(self, index: int, word: Word) -> bool:
+        """Whether this slot completes what would be restored, or may become that."""
+        if self._grouped and self._shared.needs(index) != NOT_YET_WHOLE:
+            return word.sequence >= self._agreed and word.sequence not in self._void
+        return word.sequence == self._newest
 
     def _usable(self, word: Word, needed: set[int]) -> bool:
         if word.state is SlotState.FREE:
@@ -195,8 +196,8 @@ class Slots:
     def awaits_agreement(self) -> bool:
         """Whether a slot will be free once the other ranks have staged their parts, too."""
         return self._grouped and any(
-            word.state is SlotState.STAGED and word.sequence > self._agreed and word.sequence not in self._void
-            for word in self._shared.words()
+            word.state is SlotState.STAGED and word.sequence > self._agreed and self._counts(index, word)
+            for index, word in enumerate(self._shared.words())
         )
 
     def ask(self, *, keep: bool) -> int | None:
@@ -220,7 +221,7 @@ class Slots:
         with self._shared.locked() as held:
             for index, word in enumerate(self._shared.words()):
                 durable = word.sequence <= self._shared.durable_sequence
-                if held and word.state is SlotState.STAGED and self._counts(word.sequence) and not durable:
+                if held and word.state is SlotState.STAGED and self._counts(index, word) and not durable:
                     self._shared.set_word(index, Word(SlotState.STAGED, word.sequence, due=True, keep=word.keep))
 
     @property
