@@ -105,7 +105,7 @@ def assemble(
         anchors=anchors,
         host_state_bytes=host_state_bytes,
     )
-    if not any(kept[i].role is Role.PARAMETER for i in graph.writes):
+    if not any(tensors[i].role is Role.PARAMETER for i in graph.writes):
         if not any(math.prod(view.shape) for t in graph.tensors if t.role is Role.PARAMETER for view in t.views):
             raise TraceError(f"{model}: this rank has no element of any parameter; compile another --rank's schedule")
         raise TraceError(
@@ -146,7 +146,9 @@ def _tensors(storage: Storage, views: tuple[View, ...], number: int, steps: int)
 
 def _pieces(storage: Storage) -> list[tuple[str, int]]:
     """The parameters whose gradients a storage has, and the bytes of each; "" for bytes that are of none. Nothing where
-    some are of two."""
+    some are of two, or of one parameter there is more than its gradient."""
+    if len(storage.gradients) == 1 and (0, storage.size_bytes) not in storage.gradients.values():
+        return []
     found: list[tuple[str, int]] = []
     end = 0
     for name, (start, stop) in sorted(storage.gradients.items(), key=lambda one: one[1]):
