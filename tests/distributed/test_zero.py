@@ -203,7 +203,7 @@ def test_of_one_process_it_is_the_optimizer_that_it_holds(tmp_path: Path) -> Non
 
     model = torch.nn.Linear(3, 2)
     zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
-    with pytest.raises(InputError, match="policy: takes gradients, and no ZeroRedundancyOptimizer goes with that"):
+    with pytest.raises(InputError, match="policy: takes gradients, which no ZeroRedundancyOptimizer goes with"):
         of("refused", zero, policy="rolling")
     with of("store", zero) as checkpointer:
         for _ in range(2):
