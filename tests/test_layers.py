@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "division": set(),
     "training": {"division", "extra", "wrapped"},
     "torch_internals": set(),
+    "torch_ranks": set(),
     "wrapped": {"torch_internals"},
     "strictjson": set(),
     "dtypes": set(),
@@ -44,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "foreach": {"wrapped", "torch_internals"},
     "trace": {
         "collector", "foreach", "errors", "units", "graph", "training", "extra", "unlisted", "wrapped", "state",
-        "dtypes", "torch_internals",
+        "dtypes", "torch_internals", "torch_ranks",
     },
     "schedule": {"errors", "jsonfile"},
     "verify": {"errors", "graph", "graphfile", "schedule"},
@@ -66,14 +67,14 @@ ALLOWED: dict[str, set[str]] = {
     },
     "state": {
         "about", "division", "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra",
-        "wrapped", "torch_internals", "lanes",
+        "wrapped", "torch_internals", "torch_ranks", "lanes",
     },
     "runtime": {
         "errors", "events", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals",
     },
     "simulation": {"errors", "graph", "plan", "schedule", "runtime"},
     "data": {"errors"},
-    "distributed": {"dtypes", "errors", "interrupts", "strictjson", "torch_internals", "state", "store", "training"},
+    "distributed": {"dtypes", "errors", "interrupts", "strictjson", "torch_ranks", "state", "store", "training"},
     "learning": {
         "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state", "torch_internals", "trace",
         "training", "unlisted", "wrapped", "compiler", "background",

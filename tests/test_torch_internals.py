@@ -1,4 +1,4 @@
-"""What torch keeps to itself and checkflow needs is there, does what is said of it, and is named in one file."""
+"""What torch keeps to itself and checkflow needs is there, does what is said of it, and is named in two files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 PACKAGE = Path(__file__).parent.parent / "checkflow"
-INTERNALS = PACKAGE / "torch_internals.py"
+INTERNALS = [PACKAGE / "torch_internals.py", PACKAGE / "torch_ranks.py"]
 
 
 def _optimizer() -> torch.optim.Optimizer:
@@ -149,10 +149,13 @@ def asked_for(path: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("name", sorted(imported(INTERNALS)))
+KNOWN = set().union(*(attributes(path) | strings(path) for path in INTERNALS))
+
+
+@pytest.mark.parametrize("name", sorted(set().union(*map(imported, INTERNALS))))
 def test_this_torch_has_each_name(name: str) -> None:
     module, _, attribute = name.rpartition(".")
-    what = f"torch {torch.__version__} has no {name}: find what took its place, and change checkflow/torch_internals.py"
+    what = f"torch {torch.__version__} has no {name}: find what took its place, and change checkflow/torch_*.py"
     try:
         holder = importlib.import_module(module)
     except ImportError as error:
@@ -160,7 +163,7 @@ def test_this_torch_has_each_name(name: str) -> None:
     assert hasattr(holder, attribute), what
 
 
-@pytest.mark.parametrize("name", sorted(attributes(INTERNALS) | strings(INTERNALS)))
+@pytest.mark.parametrize("name", sorted(KNOWN))
 def test_this_torch_has_each_attribute(name: str) -> None:
     assert name in SAMPLES, f"{name}: give an object of torch that has it"
     older = INSTEAD.get(name)
@@ -168,15 +171,15 @@ def test_this_torch_has_each_attribute(name: str) -> None:
         name = older
     for sample in SAMPLES[name]():
         what = f"torch {torch.__version__}: {type(sample).__name__} has no {name}"
-        assert hasattr(sample, name), f"{what}: find what took its place, and change checkflow/torch_internals.py"
+        assert hasattr(sample, name), f"{what}: find what took its place, and change checkflow/torch_*.py"
 
 
 def test_no_other_file_names_one() -> None:
-    """Neither an import, nor `torch._x`, nor an attribute that torch_internals.py has a function for."""
-    known = (attributes(INTERNALS) | strings(INTERNALS)) - {"_foreach_"}
+    """Neither an import, nor `torch._x`, nor an attribute that these two have a function for."""
+    known = KNOWN - {"_foreach_"}
     wrong = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path != INTERNALS:
+        if path not in INTERNALS:
             tree = ast.parse(path.read_text())
             chains = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
             reached = {chain for chain in chains if re.fullmatch(r"torch(\.\w+)+", chain) and _is_private_path(chain)}

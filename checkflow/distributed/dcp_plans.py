@@ -33,7 +33,7 @@ from checkflow.state.refused import check_dtype, check_stored
 from checkflow.store.format.begun import NewFile
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 from checkflow.store.format.pieces import packed
-from checkflow.torch_internals import plans_kept
+from checkflow.torch_ranks import plans_kept
 
 _STALE = (
     "planner: leaves out plans that have not changed, and another planner of this process has such, too; use "

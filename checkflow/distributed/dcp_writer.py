@@ -31,7 +31,7 @@ from checkflow.state.host.record import MemberRecord
 from checkflow.store import alone
 from checkflow.store.format.manifest import MAX_FILE_BYTES, directory_name
 from checkflow.store.format.ranks import directory_of
-from checkflow.torch_internals import kind_of, ranks_here
+from checkflow.torch_ranks import kind_of, ranks_here
 
 __all__ = ["StoreWriter"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from checkflow import strictjson
 from checkflow.errors import CheckflowError, PeerError
 from checkflow.interrupts import let_through
-from checkflow.torch_internals import KeyValues, meeting_place, own_values
+from checkflow.torch_ranks import KeyValues, meeting_place, own_values
 
 DEADLINE_S = 600.0
 LEAVING_S = 10.0

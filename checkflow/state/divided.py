@@ -19,7 +19,8 @@ from checkflow.errors import InputError
 from checkflow.state.live import Live, live_state, parameter_names, parameters_of
 from checkflow.state.names import StateName
 from checkflow.state.shards import is_shared, local, ranks_alike
-from checkflow.torch_internals import kept_alike, may_differ, storage_id, sums_gradients
+from checkflow.torch_internals import storage_id
+from checkflow.torch_ranks import kept_alike, may_differ, sums_gradients
 from checkflow.training import Training
 from checkflow.wrapped import is_zero
 

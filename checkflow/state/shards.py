@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
-from checkflow.torch_internals import part_of, place_in_whole
+from checkflow.torch_ranks import part_of, place_in_whole
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from checkflow.graph import Collective, CollectiveKind
-from checkflow.torch_internals import OpOverload, members_of, schema_of
+from checkflow.torch_internals import OpOverload, schema_of
+from checkflow.torch_ranks import members_of
 from checkflow.trace.writes import named_arguments, tensors_in
 
 # They give their argument back, once it is there, or in a tensor that will wait for that.

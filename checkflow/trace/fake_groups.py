@@ -12,15 +12,14 @@ from torch.nn.parallel import distributed as parallel
 
 from checkflow.errors import ModelFileError
 from checkflow.graph import Role
-from checkflow.torch_internals import (
+from checkflow.torch_internals import FakeTensor, without_modes
+from checkflow.torch_ranks import (
     ASSIGN_BUCKETS,
     DDP_AT_FIRST,
     REBUILD_BUCKETS,
-    FakeTensor,
     first_bucket_bytes,
     reduce_buckets_by,
     reducer_class,
-    without_modes,
 )
 from checkflow.trace.execution import user_line
 from checkflow.trace.replaced import replaced

@@ -16,7 +16,8 @@ import torch
 from checkflow.collector import paused_collector
 from checkflow.graph import Graph
 from checkflow.state.live import parameters_of
-from checkflow.torch_internals import innermost_mode, ranks_here
+from checkflow.torch_internals import innermost_mode
+from checkflow.torch_ranks import ranks_here
 from checkflow.trace.reachable import Reached, reachable
 from checkflow.trace.record import IterationRecord
 from checkflow.trace.recorder import Recorder

@@ -13,7 +13,7 @@ from checkflow.errors import InputError, ModelFileError
 from checkflow.state.holders import optimizers_of
 from checkflow.state.live import walk
 from checkflow.state.shards import is_even
-from checkflow.torch_internals import join_fake_group, leave_group
+from checkflow.torch_ranks import join_fake_group, leave_group
 from checkflow.trace.execution import user_line
 from checkflow.trace.fake_groups import over_fake_groups
 from checkflow.trace.recorder import Recorder

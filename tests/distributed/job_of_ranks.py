@@ -98,6 +98,18 @@ class Job:
         while any(map(runs, others)):
             time.sleep(0.002)
 
+    def end(self, who: str, victim: int) -> tuple[int, int]:
+        """One rank, a machine with its memory, or whatever is left: all end. How many iterations any had completed then,
+        and the newest that has to come back: that all had staged, or had read back from their disks."""
+        if who == "machine":
+            self.lose([victim])
+        elif who == "one":
+            self.kill([victim])
+            time.sleep(0.3)  # the others fail in their collectives, and leave as after any error
+        self.kill()
+        self.wait()
+        return max(map(self.iteration, self.ranks)), self.common("verified" if who == "machine" else "staged")
+
     def wait(self) -> dict[int, int]:
         """The exit codes, once all have ended."""
         codes = {rank: process.wait(LONGEST_S) for rank, process in self.ranks.items()}
@@ -111,6 +123,15 @@ class Job:
         assert set(codes.values()) == {0}, (codes, {rank: lines[-3:] for rank, lines in self.errors.items()})
         last = {rank: self.said[rank][-1].split() for rank in self.ranks}
         return {rank: (int(words[1]), words[2]) for rank, words in last.items()}
+
+
+def check_same_end(folder: Path, size: int, kind: str, iterations: int) -> None:
+    """What goes on in its store ends with the bits of a training that was never interrupted."""
+    ends = []
+    for store in ("store", "uninterrupted"):
+        with Job(size, kind, folder / store, iterations, 0) as job:
+            ends.append({rank: digest for rank, (_, digest) in job.done().items()})
+    assert ends[0] == ends[1]
 
 
 def _listen(stream: Iterable[str], lines: list[str]) -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from job_of_ranks import LONGEST_S, Job
+from job_of_ranks import LONGEST_S, Job, check_same_end
 from processes import children, command
 
 from checkflow.store.format.ranks import directory_of
@@ -39,19 +39,11 @@ def test_a_killed_job_resumes_as_if_it_had_not_been(kind: str, size: int, who: s
             job.reach(resumed + draw.randint(2, 8))
             time.sleep(draw.random() * 2 * PAUSE_S)
             victim = draw.randrange(size)
-            if who == "machine":
-                job.lose([victim])
-            elif who == "saver":
+            if who == "saver":
                 for pid in savers(job, victim):
                     os.kill(pid, signal.SIGKILL)
                 time.sleep(0.5)  # another one runs by then
-            elif who == "one":
-                job.kill([victim])
-                time.sleep(0.3)  # the others fail in their collectives, and leave as after any error
-            job.kill()
-            job.wait()
-            completed = max(map(job.iteration, job.ranks))
-            promised = job.common("verified" if who == "machine" else "staged")
+            completed, promised = job.end(who, victim)
         with Job(
             size, kind, tmp_path / "store", completed + 1, 0
         ) as job:  # a little further, so that each kill finds another
@@ -59,11 +51,7 @@ def test_a_killed_job_resumes_as_if_it_had_not_been(kind: str, size: int, who: s
         (now,) = {iteration for iteration, _ in found.values()}
         assert promised <= now <= completed
         resumed = completed + 1
-    ends = []
-    for store in ("store", "uninterrupted"):
-        with Job(size, kind, tmp_path / store, resumed + 3, 0) as job:
-            ends.append({rank: digest for rank, (_, digest) in job.done().items()})
-    assert ends[0] == ends[1]
+    check_same_end(tmp_path, size, kind, resumed + 3)
 
 
 def test_a_lost_directory_is_a_clear_refusal(tmp_path: Path) -> None:

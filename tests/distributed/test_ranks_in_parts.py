@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import rank_to_reshard
-from job_of_ranks import Job
+from job_of_ranks import Job, check_same_end
 
 import checkflow
 
@@ -29,14 +29,10 @@ OFTEN += [("tp", 2, "lowdiff", "one")]
 
 
 def follows(job: Job) -> None:
-    """Wait until each rank follows what it learned, in this life or an earlier one."""
-    while not all(map(_follows, [job] * len(job.ranks), job.ranks)):
+    """Wait until each rank follows what it learned."""
+    while not all(job.numbers(rank, "learned") for rank in job.ranks):
         assert all(process.poll() is None for process in job.ranks.values()), job.errors
         time.sleep(0.01)
-
-
-def _follows(job: Job, rank: int) -> bool:
-    return bool(job.numbers(rank, "learned"))
 
 
 @pytest.mark.parametrize(("kind", "size", "policy", "who"), CASES if NIGHTLY else OFTEN)
@@ -52,27 +48,14 @@ def test_a_killed_job_resumes_as_if_it_had_not_been(
                 resumed = job.iteration(0)
             job.reach(resumed + draw.randint(6, 20))
             time.sleep(draw.random() * 2 * PAUSE_S)
-            victim = draw.randrange(size)
-            if who == "machine":
-                job.lose([victim])
-            elif who == "one":
-                job.kill([victim])
-                time.sleep(0.3)  # the others fail in their collectives, and leave as after any error
-            job.kill()
-            job.wait()
+            completed, promised = job.end(who, draw.randrange(size))
             assert not any("in parts" in line for lines in job.errors.values() for line in lines), job.errors
-            completed = max(map(job.iteration, job.ranks))
-            promised = job.common("verified" if who == "machine" else "staged")
         with Job(size, kind, tmp_path / "store", completed + 1, 0, *options) as job:
             found = job.done()
         (now,) = {iteration for iteration, _ in found.values()}
         assert promised <= now <= completed
         resumed = completed + 1
-    ends = []
-    for store in ("store", "uninterrupted"):
-        with Job(size, kind, tmp_path / store, resumed + 3, 0) as job:
-            ends.append({rank: digest for rank, (_, digest) in job.done().items()})
-    assert ends[0] == ends[1]
+    check_same_end(tmp_path, size, kind, resumed + 3)
 
 
 def in_two_lanes(folder: Path) -> Path:
@@ -86,14 +69,13 @@ def in_two_lanes(folder: Path) -> Path:
     return folder / "schedule-%.json"
 
 
-@pytest.mark.parametrize("meddles", ["", "4"])
-def test_what_is_saved_by_hand_is_on_disk_at_once(meddles: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("meddles", "saves"), [("", 6), ("6", 9)])
+def test_what_is_saved_by_hand_is_on_disk_in_the_end(meddles: str, saves: int, tmp_path: Path) -> None:
     """Also what was read at once, right after a start; and where one rank reads as a whole, less often."""
     script, given, store = Path(rank_to_reshard.__file__), in_two_lanes(tmp_path), tmp_path / "store"
     with Job(2, "ddp", store, 5, given, script=script) as job:
         assert set(job.wait().values()) == {0}, job.errors
-    saves = 6 if not meddles else 9
-    with Job(2, "ddp", store, 10, given, meddles and "6", saves, script=script) as job:
+    with Job(2, "ddp", store, 10, given, meddles, saves, script=script) as job:
         assert set(job.wait().values()) == {0}, job.errors
         assert all(f"saved {saves}" in said for said in job.said.values())
         assert not any("has not moved" in line for lines in job.errors.values() for line in lines), job.errors
