@@ -99,8 +99,8 @@ class Job:
             time.sleep(0.002)
 
     def end(self, who: str, victim: int) -> tuple[int, int]:
-        """One rank, a machine with its memory, or whatever is left: all end. How many iterations any had completed then,
-        and the newest that has to come back: that all had staged, or had read back from their disks."""
+        """One rank, or a machine with its memory, then all the others. How many iterations any had completed, and the
+        newest that has to come back: that all had staged, or had read back from their disks."""
         if who == "machine":
             self.lose([victim])
         elif who == "one":
