@@ -275,6 +275,28 @@ def test_what_an_update_does_not_make_is_read_as_a_whole(
     check_each(small(change), schedule, tmp_path / "store", expected)
 
 
+def test_what_is_passed_over_is_not_saved_by_hand_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks hear that there will be none of an iteration when nobody can save it any more."""
+    passed: list[int] = []
+    monkeypatch.setattr(
+        "checkflow.store.trainer.handle.StoreHandle.skipped", lambda _, iteration: passed.append(iteration)
+    )
+    schedule = rolling(traced(small(nothing)), 3)
+    run, told = begun(small(clamped)), list[str]()
+    with attached(run, schedule, tmp_path / "store", told.append) as ckpt:
+        ckpt.restore()
+        saved = []
+        for iteration in range(1, 15):
+            next(run.steps)
+            ckpt.step()
+            if iteration == 10:
+                ckpt.save()
+                saved = [*passed]
+    assert len(told) == 1 and "is written by something else" in told[0]
+    assert saved and max(saved) < 10 and 10 not in passed
+    assert {11, 13} & set(passed) and not {9, 12} & set(passed)
+
+
 @BOTH
 def test_gradients_zeroed_in_place_are_seen_when_traced(parted: Parted, tmp_path: Path) -> None:
     """Nothing tells before that write, so no gradient rebuilds anything; and what is not seen so is not wrong."""
