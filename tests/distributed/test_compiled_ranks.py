@@ -12,7 +12,7 @@ from job_of_ranks import Job
 from rank_to_watch import SCALAR_BYTES
 
 import checkflow
-from checkflow.graph import Graph
+from checkflow.graph import Graph, Role
 from checkflow.schedule import Schedule
 from checkflow.trace import World, in_place_of, trace_training
 
@@ -77,10 +77,13 @@ def test_another_ranks_schedule_is_refused_where_parts_are_uneven(tmp_path: Path
 
 
 def resident(graph: Graph) -> list[tuple[str, int]]:
-    """Of each operator its name, and what lives beside scalars once it has run."""
+    """Of each operator its name, and what lives beside scalars once it has run.
+
+    A gradient may be a piece of a larger storage, and counts however small it is.
+    """
     sizes = [0] * (graph.steps + 2)
     for tensor in graph.tensors:
-        if tensor.size_bytes > SCALAR_BYTES:
+        if tensor.size_bytes > SCALAR_BYTES or tensor.role is Role.GRADIENT:
             for step in range(max(tensor.born, 1), tensor.freed + 1):
                 sizes[step] += tensor.size_bytes
     return [(op.name, sizes[step]) for step, op in enumerate(graph.ops, start=1)]

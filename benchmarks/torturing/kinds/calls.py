@@ -6,8 +6,10 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
+from checkflow.errors import StoreError
 from checkflow.store.format.reader import Checkpoint, list_checkpoints
 from torturing.bench import HANG_S, Bench
 from torturing.results import Outcome
@@ -22,11 +24,16 @@ def run(bench: Bench, chance: Random, _: int) -> Iterator[Outcome]:
     """One life of random calls. Each says its state whenever that is one of the oracle's."""
     setting, seed, store = chance.choice(SETTINGS), chance.random(), bench.store
     calls = random.Random(seed)
+    kept = bench.store.with_name(f"{bench.store.name}.kept")  # a line for each iteration
 
     def meddle(trained: Trained, iteration: int) -> None:
         call = calls.random()
         if call < 0.05:
-            trained.ckpt.save(keep=calls.random() < 0.3)
+            keep = calls.random() < 0.3
+            trained.ckpt.save(keep=keep)
+            if keep:
+                with kept.open("a") as file:
+                    print(iteration, file=file)
         elif call < 0.10:
             trained.ckpt.status()
             trained.ckpt.stats()
@@ -43,7 +50,7 @@ def run(bench: Bench, chance: Random, _: int) -> Iterator[Outcome]:
     elif code:
         wrong = wrong or f"ended with {code}: {''.join(life.trouble())}"
     bench.alone()
-    torn = _all_oracle(bench)
+    torn = _all_oracle(bench) or _lacks(bench, kept)
     yield Outcome("calls", not (wrong or torn), setting.name, wrong=wrong or torn)
     wrong = bench.finish(replace(bench.plan(), more=3))
     yield Outcome(f"finished after calls, store {store.name}", identical=not wrong, wrong=wrong)
@@ -51,11 +58,17 @@ def run(bench: Bench, chance: Random, _: int) -> Iterator[Outcome]:
 
 def _back_and_forth(trained: Trained, iteration: int, calls: Random, bench: Bench) -> None:
     """Roll back to a checkpoint that the store holds, say it, and train up to where it was."""
-    held = [each.iteration for each in list_checkpoints(bench.store) if isinstance(each, Checkpoint)]
-    earlier = [each for each in held if each <= iteration]
-    if not earlier:
-        return
-    back = trained.ckpt.restore(calls.choice(earlier))
+    while True:
+        earlier = [each for each in _held(bench) if each <= iteration]
+        if not earlier:
+            return
+        asked = calls.choice(earlier)
+        try:
+            back = trained.ckpt.restore(asked)
+            break
+        except StoreError:
+            if asked in _held(bench):  # else it was pruned since it was listed
+                raise
     trained.rewind()
     trained.say(back)
     for again in range(back + 1, iteration + 1):
@@ -64,6 +77,17 @@ def _back_and_forth(trained: Trained, iteration: int, calls: Random, bench: Benc
         if calls.random() < 0.1:
             trained.say(again)
     trained.say(iteration)
+
+
+def _held(bench: Bench) -> list[int]:
+    return [each.iteration for each in list_checkpoints(bench.store) if isinstance(each, Checkpoint)]
+
+
+def _lacks(bench: Bench, kept: Path) -> str:
+    """What was to be kept for good, and is not there."""
+    said = {int(line) for line in kept.read_text().split()} if kept.exists() else set()
+    gone = sorted(said - set(_held(bench)))
+    return f"iterations {gone} were kept, and are gone" if gone else ""
 
 
 def _all_oracle(bench: Bench) -> str:
