@@ -6,7 +6,7 @@ order and its snapshots, each created at the last anchor that is not after its s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from checkflow.graph import Graph, Role
@@ -21,7 +21,7 @@ from checkflow.plan import (
     Transfers,
     on_anchors,
 )
-from checkflow.plan.rebuilt import replay_ns
+from checkflow.plan.rebuilt import is_written_again, replay_ns
 from checkflow.plan.streaming.place import Placed, place, snapshots_of
 from checkflow.plan.timeline.fluid import earliest_deadline_first, lower_bound_bytes
 from checkflow.plan.timeline.grid import TimeGrid
@@ -175,7 +175,7 @@ def schedule_of(
             ),
             policy=policy,
             pause=anchor(pause.ordinal) if pause else None,
-            gradients=_gradient_rows(problem, graph),
+            gradients=_gradient_rows(problem, graph, lambda position: anchor(grid.at_or_before(position))),
         )
     )
 
@@ -242,7 +242,9 @@ def _rounded(plan: Plan, grid: TimeGrid) -> tuple[Placed, ...]:
     )
 
 
-def _gradient_rows(problem: Problem, graph: Graph) -> tuple[GradientRow, ...]:
+def _gradient_rows(
+    problem: Problem, graph: Graph, last_anchor: Callable[[int], AnchorPlace]
+) -> tuple[GradientRow, ...]:
     of = {view.name: view for index in graph.written_state for view in graph.tensors[index].views}
     found = {source.tensor: source for source in problem.state if source.role is Role.GRADIENT}
     views = ((index, of[graph.tensors[index].of]) for index in sorted(found))
@@ -251,6 +253,7 @@ def _gradient_rows(problem: Problem, graph: Graph) -> tuple[GradientRow, ...]:
             id=index,
             bytes=found[index].size_bytes,
             factor_rows=found[index].factor_rows,
+            until=last_anchor(found[index].first_write - 1) if is_written_again(index, graph) else None,
             parameter=ViewRow(name=view.name, dtype=view.dtype, shape=view.shape),
         )
         for index, view in views

@@ -52,6 +52,8 @@ class StateRow(_Model):
 class GradientRow(_Model):
     """The gradient of one parameter, as its optimizer consumes it. `id` is its index in the graph's tensors.
 
+    With `until` training writes the next gradient in its place: at that anchor it has left, or is copied.
+
     Of a parameter of shape (a, b) the gradient may leave as its factors, one after the other: of shapes
     (factor_rows, a), which is transposed, and (factor_rows, b).
     """
@@ -59,6 +61,7 @@ class GradientRow(_Model):
     id: Count
     bytes: Positive  # of what leaves
     factor_rows: Count = 0  # 0: the gradient itself leaves
+    until: Place | None = None  # as of an action without a `back`
     parameter: ViewRow
 
 
@@ -330,6 +333,9 @@ def _dangling(schedule: Schedule) -> Iterator[str]:
                 yield f"field actions.{number}: anchor {place[1]} is not one of the {len(positions)}"
             if place is not None and place[0] <= -schedule.period:
                 yield f"field actions.{number}: iteration {place[0]} is before those of a checkpoint"
+    for number, row in enumerate(schedule.gradients):
+        if row.until is not None and (row.until[0] not in (0, 1) or row.until[1] > len(positions)):
+            yield f"field gradients.{number}.until: {row.until} is no anchor of iterations 0 and 1"
     if schedule.lanes > 1 and (schedule.interval > 1 or schedule.pause is not None):
         yield f"field lanes: {schedule.lanes} go with an interval of 1 and no pause"
     if schedule.replica and (schedule.period > 1 or schedule.pause is not None or not schedule.gradients):

@@ -109,7 +109,12 @@ def updates(draw: st.DrawFn) -> Graph:
             add(Tensor(view.name, Role.OPTIMIZER, size, 0, steps, (view,), of), *at)
         kind = draw(st.sampled_from(("fresh", "fresh", "fresh", "fresh", "in place", "none", "other size", "late")))
         if kind == "in place":
-            add(Tensor(f"g{number}", Role.GRADIENT, size, 0, steps, (), name), 1, before)
+            written = draw(st.sets(st.integers(1, before), min_size=1, max_size=2))
+            zeroed = draw(st.sets(st.integers(before + 1, steps), max_size=1))
+            add(Tensor(f"g{number}", Role.GRADIENT, size, 0, steps, (), name), *written, *zeroed)
+            if draw(st.booleans()):  # what is copied there, as into DDP's bucket
+                born = draw(st.integers(1, before))
+                add(Tensor(f"t{number}", Role.GRADIENT, size, born, draw(st.integers(born, before)), (), name), born)
         elif kind != "none":
             born = draw(st.integers(1, before))
             last = draw(st.integers(born, before)) if kind != "late" else draw(st.integers(born, steps))

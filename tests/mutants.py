@@ -56,8 +56,11 @@ def _graph(*writes: tuple[int, ...]) -> Graph:
     )
 
 
-def _parts() -> Graph:
-    """Two updates, from positions 9 and 11 on: of a with what is kept of it, then of b, and of d, which both write."""
+def _parts(*, in_place: bool = False) -> Graph:
+    """Two updates, from positions 9 and 11 on: of a with what is kept of it, then of b, and of d, which both write.
+
+    `in_place`: the gradient of b is where the next one will be. It is copied there in step 6, and zeroed in step 13.
+    """
 
     def of(name: str, kib: int, kept: int = 0) -> list[Tensor]:
         found = [Tensor(f"model/{name}", Role.PARAMETER, kib * KIB, 0, 13, _view(f"model/{name}", kib))]
@@ -74,9 +77,14 @@ def _parts() -> Graph:
         Tensor("gd", Role.GRADIENT, 100 * KIB, 6, 13, (), "model/d"),
         Tensor("before", Role.GRADIENT, 60 * KIB, 0, 1, (), "model/b"),
     )
+    if in_place:
+        copied = Tensor("copied", Role.GRADIENT, 60 * KIB, 4, 6, (), "model/b")
+        gradients = (gradients[0], replace(gradients[1], born=0), gradients[2], copied)
     writes: tuple[tuple[int, ...], ...] = (
         (9,), (), (), (), (10,), (11, 12), (10,), (), (), (0, 1, 2, 6, 7, 8), (0,), (3, 4, 5, 6, 7, 8), (),
     )  # fmt: skip
+    if in_place:
+        writes = (*writes[:3], (13,), *writes[4:12], (11,))
     hooks = [
         (AnchorKind.OPTIMIZER_PRE if position in (9, 11) else AnchorKind.FORWARD, position) for position in range(12)
     ]
@@ -181,6 +189,7 @@ SETTINGS = {
     ),
     "checkfreq_cpu": Setting(LATE, _options(2_600_000_000, 1, *_DIRECT, policy="checkfreq_cpu")),
     "parts": Setting(_parts(), _options(3_000_000_000, 3, *_DIRECT, policy="gockpt")),
+    "in place": Setting(_parts(in_place=True), _options(3_000_000_000, 3, *_DIRECT, policy="gockpt")),
     "lanes": Setting(_parts(), _options(5_000_000_000, 1, *_DIRECT, policy="rolling")),
     "three lanes": Setting(_parts(), _options(5_000_000_000, 1, *_DIRECT, policy="rolling", lanes=3)),
     "factors": Setting(_factors(), _options(1_500_000_000, 1, *_DIRECT, policy="rolling")),
@@ -502,7 +511,10 @@ MUTANTS: dict[str, list[Mutant]] = {
         )
     ],
     "plan.rebuilt:_Reading._several": [Mutant("parts", gives(lambda _: False))],
-    "plan.rebuilt:_Reading._gone": [Mutant("parts", gives(by(4)))],
+    "plan.rebuilt:_Reading._gone": [Mutant("parts", gives(by(4))), Mutant("in place", gives(by(1)))],
+    "plan.rebuilt:_Reading._writes": [Mutant("in place", gives(lambda _: []))],
+    "plan.rebuilt:_Reading._consumed": [Mutant("in place", takes(2, by(-6)))],
+    "plan.rebuilt:is_written_again": [Mutant("parts", answers(True))],
     "lower:_gradient_rows": [Mutant("parts", gives(all_but_last))],
     "lower:_state_rows": [Mutant("streaming", gives(all_but_last))],
     "compiler:_planned": [

@@ -130,6 +130,14 @@ MALFORMED: dict[str, tuple[str, str]] = {
         edited(gradients=[{"id": 0, "bytes": 1, "parameter": {"name": "p", "dtype": "uint8", "shape": [1]}}]),
         "field gradients: has the id of state",
     ),
+    "until an anchor that is not there": (
+        edited(
+            gradients=[
+                {"id": 9, "bytes": 1, "until": [0, 4], "parameter": {"name": "p", "dtype": "uint8", "shape": [1]}}
+            ]
+        ),
+        r"field gradients\.0\.until: \(0, 4\) is no anchor",
+    ),
     "place of three numbers": (with_row("actions", 0, offload=[0, 1, 2]), r"field actions\.0\.offload: "),
     "place of one number": (with_row("actions", 0, offload=1), r"field actions\.0\.offload: "),
     "unknown kind of anchor": (with_row("anchors", 0, kind="step"), r"field anchors\.0\.kind: "),

@@ -39,7 +39,7 @@ class Rebuilt:
     state: tuple[int, ...]  # the parameter first
     gradient: int
     final: int  # position of the anchor at which the update begins, from which on the gradient is as it is consumed
-    gone: int  # step of the next iteration by which it is freed; 0 or less: before the iteration ends
+    gone: int  # step of the next iteration by which it is freed, or written; 0 or less: before the iteration ends
     state_bytes: int
     gradient_bytes: int
     factors: Factors | None = None  # fewer bytes than the gradient
@@ -120,6 +120,11 @@ def for_replica(problem: Problem, graph: Graph, *, factors: bool = False) -> Pro
     rest = tuple(tensor for tensor in problem.state if tensor.tensor not in there)
     gradients = (_gradient(unit, graph, 0, factors=factors) for unit in units)
     return replace(problem, state=(*rest, *gradients), replica=True) if units else None
+
+
+def is_written_again(gradient: int, graph: Graph) -> bool:
+    """Whether training writes the next gradient where this one is: it was there when the iteration began."""
+    return not graph.tensors[gradient].born
 
 
 def replay_ns(problem: Problem, graph: Graph) -> int:
@@ -222,21 +227,24 @@ class _Reading:
         if tensor.role is not Role.PARAMETER or not update or self._several(index):
             return None
         name = tensor.views[0].name
-        consumed = [found for found in self._all_of(name, Role.GRADIENT) if self.graph.tensors[found].born]
-        if len(consumed) != 1 or self.graph.tensors[consumed[0]].size_bytes != tensor.size_bytes:
-            return None
-        gradient, begins = consumed[0], self._begins[update - 1]
-        if self.graph.writes[gradient][-1] > begins or self.graph.tensors[gradient].freed <= begins:
+        begins = self._begins[update - 1]
+        gradient = self._consumed(name, begins)
+        if gradient is None or self.graph.tensors[gradient].size_bytes != tensor.size_bytes:
             return None
         entries = [found for found in self._all_of(name, Role.OPTIMIZER) if found in self.graph.writes]
         if any(self._update(entry) != update or self._several(entry) for entry in entries):
             return None
         state = (index, *entries)
+        over = self.graph.steps
+        if is_written_again(gradient, self.graph):  # from then on what writes it is no part of the update
+            over = max(self.graph.writes[each][-1] for each in state)
+        if self._writes(gradient, begins, over):
+            return None
         return Rebuilt(
             state,
             gradient,
             begins,
-            self._gone(name, gradient),
+            self._gone(name, gradient, over),
             sum(self.graph.tensors[each].size_bytes for each in state),
             self.graph.tensors[gradient].size_bytes,
             self._factors(index, gradient),
@@ -246,9 +254,9 @@ class _Reading:
         """Those of a parameter's gradient, if it is the product of two tensors, is left as it is, and they are less."""
         graph, tensors, shape = self.graph, self.graph.tensors, self.graph.tensors[parameter].views[0].shape
         made, (first, *others) = tensors[gradient], graph.writes[gradient]
-        op = graph.ops[made.born - 1]
-        if graph.world_size > 1:  # what an update consumes is a sum over ranks, or a part of one
+        if graph.world_size > 1 or not made.born:  # a sum over ranks, or a part of one; or added to what was there
             return None
+        op = graph.ops[made.born - 1]
         if op.name != PRODUCT or len(op.reads) != 2 or others or len(shape) != 2:
             return None
         left, right = (tensors[index] for index in op.reads)
@@ -272,9 +280,26 @@ class _Reading:
         """Whether several updates write it."""
         return any(self.graph.writes[index][0] <= begins < self.graph.writes[index][-1] for begins in self._begins)
 
-    def _gone(self, name: str, gradient: int) -> int:
-        """One that is there when the iteration begins is the last one's: it goes when that goes."""
-        left = [found for found in self._all_of(name, Role.GRADIENT) if found != gradient]
+    def _consumed(self, name: str, begins: int) -> int | None:
+        """A parameter's gradient when an update begins: one that the iteration made, or else one that it wrote."""
+        tensors = self.graph.tensors
+        there = [
+            each for each in self._all_of(name, Role.GRADIENT) if tensors[each].born <= begins < tensors[each].freed
+        ]
+        found = [each for each in there if tensors[each].born] or [each for each in there if each in self.graph.writes]
+        return found[0] if len(found) == 1 else None
+
+    def _writes(self, index: int, after: int, until: int) -> list[int]:
+        """The steps that write a tensor after one position and until another."""
+        return [step for step in self.graph.writes[index] if after < step <= until]
+
+    def _gone(self, name: str, gradient: int, over: int) -> int:
+        """One that is there when the iteration begins is the last one's: it goes when that goes; or, where training
+        writes the next one in its place, when it first does so after the update is `over`."""
+        if is_written_again(gradient, self.graph):
+            later = self._writes(gradient, over, self.graph.steps)
+            return later[0] - self.graph.steps if later else self.graph.writes[gradient][0]
+        left = [found for found in self._all_of(name, Role.GRADIENT) if not self.graph.tensors[found].born]
         if self.graph.tensors[gradient].freed == self.graph.steps and left:
             return max(1, min(self.graph.tensors[each].freed for each in left))
         return self.graph.tensors[gradient].freed - self.graph.steps

@@ -29,7 +29,7 @@ _MOST_PARTS = 64  # a part that leaves first has as many gradients
 def schedule(problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasible:
     """The plan of least peak for k parts, k the problem's interval; or why there is none, and for what k there is one.
 
-    Where no gradient rebuilds any state (they are zeroed in place, or updates write them), all of it is of one part.
+    Where no gradient rebuilds any state (updates write them, say), all of it is of one part.
     """
     problem = on_anchors(problem, graph)
     if (found := _least(problem, graph, asked)) is not None:

@@ -13,6 +13,7 @@ class Cause(StrEnum):
     OPTIMIZER = "optimizer guard"
     FORWARD = "forward guard"
     LOAD = "load_state_dict guard"
+    GRADIENT = "gradient that is written again"
     UNWATCHED = "state that no hook guards"
     RELEASE = "release of a snapshot"
     PAUSE = "pause of the policy"

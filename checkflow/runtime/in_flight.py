@@ -31,7 +31,7 @@ class Leaving:
 
     pieces: tuple[torch.Tensor, ...]  # uint8, end to end
     counted: tuple[torch.Tensor, ...]  # what counts writes of them
-    shares: bool = False  # its storage with other gradients
+    shares: bool = False  # its storage, with other gradients or the next one
 
     def between(self, start: int, end: int) -> Iterator[torch.Tensor]:
         """The bytes from `start` to `end`."""
@@ -116,6 +116,7 @@ class InFlight:
             offloads=[index for _, kind, index in due if kind is ActionKind.OFFLOAD],
             releases=() if pauses else releases,
         )
+        self._vacate([index for _, kind, index in due if kind is ActionKind.LEFT])
         if pauses:
             if self.last is not None and not self._device.done(self.last):
                 self._device.wait(self.last, Cause.PAUSE)
@@ -251,6 +252,16 @@ class InFlight:
             self._progress[index] = Progress.SNAPSHOT
             if self._is_open(index):
                 self._early[index] = storage.version()
+
+    def _vacate(self, indices: list[int]) -> None:
+        """Training writes the next gradients where these are: those that wait are copied, and the others have left."""
+        self._keep_apart(indices)
+        held = [index for index in indices if index in self._held and self._held[index][0].shares]
+        self._issue([index for index in held if self._progress[index] is Progress.SNAPSHOT])  # no room for a copy
+        for index in held:
+            if not self._device.done(self._events[index]):
+                self._device.wait(self._events[index], Cause.GRADIENT)
+            self._release(index)
 
     def _keep_apart(self, indices: Iterable[int]) -> None:
         """Of gradients that share a storage, which training would let go of, their bytes alone are held from now on."""

@@ -75,6 +75,7 @@ class Parts:
         self._parts = pipeline.timetable.parts
         self._rows = {row.parameter.name: row.id for row in schedule.gradients}
         self._row_bytes = {row.parameter.name: row.bytes for row in schedule.gradients}
+        self._written_again = {row.parameter.name for row in schedule.gradients if row.until is not None}
         self.factors = FactorHooks(row.parameter.name for row in schedule.gradients if row.factor_rows)
         self._optimizers = training.optimizers
         self._after: dict[int, dict[BoundStorage, list[int]]] = {}  # by optimizer: versions after its last update
@@ -132,9 +133,11 @@ class Parts:
                     return
                 lying = part.detach().permute(order).contiguous()
                 pieces = (lying.reshape(-1).view(torch.uint8),)
-                shares = lying.untyped_storage().nbytes() > part.nbytes
-                counted = (gradient,) if part is gradient else (gradient, part)  # some writes count in the one alone
-                found[row] = Leaving(pieces, counted, shares)
+                counted = dict.fromkeys((gradient, part))  # some writes count in the one alone
+                if lying.data_ptr() != part.data_ptr():  # it was copied
+                    counted = {}
+                shares = name in self._written_again or lying.untyped_storage().nbytes() > part.nbytes
+                found[row] = Leaving(pieces, tuple(counted), shares)
         try:
             text = self._host.update(number, tuple(names), self.factors.rows(names))
         except CheckflowError as error:

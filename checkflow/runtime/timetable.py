@@ -15,6 +15,7 @@ class ActionKind(IntEnum):
     RELEASE = 0
     SNAPSHOT = 1
     OFFLOAD = 2
+    LEFT = 3  # of a gradient in whose place the next one is written from here on: it has left, or is copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,7 @@ def timetable_of(schedule: Schedule, few_bytes: int = 0) -> Timetable:
             if planned[number] > count:
                 offloads[number] = before = planned[number] if schedule.actions[number].snapshot is not None else before
     named = {row.id: row.parameter.name for row in schedule.gradients}
+    until = {row.id: row.until for row in schedule.gradients if row.until is not None}
     events: list[tuple[int, ActionKind, int]] = []
     moves_of: dict[int, list[int]] = {}
     for index, row in enumerate(schedule.actions):
@@ -160,6 +162,8 @@ def timetable_of(schedule: Schedule, few_bytes: int = 0) -> Timetable:
         events.append((offloads[index], ActionKind.OFFLOAD, index))
         if row.snapshot is not None and row.release is not None:
             events += [(time(row.snapshot), ActionKind.SNAPSHOT, index), (time(row.release), ActionKind.RELEASE, index)]
+        if (left := until.get(row.tensor)) is not None:
+            events.append((time((left[0] - row.back, left[1])), ActionKind.LEFT, index))
     anchors: dict[tuple[str, str], dict[int, int]] = {}
     for number, anchor in enumerate(schedule.anchors, start=1):
         anchors.setdefault((anchor.kind, anchor.subject), {})[anchor.occurrence] = number

@@ -12,17 +12,18 @@ from typing import NamedTuple
 from checkflow.graph import Graph
 from checkflow.schedule import Schedule
 from checkflow.verify.failure import fail
-from checkflow.verify.terms import Saved, is_state
+from checkflow.verify.terms import Saved, is_state, last_to
 
 
 class Consumed(NamedTuple):
     """A gradient as its update consumes it: complete from `final` on, and there until before step `gone` of the next
-    iteration (0 or less: it goes before its own ends)."""
+    iteration (0 or less: it goes before its own ends). `again`: for training writes the next one in its place."""
 
     tensor: int
     final: int
     gone: int
     size_bytes: int  # of the gradient, or of the factors that leave in its place
+    again: bool = False
 
 
 def with_gradients(schedule: Schedule, graph: Graph, state: Sequence[Saved]) -> tuple[Saved, ...]:
@@ -181,6 +182,10 @@ def _check_rows(schedule: Schedule, graph: Graph, asked: Mapping[int, tuple[Cons
             or [(row.parameter.name, row.parameter.dtype, row.parameter.shape)] != ours
         ):
             fail(f"gradients: row {row.id} is not the gradient that its graph has")
+        consumed, until = asked[row.id][0], None if row.until is None else schedule.position(row.until)
+        places = [anchor.position for anchor in graph.anchors]
+        if until != (last_to(consumed.gone - 1, places, len(graph.ops)) if consumed.again else None):
+            fail(f"gradients: row {row.id} does not say until when its graph has it")
 
 
 def _writes(graph: Graph) -> dict[int, list[int]]:
@@ -244,15 +249,23 @@ def _consumed(graph: Graph, writes: Mapping[int, list[int]], state: int) -> Cons
         if {sum(begin < step for begin in begins) for step in writes.get(other, [])} - set(update):
             return None
     of = [i for i, tensor in enumerate(graph.tensors) if tensor.of == name and tensor.role.value == "gradient"]
-    made = [index for index in of if graph.tensors[index].born > 0]
-    if len(made) != 1:
+    begin, steps = begins[update[0] - 1], len(graph.ops)
+    there = [i for i in of if graph.tensors[i].born <= begin < graph.tensors[i].freed and i in writes]
+    made = [index for index in there if graph.tensors[index].born > 0]
+    if len(made or there) != 1:
         return None
-    (gradient,), begin = made, begins[update[0] - 1]
-    tensor, steps = graph.tensors[gradient], len(graph.ops)
+    (gradient,) = made or there
+    tensor = graph.tensors[gradient]
     if tensor.size_bytes != graph.tensors[parameters[0]].size_bytes:
         return None
-    if writes[gradient][-1] > begin or tensor.freed <= begin:
+    if not made:
+        last = max(step for index in (*parameters, *together) for step in writes.get(index, []))
+        if any(begin < step <= last for step in writes[gradient]):
+            return None
+        next_ = [step - steps for step in writes[gradient] if step > last] or writes[gradient]
+        return Consumed(gradient, begin, next_[0], tensor.size_bytes, again=True)
+    if writes[gradient][-1] > begin:
         return None
-    before = [graph.tensors[index].freed for index in of if index != gradient]
+    before = [graph.tensors[index].freed for index in of if graph.tensors[index].born == 0]
     stays = tensor.freed == steps and bool(before)
     return Consumed(gradient, begin, max(1, min(before)) if stays else tensor.freed - steps, tensor.size_bytes)

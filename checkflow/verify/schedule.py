@@ -38,7 +38,7 @@ def verify(schedule: Schedule, graph: Graph) -> VerifiedSchedule:
         fail(f"graph_fingerprint: the schedule was made for another graph than this one of {graph.model!r}")
     terms = terms_of_schedule(schedule, graph)
     _check_header(schedule, graph, {saved.tensor for saved in terms.state})
-    if schedule.replica or schedule.gradients or any(row.back for row in schedule.actions):
+    if schedule.replica or schedule.lanes > 1 or schedule.gradients or any(row.back for row in schedule.actions):
         terms = replace(terms, state=with_gradients(schedule, graph, terms.state))
     _check_formulation(schedule)
     holds, pause_ns, paused_bytes = executed(schedule, _parts(terms, schedule.actions), terms)

@@ -52,6 +52,13 @@ def ddp() -> torch.nn.Module:
     return DistributedDataParallel(net(), broadcast_buffers=False, find_unused_parameters=True)
 
 
+def views() -> torch.nn.Module:
+    """Gradients are where they are summed, and the next ones are written there."""
+    return DistributedDataParallel(
+        net(), broadcast_buffers=False, find_unused_parameters=True, gradient_as_bucket_view=True
+    )
+
+
 def pairs() -> torch.nn.Module:
     """Two ranks each train a model of their own."""
     pair, _ = dist.new_subgroups(2)  # type: ignore[no-untyped-call]
@@ -138,6 +145,7 @@ def leave() -> None:
 
 KINDS: dict[str, Callable[[], torch.nn.Module]] = {
     "ddp": ddp,
+    "views": views,
     "pairs": pairs,
     "synced": synced,
     "fsdp": fsdp,

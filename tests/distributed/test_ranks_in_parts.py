@@ -22,7 +22,7 @@ POLICIES = {
     "lowdiff": ["policy=lowdiff", "link=0.7"],
     "gockpt": ["policy=gockpt", "link=0.5", "interval=3"],
 }
-KINDS = [("ddp", 2), ("synced", 2), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("tp", 2), ("both", 4)]
+KINDS = [("ddp", 2), ("views", 2), ("synced", 2), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("tp", 2), ("both", 4)]
 CASES = [(kind, size, policy, who) for kind, size in KINDS for policy in POLICIES for who in ("one", "all", "machine")]
 OFTEN = [("synced", 2, "rolling", "one"), ("fsdp", 4, "rolling", "all"), ("fsdp", 2, "gockpt", "machine")]
 OFTEN += [("tp", 2, "lowdiff", "one")]

@@ -63,11 +63,21 @@ class Played:
                 for index, tensor in enumerate(graph.tensors):
                     if tensor.freed == step < self.steps and not tensor.role.is_state:
                         now[index] = GONE
+                self._let_go(now, step)
 
     def _hand_over(self, now: dict[int, Value]) -> None:
-        """What the last iteration made and left is what this one finds under the same parameter's name."""
+        """What the last iteration made and left is what this one finds under the same parameter's name, if any."""
+        found = {t.of for t in self.graph.tensors if t.role is Role.GRADIENT and not t.born}
         for index, tensor in enumerate(self.graph.tensors):
-            if tensor.role is Role.GRADIENT and tensor.born:
+            if tensor.role is Role.GRADIENT and tensor.born and tensor.of not in found:
+                now[index] = GONE
+        self._let_go(now, 0)
+
+    def _let_go(self, now: dict[int, Value], step: int) -> None:
+        """Of what was found so."""
+        gone = {t.of for t in self.graph.tensors if t.role is Role.GRADIENT and not t.born and t.freed == step}
+        for index, tensor in enumerate(self.graph.tensors):
+            if tensor.role is Role.GRADIENT and tensor.born > step and tensor.of in gone:
                 now[index] = GONE
 
     def _update(self, consumed: dict[int, Value], index: int, update: int, step: int) -> Value:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from checkflow.lower import lower
 from checkflow.plan import Infeasible, Problem, on_anchors, problem_of
 from checkflow.plan.rebuilt import in_lanes, over_iterations
 from checkflow.plan.streaming.planner import plan_streaming
+from checkflow.runtime.device import Batch
+from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.host.record import parse_record
@@ -207,8 +210,9 @@ def test_a_checkpoint_in_parts_is_bit_identical(name: str, parted: Parted, count
     check_each(make, schedule, tmp_path / "store", expected)
 
 
-def small(change: Callable[[nn.Module, torch.optim.Optimizer, int], None], *, in_place: bool = False) -> Make:
-    """A training of which something is done beside its updates."""
+def small(change: Callable[[nn.Module, torch.optim.Optimizer, int], None], *, zeroed: str = "") -> Make:
+    """A training of which something is done beside its updates. `zeroed`: gradients are, in place, "before" backward or
+    "after" the update; "": they go."""
 
     def make() -> Run:
         net = Small()
@@ -219,9 +223,12 @@ def small(change: Callable[[nn.Module, torch.optim.Optimizer, int], None], *, in
             count = 0
             while True:
                 x, y = batch()
-                optimizer.zero_grad(set_to_none=not in_place)
+                if zeroed != "after":
+                    optimizer.zero_grad(set_to_none=not zeroed)
                 torch.autograd.backward(nn.functional.cross_entropy(net(x), y))
                 optimizer.step()
+                if zeroed == "after":
+                    optimizer.zero_grad(set_to_none=False)
                 count += 1
                 change(net, optimizer, count)
                 yield
@@ -297,14 +304,37 @@ def test_what_is_passed_over_is_not_saved_by_hand_before(tmp_path: Path, monkeyp
     assert {11, 13} & set(passed) and not {9, 12} & set(passed)
 
 
+@pytest.mark.parametrize("late_s", [0.0, 0.02])
+@pytest.mark.parametrize("zeroed", ["before", "after"])
+@pytest.mark.parametrize("parted", [in_parts, partial(rolling, ease=0.6)])
+def test_gradients_zeroed_in_place_have_left_before(
+    parted: Parted, zeroed: str, late_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or are copied, also where the link is slower than planned."""
+    copy = HostDevice._copy
+
+    def slow(device: HostDevice, batch: Batch) -> None:
+        time.sleep(late_s)
+        copy(device, batch)
+
+    make = small(nothing, zeroed=zeroed)
+    schedule = parted(traced(make), 3)
+    assert schedule.gradients and all(row.until for row in schedule.gradients)
+    if late_s:
+        monkeypatch.setattr(HostDevice, "_copy", slow)
+        monkeypatch.setattr(HostDevice, "inline_bytes", -1)
+    expected, told = trained(make, schedule, tmp_path / "store")
+    assert not told
+    assert any("replay" in record for record in records(tmp_path / "store").values())
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
 @BOTH
-def test_gradients_zeroed_in_place_are_seen_when_traced(parted: Parted, tmp_path: Path) -> None:
-    """Nothing tells before that write, so no gradient rebuilds anything; and what is not seen so is not wrong."""
-    zeroed = parted(traced(small(nothing, in_place=True)), 3)
-    assert not zeroed.gradients
+def test_gradients_zeroed_in_place_that_were_not_when_traced(parted: Parted, tmp_path: Path) -> None:
+    """Nothing tells before that write, and no checkpoint is wrong."""
     schedule = parted(traced(small(nothing)), 3)
-    assert schedule.gradients
-    make = small(nothing, in_place=True)
+    assert schedule.gradients and not any(row.until for row in schedule.gradients)
+    make = small(nothing, zeroed="before")
     expected, _ = trained(make, schedule, tmp_path / "store")
     check_each(make, schedule, tmp_path / "store", expected)
 

@@ -21,6 +21,7 @@ from checkflow.compiler import Compiled, Refused
 from checkflow.errors import VerificationError
 from checkflow.plan import problem_of
 from checkflow.plan.packed import packing
+from checkflow.schedule import sealed
 from checkflow.verify import verify
 
 PACKAGE = Path(checkflow.__file__).parent
@@ -91,6 +92,30 @@ def test_a_schedule_of_a_wrong_planner_is_refused(name: str, mutant: Mutant) -> 
         compiled(mutant.setting)
     if mutant.stops is VerificationError:
         assert "\n" not in str(raised.value)
+
+
+def test_lanes_without_gradients_are_refused() -> None:
+    """Where each tensor has rows of the first lane alone, nothing brings them to the iteration of another one."""
+    right = sound("base")
+    assert isinstance(right, Compiled)
+    state = {row.id for row in right.schedule.state}
+    kept = tuple(row for row in right.schedule.actions if row.tensor in state and not row.back)
+    other = sealed(right.schedule.model_copy(update={"actions": kept, "gradients": ()}))
+    with pytest.raises(VerificationError, match="is in one lane of 2, and no gradient"):
+        verify(other, right.graph)
+
+
+@pytest.mark.parametrize(("setting", "until"), [("in place", None), ("in place", (0, 11)), ("parts", (0, 12))])
+def test_until_when_a_gradient_is_there_has_to_be_said(setting: str, until: tuple[int, int] | None) -> None:
+    """Where training writes the next one in its place, and only there."""
+    right = sound(setting)
+    assert isinstance(right, Compiled)
+    *others, last = right.schedule.gradients
+    assert (last.until is not None) == (setting == "in place")
+    rows = (*others, last.model_copy(update={"until": until}))
+    other = sealed(right.schedule.model_copy(update={"gradients": rows}))
+    with pytest.raises(VerificationError, match="does not say until when"):
+        verify(other, right.graph)
 
 
 @pytest.mark.parametrize(("name", "mutant"), [(name, mutant) for name, (mutant, _) in VALID.items()], ids=VALID)
