@@ -13,6 +13,7 @@ from checkflow.checkpointing.fitting import fit
 from checkflow.errors import InputError, StoreError
 from checkflow.events import Learned
 from checkflow.learning.learner import Learner, Running
+from checkflow.learning.link import Copied
 from checkflow.learning.provisional import provisional
 from checkflow.runtime.binding import sizes_of
 from checkflow.schedule import Schedule
@@ -130,9 +131,8 @@ class Adapting:
 
     def _running(self) -> Running:
         counters, executor = self._engine.counters, self._engine.executor
-        busy_ns = counters.link_busy_ns
         return Running(
-            counters.offloaded_bytes * 10**9 // busy_ns if busy_ns else 0,
+            Copied(counters.offloaded_bytes, counters.link_busy_ns, counters.waited_ns, executor.pipeline.skipped),
             opaque=executor.bound.opaque,
             silent=bool(executor.firings.silent),
         )

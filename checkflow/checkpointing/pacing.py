@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from checkflow.checkpointing.engine import Engine
 from checkflow.events import Paced
-from checkflow.runtime.counters import Cause
 from checkflow.runtime.executor import Executor
 
 CHECKPOINTS = 3  # that a measurement has at least
@@ -85,13 +84,8 @@ class Pacing:
     def _measure(self) -> None:
         self._iteration = self._executor.completed
         self._checkpoints = self._executor.pipeline.started
-        self._stall_ns = self._stalled_ns()
+        self._stall_ns = self._engine.counters.waited_ns
         self._began_ns = time.perf_counter_ns()
-
-    def _stalled_ns(self) -> int:
-        """What save() and restore() wait for is the user's own."""
-        stalls = self._engine.counters.stall_ns
-        return stalls.total() - stalls[Cause.DRAIN]
 
     def ended(self) -> None:
         """An iteration ended, and the checkpoint that was due has begun."""
@@ -104,9 +98,8 @@ class Pacing:
         elapsed_ns = time.perf_counter_ns() - self._began_ns
         if checkpoints < CHECKPOINTS or elapsed_ns < SPAN_NS:
             return
-        found = Measured(
-            executor.completed - self._iteration, checkpoints, elapsed_ns, self._stalled_ns() - self._stall_ns
-        )
+        stall_ns = self._engine.counters.waited_ns - self._stall_ns
+        found = Measured(executor.completed - self._iteration, checkpoints, elapsed_ns, stall_ns)
         self._measure()
         before = executor.interval
         wanted = self._backoff.next(before, found)

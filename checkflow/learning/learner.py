@@ -7,6 +7,7 @@
 
 Two iterations without new state settle it: optimizers make theirs in the first. What is recorded is one iteration; its
 kind has to be the most common one, unless all differ. Where nothing comes of it, what is in force stays in force.
+Another schedule is due, too, where the link has come to carry much less than was planned for, or much more (link.py).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from checkflow.errors import TraceError
 from checkflow.graph import Graph
 from checkflow.learning.kept import kept_schedule, place_of
 from checkflow.learning.kinds import Kinds
+from checkflow.learning.link import Copied, LinkWatch
 from checkflow.learning.messages import DEFAULT_POLICY, Planned, Request
 from checkflow.learning.planner import Planner
 from checkflow.schedule import Schedule
@@ -54,7 +56,7 @@ class Stage(StrEnum):
 class Running:
     """What the runtime knows of the iterations so far."""
 
-    link_bytes_per_s: int  # achieved; 0 where nothing was copied yet
+    copied: Copied
     opaque: bool  # code runs that no operator of can be seen: compiled, or captured as a CUDA graph
     silent: bool  # anchors of the schedule did not fire
 
@@ -101,13 +103,14 @@ class Learner:
         self._since: list[str] = []  # kinds, since they were last looked at
         self._window = _WINDOW
         self._said_they_differ = False
+        self._link = LinkWatch(self.kept)
         self._took_ns: deque[int] = deque(maxlen=_SEEN)  # iterations
         self._began_ns = 0
         self._recorded = 0
         self._earlier: Mapping[str, Reached] = {}
         self._live: LiveIteration | None = None
         self._planner: Planner | None = None  # is started, plans, or has answered
-        self._planned_kind = ""
+        self._planned_kind, self._bandwidth = "", 0  # what it is asked for
         if self.kept is None:
             self._has_planner()  # what it imports is there by the time that it is asked
 
@@ -150,7 +153,7 @@ class Learner:
             return None
         self._stop_recording()
         if self._stage is Stage.PLANNING:
-            return self._answer()
+            return self._answer(running)
         if self._stage is Stage.KNOWING:
             self._check(kind, running)
         return None
@@ -207,9 +210,9 @@ class Learner:
         if kind == common or self._recorded >= _RECORDED:
             self._found(graph.unlisted)
             self._planned_kind = kind
-            bandwidth = running.link_bytes_per_s or 10**9
+            self._bandwidth = self._link.carries(running.copied)
             self._planner.ask(
-                Request(self._timed(graph), bandwidth, self._policy, self._interval, self._factors, self._place)
+                Request(self._timed(graph), self._bandwidth, self._policy, self._interval, self._factors, self._place)
             )
             self._stage = Stage.PLANNING
 
@@ -222,7 +225,7 @@ class Learner:
             return graph
         return graph.retimed("measured", [op.time_ns * usual_ns // graph.iteration_time_ns for op in graph.ops])
 
-    def _answer(self) -> Schedule | None:
+    def _answer(self, running: Running) -> Schedule | None:
         assert self._planner is not None
         answer = self._planner.answer
         if answer is None:
@@ -231,6 +234,7 @@ class Learner:
             self._give_up(answer.why)
             return None
         self._stage, self._known, self._recorded = Stage.KNOWING, self._planned_kind, 0
+        self._link.follows(answer.schedule, self._bandwidth, running.copied)
         return answer.schedule
 
     def _check(self, kind: str, running: Running) -> None:
@@ -244,6 +248,9 @@ class Learner:
         self._since.clear()
         if 2 * count >= self._window:
             if common == self._known:
+                if why := self._link.changed(running.copied, self._window, self._interval or 1):
+                    self._window *= 2
+                    self.anew(why)
                 return
             self._window *= 2  # training that goes to and fro is not learned again and again
             self.anew(common if common is _OTHER_CODE else f"iterations are {common}, not {self._known}")

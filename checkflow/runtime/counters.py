@@ -32,6 +32,11 @@ class Counters:
     link_busy_ns: int = 0
     issue_ns: int = 0  # host time spent in hooks and step, stalls included
 
+    @property
+    def waited_ns(self) -> int:
+        """Training, for checkpoints; what save() and restore() wait for is the user's own."""
+        return self.stall_ns.total() - self.stall_ns[Cause.DRAIN]
+
     def stalled(self, cause: Cause, time_ns: int) -> None:
         self.stall_ns[cause] += time_ns
         self.waits[cause] += 1

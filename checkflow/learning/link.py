@@ -1,0 +1,67 @@
+"""What the link carries while training runs: what was planned for, or so much less or more that another plan is due.
+
+Less counts where it hurts, for training waits or checkpoints are skipped; more where the plan makes do with less. A
+few bytes tell nothing of a link.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from checkflow.schedule import Schedule
+from checkflow.units import format_rate
+
+SLOWER, FASTER = 0.7, 2.0  # times what was planned for
+WAITS = 0.02  # share of the time that training may wait for copies, and of iterations that may have no checkpoint
+ENOUGH_BYTES = 1 << 24
+UNKNOWN_BYTES_PER_S = 10**9  # where nothing was copied yet
+
+
+@dataclass(frozen=True)
+class Copied:
+    """So far."""
+
+    bytes: int = 0
+    busy_ns: int = 0  # the link
+    waited_ns: int = 0  # training, for copies
+    skipped: int = 0  # checkpoints
+
+
+class LinkWatch:
+    """Of one training. `plan`: what is followed, by what the link carried then; None: nothing was planned yet."""
+
+    def __init__(self, plan: Schedule | None) -> None:
+        self._plan = plan
+        self._planned = 0 if plan is None else plan.bandwidth_bytes_per_s
+        self._begin(Copied())
+
+    def _begin(self, now: Copied) -> None:
+        self._before, self._before_ns = now, time.perf_counter_ns()
+
+    def follows(self, plan: Schedule, planned_bytes_per_s: int, now: Copied) -> None:
+        """It is in force from now on."""
+        self._plan, self._planned = plan, planned_bytes_per_s
+        self._begin(now)
+
+    def carries(self, now: Copied) -> int:
+        """Bytes per second while it was busy, since it was last found to carry what was planned for."""
+        busy_ns = now.busy_ns - self._before.busy_ns
+        return (now.bytes - self._before.bytes) * 10**9 // busy_ns if busy_ns else UNKNOWN_BYTES_PER_S
+
+    def changed(self, now: Copied, iterations: int, least_interval: int) -> str:
+        """Why another plan is due, after so many more iterations; "" where none is.
+
+        `least_interval`: iterations from one checkpoint to the next, if the link carried anything.
+        """
+        before, plan = self._before, self._plan
+        if plan is None or now.bytes - before.bytes < ENOUGH_BYTES:
+            return ""
+        found, elapsed_ns = self.carries(now), time.perf_counter_ns() - self._before_ns
+        waits = now.waited_ns - before.waited_ns > WAITS * elapsed_ns
+        hurts = waits or now.skipped - before.skipped > WAITS * iterations
+        makes_do = plan.lanes > 1 or plan.interval > least_interval
+        if (found < SLOWER * self._planned and hurts) or (found > FASTER * self._planned and makes_do):
+            return f"the link carries {format_rate(found)}, and was planned to carry {format_rate(self._planned)}"
+        self._begin(now)
+        return ""

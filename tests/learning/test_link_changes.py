@@ -1,0 +1,112 @@
+"""A link that comes to carry less than was planned for, or more: another schedule is learned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from handmade import TIGHT
+
+import checkflow
+from checkflow.learning import link as watching
+from checkflow.runtime.device import Batch
+from checkflow.runtime.host import HostDevice
+from checkflow.store.memory.trainer_slots import WhenFull
+from checkflow.store.trainer.persist_every import PersistEvery
+
+ITERATION_S = 0.02
+LONG_S = 60.0
+
+
+class Link:
+    """What copies of the host's device take: so many bytes a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        copy = HostDevice._copy
+
+        def slowly(device: HostDevice, batch: Batch) -> None:
+            time.sleep(batch.size_bytes / self.bytes_per_s)
+            copy(device, batch)
+
+        monkeypatch.setattr(HostDevice, "_copy", slowly)
+        monkeypatch.setattr(HostDevice, "inline_bytes", -1)
+        monkeypatch.setattr(watching, "ENOUGH_BYTES", 1)
+
+
+def iterations(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    x = torch.randn(200, 200)
+    while True:
+        model(torch.randn(8, 256)).square().mean().backward()
+        until = time.perf_counter() + ITERATION_S
+        while time.perf_counter() < until:
+            torch.mm(x, x)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield
+
+
+MB = 10**6
+SLOW = {"bytes": 60 * MB, "busy_ns": 10**9}  # of a planned 100 MB/s
+FAST = {"bytes": 210 * MB, "busy_ns": 10**9}
+
+
+@pytest.mark.parametrize(
+    ("now", "plan", "due"),
+    [
+        (SLOW, {}, False),  # which nobody feels
+        (SLOW | {"waited_ns": 10**12}, {}, True),
+        (SLOW | {"skipped": 1}, {}, True),
+        (SLOW | {"bytes": 80 * MB, "skipped": 1}, {}, False),
+        ({"bytes": 16 * MB, "busy_ns": 10**9, "skipped": 1}, {}, False),  # too few to know
+        (FAST, {}, False),  # there is nothing to gain
+        (FAST, {"lanes": 2}, True),
+        (FAST, {"interval": 2}, True),
+        (FAST | {"bytes": 190 * MB}, {"interval": 2}, False),
+    ],
+)
+def test_another_plan_is_due_where_it_would_help(now: dict[str, int], plan: dict[str, int], due: bool) -> None:
+    followed = TIGHT.model_copy(update={"interval": 1, "bandwidth_bytes_per_s": 100 * MB, **plan})
+    watch = watching.LinkWatch(None)
+    assert not watch.changed(watching.Copied(**now), 20, 1)
+    watch.follows(followed, 100 * MB, watching.Copied())
+    why = watch.changed(watching.Copied(**now), 20, 1)
+    assert why.startswith("the link carries ") == bool(why) == due
+    kept = watching.LinkWatch(followed)
+    assert bool(kept.changed(watching.Copied(**now), 20, 1)) == due
+    assert not kept.changed(watching.Copied(**now), 20, 1) or due, "what was looked at is not looked at again"
+
+
+@pytest.mark.parametrize("when_full", ["wait", "skip"])
+def test_a_schedule_is_learned_for_what_the_link_carries_now(
+    when_full: WhenFull, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slower: fewer checkpoints, which leave in time; and as many as at first once it is as fast as it was."""
+    state_bytes = 3 * 4 * (256 * 256 + 256)
+    fast, slow = 20 * state_bytes / ITERATION_S, 0.1 * state_bytes / ITERATION_S
+    link = Link(monkeypatch, fast)
+    model = torch.nn.Linear(256, 256)
+    optimizer = torch.optim.AdamW(model.parameters())
+    intervals, told = list[int](), list[str]()
+
+    def learned(event: checkflow.Event) -> None:
+        if isinstance(event, checkflow.Learned):
+            intervals.append(event.interval)
+
+    with checkflow.attach(
+        model, optimizer, store=tmp_path / "store", when_full=when_full, on_event=learned,
+        persist_every=PersistEvery(iterations=50), tell=told.append, notify=told.append,
+    ) as ckpt:  # fmt: skip
+        ckpt.restore()
+        training, deadline = iterations(model, optimizer), time.monotonic() + LONG_S
+        for rate, count in ((fast, 1), (slow, 2), (fast, 3)):
+            link.bytes_per_s = rate
+            while len(intervals) < count:
+                assert time.monotonic() < deadline, (intervals, told)
+                next(training)
+                ckpt.step()
+    assert max(intervals[0], intervals[2]) < intervals[1]
+    assert sum("learns its schedule anew: the link carries" in line for line in told) == 2, told
