@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from checkflow.checkpointing.behind import Behind, Hearers
+from checkflow.checkpointing.borrowed import Borrowed
 from checkflow.checkpointing.turns import Turns
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.marks import Mark
@@ -52,6 +53,8 @@ class BehindRanks(Behind):
         self._rank = rank
         self._root = root
         self._turns: Turns | None = None
+        self._agreement: Agreement | None = None
+        self._borrowed = Borrowed(root, store)
         self._records: dict[tuple[Rank, str], Mark | None] = {}  # of parts that were looked at
         self._look(may_be_out=not start_over)
         names = {name for contents in self._contents.values() for name in contents.checkpoints}
@@ -64,6 +67,7 @@ class BehindRanks(Behind):
         one_more = replace(retention, last=retention.last + 1)  # a part may be there of what not all have
         config = BucketConfig(self._store, self._objects_of(self._rank).url, one_more, retry_s, in_doubt=slots)
         self._process = handle.start_uploader(config)
+        self._agreement = agreement
         self._turns = Turns(agreement, self._process, lambda line: self._hearers.notify(f"{self.url}: {line}"))
 
     def poll(self) -> None:
@@ -71,6 +75,14 @@ class BehindRanks(Behind):
         super().poll()
         if self._turns is not None:
             self._turns.poll()
+            self._borrowed.give_back(self._turns.attempt)
+
+    def close(self, deadline_s: float) -> None:
+        """See Behind."""
+        super().close(deadline_s)
+        if self._turns is not None:
+            self._borrowed.give_back(self._turns.attempt)
+        self._borrowed.close()
 
     def keep(self, iteration: int) -> None:
         """The newest checkpoint, of this iteration, was marked as retained for good, on every rank."""
@@ -102,8 +114,9 @@ class BehindRanks(Behind):
         return Stock({each: self._marks_of(each) for each in ranks}, self._is_known)
 
     def fetch(self, mark: Mark, rank: Rank | None = None) -> str:
-        """Download a rank's part, this one's own unless given, into its directory. Returns what is wrong with it, if
-        anything. Raises StoreError where it cannot be had now."""
+        """Download a rank's part, this one's own unless given, into its directory; another one's is there until every
+        rank has one of its own. Returns what is wrong with it, if anything. Raises StoreError where it cannot be had
+        now."""
         rank = self._rank if rank is None else rank
         name = self._marks_of(rank).get(mark)
         if name is None:
@@ -112,6 +125,8 @@ class BehindRanks(Behind):
             store = self._store if rank == self._rank else self._directory_of(rank)
             store.mkdir(parents=True, exist_ok=True)
             self._bring(self._objects_of(rank), name, self._contents[rank], store)
+            if rank != self._rank:
+                self._borrowed.add(self._brought[-1], 0 if self._agreement is None else self._agreement.attempt)
         except CorruptStoreError as error:
             return f"{self._objects_of(rank).url}: {name}: {error}"
         return ""

@@ -47,6 +47,12 @@ class Turns:
         """It is to be in the bucket, whatever overtakes it."""
         self._kept.add(Mark(self._agreement.attempt, iteration))
 
+    @property
+    def attempt(self) -> int:
+        """The last one of which every rank has verified a checkpoint, as far as was told; -1: of none."""
+        told = (mark for mark, _ in tuple(self._verified))
+        return max((mark.attempt for mark in (*self._serials, *told)), default=-1)
+
     def poll(self) -> None:
         """Say what this rank is ready for, and have done what was agreed on. Never waits."""
         while self._verified:

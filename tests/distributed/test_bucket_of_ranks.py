@@ -50,6 +50,11 @@ def in_bucket(server: BucketServer, size: int) -> set[int]:
     )
 
 
+def of_ranks(store: Path) -> set[int]:
+    """Of how many ranks there are checkpoints."""
+    return {int(found.parent.name.rpartition("-")[2]) for found in store.glob("rank-*-of-*/*-iteration-*")}
+
+
 def ends(kind: str, size: int, tmp_path: Path, store: Path, iterations: int, *options: str) -> int:
     """The job goes on to its end as one that was never interrupted; returns where it went on."""
     digests: list[dict[int, str]] = []
@@ -160,6 +165,10 @@ def test_what_is_damaged_there_is_passed_over_by_all_and_any_number_goes_on(
     listed = CliRunner().invoke(command, [server.url, "--json"])
     rows = {(row["processes"], row["iteration"]): row["ranks"] for row in json.loads(listed.stdout)["checkpoints"]}
     assert rows[2, older + 3] == [0, 1] and rows[1, older + 2] == [0] and rows[3, older + 1] == [0, 1, 2]
+    with Job(3, "ddp", tmp_path / "third", NO_END, PAUSE_S, EACH, bucket) as job:
+        while 2 in of_ranks(tmp_path / "third"):  # is downloaded, until they have one of their own
+            job.reach(job.iteration(0) + 1)
+    assert {found.name for found in (tmp_path / "third").iterdir()} == {directory_of(rank, 3) for rank in range(3)}
 
 
 def test_what_is_damaged_on_disk_comes_from_there(server: BucketServer, tmp_path: Path) -> None:
@@ -196,10 +205,15 @@ def test_what_a_bucket_that_is_out_may_have_is_never_taken_for_a_part_of_what_co
 def test_what_one_process_left_there_is_downloaded_once_by_two_on_one_disk(
     server: BucketServer, tmp_path: Path
 ) -> None:
+    """And is there until they have one of their own."""
     bucket = f"bucket={server.url}"
     assert resumed(1, tmp_path / "alone", 3, EACH, bucket) == 0
-    assert resumed(2, tmp_path / "two", 4, EACH, bucket) == 3
-    assert len(list((tmp_path / "two").glob("*-iteration-3"))) == 1
+    with Job(2, "ddp", tmp_path / "two", NO_END, PAUSE_S, "persist_every=1000000", bucket) as job:
+        job.reach(6)
+        assert len(list((tmp_path / "two").glob("*-iteration-3"))) == 1
+    with Job(2, "ddp", tmp_path / "two", NO_END, PAUSE_S, EACH, bucket) as job:
+        while list((tmp_path / "two").glob("*-iteration-3")):
+            job.reach(job.iteration(0) + 1)
 
 
 def test_two_lives_that_do_not_see_each_other_begin_other_attempts() -> None:
