@@ -77,7 +77,7 @@ ALLOWED: dict[str, set[str]] = {
     "distributed": {"dtypes", "errors", "interrupts", "strictjson", "torch_ranks", "state", "store", "training"},
     "learning": {
         "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state", "torch_internals", "trace",
-        "training", "unlisted", "wrapped", "compiler", "background",
+        "training", "unlisted", "wrapped", "compiler", "background", "units",
     },
     "checkpointing": {
         "about", "collector", "data", "division", "errors", "events", "interrupts", "text", "dtypes", "units",
