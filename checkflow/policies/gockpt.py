@@ -7,7 +7,8 @@ to be held meanwhile but gradients on their way: no byte where they leave before
 The paper updates the parts on the host while training goes on, and says nothing of how exact that is. Here it is done
 when a checkpoint is restored, on the training's device and with its optimizer, so that it is exact to the bit; what no
 gradient rebuilds is saved as it is at the end. What is planned is the least peak for these parts, as for any other
-state.
+state. What the paper calls GoCkpt-O, gradients held into the next forward pass so that no update waits for them, is
+what a plan does wherever the link has not had the time.
 """
 
 from __future__ import annotations
