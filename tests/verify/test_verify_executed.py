@@ -78,7 +78,15 @@ def executed(schedule: Schedule, problem: Problem) -> tuple[int, int] | None:
 
 
 def claiming(schedule: Schedule, found: tuple[int, int]) -> Schedule:
-    certificate = schedule.certificate.model_copy(update={"peak_bytes": found[0], "snapshot_bytes": found[1]})
+    peak_bytes, snapshot_bytes = found
+    least_bytes = schedule.certificate.lower_bound_bytes
+    assert least_bytes is not None and peak_bytes >= least_bytes
+    figures = {
+        "peak_bytes": peak_bytes,
+        "snapshot_bytes": snapshot_bytes,
+        "gap": (peak_bytes - least_bytes) / least_bytes if peak_bytes > least_bytes else 0.0,
+    }
+    certificate = schedule.certificate.model_copy(update=figures)
     return sealed(schedule.model_copy(update={"certificate": certificate}))
 
 
