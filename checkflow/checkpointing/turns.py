@@ -66,7 +66,9 @@ class Turns:
                 self._process.settle(known, is_whole=is_whole)
         while self._process.done:
             self._ends(is_there=isinstance(self._process.done.popleft(), UploadedReport))
-        if not self._is_over:
+        if self._process.is_over:  # which it has said itself
+            self._give_up()
+        elif not self._is_over:
             self._go_on()
 
     def _ends(self, *, is_there: bool) -> None:
@@ -78,11 +80,19 @@ class Turns:
             self._agreement.not_uploaded(mark)
         self._uploading, self._is_free = None, True
 
-    def _go_on(self) -> None:
-        if self._process.is_over:  # which it has said itself
+    def _give_up(self) -> None:
+        """There is no later turn, and what was chosen in this one the others have for nothing."""
+        if not self._is_over:
             self._is_over = True
             self._agreement.choosing_no_more(self._turn + 1)
-            return
+        if self._uploading is not None:
+            self._agreement.not_uploaded(self._uploading)
+            self._uploading = None
+        while self._chosen:
+            if (chosen := self._chosen.popleft()) is not None:
+                self._agreement.not_uploaded(chosen)
+
+    def _go_on(self) -> None:
         if self._chosen and self._is_known(self._chosen[0]):
             chosen = self._chosen.popleft()
             if chosen is None:

@@ -203,3 +203,5 @@ def test_all_are_told_once_one_uploads_no_more(seed: int, size: int) -> None:
             go_on(meeting, ranks)
     assert not ranks[0].told
     assert all(len(rank.told) == 1 for rank in ranks[1:])
+    for rank in ranks[1:]:  # what the one that uploads no more has not is left with none
+        assert all(iteration in rank.dropped or iteration in ranks[0].there for iteration in rank.there)
