@@ -53,6 +53,11 @@ class Rolling(Parts):
             self._history.forget_before(completed - self._pipeline.lanes)
             self._history.add_part(completed, (), text)
 
+    def resumed(self) -> None:
+        """The iterations after the restored one are made again, and other updates with them."""
+        super().resumed()
+        self._history = Updates()
+
     def prove(self) -> bool:
         checkpoint = self._pipeline.newest
         if checkpoint is None or self._proven_age == self._pipeline.lanes - 1:

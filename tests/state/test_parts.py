@@ -377,6 +377,34 @@ def test_gradients_of_one_storage_are_held_apart(tmp_path: Path) -> None:
     check_each(make, schedule, tmp_path / "store", expected)
 
 
+@pytest.mark.parametrize("back", [1, 2, 3, 4])
+@pytest.mark.parametrize("parted", [in_parts, rolling, lowdiff])
+def test_what_is_trained_again_is_saved_as_it_is_now(parted: Parted, back: int, tmp_path: Path) -> None:
+    """After a restore in the middle of a run, of each iteration since: of its first time nothing is made again."""
+    make = small(nothing)
+    schedule, told = parted(traced(make), 3), list[str]()
+    run, expected = begun(make), {}
+    with attached(run, schedule, tmp_path / "store", told.append) as ckpt:
+        done = ckpt.restore()
+        for last, seed in ((9, 0), (18, 1)):
+            torch.manual_seed(seed)
+            for iteration in range(done + 1, last + 1):
+                next(run.steps)
+                expected[iteration] = state_of(run)
+                ckpt.step()
+            if last == 9:
+                ckpt.save()
+                before = [each for each in records(tmp_path / "store") if each <= last - back]
+                done = ckpt.restore(max(before))
+                assert state_of(run) == expected[done]
+    assert not told
+    run = begun(make)
+    with attached(run, schedule, tmp_path / "store", told.append) as ckpt:
+        for iteration in records(tmp_path / "store"):
+            assert ckpt.restore(iteration) == iteration
+            assert state_of(run) == expected[iteration], f"iteration {iteration} differs"
+
+
 @BOTH
 def test_a_closure_is_refused(parted: Parted, tmp_path: Path) -> None:
     """Its gradients are made within the update."""
