@@ -382,7 +382,12 @@ def test_gradients_of_one_storage_are_held_apart(tmp_path: Path) -> None:
 def test_what_is_trained_again_is_saved_as_it_is_now(parted: Parted, back: int, tmp_path: Path) -> None:
     """After a restore in the middle of a run, of each iteration since: of its first time nothing is made again."""
     make = small(nothing)
-    schedule, told = parted(traced(make), 3), list[str]()
+    check_trained_again(make, parted(traced(make), 3), back, tmp_path)
+
+
+def check_trained_again(make: Make, schedule: Schedule, back: int, tmp_path: Path) -> None:
+    """What a run saves that comes back to an earlier iteration, and trains on otherwise."""
+    told = list[str]()
     run, expected = begun(make), {}
     with attached(run, schedule, tmp_path / "store", told.append) as ckpt:
         done = ckpt.restore()

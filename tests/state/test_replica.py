@@ -15,7 +15,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_parts import WHOLE, attached, begun, clamped, nothing, planned, records, small, state_of, traced
+from test_parts import (
+    WHOLE,
+    attached,
+    begun,
+    check_trained_again,
+    clamped,
+    nothing,
+    planned,
+    records,
+    small,
+    state_of,
+    traced,
+)
 from trainings_to_resume import TRAININGS, Make, Run, simple
 
 import checkflow
@@ -178,6 +190,13 @@ def test_what_it_makes_otherwise_than_training_is_never_written(
     assert sum(line.startswith("error: ") for line in told) == 1
     assert 2 not in records(tmp_path / "store") and max(records(tmp_path / "store")) == ITERATIONS
     check_each(make, schedule, tmp_path / "store", expected)
+
+
+@pytest.mark.parametrize("back", [1, 3])
+def test_what_is_trained_again_is_made_again_from_what_came_back(back: int, tmp_path: Path) -> None:
+    """After a restore in the middle of a run, as of any other schedule."""
+    make = TRAININGS["adamw foreach"]
+    check_trained_again(make, replicated(traced(make)), back, tmp_path)
 
 
 @pytest.mark.parametrize("slots", [2, 3])
