@@ -34,7 +34,7 @@ from rich.markup import escape
 from torturing.bench import Bench, adopt_orphans, orphans
 from torturing.oracle import Oracle
 from torturing.results import Outcome, Report, Run, show, write
-from torturing.schedules import compile_schedule
+from torturing.schedules import compile_schedules
 
 KINDS = tuple(sorted(path.stem for path in (Path(__file__).parent / "torturing" / "kinds").glob("[a-z]*.py")))
 
@@ -69,7 +69,7 @@ class Torturer:
         self.skipped: dict[str, str] = {}
         adopt_orphans()
         self._schedule = folder / "schedule.json"
-        compiling = Forked(lambda: compile_schedule(self._schedule), folder / "compiling")
+        compiling = Forked(lambda: compile_schedules(self._schedule), folder / "compiling")
         if compiling.wait(120.0) != 0:
             raise SystemExit(f"the schedule cannot be compiled: {compiling.complaint()}")
         self._oracle = Oracle()

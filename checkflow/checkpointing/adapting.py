@@ -132,7 +132,13 @@ class Adapting:
     def _running(self) -> Running:
         counters, executor = self._engine.counters, self._engine.executor
         return Running(
-            Copied(counters.offloaded_bytes, counters.link_busy_ns, counters.waited_ns, executor.pipeline.skipped),
+            Copied(
+                counters.offloaded_bytes,
+                counters.link_busy_ns,
+                counters.waited_ns,
+                executor.pipeline.started,
+                executor.pipeline.skipped,
+            ),
             opaque=executor.bound.opaque,
             silent=bool(executor.firings.silent),
         )

@@ -91,6 +91,7 @@ class BehindRanks(Behind):
 
     def look(self) -> None:
         """Ask it what there is now. Raises InputError, StoreError."""
+        self._borrowed.close()  # what is still being removed is seen as gone
         self._brought.clear()
         self._look(may_be_out=True)
 

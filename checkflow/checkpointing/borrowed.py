@@ -1,7 +1,7 @@
 """Other ranks' parts that were downloaded for a restore. They go once every rank has one of its own, made since.
 
-What is borrowed has a file beside it with the number of the attempt that reads it, so that a later run knows, too. A
-directory that a training writes to is left to its own saver, which prunes what is there.
+What is borrowed has a file in it with the number of the attempt that reads it, so that a later run knows, too. A
+directory in which anything else lies, or where a training was, is somebody's own, and is left alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from checkflow.errors import StoreError
-from checkflow.store.both.lock import LOCK, StoreLock
+from checkflow.store.both.lock import LOCK
 from checkflow.store.format.disk import LocalDisk, remove_tree
 from checkflow.store.format.ranks import directory_of, ranks_in
 from checkflow.store.format.reader import checkpoint_names
@@ -54,17 +54,18 @@ class Borrowed:
     def _remove(self, attempt: int) -> None:
         with contextlib.suppress(OSError, StoreError):  # it stays until another run removes it
             for path in list(self._given_back(attempt)):
-                with contextlib.suppress(OSError, StoreError):  # it is in use
-                    _remove_unused(path)
+                with contextlib.suppress(OSError):  # another rank does the same
+                    remove_checkpoint(path)
+                    path.parent.rmdir()  # where it was made for it
 
     def _given_back(self, attempt: int) -> Iterator[Path]:
         ranks = (self._root / directory_of(rank, size) for size, its in ranks_in(self._root).items() for rank in its)
         for store in (self._root, *ranks):
-            for name in checkpoint_names(store) if store != self._own else ():
-                mark = store / name / BORROWED
-                with contextlib.suppress(FileNotFoundError, ValueError):
-                    if int(mark.read_text()) <= attempt:
-                        yield store / name
+            with contextlib.suppress(OSError, StoreError, ValueError):  # another rank has just removed it; no number
+                is_own = store == self._own or (store / LOCK).exists()  # or was
+                found = [] if is_own else [store / name for name in checkpoint_names(store)]
+                if all(int((path / BORROWED).read_text()) <= attempt for path in found):
+                    yield from found
 
 
 def remove_checkpoint(path: Path) -> None:
@@ -74,16 +75,3 @@ def remove_checkpoint(path: Path) -> None:
     disk.rename(path, hidden)
     disk.sync_directory(path.parent)
     remove_tree(disk, hidden)
-
-
-def _remove_unused(path: Path) -> None:
-    """And its directory, where that was made for it. Raises StoreError where a training has the directory, OSError."""
-    was_locked = (path.parent / LOCK).exists()
-    lock = StoreLock.acquire(path.parent, lambda _: None, timeout_s=0.0)
-    try:
-        remove_checkpoint(path)
-        if not was_locked:
-            (path.parent / LOCK).unlink()
-            path.parent.rmdir()
-    finally:
-        lock.close()

@@ -111,6 +111,8 @@ class Learner:
         self._live: LiveIteration | None = None
         self._planner: Planner | None = None  # is started, plans, or has answered
         self._planned_kind, self._bandwidth = "", 0  # what it is asked for
+        self._still = ""  # the kind whose plan is in force, and stays so where the link allows no other
+        self._copied = Copied()
         if self.kept is None:
             self._has_planner()  # what it imports is there by the time that it is asked
 
@@ -128,7 +130,7 @@ class Learner:
             self._end_planner()
         if self._stage is Stage.KNOWING and self._known:
             self._tell(f"learns its schedule anew: {why}")
-        self._stage, self._recorded, self._known = Stage.SETTLING, 0, ""
+        self._stage, self._recorded, self._known, self._still = Stage.SETTLING, 0, "", ""
         self._kinds.ended()  # it is of what was
         self._recent.clear()
         self._since.clear()
@@ -210,7 +212,7 @@ class Learner:
         if kind == common or self._recorded >= _RECORDED:
             self._found(graph.unlisted)
             self._planned_kind = kind
-            self._bandwidth = self._link.carries(running.copied)
+            self._bandwidth, self._copied = self._link.carries(running.copied), running.copied
             self._planner.ask(
                 Request(self._timed(graph), self._bandwidth, self._policy, self._interval, self._factors, self._place)
             )
@@ -248,9 +250,10 @@ class Learner:
         self._since.clear()
         if 2 * count >= self._window:
             if common == self._known:
-                if why := self._link.changed(running.copied, self._window, self._interval or 1):
+                if why := self._link.changed(running.copied, self._interval or 1):
                     self._window *= 2
                     self.anew(why)
+                    self._still = common
                 return
             self._window *= 2  # training that goes to and fro is not learned again and again
             self.anew(common if common is _OTHER_CODE else f"iterations are {common}, not {self._known}")
@@ -278,7 +281,9 @@ class Learner:
 
     def _give_up(self, why: str) -> None:
         self._stop_recording()
-        self._stage, self._known = Stage.KNOWING, ""
+        self._stage, self._known = Stage.KNOWING, self._still
+        if self._still:
+            self._link.bears(self._bandwidth, self._copied)
         self._notify(
             f"no schedule was learned ({why}); each checkpoint is read when its iteration ends, or as planned before"
         )

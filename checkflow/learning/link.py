@@ -13,7 +13,7 @@ from checkflow.schedule import Schedule
 from checkflow.units import format_rate
 
 SLOWER, FASTER = 0.7, 2.0  # times what was planned for
-WAITS = 0.02  # share of the time that training may wait for copies, and of iterations that may have no checkpoint
+WAITS = 0.02  # share of the time that training may wait for copies, and of checkpoints that may be skipped
 ENOUGH_BYTES = 1 << 24
 UNKNOWN_BYTES_PER_S = 10**9  # where nothing was copied yet
 
@@ -25,7 +25,8 @@ class Copied:
     bytes: int = 0
     busy_ns: int = 0  # the link
     waited_ns: int = 0  # training, for copies
-    skipped: int = 0  # checkpoints
+    begun: int = 0  # checkpoints
+    skipped: int = 0
 
 
 class LinkWatch:
@@ -33,7 +34,7 @@ class LinkWatch:
 
     def __init__(self, plan: Schedule | None) -> None:
         self._plan = plan
-        self._planned = 0 if plan is None else plan.bandwidth_bytes_per_s
+        self._planned = self._found = 0 if plan is None else plan.bandwidth_bytes_per_s
         self._begin(Copied())
 
     def _begin(self, now: Copied) -> None:
@@ -42,15 +43,23 @@ class LinkWatch:
     def follows(self, plan: Schedule, planned_bytes_per_s: int, now: Copied) -> None:
         """It is in force from now on."""
         self._plan, self._planned = plan, planned_bytes_per_s
+        self._found = planned_bytes_per_s
+        self._begin(now)
+
+    def bears(self, planned_bytes_per_s: int, now: Copied) -> None:
+        """No plan is to be had for what it carries now; the one in force stays so."""
+        self._planned = self._found = planned_bytes_per_s
         self._begin(now)
 
     def carries(self, now: Copied) -> int:
-        """Bytes per second while it was busy, since it was last found to carry what was planned for."""
-        busy_ns = now.busy_ns - self._before.busy_ns
-        return (now.bytes - self._before.bytes) * 10**9 // busy_ns if busy_ns else UNKNOWN_BYTES_PER_S
+        """Bytes per second while it was busy: since it was last looked at, or as was found then."""
+        copied_bytes, busy_ns = now.bytes - self._before.bytes, now.busy_ns - self._before.busy_ns
+        if self._found and copied_bytes < ENOUGH_BYTES:
+            return self._found
+        return copied_bytes * 10**9 // busy_ns if busy_ns else UNKNOWN_BYTES_PER_S
 
-    def changed(self, now: Copied, iterations: int, least_interval: int) -> str:
-        """Why another plan is due, after so many more iterations; "" where none is.
+    def changed(self, now: Copied, least_interval: int) -> str:
+        """Why another plan is due; "" where none is.
 
         `least_interval`: iterations from one checkpoint to the next, if the link carried anything.
         """
@@ -59,9 +68,11 @@ class LinkWatch:
             return ""
         found, elapsed_ns = self.carries(now), time.perf_counter_ns() - self._before_ns
         waits = now.waited_ns - before.waited_ns > WAITS * elapsed_ns
-        hurts = waits or now.skipped - before.skipped > WAITS * iterations
+        skipped = now.skipped - before.skipped
+        hurts = waits or skipped > WAITS * (now.begun - before.begun + skipped)
         makes_do = plan.lanes > 1 or plan.interval > least_interval
         if (found < SLOWER * self._planned and hurts) or (found > FASTER * self._planned and makes_do):
             return f"the link carries {format_rate(found)}, and was planned to carry {format_rate(self._planned)}"
+        self._found = found
         self._begin(now)
         return ""

@@ -294,11 +294,12 @@ class _Reading:
         return [step for step in self.graph.writes[index] if after < step <= until]
 
     def _gone(self, name: str, gradient: int, over: int) -> int:
-        """One that is there when the iteration begins is the last one's: it goes when that goes; or, where training
-        writes the next one in its place, when it first does so after the update is `over`."""
+        """One that is there when the iteration begins is the last one's: it goes when that goes. Where training writes
+        the next one in its place, when it first does so after the update is `over`, or when the next iteration begins,
+        which may be of another kind."""
         if is_written_again(gradient, self.graph):
             later = self._writes(gradient, over, self.graph.steps)
-            return later[0] - self.graph.steps if later else self.graph.writes[gradient][0]
+            return later[0] - self.graph.steps if later else 1
         left = [found for found in self._all_of(name, Role.GRADIENT) if not self.graph.tensors[found].born]
         if self.graph.tensors[gradient].freed == self.graph.steps and left:
             return max(1, min(self.graph.tensors[each].freed for each in left))

@@ -82,6 +82,7 @@ class InFlight:
         self._held: dict[int, tuple[Leaving, list[int]]] = {}  # move -> its gradient, and the versions consumed
         self._overdue: set[int] = set()  # moves of gradients that are planned to have left, and are not there yet
         self._to_keep: set[int] = set()  # likewise, to be held
+        self._to_vacate: set[int] = set()  # in whose place the next ones may be written from now on
         if whole:
             self._leave_out(index for index, move in enumerate(timetable.moves) if move.gradient)
 
@@ -172,6 +173,7 @@ class InFlight:
         overdue = sorted(index for index in self._overdue if index in self._held)
         self._overdue.difference_update(overdue)
         self._do(snapshots=(), offloads=overdue, releases=())
+        self._vacate(sorted(self._to_vacate & self._held.keys()))
         return True
 
     def consumed(self, back: int, row: int) -> bool:
@@ -255,6 +257,8 @@ class InFlight:
 
     def _vacate(self, indices: list[int]) -> None:
         """Training writes the next gradients where these are: those that wait are copied, and the others have left."""
+        self._to_vacate.update(indices)  # those that are yet to be consumed
+        self._to_vacate -= self._held.keys()
         self._keep_apart(indices)
         held = [index for index in indices if index in self._held and self._held[index][0].shares]
         self._issue([index for index in held if self._progress[index] is Progress.SNAPSHOT])  # no room for a copy

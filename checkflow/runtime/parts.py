@@ -133,9 +133,10 @@ class Parts:
                     return
                 lying = part.detach().permute(order).contiguous()
                 pieces = (lying.reshape(-1).view(torch.uint8),)
-                counted = dict.fromkeys((gradient, part))  # some writes count in the one alone
                 if lying.data_ptr() != part.data_ptr():  # it was copied
-                    counted = {}
+                    found[row] = Leaving(pieces, ())
+                    continue
+                counted = dict.fromkeys((gradient, part))  # some writes count in the one alone
                 shares = name in self._written_again or lying.untyped_storage().nbytes() > part.nbytes
                 found[row] = Leaving(pieces, tuple(counted), shares)
         try:

@@ -130,9 +130,9 @@ def timetable_of(schedule: Schedule, few_bytes: int = 0) -> Timetable:
 
     A move without a snapshot holds no memory, so any place after the last write will do, as long as what is before it
     on the link stays before it. Those planned before the iteration's end leave at the end if together they are at most
-    `few_bytes`, and all of them if no move has a snapshot. Those planned after it leave, where `few_bytes` is not 0, at
-    the end or with the snapshot that is before them on the link: many together, and none later than planned. Neither
-    is done where parts leave in several iterations.
+    `few_bytes`, and all of them if no move has a snapshot; but not gradients in whose place the next ones are written.
+    Those planned after it leave, where `few_bytes` is not 0, at the end or with the snapshot that is before them on the
+    link: many together, and none later than planned. Neither is done where parts leave in several iterations.
     """
     count = len(schedule.anchors)
 
@@ -142,7 +142,8 @@ def timetable_of(schedule: Schedule, few_bytes: int = 0) -> Timetable:
     planned = [time(row.offload) for row in schedule.actions]
     offloads = list(planned)
     direct = [number for number, row in enumerate(schedule.actions) if row.snapshot is None]
-    early = [number for number in direct if planned[number] < count]
+    until = {row.id: row.until for row in schedule.gradients if row.until is not None}
+    early = [n for n in direct if planned[n] < count and schedule.actions[n].tensor not in until]
     all_direct = few_bytes > 0 and len(direct) == len(planned)
     parts = 1 + max((row.back for row in schedule.actions), default=0)
     if parts == 1 and (all_direct or sum(schedule.actions[number].bytes for number in early) <= few_bytes):
@@ -154,7 +155,6 @@ def timetable_of(schedule: Schedule, few_bytes: int = 0) -> Timetable:
             if planned[number] > count:
                 offloads[number] = before = planned[number] if schedule.actions[number].snapshot is not None else before
     named = {row.id: row.parameter.name for row in schedule.gradients}
-    until = {row.id: row.until for row in schedule.gradients if row.until is not None}
     events: list[tuple[int, ActionKind, int]] = []
     moves_of: dict[int, list[int]] = {}
     for index, row in enumerate(schedule.actions):

@@ -262,8 +262,8 @@ def _consumed(graph: Graph, writes: Mapping[int, list[int]], state: int) -> Cons
         last = max(step for index in (*parameters, *together) for step in writes.get(index, []))
         if any(begin < step <= last for step in writes[gradient]):
             return None
-        next_ = [step - steps for step in writes[gradient] if step > last] or writes[gradient]
-        return Consumed(gradient, begin, next_[0], tensor.size_bytes, again=True)
+        gone = min([step - steps for step in writes[gradient] if step > last], default=1)
+        return Consumed(gradient, begin, gone, tensor.size_bytes, again=True)
     if writes[gradient][-1] > begin:
         return None
     before = [graph.tensors[index].freed for index in of if graph.tensors[index].born == 0]

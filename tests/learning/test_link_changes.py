@@ -18,6 +18,7 @@ from checkflow.store.memory.trainer_slots import WhenFull
 from checkflow.store.trainer.persist_every import PersistEvery
 
 ITERATION_S = 0.02
+STATE_BYTES = 3 * 4 * (256 * 256 + 256)
 LONG_S = 60.0
 
 
@@ -37,10 +38,10 @@ class Link:
         monkeypatch.setattr(watching, "ENOUGH_BYTES", 1)
 
 
-def iterations(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+def iterations(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rows: int = 8) -> Iterator[None]:
     x = torch.randn(200, 200)
     while True:
-        model(torch.randn(8, 256)).square().mean().backward()
+        model(torch.randn(rows, 256)).square().mean().backward()
         until = time.perf_counter() + ITERATION_S
         while time.perf_counter() < until:
             torch.mm(x, x)
@@ -60,6 +61,7 @@ FAST = {"bytes": 210 * MB, "busy_ns": 10**9}
         (SLOW, {}, False),  # which nobody feels
         (SLOW | {"waited_ns": 10**12}, {}, True),
         (SLOW | {"skipped": 1}, {}, True),
+        (SLOW | {"skipped": 1, "begun": 100}, {}, False),
         (SLOW | {"bytes": 80 * MB, "skipped": 1}, {}, False),
         ({"bytes": 16 * MB, "busy_ns": 10**9, "skipped": 1}, {}, False),  # too few to know
         (FAST, {}, False),  # there is nothing to gain
@@ -71,13 +73,49 @@ FAST = {"bytes": 210 * MB, "busy_ns": 10**9}
 def test_another_plan_is_due_where_it_would_help(now: dict[str, int], plan: dict[str, int], due: bool) -> None:
     followed = TIGHT.model_copy(update={"interval": 1, "bandwidth_bytes_per_s": 100 * MB, **plan})
     watch = watching.LinkWatch(None)
-    assert not watch.changed(watching.Copied(**now), 20, 1)
+    assert not watch.changed(watching.Copied(**now), 1)
     watch.follows(followed, 100 * MB, watching.Copied())
-    why = watch.changed(watching.Copied(**now), 20, 1)
+    why = watch.changed(watching.Copied(**now), 1)
     assert why.startswith("the link carries ") == bool(why) == due
     kept = watching.LinkWatch(followed)
-    assert bool(kept.changed(watching.Copied(**now), 20, 1)) == due
-    assert not kept.changed(watching.Copied(**now), 20, 1) or due, "what was looked at is not looked at again"
+    assert bool(kept.changed(watching.Copied(**now), 1)) == due
+    assert not kept.changed(watching.Copied(**now), 1) or due, "what was looked at is not looked at again"
+
+
+def test_what_it_carries_is_known_though_little_was_copied_since() -> None:
+    watch = watching.LinkWatch(TIGHT.model_copy(update={"bandwidth_bytes_per_s": 100 * MB}))
+    looked = watching.Copied(bytes=90 * MB, busy_ns=10**9)
+    assert not watch.changed(looked, 1)
+    assert watch.carries(watching.Copied(bytes=91 * MB, busy_ns=2 * 10**9)) == 90 * MB
+    assert watch.carries(watching.Copied(bytes=190 * MB, busy_ns=2 * 10**9)) == 100 * MB
+    assert watching.LinkWatch(None).carries(watching.Copied(bytes=5 * MB, busy_ns=10**9)) == 5 * MB
+
+
+def test_where_no_other_plan_is_to_be_had_the_one_in_force_is_followed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And other iterations are learned as ever."""
+    fast, slow = 20 * STATE_BYTES / ITERATION_S, 0.1 * STATE_BYTES / ITERATION_S
+    link, told = Link(monkeypatch, fast), list[str]()
+    model = torch.nn.Linear(256, 256)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def count(text: str) -> int:
+        return sum(text in line for line in told)
+
+    with checkflow.attach(
+        model, optimizer, store=tmp_path / "store", interval=1, when_full="wait",
+        persist_every=PersistEvery(iterations=50), tell=told.append, notify=told.append,
+    ) as ckpt:  # fmt: skip
+        ckpt.restore()
+        deadline = time.monotonic() + LONG_S
+        for rate, rows, text in ((fast, 8, "learned its"), (slow, 8, "no schedule was"), (fast, 16, "iterations are")):
+            link.bytes_per_s = rate
+            training = iterations(model, optimizer, rows)
+            while not count(text):
+                assert time.monotonic() < deadline, told
+                next(training)
+                ckpt.step()
 
 
 @pytest.mark.parametrize("when_full", ["wait", "skip"])
@@ -85,8 +123,7 @@ def test_a_schedule_is_learned_for_what_the_link_carries_now(
     when_full: WhenFull, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slower: fewer checkpoints, which leave in time; and as many as at first once it is as fast as it was."""
-    state_bytes = 3 * 4 * (256 * 256 + 256)
-    fast, slow = 20 * state_bytes / ITERATION_S, 0.1 * state_bytes / ITERATION_S
+    fast, slow = 20 * STATE_BYTES / ITERATION_S, 0.1 * STATE_BYTES / ITERATION_S
     link = Link(monkeypatch, fast)
     model = torch.nn.Linear(256, 256)
     optimizer = torch.optim.AdamW(model.parameters())

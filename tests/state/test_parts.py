@@ -329,6 +329,60 @@ def test_gradients_zeroed_in_place_have_left_before(
     check_each(make, schedule, tmp_path / "store", expected)
 
 
+@pytest.mark.parametrize("parted", [in_parts, rolling, partial(rolling, ease=0.6), lowdiff])
+def test_the_next_iteration_may_write_gradients_elsewhere(
+    parted: Parted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Micro-batches are iterations: each third makes an update, and the one after it zeroes, which no counter sees."""
+
+    def make(*, of_update: bool = False) -> Run:
+        run = small(nothing)()
+        (net,), (optimizer,) = run.training.models, run.training.optimizers
+
+        def steps() -> Iterator[None]:
+            count = 0
+            while True:
+                if count % 3 == 0 and not of_update:
+                    for parameter in net.parameters():
+                        if parameter.grad is not None:
+                            parameter.grad.data.zero_()
+                x, y = batch()
+                torch.autograd.backward(nn.functional.cross_entropy(net(x), y))
+                count += 1
+                if count % 3 == 0 or of_update:
+                    optimizer.step()
+                yield
+
+        run.steps = steps()
+        return run
+
+    copy = HostDevice._copy
+
+    def slow(device: HostDevice, batch: Batch) -> None:
+        time.sleep(0.01)
+        copy(device, batch)
+
+    schedule = parted(traced(partial(make, of_update=True)), 3)
+    assert schedule.gradients and all(row.until and row.until[0] == 0 for row in schedule.gradients)
+    monkeypatch.setattr(HostDevice, "_copy", slow)
+    monkeypatch.setattr(HostDevice, "inline_bytes", -1)
+    expected, _ = trained(make, schedule, tmp_path / "store")
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+def test_no_more_is_copied_on_the_device_than_planned(tmp_path: Path) -> None:
+    """A gradient in whose place the next one is written leaves when it was planned to, and not with others later."""
+    make = small(nothing, zeroed="after")
+    run, schedule = begun(make), rolling(traced(make), 3, ease=8.0)
+    assert schedule.gradients and not schedule.certificate.snapshot_bytes
+    with attached(run, schedule, tmp_path / "store", lambda _: None) as ckpt:
+        ckpt.restore()
+        for _ in range(ITERATIONS):
+            next(run.steps)
+            ckpt.step()
+        assert ckpt.stats().snapshot_bytes == 0
+
+
 @BOTH
 def test_gradients_zeroed_in_place_that_were_not_when_traced(parted: Parted, tmp_path: Path) -> None:
     """Nothing tells before that write, and no checkpoint is wrong."""

@@ -13,16 +13,21 @@ from checkflow.errors import StoreError
 from checkflow.store.format.reader import Checkpoint, list_checkpoints
 from torturing.bench import HANG_S, Bench
 from torturing.results import Outcome
+from torturing.schedules import ROLLING
 from torturing.settings import SETTINGS
 from torturing.trainer import Trained
 
-RUNS = (1, 12)
+RUNS = (2, 12)
 MORE = 60  # iterations of a life
 
 
-def run(bench: Bench, chance: Random, _: int) -> Iterator[Outcome]:
-    """One life of random calls. Each says its state whenever that is one of the oracle's."""
-    setting, seed, store = chance.choice(SETTINGS), chance.random(), bench.store
+def run(bench: Bench, chance: Random, number: int) -> Iterator[Outcome]:
+    """One life of random calls. Each says its state whenever that is one of the oracle's. Every other is in lanes."""
+    in_lanes = number % 2 == 1
+    if in_lanes:
+        bench.schedule = bench.schedule.with_name(ROLLING)
+    setting = chance.choice([each for each in SETTINGS if not in_lanes or (each.interval == 1 and each.slots > 1)])
+    seed, store = chance.random(), bench.store
     calls = random.Random(seed)
     kept = bench.store.with_name(f"{bench.store.name}.kept")  # a line for each iteration
 
@@ -51,7 +56,7 @@ def run(bench: Bench, chance: Random, _: int) -> Iterator[Outcome]:
         wrong = wrong or f"ended with {code}: {''.join(life.trouble())}"
     bench.alone()
     torn = _all_oracle(bench) or _lacks(bench, kept)
-    yield Outcome("calls", not (wrong or torn), setting.name, wrong=wrong or torn)
+    yield Outcome("calls in lanes" if in_lanes else "calls", not (wrong or torn), setting.name, wrong=wrong or torn)
     wrong = bench.finish(replace(bench.plan(), more=3))
     yield Outcome(f"finished after calls, store {store.name}", identical=not wrong, wrong=wrong)
 
