@@ -6,7 +6,7 @@ import json
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,13 +20,13 @@ from trainings_to_resume import TRAININGS, Make, Run, Small, adamw, batch, sgd, 
 
 import checkflow
 from checkflow.cli import run as run_command
-from checkflow.errors import FormatError, InputError
+from checkflow.errors import DeviceError, FormatError, InputError
 from checkflow.graph import Graph
 from checkflow.lower import lower
 from checkflow.plan import Infeasible, Problem, on_anchors, problem_of
 from checkflow.plan.rebuilt import in_lanes, over_iterations
 from checkflow.plan.streaming.planner import plan_streaming
-from checkflow.runtime.device import Batch
+from checkflow.runtime.device import Batch, Snapshot
 from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
@@ -367,6 +367,59 @@ def test_the_next_iteration_may_write_gradients_elsewhere(
     monkeypatch.setattr(HostDevice, "_copy", slow)
     monkeypatch.setattr(HostDevice, "inline_bytes", -1)
     expected, _ = trained(make, schedule, tmp_path / "store")
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+@pytest.mark.parametrize("parted", [in_parts, rolling])
+def test_without_memory_for_a_copy_gradients_are_waited_for(
+    parted: Parted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that are written again as soon as they are consumed, with no anchor in between."""
+
+    def make() -> Run:
+        run = small(nothing)()
+        (net,), (optimizer,) = run.training.models, run.training.optimizers
+        optimizer.param_groups[0]["foreach"] = False
+
+        def zeroed(*_: object) -> None:
+            for parameter in net.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.data.zero_()
+
+        optimizer.register_step_post_hook(zeroed)
+
+        def steps() -> Iterator[None]:
+            while True:
+                x, y = batch()
+                torch.autograd.backward(nn.functional.cross_entropy(net(x), y))
+                count[0] += 1
+                optimizer.step()
+                yield
+
+        run.steps = steps()
+        return run
+
+    count, refusals = [0], [0]
+    copy, snapshot = HostDevice._copy, HostDevice.snapshot
+
+    def slow(device: HostDevice, batch: Batch) -> None:
+        time.sleep(0.01)
+        copy(device, batch)
+
+    def refused(device: HostDevice, sources: Sequence[torch.Tensor]) -> list[Snapshot]:
+        if count[0] <= 5:  # in which parts of every age are proven
+            return snapshot(device, sources)
+        refusals[0] += 1
+        raise DeviceError("no memory")
+
+    schedule = parted(traced(make), 3)
+    assert schedule.gradients and all(row.until for row in schedule.gradients)
+    monkeypatch.setattr(HostDevice, "_copy", slow)
+    monkeypatch.setattr(HostDevice, "inline_bytes", -1)
+    monkeypatch.setattr(HostDevice, "snapshot", refused)
+    count[0] = 0
+    expected, told = trained(make, schedule, tmp_path / "store")
+    assert not told and refusals[0]
     check_each(make, schedule, tmp_path / "store", expected)
 
 
