@@ -175,7 +175,7 @@ def schedule_of(
             ),
             policy=policy,
             pause=anchor(pause.ordinal) if pause else None,
-            gradients=_gradient_rows(problem, graph, lambda position: anchor(grid.at_or_before(position))),
+            gradients=_gradient_rows(problem, graph, lambda position: anchor(grid.at_or_before(position))[1]),
         )
     )
 
@@ -242,9 +242,7 @@ def _rounded(plan: Plan, grid: TimeGrid) -> tuple[Placed, ...]:
     )
 
 
-def _gradient_rows(
-    problem: Problem, graph: Graph, last_anchor: Callable[[int], AnchorPlace]
-) -> tuple[GradientRow, ...]:
+def _gradient_rows(problem: Problem, graph: Graph, last_anchor: Callable[[int], int]) -> tuple[GradientRow, ...]:
     of = {view.name: view for index in graph.written_state for view in graph.tensors[index].views}
     found = {source.tensor: source for source in problem.state if source.role is Role.GRADIENT}
     views = ((index, of[graph.tensors[index].of]) for index in sorted(found))

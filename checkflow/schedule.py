@@ -61,7 +61,7 @@ class GradientRow(_Model):
     id: Count
     bytes: Positive  # of what leaves
     factor_rows: Count = 0  # 0: the gradient itself leaves
-    until: Place | None = None  # as of an action without a `back`
+    until: Positive | None = None  # an anchor, from 1, of the iteration whose update consumes it
     parameter: ViewRow
 
 
@@ -183,7 +183,7 @@ class Schedule(_Model):
 
     def held_bytes(self) -> int:
         """Of the certificate's snapshots: gradients, which are kept and not copied."""
-        gradients = {row.id for row in self.gradients}
+        gradients = {row.id for row in self.gradients if row.until is None}
         return sum(row.bytes for row in self.actions if row.snapshot is not None and row.tensor in gradients)
 
     def copied_bytes(self) -> int:
@@ -334,8 +334,8 @@ def _dangling(schedule: Schedule) -> Iterator[str]:
             if place is not None and place[0] <= -schedule.period:
                 yield f"field actions.{number}: iteration {place[0]} is before those of a checkpoint"
     for number, row in enumerate(schedule.gradients):
-        if row.until is not None and (row.until[0] not in (0, 1) or row.until[1] > len(positions)):
-            yield f"field gradients.{number}.until: {row.until} is no anchor of iterations 0 and 1"
+        if row.until is not None and row.until > len(positions):
+            yield f"field gradients.{number}.until: anchor {row.until} is not one of the {len(positions)}"
     if schedule.lanes > 1 and (schedule.interval > 1 or schedule.pause is not None):
         yield f"field lanes: {schedule.lanes} go with an interval of 1 and no pause"
     if schedule.replica and (schedule.period > 1 or schedule.pause is not None or not schedule.gradients):

@@ -1,15 +1,32 @@
-"""A link that carries so much of a training's state in an iteration, however fast or busy this machine is.
+"""A link that carries so much of a training's state in an iteration, however fast or busy this machine is; or in truth.
 
-It is what the planner of a schedule that is learned is told; the real link is as fast as ever.
+The former is what the planner of a schedule that is learned is told; the real link is as fast as ever.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
+
+import pytest
 
 from checkflow.learning.messages import Request
 from checkflow.learning.planner import Planner
+from checkflow.runtime.device import Batch
+from checkflow.runtime.host import HostDevice
+
+
+def copies_take(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Batch], float]) -> None:
+    """Each of the host's device, in its thread, so long at least."""
+    copy = HostDevice._copy
+
+    def slow(device: HostDevice, batch: Batch) -> None:
+        time.sleep(seconds(batch))
+        copy(device, batch)
+
+    monkeypatch.setattr(HostDevice, "_copy", slow)
+    monkeypatch.setattr(HostDevice, "inline_bytes", -1)
 
 
 def asking(share: float) -> Callable[[Planner, Request], None]:

@@ -132,11 +132,9 @@ MALFORMED: dict[str, tuple[str, str]] = {
     ),
     "until an anchor that is not there": (
         edited(
-            gradients=[
-                {"id": 9, "bytes": 1, "until": [0, 4], "parameter": {"name": "p", "dtype": "uint8", "shape": [1]}}
-            ]
+            gradients=[{"id": 9, "bytes": 1, "until": 4, "parameter": {"name": "p", "dtype": "uint8", "shape": [1]}}]
         ),
-        r"field gradients\.0\.until: \(0, 4\) is no anchor",
+        r"field gradients\.0\.until: anchor 4 is not one of",
     ),
     "place of three numbers": (with_row("actions", 0, offload=[0, 1, 2]), r"field actions\.0\.offload: "),
     "place of one number": (with_row("actions", 0, offload=1), r"field actions\.0\.offload: "),

@@ -297,7 +297,7 @@ def attach(
                         behind.start(handle, retention, retry_s)
                     else:
                         behind = together.put_behind(objects_behind, handle.path, hearers, start_over=start_over)
-                        behind.start(handle, slots, retention, retry_s, together.agreement)
+                        behind.start(handle, slots, retention, retry_s)
                     undo.callback(behind.close, 0.0)
                 engine = Engine(training, objects, fitting, handle, open_store, settings, Path(store), inside, warn)
                 undo.callback(engine.close)

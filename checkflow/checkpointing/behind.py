@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkflow.checkpointing.borrowed import remove_checkpoint
 from checkflow.checkpointing.sink import POLL_S
 from checkflow.errors import InputError, StoreError
 from checkflow.store.bucket.download import download
 from checkflow.store.bucket.names import BucketContents, read_manifest
 from checkflow.store.bucket.objects import BucketError, Objects
+from checkflow.store.format.disk import LocalDisk
 from checkflow.store.format.manifest import KEPT
 from checkflow.store.format.reader import checkpoint_names
+from checkflow.store.format.writer import remove_checkpoint
 from checkflow.store.trainer.bucket_process import BucketProcess
 from checkflow.units import format_bytes
 
@@ -63,7 +64,7 @@ class Behind:
         """What was downloaded last is of another training: the disk is as if it had not been. Never raises."""
         while self._brought:
             with contextlib.suppress(OSError):
-                remove_checkpoint(self._brought.pop())
+                remove_checkpoint(LocalDisk(), self._brought.pop())
 
     def _bring(self, objects: Objects, name: str, contents: BucketContents, store: Path) -> None:
         """The checkpoint of this name, into this store. Raises CorruptStoreError for one that is not whole, StoreError

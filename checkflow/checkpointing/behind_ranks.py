@@ -42,10 +42,18 @@ class Stock:
 
 
 class BehindRanks(Behind):
-    """See the module. `rank`: this one; `root`: the directory of all of them."""
+    """See the module. `rank`: this one; `root`: the directory of all of them; `agreement`: theirs."""
 
     def __init__(
-        self, objects: Objects, store: Path, hearers: Hearers, rank: Rank, root: Path, *, start_over: bool
+        self,
+        objects: Objects,
+        store: Path,
+        hearers: Hearers,
+        rank: Rank,
+        root: Path,
+        agreement: Agreement,
+        *,
+        start_over: bool,
     ) -> None:
         """Ask it. Raises InputError where it refuses, StoreError where it is out and nobody can know what is to be
         resumed."""
@@ -53,35 +61,32 @@ class BehindRanks(Behind):
         self._rank = rank
         self._root = root
         self._turns: Turns | None = None
-        self._agreement: Agreement | None = None
+        self._agreement = agreement
         self._borrowed = Borrowed(root, store)
         self._records: dict[tuple[Rank, str], Mark | None] = {}  # of parts that were looked at
         self._look(may_be_out=not start_over)
         names = {name for contents in self._contents.values() for name in contents.checkpoints}
         self.iterations = sorted({iteration_of(name) for name in names}, reverse=True)
 
-    def start(
-        self, handle: StoreHandle, slots: int, retention: Retention, retry_s: float, agreement: Agreement
-    ) -> None:
+    def start(self, handle: StoreHandle, slots: int, retention: Retention, retry_s: float) -> None:
         """What every rank has verified from now on is uploaded. Raises StoreError where no process can be started."""
         one_more = replace(retention, last=retention.last + 1)  # a part may be there of what not all have
         config = BucketConfig(self._store, self._objects_of(self._rank).url, one_more, retry_s, in_doubt=slots)
         self._process = handle.start_uploader(config)
-        self._agreement = agreement
-        self._turns = Turns(agreement, self._process, lambda line: self._hearers.notify(f"{self.url}: {line}"))
+        self._turns = Turns(self._agreement, self._process, lambda line: self._hearers.notify(f"{self.url}: {line}"))
 
     def poll(self) -> None:
         """See Behind."""
         super().poll()
         if self._turns is not None:
             self._turns.poll()
-            self._borrowed.give_back(self._turns.attempt)
+            self._borrowed.give_back(self._turns.verified_attempt)
 
     def close(self, deadline_s: float) -> None:
         """See Behind."""
         super().close(deadline_s)
         if self._turns is not None:
-            self._borrowed.give_back(self._turns.attempt)
+            self._borrowed.give_back(self._turns.verified_attempt)
         self._borrowed.close()
 
     def keep(self, iteration: int) -> None:
@@ -127,7 +132,7 @@ class BehindRanks(Behind):
             store.mkdir(parents=True, exist_ok=True)
             self._bring(self._objects_of(rank), name, self._contents[rank], store)
             if rank != self._rank:
-                self._borrowed.add(self._brought[-1], 0 if self._agreement is None else self._agreement.attempt)
+                self._borrowed.add(self._brought[-1], self._agreement.attempt)
         except CorruptStoreError as error:
             return f"{self._objects_of(rank).url}: {name}: {error}"
         return ""

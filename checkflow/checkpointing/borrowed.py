@@ -13,10 +13,10 @@ from pathlib import Path
 
 from checkflow.errors import StoreError
 from checkflow.store.both.lock import LOCK
-from checkflow.store.format.disk import LocalDisk, remove_tree
+from checkflow.store.format.disk import LocalDisk
 from checkflow.store.format.ranks import directory_of, ranks_in
 from checkflow.store.format.reader import checkpoint_names
-from checkflow.store.format.writer import PRUNED
+from checkflow.store.format.writer import remove_checkpoint
 
 BORROWED = "borrowed"  # the file
 
@@ -55,7 +55,7 @@ class Borrowed:
         with contextlib.suppress(OSError, StoreError):  # it stays until another run removes it
             for path in list(self._given_back(attempt)):
                 with contextlib.suppress(OSError):  # another rank does the same
-                    remove_checkpoint(path)
+                    remove_checkpoint(LocalDisk(), path)
                     path.parent.rmdir()  # where it was made for it
 
     def _given_back(self, attempt: int) -> Iterator[Path]:
@@ -66,12 +66,3 @@ class Borrowed:
                 found = [] if is_own else [store / name for name in checkpoint_names(store)]
                 if all(int((path / BORROWED).read_text()) <= attempt for path in found):
                     yield from found
-
-
-def remove_checkpoint(path: Path) -> None:
-    """It is gone at once, and its bytes soon after. Raises OSError."""
-    disk = LocalDisk()
-    hidden = path.with_name(PRUNED + path.name)
-    disk.rename(path, hidden)
-    disk.sync_directory(path.parent)
-    remove_tree(disk, hidden)

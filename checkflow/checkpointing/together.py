@@ -115,8 +115,9 @@ class Together:
     def put_behind(self, objects: Objects, store: Path, hearers: Hearers, *, start_over: bool) -> BehindRanks:
         """A bucket, in which each rank has its own parts. Raises InputError, StoreError."""
         rank = (self.group.rank, self.group.size)
-        self._seeking.behind = BehindRanks(objects, store, hearers, rank, self.root, start_over=start_over)
-        return self._seeking.behind
+        behind = BehindRanks(objects, store, hearers, rank, self.root, self.agreement, start_over=start_over)
+        self._seeking.behind = behind
+        return behind
 
     def keep_stored(self) -> None:
         """Of what all ranks had in the bucket at begin() the newest is retained for good. Raises StoreError."""

@@ -48,7 +48,7 @@ class Turns:
         self._kept.add(Mark(self._agreement.attempt, iteration))
 
     @property
-    def attempt(self) -> int:
+    def verified_attempt(self) -> int:
         """The last one of which every rank has verified a checkpoint, as far as was told; -1: of none."""
         told = (mark for mark, _ in tuple(self._verified))
         return max((mark.attempt for mark in (*self._serials, *told)), default=-1)

@@ -110,9 +110,8 @@ class Learner:
         self._earlier: Mapping[str, Reached] = {}
         self._live: LiveIteration | None = None
         self._planner: Planner | None = None  # is started, plans, or has answered
-        self._planned_kind, self._bandwidth = "", 0  # what it is asked for
+        self._planned_kind = ""
         self._still = ""  # the kind whose plan is in force, and stays so where the link allows no other
-        self._copied = Copied()
         if self.kept is None:
             self._has_planner()  # what it imports is there by the time that it is asked
 
@@ -155,7 +154,7 @@ class Learner:
             return None
         self._stop_recording()
         if self._stage is Stage.PLANNING:
-            return self._answer(running)
+            return self._answer()
         if self._stage is Stage.KNOWING:
             self._check(kind, running)
         return None
@@ -212,9 +211,9 @@ class Learner:
         if kind == common or self._recorded >= _RECORDED:
             self._found(graph.unlisted)
             self._planned_kind = kind
-            self._bandwidth, self._copied = self._link.carries(running.copied), running.copied
+            bandwidth = self._link.asks(running.copied)
             self._planner.ask(
-                Request(self._timed(graph), self._bandwidth, self._policy, self._interval, self._factors, self._place)
+                Request(self._timed(graph), bandwidth, self._policy, self._interval, self._factors, self._place)
             )
             self._stage = Stage.PLANNING
 
@@ -227,7 +226,7 @@ class Learner:
             return graph
         return graph.retimed("measured", [op.time_ns * usual_ns // graph.iteration_time_ns for op in graph.ops])
 
-    def _answer(self, running: Running) -> Schedule | None:
+    def _answer(self) -> Schedule | None:
         assert self._planner is not None
         answer = self._planner.answer
         if answer is None:
@@ -236,7 +235,7 @@ class Learner:
             self._give_up(answer.why)
             return None
         self._stage, self._known, self._recorded = Stage.KNOWING, self._planned_kind, 0
-        self._link.follows(answer.schedule, self._bandwidth, running.copied)
+        self._link.follows(answer.schedule)
         return answer.schedule
 
     def _check(self, kind: str, running: Running) -> None:
@@ -282,8 +281,6 @@ class Learner:
     def _give_up(self, why: str) -> None:
         self._stop_recording()
         self._stage, self._known = Stage.KNOWING, self._still
-        if self._still:
-            self._link.bears(self._bandwidth, self._copied)
         self._notify(
             f"no schedule was learned ({why}); each checkpoint is read when its iteration ends, or as planned before"
         )

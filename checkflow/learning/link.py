@@ -40,16 +40,15 @@ class LinkWatch:
     def _begin(self, now: Copied) -> None:
         self._before, self._before_ns = now, time.perf_counter_ns()
 
-    def follows(self, plan: Schedule, planned_bytes_per_s: int, now: Copied) -> None:
-        """It is in force from now on."""
-        self._plan, self._planned = plan, planned_bytes_per_s
-        self._found = planned_bytes_per_s
+    def asks(self, now: Copied) -> int:
+        """Another plan is asked for, of what it carries now: so many bytes per second."""
+        self._planned = self._found = self.carries(now)
         self._begin(now)
+        return self._planned
 
-    def bears(self, planned_bytes_per_s: int, now: Copied) -> None:
-        """No plan is to be had for what it carries now; the one in force stays so."""
-        self._planned = self._found = planned_bytes_per_s
-        self._begin(now)
+    def follows(self, plan: Schedule) -> None:
+        """What was asked for is in force; until then, or where there is none, what was in force before."""
+        self._plan = plan
 
     def carries(self, now: Copied) -> int:
         """Bytes per second while it was busy: since it was last looked at, or as was found then."""

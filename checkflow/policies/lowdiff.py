@@ -6,9 +6,9 @@ linear, so that is another state than the training's.)
 
 The paper's base is a stall or a copy; here it leaves as any other state, planned for the least peak over all of its
 iterations. How many these are is the least that the link carries: the base is a burst that gradients have to make up
-for, or what `--lanes` says. The paper's Eq 10 sets the time that bases take training against the updates that a restore
-makes again. A base that takes none leaves the updates alone, of which the fewest are best; a learned schedule follows
-the link to them. How many gradients go to a write is for `persist_every`, which follows the disk.
+for, or what `--lanes` says. The paper's Eq 10 weighs how long bases hold training up against how many updates a restore
+makes again. Here a base holds nothing up, so that only the second counts, and fewer iterations between bases make it
+less; a learned schedule follows the link. How many gradients go to a write is for `persist_every`.
 
 Nothing is left out of gradients. Of the largest alone (top-k) an error feedback would keep the rest as state, which
 nothing that was sent rebuilds: to restore it to the bit it would have to leave whole, in each iteration, and be as many

@@ -117,7 +117,7 @@ class InFlight:
             offloads=[index for _, kind, index in due if kind is ActionKind.OFFLOAD],
             releases=() if pauses else releases,
         )
-        self._vacate([index for _, kind, index in due if kind is ActionKind.LEFT])
+        self._vacate([index for _, kind, index in due if kind is ActionKind.VACATE])
         if pauses:
             if self.last is not None and not self._device.done(self.last):
                 self._device.wait(self.last, Cause.PAUSE)

@@ -15,7 +15,7 @@ class ActionKind(IntEnum):
     RELEASE = 0
     SNAPSHOT = 1
     OFFLOAD = 2
-    LEFT = 3  # of a gradient in whose place the next one is written from here on: it has left, or is copied
+    VACATE = 3  # of a gradient in whose place the next one is written from here on: it has left, or is copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +162,8 @@ def timetable_of(schedule: Schedule, few_bytes: int = 0) -> Timetable:
         events.append((offloads[index], ActionKind.OFFLOAD, index))
         if row.snapshot is not None and row.release is not None:
             events += [(time(row.snapshot), ActionKind.SNAPSHOT, index), (time(row.release), ActionKind.RELEASE, index)]
-        if (left := until.get(row.tensor)) is not None:
-            events.append((time((left[0] - row.back, left[1])), ActionKind.LEFT, index))
+        if (last := until.get(row.tensor)) is not None:
+            events.append((time((-row.back, last)), ActionKind.VACATE, index))
     anchors: dict[tuple[str, str], dict[int, int]] = {}
     for number, anchor in enumerate(schedule.anchors, start=1):
         anchors.setdefault((anchor.kind, anchor.subject), {})[anchor.occurrence] = number

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.format.disk import LocalDisk, remove_tree
+from checkflow.store.format.disk import LocalDisk
 from checkflow.store.format.reader import (
     Checkpoint,
     SkippedCheckpoint,
@@ -18,7 +18,7 @@ from checkflow.store.format.reader import (
     nothing_is_scarce,
     verify,
 )
-from checkflow.store.format.writer import ARRIVING, INCOMPLETE, PRUNED
+from checkflow.store.format.writer import ARRIVING, INCOMPLETE, PRUNED, remove_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,7 @@ def _remove(store: Path, path: Path) -> None:
         if path.is_symlink() or not path.is_dir():
             disk.unlink(path)  # never follow a link out of the store
         else:
-            hidden = path if path.name.startswith(PRUNED) else path.with_name(PRUNED + path.name)
-            if hidden != path:
-                disk.rename(path, hidden)
-                disk.sync_directory(store)
-            remove_tree(disk, hidden)
+            remove_checkpoint(disk, path)
         disk.sync_directory(store)
     except OSError as error:
         raise StoreError(f"{path}: cannot be removed ({error.strerror}); remove it yourself") from None

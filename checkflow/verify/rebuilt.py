@@ -182,7 +182,7 @@ def _check_rows(schedule: Schedule, graph: Graph, asked: Mapping[int, tuple[Cons
             or [(row.parameter.name, row.parameter.dtype, row.parameter.shape)] != ours
         ):
             fail(f"gradients: row {row.id} is not the gradient that its graph has")
-        consumed, until = asked[row.id][0], None if row.until is None else schedule.position(row.until)
+        consumed, until = asked[row.id][0], None if row.until is None else schedule.position((0, row.until))
         places = [anchor.position for anchor in graph.anchors]
         if until != (last_to(consumed.gone - 1, places, len(graph.ops)) if consumed.again else None):
             fail(f"gradients: row {row.id} does not say until when its graph has it")

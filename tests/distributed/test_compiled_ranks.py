@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 import rank_on_schedule
 import rank_to_watch
+import torch
 from job_of_ranks import Job
+from rank_to_kill import net
 from rank_to_watch import SCALAR_BYTES
+from torch.nn.parallel import DistributedDataParallel
 
 import checkflow
 from checkflow.graph import Graph, Role
+from checkflow.plan.rebuilt import is_written_again, rebuilt_in
 from checkflow.schedule import Schedule
 from checkflow.trace import World, in_place_of, trace_training
 
@@ -87,6 +91,30 @@ def resident(graph: Graph) -> list[tuple[str, int]]:
             for step in range(max(tensor.born, 1), tensor.freed + 1):
                 sizes[step] += tensor.size_bytes
     return [(op.name, sizes[step]) for step, op in enumerate(graph.ops, start=1)]
+
+
+def in_buckets(*, views: bool) -> checkflow.Training:
+    model = DistributedDataParallel(net(), gradient_as_bucket_view=views)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+    def iteration() -> None:
+        model(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return checkflow.Training(model, optimizer, iteration)
+
+
+@pytest.mark.parametrize("stay", [False, True])
+def test_gradients_of_buckets_rebuild_state(stay: bool) -> None:
+    """Those that lie in them, where the next ones are written, are there until the iteration's end."""
+    world = World(2)
+    with in_place_of(world):
+        graph = trace_training(partial(in_buckets, views=stay), model="m", world=world).graph
+    found = rebuilt_in(graph)
+    assert len(found) == sum(tensor.role is Role.PARAMETER for tensor in graph.tensors)
+    assert {is_written_again(each.gradient, graph) for each in found} == {stay}
+    assert not stay or {each.gone for each in found} == {1}
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "llama"])

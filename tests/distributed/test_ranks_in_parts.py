@@ -25,7 +25,7 @@ POLICIES = {
 KINDS = [("ddp", 2), ("views", 2), ("synced", 2), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("tp", 2), ("both", 4)]
 CASES = [(kind, size, policy, who) for kind, size in KINDS for policy in POLICIES for who in ("one", "all", "machine")]
 OFTEN = [("synced", 2, "rolling", "one"), ("fsdp", 4, "rolling", "all"), ("fsdp", 2, "gockpt", "machine")]
-OFTEN += [("tp", 2, "lowdiff", "one")]
+OFTEN += [("tp", 2, "lowdiff", "one"), ("views", 2, "rolling", "one")]
 
 
 def follows(job: Job) -> None:

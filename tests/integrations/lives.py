@@ -21,7 +21,6 @@ from typing import Any
 
 Train = Callable[[Path, str, str, int], object]  # (folder, kind, when, step) -> what the training leaves, as JSON
 WHOLE = ("plain", "never")  # are not killed
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"  # all cases of ranks, also those that are alike
 
 
 def run(script: Path, root: Path, *cases: str, ranks: int = 1) -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lives import NIGHTLY, WHOLE, check_ranks, order, run, statuses, told
+from lives import WHOLE, check_ranks, order, run, statuses, told
 from once import once
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'checkflow[accelerate]'")
@@ -68,13 +68,6 @@ def test_killed_and_resumed_it_ends_the_same(root: Path, case: str) -> None:
 RANKS = [f"shuffled:{kill}" for kill in ("batch:3", "update:3", "accumulation:3", "border:2", "evaluation:4")]
 RANKS += [f"{kind}:batch:3" for kind in ("shuffled-seedable", "shuffled-seedable-stateful", "generator", "workers")]
 RANKS += [f"shuffled-fsdp:{kill}" for kill in ("batch:3", "evaluation:4")]
-if not NIGHTLY:
-    RANKS = [
-        "shuffled:batch:3",
-        "shuffled:border:2",
-        "shuffled-seedable-stateful:batch:3",
-        "shuffled-fsdp:evaluation:4",
-    ]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ pytest.importorskip("lightning", reason="lightning is not installed: pip install
 import fits
 import lightning.pytorch as pl
 import torch
-from lives import NIGHTLY, WHOLE, begun, check_ranks, order, plain, run, statuses, told
+from lives import WHOLE, begun, check_ranks, order, plain, run, statuses, told
 from once import once
 
 from checkflow.errors import InputError
@@ -78,8 +78,6 @@ def test_it_resumes_where_it_was_killed(case: str, root: Path) -> None:
 RANKS = [f"stateful:{kill}" for kill in ("batch:4", "validation:4", "next:3", "epoch:3", "raise:4")]
 RANKS += [f"{kind}:batch:4" for kind in ("generated", "distributed", "divided", "manual", "sharded")]
 RANKS += ["sharded:validation:4"]
-if not NIGHTLY:
-    RANKS = ["stateful:batch:4", "stateful:next:3", "manual:batch:4", "divided:batch:4", "sharded:validation:4"]
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from handmade import TIGHT
+from slow_link import copies_take
 
 import checkflow
 from checkflow.learning import link as watching
-from checkflow.runtime.device import Batch
-from checkflow.runtime.host import HostDevice
 from checkflow.store.memory.trainer_slots import WhenFull
 from checkflow.store.trainer.persist_every import PersistEvery
 
@@ -27,14 +26,7 @@ class Link:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
-        copy = HostDevice._copy
-
-        def slowly(device: HostDevice, batch: Batch) -> None:
-            time.sleep(batch.size_bytes / self.bytes_per_s)
-            copy(device, batch)
-
-        monkeypatch.setattr(HostDevice, "_copy", slowly)
-        monkeypatch.setattr(HostDevice, "inline_bytes", -1)
+        copies_take(monkeypatch, lambda batch: batch.size_bytes / self.bytes_per_s)
         monkeypatch.setattr(watching, "ENOUGH_BYTES", 1)
 
 
@@ -74,12 +66,13 @@ def test_another_plan_is_due_where_it_would_help(now: dict[str, int], plan: dict
     followed = TIGHT.model_copy(update={"interval": 1, "bandwidth_bytes_per_s": 100 * MB, **plan})
     watch = watching.LinkWatch(None)
     assert not watch.changed(watching.Copied(**now), 1)
-    watch.follows(followed, 100 * MB, watching.Copied())
+    watch = watching.LinkWatch(None)
+    assert watch.asks(watching.Copied(bytes=100 * MB, busy_ns=10**9)) == 100 * MB
+    watch.follows(followed)
+    now = {name: value + {"bytes": 100 * MB, "busy_ns": 10**9}.get(name, 0) for name, value in now.items()}
     why = watch.changed(watching.Copied(**now), 1)
     assert why.startswith("the link carries ") == bool(why) == due
-    kept = watching.LinkWatch(followed)
-    assert bool(kept.changed(watching.Copied(**now), 1)) == due
-    assert not kept.changed(watching.Copied(**now), 1) or due, "what was looked at is not looked at again"
+    assert not watch.changed(watching.Copied(**now), 1) or due, "what was looked at is not looked at again"
 
 
 def test_what_it_carries_is_known_though_little_was_copied_since() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from slow_link import copies_take
 from torch import nn
 from trainings_to_resume import TRAININGS, Make, Run, Small, adamw, batch, sgd, simple
 
@@ -26,7 +26,7 @@ from checkflow.lower import lower
 from checkflow.plan import Infeasible, Problem, on_anchors, problem_of
 from checkflow.plan.rebuilt import in_lanes, over_iterations
 from checkflow.plan.streaming.planner import plan_streaming
-from checkflow.runtime.device import Batch, Snapshot
+from checkflow.runtime.device import Snapshot
 from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
@@ -311,18 +311,11 @@ def test_gradients_zeroed_in_place_have_left_before(
     parted: Parted, zeroed: str, late_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or are copied, also where the link is slower than planned."""
-    copy = HostDevice._copy
-
-    def slow(device: HostDevice, batch: Batch) -> None:
-        time.sleep(late_s)
-        copy(device, batch)
-
     make = small(nothing, zeroed=zeroed)
     schedule = parted(traced(make), 3)
     assert schedule.gradients and all(row.until for row in schedule.gradients)
     if late_s:
-        monkeypatch.setattr(HostDevice, "_copy", slow)
-        monkeypatch.setattr(HostDevice, "inline_bytes", -1)
+        copies_take(monkeypatch, lambda _: late_s)
     expected, told = trained(make, schedule, tmp_path / "store")
     assert not told
     assert any("replay" in record for record in records(tmp_path / "store").values())
@@ -356,16 +349,9 @@ def test_the_next_iteration_may_write_gradients_elsewhere(
         run.steps = steps()
         return run
 
-    copy = HostDevice._copy
-
-    def slow(device: HostDevice, batch: Batch) -> None:
-        time.sleep(0.01)
-        copy(device, batch)
-
     schedule = parted(traced(partial(make, of_update=True)), 3)
-    assert schedule.gradients and all(row.until and row.until[0] == 0 for row in schedule.gradients)
-    monkeypatch.setattr(HostDevice, "_copy", slow)
-    monkeypatch.setattr(HostDevice, "inline_bytes", -1)
+    assert schedule.gradients and all(row.until for row in schedule.gradients)
+    copies_take(monkeypatch, lambda _: 0.01)
     expected, _ = trained(make, schedule, tmp_path / "store")
     check_each(make, schedule, tmp_path / "store", expected)
 
@@ -400,11 +386,7 @@ def test_without_memory_for_a_copy_gradients_are_waited_for(
         return run
 
     count, refusals = [0], [0]
-    copy, snapshot = HostDevice._copy, HostDevice.snapshot
-
-    def slow(device: HostDevice, batch: Batch) -> None:
-        time.sleep(0.01)
-        copy(device, batch)
+    snapshot = HostDevice.snapshot
 
     def refused(device: HostDevice, sources: Sequence[torch.Tensor]) -> list[Snapshot]:
         if count[0] <= 5:  # in which parts of every age are proven
@@ -414,8 +396,7 @@ def test_without_memory_for_a_copy_gradients_are_waited_for(
 
     schedule = parted(traced(make), 3)
     assert schedule.gradients and all(row.until for row in schedule.gradients)
-    monkeypatch.setattr(HostDevice, "_copy", slow)
-    monkeypatch.setattr(HostDevice, "inline_bytes", -1)
+    copies_take(monkeypatch, lambda _: 0.01)
     monkeypatch.setattr(HostDevice, "snapshot", refused)
     count[0] = 0
     expected, told = trained(make, schedule, tmp_path / "store")
@@ -487,7 +468,7 @@ def test_gradients_of_one_storage_are_held_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("back", [1, 2, 3, 4])
 @pytest.mark.parametrize("parted", [in_parts, rolling, lowdiff])
 def test_what_is_trained_again_is_saved_as_it_is_now(parted: Parted, back: int, tmp_path: Path) -> None:
-    """After a restore in the middle of a run, of each iteration since: of its first time nothing is made again."""
+    """After a restore in mid-run iterations are trained a second time: their checkpoints are of that one."""
     make = small(nothing)
     check_trained_again(make, parted(traced(make), 3), back, tmp_path)
 

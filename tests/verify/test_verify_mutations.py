@@ -105,8 +105,21 @@ def test_lanes_without_gradients_are_refused() -> None:
         verify(other, right.graph)
 
 
-@pytest.mark.parametrize(("setting", "until"), [("in place", None), ("in place", (0, 11)), ("parts", (0, 12))])
-def test_until_when_a_gradient_is_there_has_to_be_said(setting: str, until: tuple[int, int] | None) -> None:
+def test_what_is_written_again_is_copied_and_not_held() -> None:
+    """In what a person is told, and a choice of policies counts."""
+    right = sound("in place")
+    assert isinstance(right, Compiled)
+    schedule, (held, copied) = right.schedule, right.schedule.gradients
+    assert held.until is None and copied.until is not None
+    snapshots = {
+        row: sum(a.bytes for a in schedule.actions if a.snapshot and a.tensor == row) for row in (held.id, copied.id)
+    }
+    assert all(snapshots.values()) and schedule.held_bytes() == snapshots[held.id]
+    assert schedule.copied_bytes() == schedule.certificate.snapshot_bytes - snapshots[held.id]
+
+
+@pytest.mark.parametrize(("setting", "until"), [("in place", None), ("in place", 11), ("parts", 12)])
+def test_until_when_a_gradient_is_there_has_to_be_said(setting: str, until: int | None) -> None:
     """Where training writes the next one in its place, and only there."""
     right = sound(setting)
     assert isinstance(right, Compiled)

@@ -18,7 +18,7 @@ from pathlib import Path
 import xxhash
 
 from checkflow.lanes import lane_file
-from checkflow.store.format.disk import Disk, NewFiles
+from checkflow.store.format.disk import Disk, NewFiles, remove_tree
 from checkflow.store.format.layout import Layout
 from checkflow.store.format.manifest import (
     BLOCK_BYTES,
@@ -150,3 +150,13 @@ def hash_blocks(data: memoryview) -> str:
     return "".join(
         xxhash.xxh3_128_hexdigest(data[start : start + BLOCK_BYTES]) for start in range(0, len(data), BLOCK_BYTES)
     )
+
+
+def remove_checkpoint(disk: Disk, path: Path) -> None:
+    """No checkpoint any more at once, also after a crash; then its bytes go. Raises OSError."""
+    if not path.name.startswith(PRUNED):
+        hidden = path.with_name(PRUNED + path.name)
+        disk.rename(path, hidden)
+        disk.sync_directory(path.parent)
+        path = hidden
+    remove_tree(disk, path)
