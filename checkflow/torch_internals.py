@@ -79,9 +79,10 @@ def grad_scale_of(optimizer: torch.optim.Optimizer) -> object:
     return getattr(optimizer, "grad_scale", None)
 
 
-def tensor_hooks(tensor: torch.Tensor) -> int:
-    """How many functions its gradient is given to, each of which may replace it."""
-    return len(tensor._backward_hooks or ())
+def others_hooks(tensor: torch.Tensor) -> int:
+    """How many functions its gradient is given to, each of which may replace it; checkflow's own only look on."""
+    hooks = (tensor._backward_hooks or {}).values()
+    return sum(not str(getattr(hook, "__module__", "")).startswith("checkflow.") for hook in hooks)
 
 
 def multiplied_by(weight: torch.Tensor, output: torch.Tensor) -> torch.autograd.graph.Node | None:

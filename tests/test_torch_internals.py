@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -341,11 +342,14 @@ def test_the_product_of_a_layer_is_found(shape: tuple[int, ...], bias: bool) -> 
 
 
 def test_who_is_given_a_gradient_is_counted() -> None:
-    from checkflow.torch_internals import tensor_hooks
+    from checkflow.torch_internals import others_hooks
+    from checkflow.trace.hooks import mark_gradient
 
     weight = torch.nn.Parameter(torch.zeros(2))
-    assert tensor_hooks(weight) == 0
+    assert others_hooks(weight) == 0
     handle = weight.register_hook(lambda gradient: gradient)  # type: ignore[no-untyped-call]
-    assert tensor_hooks(weight) == 1
+    weight.register_hook(partial(lambda gradient: gradient))  # type: ignore[no-untyped-call]
+    weight.register_hook(mark_gradient)  # type: ignore[no-untyped-call]
+    assert others_hooks(weight) == 2
     handle.remove()
-    assert tensor_hooks(weight) == 0
+    assert others_hooks(weight) == 1

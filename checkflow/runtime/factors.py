@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from checkflow.torch_internals import multiplied_by, tensor_hooks, versions
+from checkflow.torch_internals import multiplied_by, others_hooks, versions
 
 Take = Callable[[str, torch.Tensor, torch.Tensor], None]  # a parameter's name, and its gradient's factors
 
@@ -36,7 +36,6 @@ class FactorHooks:
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
         self._made = {name: _Made() for name in self.names}
-        self._hooks: dict[str, int] = {}  # of ours on each weight
 
     def forget(self) -> None:
         """Another iteration begins."""
@@ -48,7 +47,7 @@ class FactorHooks:
         gradient, made = weight.grad, self._made[name]
         if gradient is None or made.times != 1:
             return False
-        if tensor_hooks(weight) != self._hooks.get(name):  # another one may have replaced it
+        if others_hooks(weight):  # which may have replaced it
             return False
         return (gradient.data_ptr(), versions([gradient])[0]) == made.gradient
 
@@ -57,12 +56,9 @@ class FactorHooks:
         return {name: self._made[name].rows for name in names if name in self.names}
 
     def watch(
-        self, name: str, layer: torch.nn.Module, listens: Callable[[], bool], take: Take, *, beside: int
+        self, name: str, layer: torch.nn.Module, listens: Callable[[], bool], take: Take
     ) -> list[RemovableHandle]:
-        """Hooks of a layer whose weight has this name, `beside` so many of ours on that weight.
-
-        `take` is given the factors when the gradient was made.
-        """
+        """Hooks of a layer whose weight has this name. `take` is given the factors when the gradient was made."""
         weight = layer.weight
         assert isinstance(weight, torch.Tensor)
         transposed = isinstance(layer, torch.nn.Linear)  # (outputs, inputs): what came back is the first factor
@@ -95,7 +91,6 @@ class FactorHooks:
                 made.gradient, made.rows = (gradient.data_ptr(), versions([gradient])[0]), rows
                 take(name, left, right)
 
-        self._hooks[name] = beside + 1
         return [layer.register_forward_hook(ran), weight.register_hook(ready)]  # type: ignore[no-untyped-call]
 
 

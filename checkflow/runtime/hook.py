@@ -81,8 +81,7 @@ def _on_layers(
     for path, module in model.named_modules():
         name = subject_of(holder, f"{path}.weight" if path else "weight")
         if name in factors.names and own_parameters(module).get("weight") is not None:
-            anchored = ("gradient", name) in executor.timetable.hooked
-            yield from factors.watch(name, module, lambda: executor.awake, executor.factored, beside=int(anchored))
+            yield from factors.watch(name, module, lambda: executor.awake, executor.factored)
 
 
 def _on_module(

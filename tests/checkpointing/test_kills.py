@@ -169,9 +169,11 @@ def test_killed_while_its_schedule_is_learned_it_resumes_bit_identically(tmp_pat
 
 def test_killed_while_it_learns_to_save_in_lanes_it_resumes_bit_identically(tmp_path: Path) -> None:
     """The link carries less than the state in an iteration; each has a checkpoint all the same."""
-    _killed("cpu", "rolling", tmp_path, slots="23")
-    (kept,) = (tmp_path / "store" / FOLDER).glob("*.schedule.json")
+    learning = ["learning", "cpu", "50", "rolling", str(tmp_path / "learning"), "3"]
+    _live(TRAINER, learning, None, tmp_path)
+    (kept,) = (tmp_path / "learning" / FOLDER).glob("*.schedule.json")
     assert read_schedule(kept).lanes > 1
+    _killed("cpu", "rolling", tmp_path, slots="23", kept=kept.parent)
 
 
 def _sample() -> list[tuple[str, str]]:
@@ -217,7 +219,9 @@ def _killed(
     slots: str = "123",
     mode: str = "attached",
     also: str = "",
+    kept: Path | None = None,
 ) -> None:
+    """`kept`: what every other life has learned before it begins; the others learn it."""
     iterations = EACH * kills  # more than are said in all lives, so that each is killed
     live = partial(_live, trainer, folder=tmp_path)
     reference = _uninterrupted(trainer, what, iterations)
@@ -225,18 +229,20 @@ def _killed(
     chance, completed, startup_s = random.Random(SEED), 0, 3.0
     print(f"seed {SEED}")  # noqa: T201
     for number in range(kills):
-        if schedule == "learned" or number % 2 == 0:  # every other life begins in lanes
+        if schedule == "learned" or kept:
             shutil.rmtree(tmp_path / "store" / FOLDER, ignore_errors=True)
+        if kept and number % 2:
+            shutil.copytree(kept, tmp_path / "store" / FOLDER)
         early = number % 4 == 3  # while it starts, waits for the saver or restores
         began_s = chance.random() * startup_s if early else HANGS_S
         kill = Kill(began_s, chance.randint(1, SAID), chance.random() / 50, also)
         life = live([*arguments, chance.choice(slots)], kill)
         assert early or life.said, "it hangs before its first iteration"
         if life.said:
-            _check(life, completed, reference, lost)
+            _check(life, completed, reference, lost, tmp_path)
             completed, startup_s = life.last, life.startup_s
     final = live([*arguments, "3"], None)
-    _check(final, completed, reference, lost)
+    _check(final, completed, reference, lost, tmp_path)
     assert final.last == iterations
 
 
@@ -247,7 +253,8 @@ def _uninterrupted(trainer: Path, what: str, iterations: int) -> dict[int, str]:
         return _live(trainer, ["reference", what, str(iterations)], None, Path(folder)).said
 
 
-def _check(life: Life, completed: int, reference: dict[int, str], lost: int) -> None:
-    assert life.first >= completed - lost, f"{completed} iterations were completed, {life.first} restored"
+def _check(life: Life, completed: int, reference: dict[int, str], lost: int, folder: Path) -> None:
+    told = (folder / "stderr").read_text()[-2000:]
+    assert life.first >= completed - lost, f"{completed} iterations were completed, {life.first} restored: {told}"
     for iteration, digest in life.said.items():
         assert iteration == 0 or digest == reference[iteration], f"iteration {iteration} differs"

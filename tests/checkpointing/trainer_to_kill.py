@@ -2,9 +2,10 @@
 
     python trainer_to_kill.py reference DEVICE ITERATIONS
     python trainer_to_kill.py attached DEVICE ITERATIONS SCHEDULE STORE SLOTS
+    python trainer_to_kill.py learning DEVICE ITERATIONS SCHEDULE STORE SLOTS
 
 Where SCHEDULE is "learned" there is none; where it is a policy's name it is learned by that, on a link that is too slow
-to carry the state in one iteration.
+to carry the state in one iteration; "learning" waits until it is.
 
 Prints "at I DIGEST" for each state that a checkpoint may hold: of iteration I when it is completed, and once when
 restored. The digest covers weights, buffers, optimizer state, the scheduler, and what the random generators give next.
@@ -15,7 +16,9 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import nn
@@ -96,7 +99,7 @@ def main(mode: str, device: str, iterations: int, schedule: str = "", store: str
     learned = policy is not None or schedule == "learned"
     with checkflow.attach(
         model, optimizer, store=store, schedule=None if learned else schedule, scheduler=scheduler,
-        loader=loader, when_full="wait", slots=int(slots), notify=lambda _: None, policy=policy,
+        loader=loader, when_full="wait", slots=int(slots), notify=partial(print, file=sys.stderr), policy=policy,
         interval=1 if schedule == "learned" else None,  # what is learned may be of more, where the link was slow
     ) as ckpt:  # fmt: skip
         first = ckpt.restore()
@@ -106,6 +109,8 @@ def main(mode: str, device: str, iterations: int, schedule: str = "", store: str
             scheduler.step()
             ckpt.step()
             say(i + 1)
+            while mode == "learning" and ckpt.learning == "planning":
+                time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import trainer_to_kill
@@ -165,7 +166,8 @@ def main(mode: str, what: str, iterations: int, schedule: str = "", store: str =
     training = built.training
     with checkflow.attach(
         training.model, training.optimizer, store=store, schedule=schedule, scheduler=built.schedulers,
-        loader=built.loader, extra=training.extra, when_full="wait", slots=int(slots), notify=lambda _: None,
+        loader=built.loader, extra=training.extra, when_full="wait", slots=int(slots),
+        notify=partial(print, file=sys.stderr),
     ) as ckpt:  # fmt: skip
         first = ckpt.restore()
         say(first)

@@ -92,6 +92,35 @@ def test_a_schedule_is_learned_by_each_policy(tmp_path: Path, policy: str) -> No
 
 
 @pytest.mark.usefixtures("slow_link")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_followed_does_not_notice_that_it_is_learned_anew(tmp_path: Path, policy: str) -> None:
+    """An iteration is recorded while checkpoints go on as they were."""
+    loop, told = Wide(), list[str]()
+    with attached(loop, tmp_path / "store", told, policy=policy) as ckpt:
+        first = done = until_learned(ckpt, loop.iterate)
+        interval, before, deadline = ckpt.schedule.interval, ckpt.stats(), time.monotonic() + LONG_S
+        for _ in range(3):  # each lane's turn comes
+            followed, parts = ckpt.schedule, ckpt._executor.parts
+            ckpt._adapting._learner.anew("asked for")  # type: ignore[union-attr]
+            while ckpt.schedule is followed:
+                assert time.monotonic() < deadline, told
+                loop.iterate(done)
+                ckpt.step()
+                done += 1
+                time.sleep(0.01)
+            assert parts is None or not parts.refused
+        after = ckpt.stats()
+        assert after.skipped == after.discarded == 0
+        assert after.started - before.started >= (done - first) // interval - 1
+    assert sum("learned its schedule" in line for line in told) == 4, told
+    assert not any("whole" in line for line in told), told
+    again = Wide()
+    with attached(again, tmp_path / "store", policy=policy) as ckpt:
+        assert ckpt.restore() == done
+    assert same(loop.state(), again.state())
+
+
+@pytest.mark.usefixtures("slow_link")
 def test_rolling_is_in_force_at_any_stop(tmp_path: Path) -> None:
     """Each start ends at another iteration: while learning, at the first in lanes, and at each lane."""
     plain, stops = Wide(), [3, 8, 40, 41, 42, 43, 44, 60]
