@@ -97,7 +97,7 @@ def check_arguments(
         _check_takes(schedule, interval, overhead, slots)
     if together is not None:
         _check_takes_together(schedule, overhead, slots)
-    _check_replicate(replicate, together, in_lanes=policy in IN_LANES or (schedule is not None and schedule.lanes > 1))
+    _check_replicate(replicate, together)
     if approximate and not (policy == REPLICATED if schedule is None else schedule.replica):
         raise InputError(f"approximate: is for updates that the host makes, of policy {REPLICATED!r}; leave it out")
     if when_full not in ("skip", "wait"):
@@ -187,16 +187,12 @@ def _check_takes_together(schedule: Schedule | None, overhead: float | None, slo
         )
 
 
-def _check_replicate(replicate: int, together: Together | None, *, in_lanes: bool) -> None:
-    """Raises InputError for more copies than one, where there is nobody to hold it, and for what cannot be sent."""
+def _check_replicate(replicate: int, together: Together | None) -> None:
+    """Raises InputError for more copies than one, and where there is nobody to hold it."""
     if replicate not in (0, 1):
         raise InputError(f"replicate: {replicate!r} is not supported; use 0, or 1 for a copy on another machine")
     if replicate and (together is None or together.group.size == 1):
         raise InputError("replicate: 1, but this training has one process, and no other machine; leave it out")
-    if replicate and in_lanes:
-        raise InputError(
-            "replicate: 1 is for checkpoints that one slot has whole; leave it out, or use policy 'checkflow'"
-        )
 
 
 def _pauses_between(schedule: Schedule) -> bool:

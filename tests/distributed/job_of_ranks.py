@@ -78,6 +78,12 @@ class Job:
             assert all(process.poll() is None for process in self.ranks.values()), self.errors
             time.sleep(0.002)
 
+    def learned(self) -> None:
+        """Wait until each rank follows what it learned."""
+        while not all(self.numbers(rank, "learned") for rank in self.ranks):
+            assert all(process.poll() is None for process in self.ranks.values()), self.errors
+            time.sleep(0.01)
+
     def kill(self, ranks: Iterable[int] | None = None, number: int = signal.SIGKILL) -> None:
         """These, or all."""
         for rank in self.ranks if ranks is None else ranks:

@@ -161,7 +161,6 @@ def main(folder: Path) -> None:
         "schedule": lambda: attach(folder / "a", schedule=folder / "lowdiff_plus.json"),
         "factors": lambda: attach(folder / "a", schedule=folder / "rolling.json"),
         "policy": lambda: attach(folder / "a", policy="lowdiff_plus"),
-        "lanes": lambda: attach(folder / "a", policy="rolling", replicate=1),
         "learned by": lambda: attach(folder / "a", policy="checkfreq" if rank else None),
         "slots": lambda: attach(folder / "a", slots=1),
         "overhead": lambda: attach(folder / "a", overhead=0.05),

@@ -32,16 +32,19 @@ from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 from checkflow.store.format.ranks import COPIES, copy_of, directory_of
 from checkflow.store.format.reader import list_checkpoints
 from checkflow.store.format.retention import Retention
+from checkflow.store.memory.shared_memory import NOT_YET_WHOLE
 from checkflow.store.mirror.slots import MirroredSlots, greeted
 
 NO_END = 1_000_000
 PAUSE_S = 0.02
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 KILLS = 5 if NIGHTLY else 1
+EVERY = [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("hsdp", 4), ("both", 4), ("zero", 2)]
+POLICIES = {"whole": [], "rolling": ["policy=rolling", "link=0.5"], "lowdiff": ["policy=lowdiff", "link=0.7"]}
 KINDS = (
-    [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("hsdp", 4), ("both", 4), ("zero", 2)]
+    [(kind, size, policy) for kind, size in EVERY for policy in POLICIES if kind != "zero" or policy == "whole"]
     if NIGHTLY
-    else [("ddp", 2), ("fsdp", 2)]
+    else [("ddp", 2, "whole"), ("fsdp", 2, "whole"), ("fsdp", 2, "rolling")]
 )
 
 
@@ -64,20 +67,24 @@ def mirrored(job: Job, least: int = 1) -> None:
 
 
 @pytest.mark.parametrize("disks", ["one", "each"])
-@pytest.mark.parametrize(("kind", "size"), KINDS)
-def test_a_lost_machine_costs_what_a_killed_process_does(kind: str, size: int, disks: str, tmp_path: Path) -> None:
-    """Nothing but the first checkpoint is on any disk by then."""
-    draw = random.Random(f"{kind} {size} {disks}")
+@pytest.mark.parametrize(("kind", "size", "policy"), KINDS)
+def test_a_lost_machine_costs_what_a_killed_process_does(
+    kind: str, size: int, policy: str, disks: str, tmp_path: Path
+) -> None:
+    """Nothing but the first checkpoint of a schedule is on any disk by then."""
+    draw, how = random.Random(f"{kind} {size} {policy} {disks}"), POLICIES[policy]
     store, resumed = tmp_path / ("store" if disks == "one" else "disk-{rank}"), 0
     for _ in range(KILLS):
-        with Job(size, kind, store, NO_END, PAUSE_S, "persist_every=1000000", "replicate=1") as job:
-            mirrored(job)
+        with Job(size, kind, store, NO_END, PAUSE_S, "persist_every=1000000", "replicate=1", *how) as job:
+            if how:
+                job.learned()
+            mirrored(job, 1 + max(map(job.iteration, job.ranks)))
             job.reach(max(map(job.iteration, job.ranks)) + draw.randint(1, 5))
             lost = draw.randrange(size)
             end(job, lost)
             completed, promised = max(map(job.iteration, job.ranks)), job.common("mirrored")
         shutil.rmtree(Path(str(store).format(rank=lost)) / directory_of(lost, size))
-        with Job(size, kind, store, completed + 1, 0, "replicate=1") as job:
+        with Job(size, kind, store, completed + 1, 0, "replicate=1", *how) as job:
             found = job.done()
         (now,) = {iteration for iteration, _ in found.values()}
         assert resumed < promised <= now <= completed
@@ -171,8 +178,9 @@ class Rank(NamedTuple):
 
 
 @pytest.fixture
-def rank() -> Iterator[Rank]:
-    """It has greeted its mirror, which receives whatever comes."""
+def rank(request: pytest.FixtureRequest) -> Iterator[Rank]:
+    """It has greeted its mirror, which receives whatever comes. `param`: lanes."""
+    lanes = getattr(request, "param", 1)
     ours, theirs = Pipe()
     made: list[MirroredSlots] = []
     greeting = threading.Event()
@@ -186,8 +194,8 @@ def rank() -> Iterator[Rank]:
 
     thread = threading.Thread(target=receive)
     thread.start()
-    config = SaverConfig(Path("/store"), ((SPEC,),), Retention(), {}, grouped=True).dump()
-    say(ours, Hello(rank=1, size=2, slots=2, record_room_bytes=4096))
+    config = SaverConfig(Path("/store"), ((SPEC,),) * lanes, Retention(), {}, grouped=True).dump()
+    say(ours, Hello(rank=1, size=2, slots=2 * lanes, record_room_bytes=4096))
     ours.send_bytes(config)
     assert hear(ours, Answer).why_not == ""
     greeting.wait()
@@ -197,12 +205,13 @@ def rank() -> Iterator[Rank]:
     made[0].close()
 
 
-def sent(rank: Rank, iteration: int, *, whole: bool = True, wrong: bool = False) -> str:
-    """Why the mirror has not got it."""
+def sent(rank: Rank, iteration: int, *, whole: bool = True, wrong: bool = False, needs: int = 0) -> str:
+    """Why the mirror has not got it: each iteration stages a slot."""
     layout = Layout.of((SPEC,))
     data = bytearray(layout.size_bytes)
     data[: len(layout.files[0].header)] = layout.files[0].header
-    say(rank.end, Begin(slot=iteration % 2, sequence=iteration, iteration=iteration))
+    slot = (iteration - 1) % rank.slots._shared.slots
+    say(rank.end, Begin(slot=slot, sequence=iteration, iteration=iteration, needs=needs))
     rank.end.send_bytes(b"{}")
     hashes = [xxhash.xxh3_128_hexdigest(block) for block in blocks_of(memoryview(data))]
     if wrong:
@@ -229,9 +238,33 @@ def test_what_memory_has_lost_is_not_written(rank: Rank, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     reports: list[Message] = []
     assert [sent(rank, 1), sent(rank, 2)] == ["", ""]
-    rank.slots._shared.unseal(0)
-    rank.slots._shared.slot_bytes(0)[5_000_000] ^= 1
+    rank.slots._shared.unseal(1)
+    rank.slots._shared.slot_bytes(1)[5_000_000] ^= 1
     rank.slots.write_down(tmp_path, reports.append)
     assert [found.iteration for found in list_checkpoints(tmp_path / copy_of(1, 2))] == [1]
     (said,) = [report.message for report in reports if isinstance(report, FailedReport)]
     assert said == f"{tmp_path}: the copy of rank 1's iteration 2 is not what was received, and is not written"
+
+
+@pytest.mark.parametrize("rank", [2], indirect=True)
+def test_what_came_without_its_other_parts_is_not_kept(
+    rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of lanes each slot completes a checkpoint with the one before it, which has to be as it was received."""
+    monkeypatch.chdir(tmp_path)
+    assert sent(rank, 1, needs=1) == "came without others of its checkpoint's slots"
+    assert [sent(rank, 1, needs=NOT_YET_WHOLE), sent(rank, 2, needs=1), sent(rank, 3, needs=1)] == ["", "", ""]
+    assert sent(rank, 4, needs=1, wrong=True) == "did not arrive as it was sent"
+    assert sent(rank, 5, needs=1) == "came without others of its checkpoint's slots"
+    assert [sent(rank, 4, needs=1), sent(rank, 5, needs=1), sent(rank, 6, needs=1)] == ["", "", ""]  # in 1's and 2's
+    reports: list[Message] = []
+    shared = rank.slots._shared
+    shared.unseal(3)
+    shared.slot_bytes(3)[5_000_000] ^= 1
+    rank.slots.write_down(tmp_path, reports.append)
+    assert [found.iteration for found in list_checkpoints(tmp_path / copy_of(1, 2))] == [6]
+    said = [report.message for report in reports if isinstance(report, FailedReport)]
+    assert said == [
+        f"{tmp_path}: the copy of rank 1's iteration {lost} is not what was received, and is not written"
+        for lost in (4, 5)
+    ]

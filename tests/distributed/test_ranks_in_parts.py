@@ -28,13 +28,6 @@ OFTEN = [("synced", 2, "rolling", "one"), ("fsdp", 4, "rolling", "all"), ("fsdp"
 OFTEN += [("tp", 2, "lowdiff", "one"), ("views", 2, "rolling", "one")]
 
 
-def follows(job: Job) -> None:
-    """Wait until each rank follows what it learned."""
-    while not all(job.numbers(rank, "learned") for rank in job.ranks):
-        assert all(process.poll() is None for process in job.ranks.values()), job.errors
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize(("kind", "size", "policy", "who"), CASES if NIGHTLY else OFTEN)
 def test_a_killed_job_resumes_as_if_it_had_not_been(
     kind: str, size: int, policy: str, who: str, tmp_path: Path
@@ -44,7 +37,7 @@ def test_a_killed_job_resumes_as_if_it_had_not_been(
     for life in range(KILLS):
         with Job(size, kind, tmp_path / "store", NO_END, PAUSE_S, *options) as job:
             if life == 0:
-                follows(job)
+                job.learned()
                 resumed = job.iteration(0)
             job.reach(resumed + draw.randint(6, 20))
             time.sleep(draw.random() * 2 * PAUSE_S)

@@ -20,7 +20,6 @@ BOTH = {
     "schedule": r"\w+: (rank \d: )?schedule: is of lowdiff_plus, .* --policy rolling",
     "factors": r"\w+: (rank \d: )?schedule: has gradients leave as their factors, .* --world-size",
     "policy": r"\w+: (rank \d: )?policy: 'lowdiff_plus' is for one process; use 'rolling' or 'lowdiff'",
-    "lanes": r"\w+: (rank \d: )?replicate: 1 is for checkpoints that one slot has whole; leave it out",
     "learned by": r"PeerError: policy: is None on rank 0, but 'checkfreq' on rank 1; give every rank the same",
     "slots": r"\w+: (rank \d: )?slots: 1 has no room for the next checkpoint before every rank .*",
     "overhead": r"\w+: (rank \d: )?overhead: is not supported for several processes; give interval=.*",

@@ -39,7 +39,7 @@ class Hello(BaseModel):
 
 
 class Begin(BaseModel):
-    """A slot's checkpoint follows: its record, and its bytes in blocks."""
+    """A slot follows: its record, and its bytes in blocks. `needs`: as of SharedMemory."""
 
     model_config = _STRICT
 
@@ -47,6 +47,7 @@ class Begin(BaseModel):
     slot: Annotated[int, Field(ge=0)]
     sequence: Annotated[int, Field(ge=1)]
     iteration: Annotated[int, Field(ge=0)]
+    needs: Annotated[int, Field(ge=0)] = 0
 
 
 class Commit(BaseModel):

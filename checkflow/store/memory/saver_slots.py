@@ -75,6 +75,11 @@ def take_left(shared: SharedMemory, done: Collection[int]) -> Taken | None:
         return _take(shared, min(left)[1]) if held and left else None
 
 
+def is_whole(shared: SharedMemory, index: int) -> bool:
+    """Whether a staged slot completes a checkpoint whose other slots are all there."""
+    return _slots_of(shared, shared.words(), index) is not None
+
+
 def give_back(shared: SharedMemory, taken: Taken) -> None:
     """The slots are the trainer's again, their checkpoint on disk."""
     with shared.locked(timeout_s=60.0):

@@ -20,8 +20,8 @@ from checkflow.store.format.layout import Layout
 from checkflow.store.format.manifest import MAX_RECORD_BYTES
 from checkflow.store.format.ranks import copy_of
 from checkflow.store.format.writer import hash_blocks
-from checkflow.store.memory.saver_slots import Taken, take_due, take_left
-from checkflow.store.memory.shared_memory import SharedMemory, SlotState, Word
+from checkflow.store.memory.saver_slots import Taken, give_up, is_whole, take_due, take_left
+from checkflow.store.memory.shared_memory import NOT_YET_WHOLE, SharedMemory, SlotState, Word
 from checkflow.store.saver.persister import Persister, Written
 
 
@@ -48,7 +48,7 @@ class MirroredSlots:
         self._ended = False
 
     def receive(self, connection: Connection) -> None:
-        """The next checkpoint; the sender hears whether it is here now. Raises OSError where it is gone."""
+        """The next slot; the sender hears whether it is here now. Raises OSError where it is gone."""
         begin = hear(connection, Begin)
         record = connection.recv_bytes(MAX_RECORD_BYTES)
         with self._lock:
@@ -76,12 +76,14 @@ class MirroredSlots:
 
     def _keep(self, begin: Begin, record: bytes, blocks: str) -> str:
         try:
-            self._shared.put_record(begin.slot, begin.sequence, begin.iteration, record)
+            self._shared.put_record(begin.slot, begin.sequence, begin.iteration, record, begin.needs)
         except StoreError as error:
             return str(error)
         with self._lock:
             self._blocks[begin.slot] = blocks
             self._shared.set_word(begin.slot, Word(SlotState.STAGED, begin.sequence))
+            if begin.needs != NOT_YET_WHOLE and not is_whole(self._shared, begin.slot):
+                return "came without others of its checkpoint's slots"
         self._shared.seal(begin.slot)
         return ""
 
@@ -98,6 +100,7 @@ class MirroredSlots:
             if not self._is_sound(taken):
                 where = f"{store}: the copy of rank {self.rank}'s iteration {taken.iteration}"
                 report(FailedReport(sequence=0, message=f"{where} is not what was received, and is not written"))
+                give_up(self._shared, taken)  # others may have slots of it
                 continue
             place.mkdir(parents=True, exist_ok=True)
             durable = persister.write(taken)
@@ -109,7 +112,7 @@ class MirroredSlots:
         persister.settle(written)
 
     def _is_sound(self, taken: Taken) -> bool:
-        return self._blocks.get(taken.index) == hash_blocks(self._shared.slot_bytes(taken.index))
+        return all(self._blocks.get(slot) == hash_blocks(self._shared.slot_bytes(slot)) for slot in taken.slots)
 
     def close(self) -> None:
         """Let the memory go."""

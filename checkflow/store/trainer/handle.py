@@ -222,6 +222,8 @@ class StoreHandle:
         """
         if not whole:
             self._slots.stage(slot, iteration, record, due=False, whole=False)
+            if self._rulings is not None:
+                self._rulings.part_staged(slot.index, iteration)
             return
         due = self._rulings is None and self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
         due = self._slots.stage(slot, iteration, record, due=due)

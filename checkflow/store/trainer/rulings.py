@@ -59,8 +59,13 @@ class Rulings:
                 "and see whether all run"
             )
 
+    def part_staged(self, slot: int, iteration: int) -> None:
+        """This slot will be part of a checkpoint that another one completes."""
+        if self._sender is not None:
+            self._sender.send(slot, self._shared.word(slot).sequence, iteration, None)
+
     def staged(self, slot: int, iteration: int) -> None:
-        """The newest checkpoint, in this slot, is that of this iteration."""
+        """The newest checkpoint, complete with this slot, is that of this iteration."""
         sequence, own = self._slots.newest_sequence or 0, weakref.ref(self)
         self._attempts[sequence] = self._peers.attempt
         if len(self._attempts) > _STAGED:

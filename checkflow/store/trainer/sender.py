@@ -37,7 +37,7 @@ class MirrorTarget:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A checkpoint that the mirror has, whole."""
+    """A checkpoint that the mirror has, whole: of several slots, what of it the mirror had not had before."""
 
     iteration: int
     size_bytes: int
@@ -49,11 +49,11 @@ class _Staged:
     slot: int
     sequence: int
     iteration: int
-    then: Callable[[], None]
+    then: Callable[[], None] | None
 
 
 class Sender:
-    """Of one handle's slots. `sent` and `trouble`: for whoever tells of it."""
+    """Of one handle's slots, in the order in which they were staged. `sent` and `trouble`: for whoever tells of it."""
 
     def __init__(self, shared: SharedMemory, target: MirrorTarget) -> None:
         self.sent: deque[Sent] = deque()
@@ -63,11 +63,13 @@ class Sender:
         self._staged: queue.SimpleQueue[_Staged | None] = queue.SimpleQueue()
         self._connection: Connection | None = None
         self._broken = self._closing = False
+        self._parts_bytes = self._parts_ns = 0  # of what was sent of the next checkpoint, which is not whole yet
         self._thread = threading.Thread(target=self._run, name="checkflow-mirror", daemon=True)
         self._thread.start()
 
-    def send(self, slot: int, sequence: int, iteration: int, then: Callable[[], None]) -> None:
-        """A slot was staged; `then` is called in the thread once the mirror has it, or will never have it."""
+    def send(self, slot: int, sequence: int, iteration: int, then: Callable[[], None] | None) -> None:
+        """A slot was staged; `then` is called in the thread once the mirror has it, or will never have it. None: its
+        checkpoint is not whole with it."""
         self._staged.put(_Staged(slot, sequence, iteration, then))
 
     def close(self) -> None:
@@ -92,7 +94,8 @@ class Sender:
                         f"replicate: rank {self.target.mirror_rank} holds no copies of this rank's checkpoints any "
                         f"more ({_why(error)}); a lost machine now costs what is not on disk"
                     )
-            staged.then()
+            if staged.then is not None:
+                staged.then()
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.close()
@@ -105,7 +108,9 @@ class Sender:
             record = self._shared.record(staged.slot)
             if record is None or not self._holds(staged):
                 return  # given up meanwhile
-            say(connection, Begin(slot=staged.slot, sequence=staged.sequence, iteration=staged.iteration))
+            needs = self._shared.needs(staged.slot)
+            begin = Begin(slot=staged.slot, sequence=staged.sequence, iteration=staged.iteration, needs=needs)
+            say(connection, begin)
             connection.send_bytes(record[1])
             data, hashes = self._shared.slot_bytes(staged.slot), []
             for block in blocks_of(data):
@@ -116,10 +121,17 @@ class Sender:
             say(connection, said)
             why_not = hear(connection, Answer).why_not
             if not why_not:
-                self.sent.append(Sent(staged.iteration, len(data) + len(record[1]), time.monotonic_ns() - started))
+                self._count(staged, len(data) + len(record[1]), time.monotonic_ns() - started)
             if not why_not or not whole:
                 return
         raise ConnectionAbortedError(why_not)
+
+    def _count(self, staged: _Staged, size_bytes: int, send_ns: int) -> None:
+        self._parts_bytes += size_bytes
+        self._parts_ns += send_ns
+        if staged.then is not None:
+            self.sent.append(Sent(staged.iteration, self._parts_bytes, self._parts_ns))
+            self._parts_bytes = self._parts_ns = 0
 
     def _holds(self, staged: _Staged) -> bool:
         word = self._shared.word(staged.slot)
