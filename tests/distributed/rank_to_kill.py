@@ -5,7 +5,7 @@
 It says "iteration N" after each, "staged N", "verified N", "learned N", and at the end "done RESUMED DIGEST": of all
 that this rank has of the training. "{rank}" in STORE is its number. An OPTION is one of attach; or `timeout`, that of
 the process group; or `link`: how many times its state the planner of what is learned believes the link to carry in an
-iteration.
+iteration; or `again`: each of so many iterations is kept, and comes back once when half as many more are completed.
 """
 
 from __future__ import annotations
@@ -201,12 +201,13 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
         ):
             say(type(event).__name__.lower(), event.iteration)
 
+    again, kept = int(str(options.pop("again", 0))), 0
     options |= {"extra": {"losses": losses}, "on_event": told}
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99) if kind.startswith("zero") else None
     options |= {"scheduler": scheduler}
     with checkflow.attach(model, optimizer, store=store.format(rank=rank), **options) as checkpointer:  # type: ignore[arg-type]
-        resumed = checkpointer.restore()
-        for iteration in range(resumed, iterations):
+        resumed = iteration = checkpointer.restore()
+        while iteration < iterations:
             loss = model(torch.randn(8, 16)).square().mean()
             loss.backward()
             optimizer.step()
@@ -218,8 +219,16 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
                 with torch.no_grad():
                     model(torch.randn(8, 16))  # before the forward pass after this one buffers are not shared
             checkpointer.step()
-            say("iteration", iteration + 1)
+            iteration += 1
+            say("iteration", iteration)
             time.sleep(pause_s)
+            if again and iteration % again == 0:
+                checkpointer.save()
+                kept = iteration
+            elif kept and iteration == kept + again // 2:
+                iteration = checkpointer.restore(kept)
+                say("back", iteration)
+                kept = 0
     say("done", resumed, digest(model, optimizer, losses))
     leave()
 

@@ -26,6 +26,8 @@ KINDS = [("ddp", 2), ("views", 2), ("synced", 2), ("fsdp", 2), ("fsdp", 4), ("hs
 CASES = [(kind, size, policy, who) for kind, size in KINDS for policy in POLICIES for who in ("one", "all", "machine")]
 OFTEN = [("synced", 2, "rolling", "one"), ("fsdp", 4, "rolling", "all"), ("fsdp", 2, "gockpt", "machine")]
 OFTEN += [("tp", 2, "lowdiff", "one"), ("views", 2, "rolling", "one")]
+AGAIN = [(kind, size, policy, copies) for kind, size in KINDS for policy in ("rolling", "lowdiff") for copies in (0, 1)]
+AGAIN_OFTEN = [("views", 2, "rolling", 0), ("fsdp", 2, "lowdiff", 1)]
 
 
 @pytest.mark.parametrize(("kind", "size", "policy", "who"), CASES if NIGHTLY else OFTEN)
@@ -47,6 +49,34 @@ def test_a_killed_job_resumes_as_if_it_had_not_been(
             found = job.done()
         (now,) = {iteration for iteration, _ in found.values()}
         assert promised <= now <= completed
+        resumed = completed + 1
+    check_same_end(tmp_path, size, kind, resumed + 3)
+
+
+@pytest.mark.parametrize(("kind", "size", "policy", "replicate"), AGAIN if NIGHTLY else AGAIN_OFTEN)
+def test_what_is_trained_again_in_mid_run_is_saved_as_it_is_now(
+    kind: str, size: int, policy: str, replicate: int, tmp_path: Path
+) -> None:
+    """Killed after it went back to an earlier iteration, and trained on from there in lanes."""
+    draw = random.Random(f"{kind} {size} {policy} {replicate}")
+    options = [*POLICIES[policy], "persist_every=3", "when_full=wait", f"replicate={replicate}"]
+    resumed = 0
+    for life in range(KILLS):
+        with Job(size, kind, tmp_path / "store", NO_END, PAUSE_S, *options, "again=10") as job:
+            if life == 0:
+                job.learned()
+                resumed = job.iteration(0)
+            job.reach(resumed + 20)  # it went back on the way
+            job.reach(max(map(job.iteration, job.ranks)) + draw.randint(1, 12))
+            time.sleep(draw.random() * 2 * PAUSE_S)
+            completed, _ = job.end(draw.choice(["one", "all", "machine"]), draw.randrange(size))
+            back = max(max(job.numbers(rank, "back")) for rank in job.ranks)
+            assert back >= resumed
+            assert not any("in parts" in line for lines in job.errors.values() for line in lines), job.errors
+        with Job(size, kind, tmp_path / "store", completed + 1, 0, *options) as job:
+            found = job.done()
+        (now,) = {iteration for iteration, _ in found.values()}
+        assert back <= now <= completed
         resumed = completed + 1
     check_same_end(tmp_path, size, kind, resumed + 3)
 
