@@ -138,6 +138,12 @@ def check_policy(policy: str, formulation: Formulation, transfers: Transfers | N
         )
 
 
+def check_divided(policy: str, *, divided: bool) -> None:
+    """Raises InputError for a policy whose restores make updates again, each of all that a rank has."""
+    if divided and (policy == AUTO or policies.longest(policy) is not None):
+        raise InputError(f"--divided: is not for --policy {policy}, which may take gradients along; use checkflow")
+
+
 def check_lanes(policy: str, lanes: int | None, interval: int | None) -> None:
     """Raises InputError for lanes of a policy that has none, of another interval than 1, or too many."""
     if lanes is None:

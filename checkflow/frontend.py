@@ -16,6 +16,7 @@ from checkflow.compiler import (
     Compiled,
     Options,
     Refused,
+    check_divided,
     check_lanes,
     check_policy,
     compile_graph,
@@ -122,6 +123,7 @@ def compile(
     real: bool = False,
     world_size: int | None = None,
     rank: int | None = None,
+    divided: bool = False,
     bandwidth: int | str | None = None,
     memory_limit: int | str | None = None,
     relax_memory: bool = False,
@@ -161,6 +163,8 @@ def compile(
         world_size: run the function as one of so many ranks, over a process group that moves nothing; it is called with
             torch.distributed initialized. The device's profile has to have a network.
         rank: of these, the one to trace; the first unless given.
+        divided: each rank saves a share of what they have alike, as with DistributedDataParallel, and each needs its
+            own schedule. They have to share a disk.
         bandwidth: of the link to the host, "63GB/s" or bytes per second; the device's unless given.
         memory_limit: largest peak that is allowed, "40GiB" or bytes.
         relax_memory: raise the memory limit by 5% until a plan keeps to it.
@@ -203,6 +207,7 @@ def compile(
         raise InputError(f"time_limit_s: {time_limit_s} is not positive; use a number of seconds")
     check_policy(policy, kind, asked, solver)
     check_lanes(policy, lanes, _interval(interval))
+    check_divided(policy, divided=divided)
     amid = surroundings(
         policy,
         mtbf_ns=None if mtbf is None else parse_ns(mtbf, "mtbf"),
@@ -216,7 +221,7 @@ def compile(
         {} if arguments is None else arguments,
         device=device,
         real=real,
-        world=world_of(world_size, rank),
+        world=world_of(world_size, rank, divided=divided),
         bandwidth_bytes_per_s=None if bandwidth is None else parse_rate(str(bandwidth), "bandwidth"),
         options=partial(
             Options,

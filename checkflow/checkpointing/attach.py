@@ -23,7 +23,7 @@ from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.fitting import Fitting, fit
 from checkflow.checkpointing.listing import added, carried, missing, unplanned
 from checkflow.checkpointing.pacing import Pacing
-from checkflow.checkpointing.together import Together
+from checkflow.checkpointing.together import Together, is_of_a_share
 from checkflow.collector import paused_collector
 from checkflow.distributed.group import DEADLINE_S
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
@@ -211,6 +211,7 @@ def attach(
         if together is not None:
             settled: dict[str, object] = {
                 "schedule": None if schedule is None else f"of {schedule.policy}",  # ranks' parts may differ in size
+                "divided": is_of_a_share(schedule, training),
                 "policy": policy,
                 "interval": interval or (None if schedule is None else schedule.interval),
                 "slots": slots,
@@ -222,7 +223,7 @@ def attach(
             }
             together.group.same("attach()", settled)
             interval = interval or 1 if schedule is None else interval  # a learner finds one by itself, each its own
-            training = together.divide(training, warn, divides=schedule is None and policy not in IN_PARTS)
+            training = together.divide(training, schedule, warn, in_parts=policy in IN_PARTS)
 
         def lacks(found: Iterable[Unlisted]) -> None:
             lines = missing(found, training.listed, scaler=scaler is not None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from checkflow.checkpointing.behind import Hearers
@@ -18,10 +17,12 @@ from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.distributed.parts import directories_in, marks_in
 from checkflow.distributed.placement import address_here, machine_here, mirrors
-from checkflow.division import Division
+from checkflow.errors import InputError
 from checkflow.jsonfile import digest_of
-from checkflow.state.divided import Alike, alike_in, by_storage, content_of, saved_here
+from checkflow.schedule import Schedule
+from checkflow.state.divided import Alike, alike_in, content_of, saved_here, shared_out
 from checkflow.state.host.objects import Member
+from checkflow.state.live import parameters_of
 from checkflow.state.shards import give_back_gathered
 from checkflow.store.bucket.names import has_ranks
 from checkflow.store.bucket.objects import BucketError, Objects
@@ -64,9 +65,23 @@ class Together:
         """Whether it is the one that tells a person what is the same on all."""
         return self.group.rank == 0
 
-    def divide(self, training: Training, warn: Callable[[str], None], *, divides: bool) -> Training:
-        """The training with who saves what of all that ranks have alike; every rank calls this. `divides`: whether it
-        can take a share."""
+    def divide(
+        self, training: Training, schedule: Schedule | None, warn: Callable[[str], None], *, in_parts: bool
+    ) -> Training:
+        """The training with who saves what of all that ranks have alike; every rank calls this.
+
+        Raises InputError for a schedule of another share.
+        """
+        divides = not in_parts if schedule is None else is_of_a_share(schedule, training)
+        divided = self._divided(training, warn, divides=divides)
+        if schedule is not None and divides and (missing := _unplanned(schedule, divided)):
+            raise InputError(
+                f"schedule: has no row for {missing[0]}, which this rank saves; one of --divided is for this --rank "
+                "alone, and for ranks that all see each other's directories"
+            )
+        return divided
+
+    def _divided(self, training: Training, warn: Callable[[str], None], *, divides: bool) -> Training:
         give_back_gathered(training.models)
         alike = {_says(each): each for each in alike_in(training)} if divides else {}
         sharing = fellows(self.group, self.root, alike)
@@ -84,8 +99,7 @@ class Together:
                 )
                 sharing[says] = ()
         shares = [(ranks, alike[says].sizes_bytes) for says, ranks in sharing.items()]
-        division = Division.of(self.group.rank, shares)
-        divided = replace(training, division=division and by_storage(division, training))
+        divided = shared_out(training, self.group.rank, shares)
         # What lies in one storage is saved by one rank, so that another one may be left with nothing after all.
         return divided if all(self.group.gather("attach()", bool(saved_here(divided)))) else training
 
@@ -183,3 +197,18 @@ def _has_ranks(bucket: Objects) -> bool:
         return has_ranks(bucket.sizes())
     except BucketError:
         return False
+
+
+def is_of_a_share(schedule: Schedule | None, training: Training) -> bool:
+    """Whether a schedule was compiled for what one rank saves: it has some parameters, and leaves some to others."""
+    return schedule is not None and 0 < len(_unplanned(schedule, training)) < len(_saved_parameters(training))
+
+
+def _unplanned(schedule: Schedule, training: Training) -> list[str]:
+    planned = {view.name for row in schedule.state for view in row.views}
+    return [name for name in _saved_parameters(training) if name not in planned]
+
+
+def _saved_parameters(training: Training) -> list[str]:
+    parameters = {name for name, _ in parameters_of(training)}
+    return [str(live.name) for live in saved_here(training) if live.name in parameters]

@@ -25,7 +25,7 @@ from checkflow.cli._options import (
     settings_of,
     trace_options,
 )
-from checkflow.compiler import AUTO, CHECKFLOW, Options, Refused, check_lanes, check_policy
+from checkflow.compiler import AUTO, CHECKFLOW, Options, Refused, check_divided, check_lanes, check_policy
 from checkflow.errors import EXIT_DONE, EXIT_NO
 from checkflow.frontend import compile_model, refusal, surroundings
 from checkflow.plan import Formulation, Transfers
@@ -83,6 +83,7 @@ def command(
     real: bool,
     world_size: int | None,
     rank: int | None,
+    divided: bool,
     output: Path | None,
     bandwidth: int | None,
     memory_limit: int | None,
@@ -114,6 +115,7 @@ def command(
     kind = transfers_for(Formulation(formulation), Transfers(transfers) if transfers else None)
     check_policy(policy, Formulation(formulation), kind, solver)
     check_lanes(policy, lanes, interval_of(interval))
+    check_divided(policy, divided=divided)
     amid = surroundings(
         policy,
         mtbf_ns=mtbf,
@@ -122,7 +124,7 @@ def command(
         host_memory_bytes=host_memory,
         approximate=approximate or None,
     )
-    world = world_of(world_size, rank)
+    world = world_of(world_size, rank, divided=divided)
     output = output or default_output(model, "schedule")
     for path, suffixes in ((output, ()), (report, figure.SUFFIXES), (trace_out, (".json",))):
         if path is not None:

@@ -40,11 +40,12 @@ def command(
     real: bool,
     world_size: int | None,
     rank: int | None,
+    divided: bool,
     output: Path | None,
     as_json: bool,
 ) -> int:
     """Trace MODEL's training iteration: operators, storages, lifetimes, times and anchors, as a graph file."""
-    world = world_of(world_size, rank)
+    world = world_of(world_size, rank, divided=divided)
     output = output or default_output(model, "graph")
     # what the user's code prints is no part of the answer
     with _console.progress() as progress, contextlib.redirect_stdout(sys.stderr):

@@ -121,7 +121,13 @@ def elsewhere(training: Training, lives: Sequence[Live]) -> dict[StateName, int]
     return found
 
 
-def by_storage(division: Division, training: Training) -> Division:
+def shared_out(training: Training, rank: int, shares: Iterable[tuple[Sequence[int], Mapping[str, int]]]) -> Training:
+    """The training as this rank saves it, if ranks save `shares`, as of Division.of, once."""
+    division = Division.of(rank, shares)
+    return replace(training, division=division and _by_storage(division, training))
+
+
+def _by_storage(division: Division, training: Training) -> Division:
     """The same where one rank saves all parameters that lie in one storage now, as a bucket of them."""
     firsts: dict[int, tuple[int, ...]] = {}
     savers = dict(division.savers)

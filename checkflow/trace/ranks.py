@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from checkflow.errors import InputError, ModelFileError
+from checkflow.errors import InputError, ModelFileError, TraceError
+from checkflow.state.divided import alike_in, saved_here, shared_out
 from checkflow.state.holders import optimizers_of
 from checkflow.state.live import walk
 from checkflow.state.shards import is_even
@@ -25,10 +26,14 @@ from checkflow.wrapped import is_zero
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Which of how many ranks is traced. Raises InputError for a rank that there is not."""
+    """Which of how many ranks is traced; if `divided`, each saves a share of what they have alike.
+
+    Raises InputError for a rank that there is not.
+    """
 
     size: int
     rank: int = 0
+    divided: bool = False
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -39,12 +44,14 @@ class World:
             )
 
 
-def world_of(size: int | None, rank: int | None) -> World | None:
+def world_of(size: int | None, rank: int | None, *, divided: bool) -> World | None:
     """What was asked for; None where that is one process by itself. Raises InputError for a rank that there is not."""
     if size is not None:
-        return World(size, rank or 0)
+        return World(size, rank or 0, divided)
     if rank is not None:
         raise InputError(f"--rank {rank}: of how many is not said; give --world-size, too")
+    if divided:
+        raise InputError("--divided: among how many ranks is not said; give --world-size, too")
     return None
 
 
@@ -78,8 +85,24 @@ def _refuse(*_args: object, **_kwargs: object) -> None:
     )
 
 
+def divided(training: Training, world: World, model: str) -> Training:
+    """The training with who saves what of all that ranks have alike, as attach divides it where they share a disk.
+
+    Raises TraceError where there is nothing to divide, or too little for each to have a share.
+    """
+    shares = [(alike.ranks, alike.sizes_bytes) for alike in alike_in(training)]
+    found = shared_out(training, world.rank, shares)
+    if found.division is None:
+        raise TraceError(f"{model}: --divided: its ranks have nothing alike that is known to stay so; leave it out")
+    if not all(saved_here(shared_out(training, rank, shares)) for rank in range(world.size)):
+        raise TraceError(f"{model}: --divided: there is less than a share for each rank; leave it out")
+    return found
+
+
 def share_of(training: Training, world: World) -> str:
     """For a person: whether the other ranks' parts are as large as this one's, so that one schedule does for all."""
+    if world.divided:
+        return f"each of the {world.size} ranks saves a share of its own: compile each --rank"
     uneven = [live.name for live in walk(training) if not is_even(live.held)]
     holders = [holder for holder, optimizer in optimizers_of(training).items() if is_zero(optimizer)]
     if holders:

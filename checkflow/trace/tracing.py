@@ -22,7 +22,7 @@ from checkflow.trace.fakes import fake_tensors
 from checkflow.trace.fx_program import FxProgram
 from checkflow.trace.measure import measured
 from checkflow.trace.memory import check_memory, expected_bytes, room_bytes, too_large
-from checkflow.trace.ranks import World, as_ranks, share_of
+from checkflow.trace.ranks import World, as_ranks, divided, share_of
 from checkflow.trace.reachable import reachable, sources_of
 from checkflow.trace.record import IterationRecord
 from checkflow.trace.recorder import Recorder
@@ -173,6 +173,8 @@ class _Attempt:
             with _users_code("factory"):
                 training = check_training(self.factory(), self.model, ranks=self.world is not None)
             state_of(training, self.model)  # what is refused is, before anything has run
+            if self.world is not None and self.world.divided:
+                training = divided(training, self.world, self.model)
             self.stage = "iteration"
             values.built()
             ledger.on_cuda = any(p.device.type == "cuda" for _, p in parameters_of(training))

@@ -2,7 +2,8 @@
 
 A storage is carried if what it held when the iteration began is read before it is wholly overwritten, and it is written
 anew or gives way to another. What is only read (a batch that is used again, a cache) is a constant, what is overwritten
-first (a static input) is scratch, and what nothing reads later (the last loss) is a result.
+first (a static input) is scratch, what nothing reads later (the last loss) is a result, and what nobody can name and is
+cleared in the end tells nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from checkflow.training import Training
 from checkflow.unlisted import Unlisted
 
 _SCALERS = tuple(f".{name}" for name in SCALER_TENSORS)
+_CONSTANT = frozenset(("aten::zero_", "aten::fill_"))  # what it wrote tells nothing
 _DEVICES_OWN = frozenset(("aten::_cudnn_rnn", "aten::_cudnn_init_dropout_state"))  # random state within cuDNN
 
 
@@ -33,6 +35,7 @@ class Watch:
         self.wrote: dict[Storage, str] = {}  # with the user's line
         self.made: set[Storage] = set()  # which may have the identity of one that was freed
         self.needed: dict[Storage, bool] = {}  # whether the first access read, or wrote a part
+        self.cleared: set[Storage] = set()  # in whole, by the last write
         self._ledger = ledger
 
     def existed(self, storage: Storage) -> bool:
@@ -53,13 +56,16 @@ class Watch:
         for name, group in given:
             for tensor in group:
                 storage = self._ledger.see(tensor)
+                whole = tensor.numel() * tensor.element_size() >= storage.size_bytes
                 if name not in unread:
                     self.needed.setdefault(storage, True)
                 elif name in changed:
-                    whole = tensor.numel() * tensor.element_size() >= storage.size_bytes
                     self.needed.setdefault(storage, not whole)
                 if name in changed and not _is_listed(storage):
                     self.wrote[storage] = user_line()
+                    self.cleared.discard(storage)
+                    if whole and schema_of(func).name in _CONSTANT:
+                        self.cleared.add(storage)
         if fresh:
             line = user_line()
             storages = [self._ledger.see(tensor) for tensor in fresh]
@@ -87,6 +93,9 @@ def unlisted(
     def add(storage: Storage) -> None:
         path = paths.get(storage.identity, "")
         known = _is_listed(storage) or storage in state or storage.identity in listed
+        known |= (
+            not path and storage in second.cleared
+        )  # DistributedDataParallel's map of the parameters that were used
         if storage.size_bytes and not known and storage not in found and not path.endswith(".grad"):
             where = second.wrote.get(storage, "")
             found[storage] = Unlisted(_shown(path), storage.size_bytes, where, path.endswith(_SCALERS))

@@ -13,7 +13,8 @@ import pytest
 from checkflow.cli import run
 
 TRACED = {
-    "model", "--batch-size", "--set", "--device", "--real", "--world-size", "--rank", "-o", "--output", "--json",
+    "model", "--batch-size", "--set", "--device", "--real", "--world-size", "--rank", "--divided",
+    "-o", "--output", "--json",
 }  # fmt: skip
 OPTIONS = {
     "compile": TRACED

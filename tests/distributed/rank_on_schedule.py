@@ -2,8 +2,8 @@
 
     python rank_on_schedule.py KIND STORE SCHEDULE ITERATIONS
 
-SCHEDULE has a % where the rank's number goes. It says "unwatched" and what was, "silent" and which anchors, how many it
-"staged", and "done RESUMED DIGEST" of all that this rank has of the training.
+SCHEDULE has a % where the rank's number goes, STORE may have a "{rank}". It says "unwatched" and what was, "silent" and
+which anchors, how many it "staged", and "done RESUMED DIGEST" of all that this rank has of the training.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(kind: str, store: str, schedule: str, iterations: int) -> None:
     (model,), (optimizer,) = made.models, made.optimizers
     torch.manual_seed(seed(kind, rank))
     schedule = schedule.replace("%", str(rank))
-    with checkflow.attach(model, optimizer, store=store, schedule=schedule) as checkpointer:
+    with checkflow.attach(model, optimizer, store=store.format(rank=rank), schedule=schedule) as checkpointer:
         resumed = checkpointer.restore()
         for _ in range(resumed, iterations):
             made.iteration()

@@ -25,7 +25,7 @@ RUNS = Path(rank_on_schedule.__file__)
 WATCHED = Path(rank_to_watch.__file__)
 
 
-def compiled(kind: str, size: int, bandwidth: str, folder: Path) -> list[Schedule]:
+def compiled(kind: str, size: int, bandwidth: str, folder: Path, *, divided: bool = False) -> list[Schedule]:
     """By each rank, into schedule-RANK.json."""
     return [
         checkflow.compile(
@@ -33,6 +33,7 @@ def compiled(kind: str, size: int, bandwidth: str, folder: Path) -> list[Schedul
             arguments={"kind": kind},
             world_size=size,
             rank=rank,
+            divided=divided,
             device="h100",
             bandwidth=bandwidth,
             output=folder / f"schedule-{rank}.json",
@@ -58,10 +59,38 @@ def test_each_rank_runs_what_was_compiled_for_it(kind: str, bandwidth: str, alik
     schedules = compiled(kind, 2, bandwidth, tmp_path)
     assert (schedules[0].digest == schedules[1].digest) == alike
     assert any(action.snapshot for action in schedules[0].actions) == (kind == "llama")
+    runs(kind, 2, schedules, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:`broadcast_buffers`:FutureWarning")
+@pytest.mark.parametrize(("kind", "size"), [("ddp", 2), ("views", 2), ("hsdp", 4)])
+def test_ranks_save_a_share_each_of_what_they_have_alike(kind: str, size: int, tmp_path: Path) -> None:
+    """Of DistributedDataParallel all, of replicas of a sharded model the same part: all of it is some rank's."""
+    whole, *_ = compiled(kind, size, "100MB/s", tmp_path)
+    schedules = compiled(kind, size, "100MB/s", tmp_path, divided=True)
+    assert not whole.unlisted, "DistributedDataParallel's own"
+    own_bytes = size * sum(row.bytes for row in whole.state if ".running_" in row.views[0].name)
+    assert sum(schedule.state_bytes for schedule in schedules) < 1.2 * size * whole.state_bytes / 2 + own_bytes
+    names = {view.name for schedule in schedules for row in schedule.state for view in row.views}
+    assert {view.name for row in whole.state for view in row.views} <= names
+    runs(kind, size, schedules, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:`broadcast_buffers`:FutureWarning")
+def test_a_schedule_of_another_share_is_refused(tmp_path: Path) -> None:
+    """Of another rank, or of ranks that cannot read each other's."""
+    compiled("ddp", 2, "100MB/s", tmp_path, divided=True)
+    for store, schedule in (("store", "schedule-0.json"), ("disk-{rank}", "schedule-%.json")):
+        with Job(2, "ddp", tmp_path / store, tmp_path / schedule, 3, script=RUNS) as job:
+            assert 1 in set(job.wait().values())
+        assert any("schedule: has no row for model/" in line for lines in job.errors.values() for line in lines)
+
+
+def runs(kind: str, size: int, schedules: list[Schedule], tmp_path: Path) -> None:
     ends = []
     for resumed in (0, ITERATIONS):
         last = ITERATIONS - ITERATIONS % schedules[0].interval
-        with Job(2, kind, tmp_path / "store", tmp_path / "schedule-%.json", last, script=RUNS) as job:
+        with Job(size, kind, tmp_path / "store", tmp_path / "schedule-%.json", last, script=RUNS) as job:
             found = job.done()
         assert {iteration for iteration, _ in found.values()} == {min(resumed, last)}
         for said in job.said.values():

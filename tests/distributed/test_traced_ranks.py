@@ -261,6 +261,21 @@ def test_of_one_process_ranks_are_refused() -> None:
         checkflow.compile(partial(layers, sharded), world_size=2)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"world_size": None}, "--divided: among how many ranks is not said; give --world-size, too"),
+        ({"policy": "rolling"}, "--divided: is not for --policy rolling, which may take gradients along"),
+        ({"policy": "auto", "mtbf": "3h"}, "--divided: is not for --policy auto, which may take gradients along"),
+        ({}, "--divided: its ranks have nothing alike that is known to stay so; leave it out"),
+    ],
+)
+def test_what_ranks_cannot_divide(given: dict[str, object], message: str) -> None:
+    asked: dict[str, object] = {"world_size": 2, "divided": True, "device": "h100"} | given
+    with pytest.raises(InputError, match=message):
+        checkflow.compile(partial(layers, sharded), **asked)  # type: ignore[arg-type]
+
+
 def test_communication_hooks_are_refused() -> None:
     def wrap(model: nn.Sequential) -> nn.Module:
         wrapped = DistributedDataParallel(model)
