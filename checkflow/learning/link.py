@@ -70,8 +70,8 @@ class LinkWatch:
         skipped = now.skipped - before.skipped
         hurts = waits or skipped > WAITS * (now.begun - before.begun + skipped)
         makes_do = plan.lanes > 1 or plan.interval > least_interval
-        if (found < SLOWER * self._planned and hurts) or (found > FASTER * self._planned and makes_do):
-            return f"the link carries {format_rate(found)}, and was planned to carry {format_rate(self._planned)}"
+        due = (found < SLOWER * self._planned and hurts) or (found > FASTER * self._planned and makes_do)
         self._found = found
-        self._begin(now)
-        return ""
+        self._begin(now)  # if one is due, too: what was found may be a mean of what it carried before and since
+        carries = f"the link carries {format_rate(found)}, and was planned to carry {format_rate(self._planned)}"
+        return carries if due else ""

@@ -72,7 +72,10 @@ def test_another_plan_is_due_where_it_would_help(now: dict[str, int], plan: dict
     now = {name: value + {"bytes": 100 * MB, "busy_ns": 10**9}.get(name, 0) for name, value in now.items()}
     why = watch.changed(watching.Copied(**now), 1)
     assert why.startswith("the link carries ") == bool(why) == due
-    assert not watch.changed(watching.Copied(**now), 1) or due, "what was looked at is not looked at again"
+    assert not watch.changed(watching.Copied(**now), 1), "what was looked at is not looked at again"
+    if due:  # what it carries since then is planned for
+        since = {"bytes": now["bytes"] + 50 * MB, "busy_ns": now["busy_ns"] + 10**9}
+        assert watch.asks(watching.Copied(**since)) == 50 * MB
 
 
 def test_what_it_carries_is_known_though_little_was_copied_since() -> None:
