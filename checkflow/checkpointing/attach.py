@@ -23,7 +23,7 @@ from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.fitting import Fitting, fit
 from checkflow.checkpointing.listing import added, carried, missing, unplanned
 from checkflow.checkpointing.pacing import Pacing
-from checkflow.checkpointing.together import Together, is_of_a_share
+from checkflow.checkpointing.together import Together, kind_of
 from checkflow.collector import paused_collector
 from checkflow.distributed.group import DEADLINE_S
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
@@ -210,8 +210,7 @@ def attach(
         )
         if together is not None:
             settled: dict[str, object] = {
-                "schedule": None if schedule is None else f"of {schedule.policy}",  # ranks' parts may differ in size
-                "divided": is_of_a_share(schedule, training),
+                "schedule": None if schedule is None else kind_of(schedule, training),
                 "policy": policy,
                 "interval": interval or (None if schedule is None else schedule.interval),
                 "slots": slots,

@@ -72,7 +72,7 @@ class Together:
 
         Raises InputError for a schedule of another share.
         """
-        divides = not in_parts if schedule is None else is_of_a_share(schedule, training)
+        divides = not in_parts if schedule is None else _is_of_a_share(schedule, training)
         divided = self._divided(training, warn, divides=divides)
         if schedule is not None and divides and (missing := _unplanned(schedule, divided)):
             raise InputError(
@@ -199,9 +199,14 @@ def _has_ranks(bucket: Objects) -> bool:
         return False
 
 
-def is_of_a_share(schedule: Schedule | None, training: Training) -> bool:
-    """Whether a schedule was compiled for what one rank saves: it has some parameters, and leaves some to others."""
-    return schedule is not None and 0 < len(_unplanned(schedule, training)) < len(_saved_parameters(training))
+def kind_of(schedule: Schedule, training: Training) -> str:
+    """What the ranks' schedules have in common, whatever each rank's part is."""
+    return f"of {schedule.policy}, for a share" if _is_of_a_share(schedule, training) else f"of {schedule.policy}"
+
+
+def _is_of_a_share(schedule: Schedule, training: Training) -> bool:
+    """Whether it was compiled for what one rank saves: it has some parameters, and leaves some to others."""
+    return 0 < len(_unplanned(schedule, training)) < len(_saved_parameters(training))
 
 
 def _unplanned(schedule: Schedule, training: Training) -> list[str]:

@@ -94,7 +94,8 @@ def divided(training: Training, world: World, model: str) -> Training:
     found = shared_out(training, world.rank, shares)
     if found.division is None:
         raise TraceError(f"{model}: --divided: its ranks have nothing alike that is known to stay so; leave it out")
-    if not all(saved_here(shared_out(training, rank, shares)) for rank in range(world.size)):
+    sharing = set.intersection(*(set(ranks) for ranks, _ in shares))
+    if not all(saved_here(shared_out(training, rank, shares)) for rank in sharing):
         raise TraceError(f"{model}: --divided: there is less than a share for each rank; leave it out")
     return found
 

@@ -68,6 +68,14 @@ def sharded(model: nn.Sequential) -> nn.Module:
     return model
 
 
+def replicated(model: nn.Sequential) -> nn.Module:
+    """Two replicas of a sharded model."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    return model
+
+
 # What is moved
 
 
@@ -259,6 +267,22 @@ def test_of_one_process_ranks_are_refused() -> None:
         checkflow.compile(partial(layers, sharded), world_size=2, device="measure")
     with pytest.raises(InputError, match="rtx3090: this profile has no network"):
         checkflow.compile(partial(layers, sharded), world_size=2)
+
+
+@pytest.mark.parametrize(("wrap", "width"), [(DistributedDataParallel, WIDTH), (replicated, WIDTH // 2)])
+def test_each_rank_plans_for_its_share_of_what_ranks_have_alike(
+    wrap: Callable[[nn.Sequential], nn.Module], width: int
+) -> None:
+    """Without anything that is each rank's own: of replicas a rank divides with its like alone."""
+    found: dict[tuple[str, int], int] = {}
+    for rank in range(4):
+        schedule = checkflow.compile(
+            partial(layers, wrap, 2 * width), world_size=4, rank=rank, divided=True, device="h100"
+        )
+        for row in schedule.state:
+            for view in row.views:
+                found[view.name, rank] = row.bytes
+    assert sum(found.values()) == 3 * 2 * 4 * (2 * width) ** 2, "each byte once"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from checkflow.store.format.reader import list_checkpoints
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.verify import verify
 
-LONG_S = 60.0
+LONG_S = 120.0
 
 
 def net(width: int = 16) -> nn.Sequential:

@@ -98,9 +98,9 @@ def test_what_is_followed_does_not_notice_that_it_is_learned_anew(tmp_path: Path
     loop, told = Wide(), list[str]()
     with attached(loop, tmp_path / "store", told, policy=policy) as ckpt:
         first = done = until_learned(ckpt, loop.iterate)
-        interval, before, deadline = ckpt.schedule.interval, ckpt.stats(), time.monotonic() + LONG_S
+        interval, before = ckpt.schedule.interval, ckpt.stats()
         for _ in range(3):  # each lane's turn comes
-            followed, parts = ckpt.schedule, ckpt._executor.parts
+            followed, parts, deadline = ckpt.schedule, ckpt._executor.parts, time.monotonic() + LONG_S
             ckpt._adapting._learner.anew("asked for")  # type: ignore[union-attr]
             while ckpt.schedule is followed:
                 assert time.monotonic() < deadline, told

@@ -18,7 +18,7 @@ from checkflow.store.trainer.persist_every import PersistEvery
 
 ITERATION_S = 0.02
 STATE_BYTES = 3 * 4 * (256 * 256 + 256)
-LONG_S = 60.0
+LONG_S = 120.0
 
 
 class Link:
@@ -104,9 +104,8 @@ def test_where_no_other_plan_is_to_be_had_the_one_in_force_is_followed_on(
         persist_every=PersistEvery(iterations=50), tell=told.append, notify=told.append,
     ) as ckpt:  # fmt: skip
         ckpt.restore()
-        deadline = time.monotonic() + LONG_S
         for rate, rows, text in ((fast, 8, "learned its"), (slow, 8, "no schedule was"), (fast, 16, "iterations are")):
-            link.bytes_per_s = rate
+            link.bytes_per_s, deadline = rate, time.monotonic() + LONG_S
             training = iterations(model, optimizer, rows)
             while not count(text):
                 assert time.monotonic() < deadline, told
@@ -134,9 +133,9 @@ def test_a_schedule_is_learned_for_what_the_link_carries_now(
         persist_every=PersistEvery(iterations=50), tell=told.append, notify=told.append,
     ) as ckpt:  # fmt: skip
         ckpt.restore()
-        training, deadline = iterations(model, optimizer), time.monotonic() + LONG_S
+        training = iterations(model, optimizer)
         for rate, count in ((fast, 1), (slow, 2), (fast, 3)):
-            link.bytes_per_s = rate
+            link.bytes_per_s, deadline = rate, time.monotonic() + LONG_S
             while len(intervals) < count:
                 assert time.monotonic() < deadline, (intervals, told)
                 next(training)
