@@ -190,6 +190,10 @@ class Schedule(_Model):
         """Of the certificate's snapshots: what is copied within the device, until the actions begin anew."""
         return self.certificate.snapshot_bytes - self.held_bytes()
 
+    def sent_bytes(self) -> int:
+        """What an iteration fills of slots, on average."""
+        return (sum(row.bytes for row in self.actions) + self.static_state_bytes) // self.period
+
     def position(self, place: Place) -> int:
         """The unrolled position of a place in `actions`."""
         iteration, anchor = place

@@ -47,6 +47,12 @@ class TimedGraph:
         """What the host takes to update so many bytes of a replica; None where its memory is not known."""
         return hardware.host_update_ns(size_bytes, self.device) if isinstance(self.device, hardware.Profile) else None
 
+    def mirror_ns(self, size_bytes: int) -> int | None:
+        """What sending so many bytes to another machine takes; None where there is no other, or that is not known."""
+        if not isinstance(self.device, hardware.Profile):
+            return None
+        return hardware.mirror_ns(size_bytes, self.device, self.graph.world_size)
+
 
 def traced(
     model: Model,

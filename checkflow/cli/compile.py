@@ -172,6 +172,7 @@ def command(
         return EXIT_NO
     if as_json:
         found: dict[str, object] = {"unlisted": [asdict(one) for one in result.graph.unlisted]}
+        found["mirror_ns"] = timed.mirror_ns(result.schedule.sent_bytes())
         if outcome.comparison is not None:
             found["choice"] = choices.document_of(outcome.comparison)
         click.echo(json.dumps(summary.of_compiled(result, timed.trace_s, str(output)) | found))
@@ -182,6 +183,7 @@ def command(
             notes=timed.notes,
             memory_bytes=timed.device.memory_bytes if timed.device else None,
             snapshot_ns=timed.copy_ns(result.schedule.copied_bytes()),
+            mirror_ns=timed.mirror_ns(result.schedule.sent_bytes()),
             trace_s=timed.trace_s,
         )
         if outcome.comparison is not None:

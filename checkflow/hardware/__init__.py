@@ -1,7 +1,7 @@
 """Devices: their profiles and the times these model. measure.py measures the one at hand; it alone needs torch."""
 
 from checkflow.hardware.profile import NAMES, CopyRates, Profile, load_profile, write_profile
-from checkflow.hardware.roofline import copy_ns, host_update_ns, link_bytes_per_s, operator_time_ns, retime
+from checkflow.hardware.roofline import copy_ns, host_update_ns, link_bytes_per_s, mirror_ns, operator_time_ns, retime
 
 __all__ = [
     "NAMES",
@@ -11,6 +11,7 @@ __all__ = [
     "host_update_ns",
     "link_bytes_per_s",
     "load_profile",
+    "mirror_ns",
     "operator_time_ns",
     "retime",
     "write_profile",

@@ -69,6 +69,15 @@ def copy_ns(size_bytes: int, device: Profile | CopyRates) -> int:
     return round(2e9 * size_bytes / (device.memory_bandwidth_bytes_per_s * device.efficiency.memory))
 
 
+def mirror_ns(size_bytes: int, profile: Profile, ranks: int) -> int | None:
+    """What another node is sent so many bytes in, with nothing else on this device's share of the network; None where
+    there is no other, or that is not known."""
+    network = profile.network
+    if network is None or ranks <= network.devices_per_node:
+        return None
+    return _duration_ns(size_bytes, network.between_nodes_bytes_per_s)
+
+
 def host_update_ns(size_bytes: int, device: Profile) -> int | None:
     """What the host takes to update a replica of so many bytes, with its share of the node's memory; None: not known.
 

@@ -100,9 +100,11 @@ def show(
     notes: tuple[str, ...],
     memory_bytes: int | None,
     snapshot_ns: int | None,
+    mirror_ns: int | None,
     trace_s: float,
 ) -> None:
-    """Print the summary and the timeline. `snapshot_ns`: what the snapshots' copies take on the compute stream."""
+    """Print the summary and the timeline. `snapshot_ns`: what the snapshots' copies take on the compute stream;
+    `mirror_ns`: what a mirror is sent an iteration's part in, on the network."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -111,6 +113,10 @@ def show(
     if snapshot_ns:
         share = snapshot_ns / (compiled.graph.iteration_time_ns * compiled.schedule.period)
         table.add_row("snapshot copies", f"{format_ns(snapshot_ns)} on the compute stream, {share:.1%} of the time")
+    if mirror_ns is not None:
+        sent = f"{format_bytes(compiled.schedule.sent_bytes())} an iteration, {format_ns(mirror_ns)} of the network"
+        share = mirror_ns / compiled.graph.iteration_time_ns
+        table.add_row("replicate=1", f"sends another machine {sent}: {share:.1%}, beside training's collectives")
     table.add_row("took", f"trace {trace_s:.2f} s, plan {compiled.plan_s:.3f} s")
     for note in notes:
         table.add_row("note", Text(note))

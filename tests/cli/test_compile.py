@@ -209,6 +209,16 @@ def test_one_of_several_ranks(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["compile", *ranks, "-o", "s.json"]) == EXIT_DONE
     out = capfd.readouterr().out
     assert "one of 4 ranks" in out and "each of the 4 ranks holds as much" in out
+    assert figures["mirror_ns"] is None and "replicate" not in out, "there is no other machine"
+    several = [*ranks[:-3], "16", *ranks[-2:]]
+    schedule = read_schedule(Path("s.json"))
+    found = _json(capfd, "compile", *several, "-o", "s.json")
+    sent_bytes = read_schedule(Path("s.json")).sent_bytes()
+    assert found["mirror_ns"] == -(-sent_bytes // 50) and 3 * sent_bytes < schedule.sent_bytes() <= 4 * sent_bytes
+    assert run(["compile", *several, "-o", "s.json"]) == EXIT_DONE
+    assert re.search(
+        r"replicate=1 +sends another machine [\d.]+ \w+ an iteration, .* of the network: ", capfd.readouterr().out
+    )
 
 
 def test_every_figure_for_a_person_has_a_unit(capfd: pytest.CaptureFixture[str]) -> None:
