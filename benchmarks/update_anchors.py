@@ -67,7 +67,7 @@ class Update:
 
 
 def looked_at(step: Callable[[], None], seen: list[str]) -> None:
-    look = Look(lambda name, _: seen.append(name))
+    look = Look(lambda name, _: seen.append(name), 0)
     look.open()
     try:
         step()

@@ -24,10 +24,14 @@ _open: list[Look] = []  # the innermost last: an optimizer may step within anoth
 
 
 class Look:
-    """From `open` to `close`, `before` is called in this thread before each foreach function."""
+    """From `open` to `close`, `before` is called in this thread before each foreach function.
 
-    def __init__(self, before: Before) -> None:
+    Of several that are open the innermost of each `watcher` is: an iteration that is followed may be recorded, too.
+    """
+
+    def __init__(self, before: Before, watcher: object) -> None:
         self.before = before
+        self.watcher = watcher
         self.thread = 0
 
     def open(self) -> bool:
@@ -69,9 +73,11 @@ def _wrapper(name: str, original: Any) -> Any:
     @functools.wraps(original)
     def looked_at(*args: Any, **kwargs: Any) -> Any:
         if _open and not torch.compiler.is_compiling():
-            look = _open[-1]
-            if look.thread == threading.get_ident():
-                look.before(name, args[0] if args else ())
+            told: set[object] = set()
+            for look in reversed(tuple(_open)):
+                if look.thread == threading.get_ident() and look.watcher not in told:
+                    told.add(look.watcher)
+                    look.before(name, args[0] if args else ())
         return original(*args, **kwargs)
 
     return looked_at

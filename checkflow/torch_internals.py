@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException as DataDe
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from torch.optim.optimizer import _foreach_supported_types as _types_in_optimizers
@@ -79,14 +80,25 @@ def grad_scale_of(optimizer: torch.optim.Optimizer) -> object:
     return getattr(optimizer, "grad_scale", None)
 
 
+def freed_since(tensor: torch.Tensor) -> Callable[[], bool]:
+    """Tells whether its storage is gone by then: another one may have its address."""
+    reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    return lambda: bool(reference.expired())  # type: ignore[no-untyped-call]
+
+
 def others_hooks(tensor: torch.Tensor) -> int:
     """How many functions its gradient is given to, each of which may replace it; checkflow's own only look on."""
-    hooks = (tensor._backward_hooks or {}).values()
-    return sum(not str(getattr(hook, "__module__", "")).startswith("checkflow.") for hook in hooks)
+    return sum(not is_ours(hook) for hook in (tensor._backward_hooks or {}).values())
 
 
-def multiplied_by(weight: torch.Tensor, output: torch.Tensor) -> torch.autograd.graph.Node | None:
-    """The product with a weight that an output is a view of, as the backward pass comes to it; None where it is none.
+def is_ours(hook: object) -> bool:
+    """Whether a hook is checkflow's own, which only looks on, as those do that record an iteration."""
+    return str(getattr(hook, "__module__", "")).startswith("checkflow.")
+
+
+def multiplied_by(weight: torch.Tensor, output: torch.Tensor) -> tuple[torch.autograd.graph.Node, int] | None:
+    """The product with a weight that an output is a view of, as the backward pass comes to it, and which of its factors
+    the weight is; None where it is none.
 
     A hook of the output itself is lost where something then writes into the view.
     """
@@ -95,11 +107,12 @@ def multiplied_by(weight: torch.Tensor, output: torch.Tensor) -> torch.autograd.
         node = node.next_functions[0][0]
     if node is None or node.name() not in ("AddmmBackward0", "MmBackward0"):
         return None
-    factors = [factor for factor, _ in node.next_functions if factor is not None]
-    factors += [
-        made for factor in factors if factor.name() == "TBackward0" for made, _ in factor.next_functions if made
-    ]
-    return node if any(getattr(factor, "variable", None) is weight for factor in factors) else None
+    for number, (factor, _) in enumerate(node.next_functions):
+        if factor is not None and factor.name() == "TBackward0":
+            factor = factor.next_functions[0][0]
+        if factor is not None and getattr(factor, "variable", None) is weight:
+            return node, number
+    return None
 
 
 def own_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
@@ -135,6 +148,13 @@ def overlaps(zero: ZeroRedundancyOptimizer) -> bool:
 def step_pre_hooks(optimizer: torch.optim.Optimizer) -> OrderedDict[int, Callable[..., object]]:
     """In the order that its step() runs them in, by their handles' ids."""
     hooks = optimizer._optimizer_step_pre_hooks
+    assert isinstance(hooks, OrderedDict)
+    return hooks
+
+
+def step_post_hooks(optimizer: torch.optim.Optimizer) -> OrderedDict[int, Callable[..., object]]:
+    """Likewise those that it runs when the update was made."""
+    hooks = optimizer._optimizer_step_post_hooks
     assert isinstance(hooks, OrderedDict)
     return hooks
 

@@ -84,3 +84,9 @@ def received(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     every = (parameter for group in optimizer.param_groups for parameter in group["params"])
     sends_frozen = not optimizer.parameters_as_bucket_view  # a bucket has none of them
     return [each for each in every if id(each) not in own and (each.requires_grad or sends_frozen)]
+
+
+def is_torchs_own(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its updates are those of a class of torch's own: of each parameter by itself."""
+    kind = type(updater(optimizer))
+    return getattr(torch.optim, kind.__name__, None) is kind

@@ -27,7 +27,7 @@ def test_each_function_is_seen_before_it_runs() -> None:
     """With what it writes, as it was."""
     made = optimizer(weight_decay=0.5, lr=1.0)
     seen: list[tuple[str, float]] = []
-    look = Look(lambda name, tensors: seen.append((name, float(tensors[0].sum()))))
+    look = Look(lambda name, tensors: seen.append((name, float(tensors[0].sum()))), 0)
     assert look.open() and not untouched()
     made.step()
     look.close()
@@ -42,7 +42,7 @@ def test_each_function_is_seen_before_it_runs() -> None:
 
 def test_an_update_within_an_update_is_the_inner_ones() -> None:
     outer, inner = list[str](), list[str]()
-    first, second = Look(lambda name, _: outer.append(name)), Look(lambda name, _: inner.append(name))
+    first, second = Look(lambda name, _: outer.append(name), 0), Look(lambda name, _: inner.append(name), 0)
     first.open()
     torch._foreach_neg([torch.ones(1)])
     second.open()
@@ -53,9 +53,20 @@ def test_an_update_within_an_update_is_the_inner_ones() -> None:
     assert (outer, inner) == (["_foreach_neg", "_foreach_exp"], ["_foreach_abs"]) and untouched()
 
 
+def test_an_update_that_is_recorded_is_still_guarded() -> None:
+    """Each of two that look on, however one lies within the other."""
+    guards, records = list[str](), list[str]()
+    guard, record = Look(lambda name, _: guards.append(name), "runtime"), Look(lambda name, _: records.append(name), 0)
+    guard.open()
+    record.open()
+    torch._foreach_neg([torch.ones(1)])
+    guard.close()
+    assert guards == records == ["_foreach_neg"] and untouched()
+
+
 def test_one_that_was_left_open_ends_with_the_one_around_it() -> None:
     """As where the inner `step()` raised."""
-    first, second = Look(lambda *_: None), Look(lambda *_: None)
+    first, second = Look(lambda *_: None, 0), Look(lambda *_: None, 0)
     assert first.open() and second.open()
     first.close()
     assert not second.is_open and untouched()
@@ -64,7 +75,7 @@ def test_one_that_was_left_open_ends_with_the_one_around_it() -> None:
 def test_another_threads_update_is_not_looked_into() -> None:
     """Nor can it be, while this one's is."""
     seen: list[str] = []
-    look, other = Look(lambda name, _: seen.append(name)), Look(lambda name, _: seen.append(name))
+    look, other = Look(lambda name, _: seen.append(name), 0), Look(lambda name, _: seen.append(name), 0)
     look.open()
     opened: list[bool] = []
 
@@ -91,7 +102,7 @@ def test_what_can_be_looked_into() -> None:
 
 @pytest.mark.parametrize("name", sorted(PLAIN))
 def test_a_wrapped_function_is_known_as_itself(name: str) -> None:
-    look = Look(lambda *_: None)
+    look = Look(lambda *_: None, 0)
     look.open()
     wrapped = vars(torch)[name]
     look.close()

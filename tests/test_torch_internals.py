@@ -69,6 +69,7 @@ SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_non_persistent_buffers_set": lambda: (torch.nn.ReLU(),),
     "_orig_mod": lambda: (torch.compile(torch.nn.ReLU(), backend="eager"),),
     "_optimizer_step_pre_hooks": lambda: (_optimizer(),),
+    "_optimizer_step_post_hooks": lambda: (_optimizer(),),
     "_optimizer_load_state_dict_pre_hooks": lambda: (_optimizer(),),
     "_scale": lambda: (torch.amp.GradScaler("cpu"),),
     "_growth_tracker": lambda: (torch.amp.GradScaler("cpu"),),
@@ -332,13 +333,18 @@ def test_the_product_of_a_layer_is_found(shape: tuple[int, ...], bias: bool) -> 
 
     layer = torch.nn.Linear(3, 4, bias=bias)
     output = layer(torch.ones(shape))
-    node = multiplied_by(layer.weight, output)
-    assert node is not None and multiplied_by(torch.zeros(4, 3), output) is None
+    found = multiplied_by(layer.weight, output)
+    assert found is not None and multiplied_by(torch.zeros(4, 3), output) is None
+    node, number = found
+    products: list[int] = []
+    node.register_hook(lambda made, _: products.append(made[number].data_ptr()))
+    layer.weight.register_hook(lambda gradient: products.append(gradient.data_ptr()))  # type: ignore[no-untyped-call]
     assert multiplied_by(layer.weight, output * 2) is None and multiplied_by(layer.weight, output.detach()) is None
     came_back: list[tuple[int, ...]] = []
     node.register_prehook(lambda gradients: came_back.append(tuple(gradients[0].shape)))
     torch.autograd.backward(output.relu_().sum())
     assert came_back == [(torch.Size(shape).numel() // 3, 4)]
+    assert products[0] == products[1]
 
 
 def test_who_is_given_a_gradient_is_counted() -> None:

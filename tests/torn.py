@@ -215,7 +215,7 @@ def _inside(
     def end(*_: object) -> None:
         look.close()
 
-    look = Look(before)
+    look = Look(before, 0)
     return [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]
 
 

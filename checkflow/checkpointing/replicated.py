@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from checkflow.state.holders import optimizers_of
 from checkflow.state.live import live_state, parameter_names
 from checkflow.state.names import StateName, holder_of
 from checkflow.state.restore.files import FileTensor
@@ -33,19 +32,12 @@ class UpdatesOnHost:
 
     def refusal(self, again: Replay, saved: Callable[[torch.Tensor], FileTensor]) -> str:
         """Makes updates here as the process would, and says why it may not; "" where it may."""
-        if strange := self._not_torchs_own():
-            return f"the process that would make them does not have {strange}, which is no optimizer of torch's own"
         other, self._far = again.furthest(saved)
         if other is None or (self._approximate and self._far < math.inf):
             return ""
         name = parameter_names(self._training)[id(other)]
         advice = "" if self._far == math.inf else f" ({self._far:.2g} off; approximate=True takes that)"
         return f"{name} is not the same, to the bit, when they are made here{advice}"
-
-    def _not_torchs_own(self) -> str:
-        """The class of an optimizer that only the training has, if there is one."""
-        classes = (type(optimizer) for optimizer in optimizers_of(self._training).values())
-        return next((each.__name__ for each in classes if getattr(torch.optim, each.__name__, None) is not each), "")
 
     def lost(self) -> str:
         return self._handle().replica_lost

@@ -5,7 +5,8 @@
     every rank:         finds it
 
 So each rank hears the same ruling, whoever made it, and there is none while a rank has not come to it. What a rank has
-not heard yet it has to act on as if there were none.
+not heard yet it has to act on as if there were none. A matter is forgotten by the last rank that was through with it:
+some may come to it long after others, for what they have staged is on its way to another machine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import queue
 import threading
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +29,8 @@ from checkflow.errors import PeerError
 _PAUSE_S = (0.001, 0.02)  # between looks, at first and at most
 _SLOW = ("uploads", "uploaded")  # kinds of matters for which ranks take minutes
 _SLOW_S = 0.5  # between looks at those
-_KEPT = 64  # of a kind, names that stay in the store after their time, so that every rank has seen their ruling
+_KEPT = 10_000  # of a kind, names that stay in the store though not every rank comes to them; and that this one knows
+_LISTENED = 64  # of a kind, matters whose ruling is listened for: more than there are slots
 _CLOSE_S = 30.0  # for a store that does not answer
 _VOID = "null"  # a ruling is JSON, and none of them rules nothing
 
@@ -65,7 +67,7 @@ class Agreement:
         self._pulse = Pulse(group, tell)
         self._said: queue.SimpleQueue[_Matter | _Void | None] = queue.SimpleQueue()
         self._waiting: dict[str, list[_Matter]] = {}  # by kind
-        self._past: dict[str, deque[str]] = {}
+        self._past: dict[str, OrderedDict[str, object]] = {}  # names that this rank is through with, and their rulings
         self._trouble: str | None = None
         self._next_slow_s = 0.0  # time.monotonic
         self._is_late = False  # some rank is, and that was told
@@ -166,19 +168,32 @@ class Agreement:
 
     def _say(self, matter: _Matter | _Void) -> None:
         values, name = self._group.more, f"{matter.kind}/{matter.name}"
-        past = self._past.setdefault(matter.kind, deque())
-        past.append(name)
+        past = self._past.setdefault(matter.kind, OrderedDict())
+        if name in past:  # this rank has said so before
+            if isinstance(matter, _Matter):
+                matter.agreed(past[name])
+            return
         with reached():
             if isinstance(matter, _Void):
                 values.compare_set(_ruling(name), "", _VOID)
+                self._is_through(matter.kind, name, None)
             else:
                 self._waiting.setdefault(matter.kind, []).append(matter)
                 if values.add(name, 1) == self._group.size:
                     values.compare_set(_ruling(name), "", json.dumps(matter.rules()))
-            if len(past) > _KEPT:
-                name = past.popleft()
-                values.delete_key(name)
-                values.delete_key(_ruling(name))
+
+    def _is_through(self, kind: str, name: str, ruling: object) -> None:
+        """This rank needs no more of it; the last one forgets it."""
+        past = self._past[kind]
+        past[name] = ruling
+        if self._group.more.add(_through(name), 1) == self._group.size:
+            self._forget(name)
+        if len(past) > _KEPT:
+            self._forget(past.popitem(last=False)[0])
+
+    def _forget(self, name: str) -> None:
+        for key in (name, _ruling(name), _through(name)):
+            self._group.more.delete_key(key)
 
     def _pause_s(self, pause_s: float) -> float:
         """Uploads take their time, and nothing waits for them."""
@@ -196,9 +211,12 @@ class Agreement:
                 with reached():
                     ruling = self._group.more.get(name) if self._group.more.check([name]) else b""
                 if ruling:
-                    matter.agreed(strictjson.loads(ruling))
+                    found = strictjson.loads(ruling)
+                    matter.agreed(found)
                     waiting.remove(matter)
-            del waiting[:-_KEPT]  # not every rank comes to every one
+                    with reached():
+                        self._is_through(kind, f"{kind}/{matter.name}", found)
+            del waiting[:-_LISTENED]  # not every rank comes to every one
 
     def _look_for_who_is_late(self) -> None:
         now = time.monotonic()
@@ -218,3 +236,7 @@ def _name(mark: Mark) -> str:
 
 def _ruling(name: str) -> str:
     return f"{name}/ruling"
+
+
+def _through(name: str) -> str:
+    return f"{name}/through"

@@ -163,6 +163,8 @@ class Executor(Follower):
         self._anchor, self.touched = 0, False
         self._device.collect()
         self.pipeline.stage_finished()
+        for update in self._updates:
+            update.rest()
         filling = next_is_due or self.pipeline.busy or self._audit is not None
         self._to(Phase.FILLING if filling else Phase.IDLE)
 

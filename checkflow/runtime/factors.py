@@ -1,8 +1,10 @@
 """Factors of gradients: what a linear layer was given, and what came back to it.
 
-The layer's weight has the product of both as its gradient, as long as the layer ran once, nothing was there to be added
-to, and nothing changes the gradient before its update. Each of that is looked at in each iteration; that the product
-has the same bits is proven with the first checkpoint, as all that is made again.
+The layer's weight has the product of both as its gradient, as long as the layer ran once, nothing else uses the weight,
+nothing was there to be added to, and nothing changes the gradient or puts another in its place before its update. Each
+of that is looked at in each iteration: the gradient lies where the product was made, nobody has written there, and it
+has not been freed since. That the product has the same bits is proven with the first checkpoint, as all that is made
+again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from functools import partial
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from checkflow.torch_internals import multiplied_by, others_hooks, versions
+from checkflow.torch_internals import freed_since, multiplied_by, others_hooks, versions
 
 Take = Callable[[str, torch.Tensor, torch.Tensor], None]  # a parameter's name, and its gradient's factors
 
@@ -26,7 +28,8 @@ class _Made:
     given: torch.Tensor | None = None  # its input, from when its output's gradient is there until the weight's is
     came_back: torch.Tensor | None = None  # likewise, the output's gradient
     times: int = 0  # that a backward pass came through the layer
-    gradient: tuple[int, int] = (0, -1)  # address and version of the weight's; no version: it is no product
+    product: int = 0  # its address, where it was made
+    is_gone: Callable[[], bool] | None = None  # the weight's gradient, which was the product; None: it is none
     rows: int = 0  # of each factor
 
 
@@ -45,11 +48,11 @@ class FactorHooks:
     def are_exact(self, name: str, weight: torch.Tensor) -> bool:
         """Whether the gradient that an update is about to consume is their product."""
         gradient, made = weight.grad, self._made[name]
-        if gradient is None or made.times != 1:
+        if gradient is None or made.times != 1 or made.is_gone is None or made.is_gone():
             return False
         if others_hooks(weight):  # which may have replaced it
             return False
-        return (gradient.data_ptr(), versions([gradient])[0]) == made.gradient
+        return gradient.data_ptr() == made.product and versions([gradient]) == [0]
 
     def rows(self, names: Iterable[str]) -> dict[str, int]:
         """Of each of the factors of those gradients that leave so, in the iteration that runs."""
@@ -69,8 +72,10 @@ class FactorHooks:
             given = inputs[0] if inputs else None
             if not isinstance(given, torch.Tensor) or not given.is_contiguous():  # training keeps a copy, and not this
                 return
-            if (node := multiplied_by(weight, output)) is not None:
+            if (found := multiplied_by(weight, output)) is not None:
+                node, factor = found
                 node.register_prehook(partial(came_back, [given.detach()]))
+                node.register_hook(partial(multiplied, factor))
 
         def came_back(given: list[torch.Tensor], gradients: tuple[torch.Tensor, ...]) -> None:
             made = self._made[name]
@@ -78,17 +83,22 @@ class FactorHooks:
             if given:  # it is let go of with the graph's own, though the graph stays
                 made.given, made.came_back = given.pop(), gradients[0]
 
+        def multiplied(factor: int, made: tuple[torch.Tensor | None, ...], _gradients: object) -> None:
+            product = made[factor]
+            self._made[name].product = 0 if product is None else product.data_ptr()
+
         def ready(gradient: torch.Tensor) -> None:
             made = self._made[name]
-            given, returned = made.given, made.came_back
+            given, returned, made.is_gone = made.given, made.came_back, None
             made.given = made.came_back = None
             if given is None or returned is None or made.times != 1 or weight.grad is not None:
-                made.gradient = (0, -1)
+                return
+            if gradient.data_ptr() != made.product or versions([gradient]) != [0]:  # other products are added to it
                 return
             left, right = (returned, given) if transposed else (given, returned)
             rows = left.numel() // weight.shape[0]
             if _are_factors(left, right, weight, rows):
-                made.gradient, made.rows = (gradient.data_ptr(), versions([gradient])[0]), rows
+                made.is_gone, made.rows = freed_since(gradient), rows
                 take(name, left, right)
 
         return [layer.register_forward_hook(ran), weight.register_hook(ready)]  # type: ignore[no-untyped-call]

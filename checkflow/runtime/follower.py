@@ -161,10 +161,13 @@ class Follower:
         if not self.lifecycle.deaf:
             self._wrote(storages, kind)
 
+    def made(self, number: int) -> None:
+        """Optimizer `number` has made an update, and no other hook has run since."""
+        if self.parts is not None and self.awake and not self.lifecycle.deaf:
+            self.parts.made(number)
+
     def updated(self, number: int) -> None:
         """Optimizer `number` has made an update. Raises InputError if state is still absent after the first."""
-        if self.parts is not None and self.awake and not self.lifecycle.deaf:
-            self.parts.updated(number)
         if self.bound.binding.absent and not self.lifecycle.deaf and not self._settings.learns:
             if self.bound.is_stale:
                 self.rebind()

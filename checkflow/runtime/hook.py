@@ -19,7 +19,14 @@ from checkflow.runtime.guards import Guard, GuardKind
 from checkflow.runtime.update import Update
 from checkflow.state.holders import models_of, optimizers_of, unwrapped
 from checkflow.state.names import subject_of
-from checkflow.torch_internals import is_persistent, own_buffers, own_parameters, step_pre_hooks, takes_load_hooks
+from checkflow.torch_internals import (
+    is_persistent,
+    own_buffers,
+    own_parameters,
+    step_post_hooks,
+    step_pre_hooks,
+    takes_load_hooks,
+)
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable, optimizers_in
 
@@ -136,6 +143,8 @@ def _on_optimizer(
             return
         if executor.listens:
             executor.reach("optimizer_pre", subject)
+        if executor.parts is not None:
+            executor.parts.overtaken = update.is_overtaken
         update.begin()
         executor.guard(guard)
 
@@ -162,6 +171,10 @@ def _on_optimizer(
     def after_load(_optimizer: torch.optim.Optimizer) -> None:
         executor.rebind()
 
+    def made(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        if not torch.compiler.is_compiling():
+            executor.made(number)
+
     def consumes(_optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if not torch.compiler.is_compiling():
             executor.consumes(number, (*args[1:], *kwargs.values()))
@@ -169,8 +182,11 @@ def _on_optimizer(
     first = optimizer.register_step_pre_hook(before)
     step_pre_hooks(optimizer).move_to_end(first.id, last=False)  # before a user's hook that writes
     handles: list[Removable] = [update, first, optimizer.register_step_post_hook(after)]
-    if executor.parts is not None:  # after a user's hooks, which may clip
-        handles.append(optimizer.register_step_pre_hook(consumes))
+    if executor.parts is not None:  # what a user's hooks do lies before or after: they may clip, or write
+        last, next_ = optimizer.register_step_pre_hook(consumes), optimizer.register_step_post_hook(made)
+        update.is_last(last.id)
+        step_post_hooks(optimizer).move_to_end(next_.id, last=False)
+        handles += [last, next_]
     if takes_load_hooks(optimizer):
         handles += [
             optimizer.register_load_state_dict_pre_hook(before_load),

@@ -27,6 +27,7 @@ from checkflow.state.names import gradient_name
 from checkflow.state.shards import are_shared_alike, local
 from checkflow.torch_internals import grad_scale_of, versions
 from checkflow.training import Training
+from checkflow.wrapped import is_torchs_own
 
 
 class HostTexts(Protocol):
@@ -79,6 +80,8 @@ class Parts:
         self.factors = FactorHooks(row.parameter.name for row in schedule.gradients if row.factor_rows)
         self._optimizers = training.optimizers
         self._after: dict[int, dict[BoundStorage, list[int]]] = {}  # by optimizer: versions after its last update
+        self._is_making = False  # an update has begun, and is recorded
+        self.overtaken = False  # another hook, registered since the last iteration ended, runs after this is told
         self._prepare(schedule)
 
     def _prepare(self, schedule: Schedule) -> None:
@@ -93,12 +96,18 @@ class Parts:
     def consumes(self, running: int, number: int, arguments: tuple[object, ...]) -> None:
         """Optimizer `number` is about to make an update, and no other hook runs before it."""
         self._compare(number)
+        self._must_be_made()
         checkpoint = self._pipeline.parted
         if checkpoint is None:
             return
         back = checkpoint.iteration - running
         optimizer = self._optimizers[number]
-        if any(argument is not None for argument in arguments):
+        self._is_making = True
+        if not is_torchs_own(optimizer):  # one parameter's update may depend on the others', now and then
+            self.refuse(f"updates of {type(optimizer).__name__} are none of torch's own")
+        elif self.overtaken:
+            self.refuse("a hook of an optimizer's step() was registered in the middle of an iteration")
+        elif any(argument is not None for argument in arguments):
             self.refuse("an update was given a closure, which computes its gradients within")
         elif grad_scale_of(optimizer) is not None:
             self.refuse("a scaler has a fused optimizer unscale its gradients within the update")
@@ -161,8 +170,14 @@ class Parts:
         assert checkpoint.updates is not None
         return checkpoint.updates
 
-    def updated(self, number: int) -> None:
-        """It has made the update."""
+    def _must_be_made(self) -> None:
+        if self._is_making:
+            self.refuse("an update was begun, and raised")
+        self._is_making = False
+
+    def made(self, number: int) -> None:
+        """It has made the update, and no other hook has run since."""
+        self._is_making = False
         if self._pipeline.parted is not None and not self._pipeline.parted.unchanged():
             self.refuse("gradients or their factors are written before they have left")
         if self.refused:
@@ -172,9 +187,7 @@ class Parts:
 
     def part_ended(self, completed: int) -> None:
         """An iteration has ended within a checkpoint, or with one."""
-        self.factors.forget()
-        for number in tuple(self._after):
-            self._compare(number)
+        self._iteration_ended()
         checkpoint = self._pipeline.parted
         if checkpoint is None:
             return
@@ -183,6 +196,12 @@ class Parts:
             checkpoint.part_ended()
             if (text := self._part_text()) is not None:
                 self._texts(checkpoint).add_part(completed, self._of.get(back, ()), text)
+
+    def _iteration_ended(self) -> None:
+        self._must_be_made()
+        self.factors.forget()
+        for number in tuple(self._after):
+            self._compare(number)
 
     def _part_text(self) -> str | None:
         try:
@@ -195,6 +214,7 @@ class Parts:
         """The state is another iteration's: what restoring has written is no update's to have left."""
         self.factors.forget()
         self._after.clear()
+        self._is_making = False
 
     def prove(self) -> bool:
         """A checkpoint has begun: the first one is proven, which training waits for. False where it is not exact."""

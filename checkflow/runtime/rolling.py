@@ -46,9 +46,7 @@ class Rolling(Parts):
         super().factored(running, name, left, right)
 
     def part_ended(self, completed: int) -> None:
-        self.factors.forget()
-        for number in tuple(self._after):
-            self._compare(number)
+        self._iteration_ended()
         if not self.refused and (text := self._part_text()) is not None:
             self._history.forget_before(completed - self._pipeline.lanes)
             self._history.add_part(completed, (), text)

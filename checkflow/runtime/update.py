@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 import torch
@@ -21,7 +22,7 @@ from checkflow.runtime.bound import Bound
 from checkflow.runtime.guards import Guard, GuardKind
 from checkflow.state.groups import IMPLEMENTATION
 from checkflow.state.names import subject_of
-from checkflow.torch_internals import versions
+from checkflow.torch_internals import innermost_mode, is_ours, step_pre_hooks, versions
 
 _KEPT = 1000  # selections of tensors: an update that leaves out others each time has no end of them
 
@@ -62,7 +63,7 @@ class Update:
         self._optimizer = optimizer
         self._subject = subject
         self._guard = guard
-        self._look = Look(self._reached)
+        self._look = Look(self._reached, executor)
         self._binding: Binding | None = None
         self._found: dict[tuple[int, ...], JointWrite] = {}  # by the ids of the tensors that a function is given
         self._bound: dict[int, BoundStorage] = {}  # by the id of a live tensor
@@ -72,6 +73,27 @@ class Update:
         self._unseen: tuple[BoundStorage, ...] = guard.storages  # what no foreach function writes
         self._as: tuple[object, ...] = ()  # the form of the last update
         self._distrusted = False  # something else wrote, once
+        self._last_hook: int | None = None  # which step pre-hook has to run after all others
+
+    def is_last(self, hook: int) -> None:
+        """This step pre-hook, by its id, has to run after all others, those too that are registered later."""
+        self._last_hook = hook
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether one of others will run after it this time."""
+        hooks = step_pre_hooks(self._optimizer)
+        if self._last_hook not in hooks:
+            return False
+        later = takewhile(lambda hook: hook != self._last_hook, reversed(hooks))
+        return not all(is_ours(hooks[hook]) for hook in later)
+
+    def rest(self) -> None:
+        """An iteration has ended: no update is under way, nor any hook."""
+        self.settle()
+        hooks = step_pre_hooks(self._optimizer)
+        if self._last_hook is not None and self._last_hook in hooks:
+            hooks.move_to_end(self._last_hook)
 
     def begin(self) -> None:
         """The update is about to begin."""
@@ -94,6 +116,8 @@ class Update:
             return
         self._look.close()
         self.vouch()
+        if self._left and innermost_mode() is not None:
+            self._torn()  # within a dispatch mode foreach functions count no writes
         self._left = {}
         if self._seen.keys() != self._last.keys():
             taken: set[BoundStorage] = set()

@@ -143,5 +143,5 @@ def _on_optimizer(
         look.close()
         firings.fire(AnchorKind.OPTIMIZER, subject)
 
-    look = Look(inside)
+    look = Look(inside, firings)
     return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]

@@ -93,7 +93,10 @@ def divided(training: Training, world: World, model: str) -> Training:
     shares = [(alike.ranks, alike.sizes_bytes) for alike in alike_in(training)]
     found = shared_out(training, world.rank, shares)
     if found.division is None:
-        raise TraceError(f"{model}: --divided: its ranks have nothing alike that is known to stay so; leave it out")
+        raise TraceError(
+            f"{model}: --divided: its ranks have nothing alike that is known to stay so, or not a parameter for each; "
+            "leave it out"
+        )
     sharing = set.intersection(*(set(ranks) for ranks, _ in shares))
     if not all(saved_here(shared_out(training, rank, shares)) for rank in sharing):
         raise TraceError(f"{model}: --divided: there is less than a share for each rank; leave it out")

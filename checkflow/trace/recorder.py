@@ -170,7 +170,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in fresh:
             self.ledger.add(tensor, scalar=on_host, born=self.ledger.step if recording is not None and works else 0)
         if self.watch is not None:
-            self.watch.saw(func, given, call.changed, fresh)
+            self.watch.saw(func, given, call.changed, fresh, clears=_clears(func, call.args))
         if executed.known is not None and fresh:
             self.values.bind(result, executed.known[0])
         if not on_host:
@@ -273,3 +273,8 @@ def _name(storages: Sequence[Storage], func: OpOverload, step: int) -> None:
     """What no program names has the name of who wrote it first."""
     for number, storage in enumerate(storages):
         storage.name = storage.name or f"%{schema_of(func).name.removeprefix('aten::')}_{step}_{number}"
+
+
+def _clears(func: OpOverload, args: Sequence[object]) -> bool:
+    """Whether what is written says nothing: zeros, whatever was there."""
+    return str(func) == "aten.zero_.default" or (str(func) == "aten.fill_.Scalar" and args[1] == 0)

@@ -22,7 +22,6 @@ from checkflow.training import Training
 from checkflow.unlisted import Unlisted
 
 _SCALERS = tuple(f".{name}" for name in SCALER_TENSORS)
-_CONSTANT = frozenset(("aten::zero_", "aten::fill_"))  # what it wrote tells nothing
 _DEVICES_OWN = frozenset(("aten::_cudnn_rnn", "aten::_cudnn_init_dropout_state"))  # random state within cuDNN
 
 
@@ -48,8 +47,11 @@ class Watch:
         given: Sequence[tuple[str, Sequence[torch.Tensor]]],
         changed: frozenset[str],
         fresh: Sequence[torch.Tensor],
+        *,
+        clears: bool = False,
     ) -> None:
-        """An operator has run: on these arguments, of which it changed some, and allocated these."""
+        """An operator has run: on these arguments, of which it changed some (to zeros, if it `clears`), and allocated
+        these."""
         if func.is_view or schema_of(func).name in _DEVICES_OWN:
             return
         unread = traits(func).unread
@@ -64,7 +66,7 @@ class Watch:
                 if name in changed and not _is_listed(storage):
                     self.wrote[storage] = user_line()
                     self.cleared.discard(storage)
-                    if whole and schema_of(func).name in _CONSTANT:
+                    if whole and clears:
                         self.cleared.add(storage)
         if fresh:
             line = user_line()

@@ -147,9 +147,36 @@ def test_long_runs_leave_little_in_the_store() -> None:
         until(lambda iteration=iteration: len(heard) == 2 * iteration + 2)  # type: ignore[misc]
     values = ranks[0]._group.values
     assert isinstance(values, HashStore)
-    assert values.num_keys() < 150
+    assert values.num_keys() < 10
     for each in ranks:
         each.close()
+
+
+def test_who_comes_late_hears_what_was_ruled_all_the_same() -> None:
+    """What it staged was on its way to another machine, while the others skipped hundreds."""
+    early, late = agreements(2)
+    heard: list[tuple[str, int, bool | None]] = []
+
+    def stage(who: str, rank: Agreement, iteration: int) -> None:
+        rank.staging(iteration, lambda: True, lambda ruling: heard.append((who, iteration, ruling)))()
+
+    for iteration in range(3):
+        stage("early", early, iteration)
+    for iteration in range(3, 400):
+        early.skipped(iteration)
+    time.sleep(0.1)
+    for iteration in range(400):
+        stage("late", late, iteration)
+    until(lambda: len(heard) == 403)
+    assert {(iteration, ruling) for who, iteration, ruling in heard if who == "early"} == {(i, True) for i in range(3)}
+    assert all(ruling == (True if iteration < 3 else None) for _, iteration, ruling in heard)
+    values = early._group.values
+    assert isinstance(values, HashStore)
+    until(lambda: values.num_keys() < 10)
+    stage("late", late, 399)  # what a rank knows it does not ask of others again
+    until(lambda: heard[-1] == ("late", 399, None) and len(heard) == 404)
+    early.close()
+    late.close()
 
 
 def test_trouble_is_told_once() -> None:

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,8 +32,12 @@ from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 from checkflow.store.format.ranks import COPIES, copy_of, directory_of
 from checkflow.store.format.reader import list_checkpoints
 from checkflow.store.format.retention import Retention
-from checkflow.store.memory.shared_memory import NOT_YET_WHOLE
+from checkflow.store.memory.saver_slots import is_whole
+from checkflow.store.memory.shared_memory import NOT_YET_WHOLE, SharedMemory, SlotState, Word
+from checkflow.store.mirror.__main__ import Mirror
 from checkflow.store.mirror.slots import MirroredSlots, greeted
+from checkflow.store.trainer.mirror_process import MirrorAddress
+from checkflow.store.trainer.sender import MirrorTarget, Sender
 
 NO_END = 1_000_000
 PAUSE_S = 0.02
@@ -205,13 +209,15 @@ def rank(request: pytest.FixtureRequest) -> Iterator[Rank]:
     made[0].close()
 
 
-def sent(rank: Rank, iteration: int, *, whole: bool = True, wrong: bool = False, needs: int = 0) -> str:
+def sent(
+    rank: Rank, iteration: int, *, whole: bool = True, wrong: bool = False, needs: int = 0, agreed: bool = False
+) -> str:
     """Why the mirror has not got it: each iteration stages a slot."""
     layout = Layout.of((SPEC,))
     data = bytearray(layout.size_bytes)
     data[: len(layout.files[0].header)] = layout.files[0].header
     slot = (iteration - 1) % rank.slots._shared.slots
-    say(rank.end, Begin(slot=slot, sequence=iteration, iteration=iteration, needs=needs))
+    say(rank.end, Begin(slot=slot, sequence=iteration, iteration=iteration, needs=needs, agreed=agreed))
     rank.end.send_bytes(b"{}")
     hashes = [xxhash.xxh3_128_hexdigest(block) for block in blocks_of(memoryview(data))]
     if wrong:
@@ -268,3 +274,74 @@ def test_what_came_without_its_other_parts_is_not_kept(
         f"{tmp_path}: the copy of rank 1's iteration {lost} is not what was received, and is not written"
         for lost in (4, 5)
     ]
+
+
+def test_what_was_filled_again_before_it_was_sent_breaks_no_mirror() -> None:
+    """It was of checkpoints alone that count no more; those that need no part of it are whole there again."""
+    layout = Layout.of((SPEC,))
+    config = SaverConfig(Path("/store"), ((SPEC,),) * 2, Retention(), {}, grouped=True).dump()
+    shared = SharedMemory.create([layout] * 2, slots=6, record_room_bytes=4096, config=config)
+    while shared.pages.wait_for_more():
+        pass
+    with Listener(("localhost", 0), authkey=b"key") as listener:
+        mirror = Mirror(listener)
+        threading.Thread(target=mirror.receive, daemon=True).start()
+        sender = Sender(shared, MirrorTarget(1, 2, 0, MirrorAddress("localhost", listener.address[1], "key")))
+        told = list[int]()
+
+        def stage(sequence: int, slot: int, needs: int, *, lost: bool = False) -> None:
+            shared.put_record(slot, sequence, sequence, b"{}", needs)
+            shared.set_word(slot, Word(SlotState.FREE if lost else SlotState.STAGED, sequence))
+            sender.send(slot, sequence, sequence, None if needs == NOT_YET_WHOLE else lambda: told.append(sequence))
+
+        stage(1, 0, NOT_YET_WHOLE)
+        stage(2, 1, 1)
+        stage(3, 2, 1, lost=True)
+        for sequence in range(4, 7):
+            stage(sequence, sequence - 1, 1)
+        while len(told) < 5:
+            time.sleep(0.01)
+        sender.close()
+    assert told == [2, 3, 4, 5, 6] and not sender.trouble
+    assert [sent.iteration for sent in sender.sent] == [2, 5, 6]
+    (slots,) = mirror._slots
+    assert [is_whole(slots._shared, slot) for slot in range(6)] == [False, True, False, False, True, True]
+    shared.close()
+
+
+@pytest.mark.parametrize(("agreed", "written"), [(False, [1, 3]), (True, [3, 4])])
+def test_the_slots_before_are_kept_until_all_have_a_checkpoint_in_those_that_follow(
+    agreed: bool, written: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they hold is on the rank's disk, which is lost with it."""
+    monkeypatch.chdir(tmp_path)
+    with Listener(("localhost", 0), authkey=b"key") as listener:
+        mirror = Mirror(listener)
+        threading.Thread(target=mirror.receive, daemon=True).start()
+
+        def begin(lanes: int) -> Rank:
+            before = len(mirror._slots)
+            config = SaverConfig(Path("/store"), ((SPEC,),) * lanes, Retention(), {}, grouped=True).dump()
+            end = Client(("localhost", listener.address[1]), authkey=b"key")
+            say(end, Hello(rank=1, size=2, slots=2 * lanes, record_room_bytes=4096))
+            end.send_bytes(config)
+            assert hear(end, Answer).why_not == ""
+            while len(mirror._slots) == before:
+                time.sleep(0.01)
+            return Rank(end, mirror._slots[-1])
+
+        first = begin(1)
+        assert sent(first, 1) == ""
+        first.end.close()
+        rank = begin(2)
+        assert sent(rank, 2, needs=NOT_YET_WHOLE) == sent(rank, 3, needs=1) == ""
+        assert len(mirror._slots) == 2
+        if agreed:
+            assert sent(rank, 4, needs=1, agreed=True) == ""
+            while len(mirror._slots) > 1:
+                time.sleep(0.01)
+        directory = os.open(tmp_path, os.O_RDONLY)
+        mirror.write_down(directory)
+        os.close(directory)
+        rank.end.close()
+    assert sorted(found.iteration for found in list_checkpoints(tmp_path / copy_of(1, 2))) == written

@@ -269,20 +269,18 @@ def test_of_one_process_ranks_are_refused() -> None:
         checkflow.compile(partial(layers, sharded), world_size=2)
 
 
-@pytest.mark.parametrize(("wrap", "width"), [(DistributedDataParallel, WIDTH), (replicated, WIDTH // 2)])
+@pytest.mark.parametrize(("wrap", "size"), [(DistributedDataParallel, 2), (replicated, 4)])
 def test_each_rank_plans_for_its_share_of_what_ranks_have_alike(
-    wrap: Callable[[nn.Sequential], nn.Module], width: int
+    wrap: Callable[[nn.Sequential], nn.Module], size: int
 ) -> None:
     """Without anything that is each rank's own: of replicas a rank divides with its like alone."""
     found: dict[tuple[str, int], int] = {}
-    for rank in range(4):
-        schedule = checkflow.compile(
-            partial(layers, wrap, 2 * width), world_size=4, rank=rank, divided=True, device="h100"
-        )
+    for rank in range(size):
+        schedule = checkflow.compile(partial(layers, wrap), world_size=size, rank=rank, divided=True, device="h100")
         for row in schedule.state:
             for view in row.views:
                 found[view.name, rank] = row.bytes
-    assert sum(found.values()) == 3 * 2 * 4 * (2 * width) ** 2, "each byte once"
+    assert sum(found.values()) == 3 * 2 * 4 * WIDTH**2, "each byte once"
 
 
 @pytest.mark.parametrize(
@@ -291,7 +289,7 @@ def test_each_rank_plans_for_its_share_of_what_ranks_have_alike(
         ({"world_size": None}, "--divided: among how many ranks is not said; give --world-size, too"),
         ({"policy": "rolling"}, "--divided: is not for --policy rolling, which may take gradients along"),
         ({"policy": "auto", "mtbf": "3h"}, "--divided: is not for --policy auto, which may take gradients along"),
-        ({}, "--divided: its ranks have nothing alike that is known to stay so; leave it out"),
+        ({}, "--divided: its ranks have nothing alike that is known to stay so, or not a parameter for each"),
     ],
 )
 def test_what_ranks_cannot_divide(given: dict[str, object], message: str) -> None:

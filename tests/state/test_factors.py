@@ -66,9 +66,15 @@ def nothing(_now: Now) -> None:
 
 
 def training(
-    optimizer: str, inputs: Inputs, before: Change = nothing, after: Change = nothing, ends: Change = nothing
+    optimizer: str,
+    inputs: Inputs,
+    before: Change = nothing,
+    after: Change = nothing,
+    ends: Change = nothing,
+    penalty: Callable[[Now], torch.Tensor | float] = lambda _: 0.0,
 ) -> Make:
-    """`before` the forward pass something is done, `after` the backward pass, or when the iteration `ends`."""
+    """`before` the forward pass something is done, `after` the backward pass, or when the iteration `ends`. A `penalty`
+    is added to the loss."""
 
     def make() -> Run:
         net = Net()
@@ -81,7 +87,7 @@ def training(
                 now.number += 1
                 opt.zero_grad()
                 before(now)
-                torch.autograd.backward(net(inputs(now.number)).square().mean())
+                torch.autograd.backward(net(inputs(now.number)).square().mean() + penalty(now))
                 after(now)
                 opt.step()
                 ends(now)
@@ -192,6 +198,27 @@ def tied(now: Now) -> None:
         torch.autograd.backward(now.net.first.weight.square().mean())
 
 
+def decayed(now: Now) -> torch.Tensor | float:
+    """The layer's weight has a gradient of its own, too, in the same backward pass."""
+    return now.net.first.weight.square().mean() if now.number == 5 else 0.0
+
+
+def called(now: Now) -> torch.Tensor | float:
+    """Another product is added to the layer's."""
+    extra = nn.functional.linear(torch.ones(1, 40), now.net.first.weight)
+    return extra.square().mean() if now.number == 5 else 0.0
+
+
+def flattened(now: Now) -> None:
+    """Clipped by hand: other gradients may lie where these lay."""
+    if now.number == 5:
+        parameters = list(now.net.parameters())
+        flat = torch.cat([torch.as_tensor(parameter.grad).reshape(-1) for parameter in parameters])
+        now.optimizer.zero_grad()
+        for parameter, piece in zip(parameters, torch.split(flat, [p.numel() for p in parameters]), strict=True):
+            parameter.grad = piece.view_as(parameter).clone() * 0.5
+
+
 def more(number: int) -> torch.Tensor:
     return torch.randn(3 if number == 5 else 2, 40)
 
@@ -211,10 +238,27 @@ def turned(number: int) -> torch.Tensor:
         training("sgd", of(2, 40), before=hooked),
         training("sgd", of(2, 40), before=tied),
         training("sgd", of(2, 40), after=tied),
+        training("sgd", of(2, 40), after=flattened),
+        training("sgd", of(2, 40), penalty=decayed),
+        training("sgd", of(2, 40), penalty=called),
         training("sgd", more),
         training("sgd", turned),
     ],
-    ids=["clipped", "replaced", "twice", "twice later", "kept", "hooked", "tied", "tied later", "more", "turned"],
+    ids=[
+        "clipped",
+        "replaced",
+        "twice",
+        "twice later",
+        "kept",
+        "hooked",
+        "tied",
+        "tied later",
+        "flattened",
+        "decayed",
+        "called",
+        "more",
+        "turned",
+    ],
 )
 def test_a_gradient_that_is_no_product_is_told(make: Make, tmp_path: Path) -> None:
     """Once, whatever made it another; each checkpoint before and after is what the training was."""

@@ -210,13 +210,28 @@ def test_a_checkpoint_in_parts_is_bit_identical(name: str, parted: Parted, count
     check_each(make, schedule, tmp_path / "store", expected)
 
 
-def small(change: Callable[[nn.Module, torch.optim.Optimizer, int], None], *, zeroed: str = "") -> Make:
+Change = Callable[[nn.Module, torch.optim.Optimizer, int], None]
+
+
+def updated(_net: nn.Module, optimizer: torch.optim.Optimizer, _iteration: int) -> None:
+    optimizer.step()
+
+
+def small(
+    change: Change,
+    *,
+    zeroed: str = "",
+    update: Change = updated,
+    kind: type[torch.optim.AdamW] = torch.optim.AdamW,
+    hooked: Callable[[torch.optim.Optimizer], object] = lambda _: None,
+) -> Make:
     """A training of which something is done beside its updates. `zeroed`: gradients are, in place, "before" backward or
-    "after" the update; "": they go."""
+    "after" the update; "": they go. `hooked`: the optimizer is, before anything is attached."""
 
     def make() -> Run:
         net = Small()
-        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=True)
+        optimizer = kind(net.parameters(), lr=0.01, foreach=True)
+        hooked(optimizer)
         run = Run(Training(net, optimizer, lambda: None), HostObjects.of(), iter(()))
 
         def steps() -> Iterator[None]:
@@ -226,10 +241,10 @@ def small(change: Callable[[nn.Module, torch.optim.Optimizer, int], None], *, ze
                 if zeroed != "after":
                     optimizer.zero_grad(set_to_none=not zeroed)
                 torch.autograd.backward(nn.functional.cross_entropy(net(x), y))
-                optimizer.step()
+                count += 1
+                update(net, optimizer, count)
                 if zeroed == "after":
                     optimizer.zero_grad(set_to_none=False)
-                count += 1
                 change(net, optimizer, count)
                 yield
 
@@ -280,6 +295,96 @@ def test_what_an_update_does_not_make_is_read_as_a_whole(
     found = records(tmp_path / "store")
     assert "replay" not in found[6] or "replay" not in found[9]
     check_each(small(change), schedule, tmp_path / "store", expected)
+
+
+def raising(_net: nn.Module, optimizer: torch.optim.Optimizer, iteration: int) -> None:
+    """An update raises before it wrote anything, and training goes on."""
+    if iteration != 5:
+        optimizer.step()
+        return
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no update")
+
+    optimizer._init_group = fails  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="no update"):
+        optimizer.step()
+    del optimizer._init_group  # type: ignore[attr-defined]
+
+
+def halved(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = parameter.grad * 0.5
+
+
+def hooked_late(_net: nn.Module, optimizer: torch.optim.Optimizer, iteration: int) -> None:
+    """By who finds out that gradients are to be clipped when they are there."""
+    handle = optimizer.register_step_pre_hook(halved) if iteration == 5 else None
+    optimizer.step()
+    if handle is not None:
+        handle.remove()
+
+
+def hooked_between(_net: nn.Module, optimizer: torch.optim.Optimizer, iteration: int) -> None:
+    if iteration == 5:
+        optimizer.register_step_pre_hook(halved)
+
+
+def clamps(optimizer: torch.optim.Optimizer) -> None:
+    count = iter(range(1, 1000))
+
+    def clamp(*_: object) -> None:
+        if next(count) == 5:
+            clamped(nn.ParameterList(optimizer.param_groups[0]["params"]), optimizer, 5)
+
+    optimizer.register_step_post_hook(clamp)
+
+
+class Own(torch.optim.AdamW):
+    """Its update of a parameter may depend on the others, now and then."""
+
+    def step(self, _closure: object = None) -> None:  # type: ignore[override]
+        largest = max(float(p.grad.abs().max()) for group in self.param_groups for p in group["params"])
+        if largest < 1e9:
+            torch.optim.AdamW.step.__wrapped__(self)  # type: ignore[attr-defined]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (small(nothing, update=raising), "an update was begun, and raised"),
+        (small(nothing, update=hooked_late), "was registered in the middle of an iteration"),
+        (small(nothing, hooked=clamps), "is written by something else than its optimizer's update"),
+    ],
+    ids=["raises", "hooked late", "post-hook"],
+)
+def test_what_hooks_and_errors_do_to_an_update_is_told(make: Make, why: str, parted: Parted, tmp_path: Path) -> None:
+    """Now and then, so that the proof of the first checkpoints does not see it."""
+    schedule = parted(traced(small(nothing)), 3)
+    expected, told = trained(make, schedule, tmp_path / "store")
+    assert len(told) == 1 and why in told[0], told
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+@BOTH
+def test_a_hook_that_is_registered_between_iterations_runs_before_gradients_leave(
+    parted: Parted, tmp_path: Path
+) -> None:
+    make = small(hooked_between)
+    schedule = parted(traced(small(nothing)), 3)
+    expected, told = trained(make, schedule, tmp_path / "store")
+    assert not told
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+def test_an_update_that_is_not_torchs_own_is_not_made_again(tmp_path: Path) -> None:
+    make = small(nothing, kind=Own)
+    schedule = rolling(traced(small(nothing)), 3)
+    expected, told = trained(make, schedule, tmp_path / "store")
+    assert len(told) == 1 and "updates of Own are none of torch's own" in told[0], told
+    check_each(make, schedule, tmp_path / "store", expected)
 
 
 def test_what_is_passed_over_is_not_saved_by_hand_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -702,10 +807,11 @@ def test_updates_that_another_torch_made_may_have_other_bits(tmp_path: Path) -> 
 def test_what_export_cannot_bring_together_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an optimizer of somebody's own, and nothing is left behind."""
+    """Of an optimizer of somebody's own, as earlier versions saved such, and nothing is left behind."""
     make = TRAININGS["sgd"]
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.SGD, "__module__", "somebody.optimizers")
+        patch.setattr("checkflow.runtime.parts.is_torchs_own", lambda _: True)
         trained(make, in_parts(traced(make), 3), tmp_path / "store")
     assert "replay" in records(tmp_path / "store")[6]
     out = tmp_path / "out.pt"

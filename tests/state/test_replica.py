@@ -405,7 +405,7 @@ class Own(torch.optim.SGD):
 
 
 def test_an_optimizer_that_only_the_training_has_is_told(tmp_path: Path) -> None:
-    """Its process could not make one; training can, so the updates themselves are exact."""
+    """The process could not make one."""
 
     def make() -> Run:
         return simple(lambda p: Own(p, lr=0.05, momentum=0.9))
@@ -413,5 +413,5 @@ def test_an_optimizer_that_only_the_training_has_is_told(tmp_path: Path) -> None
     schedule = replicated(traced(make))
     expected, told, _ = trained(make, schedule, tmp_path / "store")
     (line,) = told
-    assert "does not have Own, which is no optimizer of torch's own" in line
+    assert "updates of Own are none of torch's own" in line
     check_each(make, schedule, tmp_path / "store", expected)

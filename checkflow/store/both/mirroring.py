@@ -39,7 +39,8 @@ class Hello(BaseModel):
 
 
 class Begin(BaseModel):
-    """A slot follows: its record, and its bytes in blocks. `needs`: as of SharedMemory."""
+    """A slot follows: its record, and its bytes in blocks. `needs`: as of SharedMemory. `agreed`: of these slots every
+    rank has staged a checkpoint, so that those before them are needed no more."""
 
     model_config = _STRICT
 
@@ -48,6 +49,7 @@ class Begin(BaseModel):
     sequence: Annotated[int, Field(ge=1)]
     iteration: Annotated[int, Field(ge=0)]
     needs: Annotated[int, Field(ge=0)] = 0
+    agreed: bool = False
 
 
 class Commit(BaseModel):

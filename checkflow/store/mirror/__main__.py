@@ -28,11 +28,14 @@ from checkflow.store.mirror.slots import MirroredSlots, greeted
 
 
 class Mirror:
-    """Holds the copy of the rank that came last."""
+    """Holds the copy of the rank that came last; and of its slots before, until all ranks have a checkpoint in these.
+
+    What those hold is on the rank's disk by then, which may be lost with it.
+    """
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._slots: MirroredSlots | None = None
+        self._slots: list[MirroredSlots] = []  # the last ones are filled
         self._lock = threading.Lock()
         self._ended = False  # what there is is being written down
 
@@ -44,30 +47,38 @@ class Mirror:
                 self._listener.accept() as connection,
             ):
                 slots = greeted(hurried(connection))
-                self._replace(slots)
+                self._add(slots)
                 while True:
                     slots.receive(connection)
+                    if slots.agreed:
+                        self._keep_only(slots)
 
-    def _replace(self, slots: MirroredSlots) -> None:
-        """All that the former ones hold is on their rank's disk: it has said so before it came again."""
+    def _add(self, slots: MirroredSlots) -> None:
         with self._lock:
             if self._ended:
                 raise ConnectionAbortedError("nothing more is received")
-            before, self._slots = self._slots, slots
-        if before is not None:
-            before.close()
+            self._slots.append(slots)
+
+    def _keep_only(self, slots: MirroredSlots) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            before, self._slots = self._slots, [slots]
+        for former in before:
+            if former is not slots:
+                former.close()
 
     def write_down(self, directory: int) -> None:
         """What there is, in the store's directory; what fails is told to the next trainer there."""
         with self._lock:
-            self._ended, slots = True, self._slots
+            self._ended, held = True, self._slots
         store, failures = path_of(directory), list[str]()
 
         def report(message: Message) -> None:
             if isinstance(message, FailedReport):
                 failures.append(message.message)
 
-        if slots is not None:
+        for slots in held:
             try:
                 slots.write_down(store, report)
             except OSError as error:

@@ -46,11 +46,13 @@ class MirroredSlots:
         self._blocks: dict[int, str] = {}  # of the slots that are whole: the hashes that they were received with
         self._lock = threading.Lock()
         self._ended = False
+        self.agreed = False  # every rank has staged a checkpoint in slots of this kind
 
     def receive(self, connection: Connection) -> None:
         """The next slot; the sender hears whether it is here now. Raises OSError where it is gone."""
         begin = hear(connection, Begin)
         record = connection.recv_bytes(MAX_RECORD_BYTES)
+        self.agreed |= begin.agreed
         with self._lock:
             if self._ended or begin.slot >= self._shared.slots:
                 raise ConnectionAbortedError("nothing more is received")

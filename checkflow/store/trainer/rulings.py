@@ -124,6 +124,8 @@ class Rulings:
                 self._slots.disown(sequence)
             else:
                 self._slots.agree(sequence, due=due)
+                if self._sender is not None:
+                    self._sender.agreed = True
             if due:
                 self._tell(WAKE)
 

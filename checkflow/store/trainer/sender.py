@@ -18,7 +18,7 @@ from multiprocessing.connection import Client, Connection
 import xxhash
 
 from checkflow.store.both.mirroring import Answer, Begin, Commit, Hello, blocks_of, hear, hurried, say
-from checkflow.store.memory.shared_memory import SharedMemory, SlotState
+from checkflow.store.memory.shared_memory import MAX_SLOTS, NOT_YET_WHOLE, SharedMemory, SlotState
 from checkflow.store.trainer.mirror_process import MirrorAddress
 
 TRIES = 2  # of one checkpoint, which may arrive otherwise than it was sent
@@ -64,6 +64,8 @@ class Sender:
         self._connection: Connection | None = None
         self._broken = self._closing = False
         self._parts_bytes = self._parts_ns = 0  # of what was sent of the next checkpoint, which is not whole yet
+        self._there: deque[int] = deque(maxlen=MAX_SLOTS)  # sequence numbers of what the mirror has had
+        self.agreed = False  # every rank has staged its part of a checkpoint in these slots
         self._thread = threading.Thread(target=self._run, name="checkflow-mirror", daemon=True)
         self._thread.start()
 
@@ -108,8 +110,14 @@ class Sender:
             record = self._shared.record(staged.slot)
             if record is None or not self._holds(staged):
                 return  # given up meanwhile
-            needs = self._shared.needs(staged.slot)
-            begin = Begin(slot=staged.slot, sequence=staged.sequence, iteration=staged.iteration, needs=needs)
+            needs = self._needs(staged)
+            begin = Begin(
+                slot=staged.slot,
+                sequence=staged.sequence,
+                iteration=staged.iteration,
+                needs=needs,
+                agreed=self.agreed,
+            )
             say(connection, begin)
             connection.send_bytes(record[1])
             data, hashes = self._shared.slot_bytes(staged.slot), []
@@ -121,15 +129,24 @@ class Sender:
             say(connection, said)
             why_not = hear(connection, Answer).why_not
             if not why_not:
-                self._count(staged, len(data) + len(record[1]), time.monotonic_ns() - started)
+                self._there.append(staged.sequence)
+                size_bytes = len(data) + len(record[1])
+                self._count(staged, size_bytes, time.monotonic_ns() - started, whole=needs != NOT_YET_WHOLE)
             if not why_not or not whole:
                 return
         raise ConnectionAbortedError(why_not)
 
-    def _count(self, staged: _Staged, size_bytes: int, send_ns: int) -> None:
+    def _needs(self, staged: _Staged) -> int:
+        """As it was staged. A slot that was filled again before it was sent is one of checkpoints alone that count no
+        more, for some rank has no part of them: none of these will be whole there."""
+        needs = self._shared.needs(staged.slot)
+        others = () if needs == NOT_YET_WHOLE else range(staged.sequence - needs, staged.sequence)
+        return needs if all(sequence in self._there for sequence in others) else NOT_YET_WHOLE
+
+    def _count(self, staged: _Staged, size_bytes: int, send_ns: int, *, whole: bool) -> None:
         self._parts_bytes += size_bytes
         self._parts_ns += send_ns
-        if staged.then is not None:
+        if whole:
             self.sent.append(Sent(staged.iteration, self._parts_bytes, self._parts_ns))
             self._parts_bytes = self._parts_ns = 0
 
