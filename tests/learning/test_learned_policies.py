@@ -21,7 +21,9 @@ from checkflow.graphfile import read_graph
 from checkflow.learning.kept import FOLDER
 from checkflow.learning.messages import DEFAULT_POLICY, IN_LANES, IN_PARTS, POLICIES
 from checkflow.learning.planner import Planner
+from checkflow.runtime.update import Update
 from checkflow.schedule import Schedule, read_schedule
+from checkflow.torch_internals import innermost_mode
 from checkflow.verify import verify
 
 CARRIED = 0.6  # of the state, in an iteration
@@ -89,6 +91,38 @@ def test_a_schedule_is_learned_by_each_policy(tmp_path: Path, policy: str) -> No
     for number in range(first + 10):
         plain.iterate(number)
     assert same(plain.state(), again.state())
+
+
+@pytest.mark.usefixtures("slow_link")
+@pytest.mark.parametrize("policy", ["checkflow", "gockpt", "lowdiff"])
+def test_an_update_that_is_recorded_is_guarded_within(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each foreach function that writes state, as in any other iteration."""
+    torn, left = list[int](), list[int]()
+    monkeypatch.setattr(Update, "_torn", lambda update: torn.append(len(update._left)))
+    end = Update.end
+
+    def ended(update: Update) -> None:
+        if innermost_mode() is not None and update._last:
+            left.append(len(update._left))
+        end(update)
+
+    monkeypatch.setattr(Update, "end", ended)
+    loop = Wide()
+    loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=0.01, foreach=True)
+    with attached(loop, tmp_path / "store", policy=policy) as ckpt:
+        done = until_learned(ckpt, loop.iterate)
+        for _ in range(2):
+            followed, deadline = ckpt.schedule, time.monotonic() + LONG_S
+            ckpt._adapting._learner.anew("asked for")  # type: ignore[union-attr]
+            while ckpt.schedule is followed:
+                assert time.monotonic() < deadline
+                loop.iterate(done)
+                ckpt.step()
+                done += 1
+                time.sleep(0.01)
+    assert left and not any(left) and not torn
 
 
 @pytest.mark.usefixtures("slow_link")
