@@ -140,6 +140,7 @@ def check_policy(policy: str, formulation: Formulation, transfers: Transfers | N
 
 def check_divided(policy: str, *, divided: bool) -> None:
     """Raises InputError for a policy whose restores make updates again, each of all that a rank has."""
+    # Those have a longest interval: at a longer one they are checkflow's plan.
     if divided and (policy == AUTO or policies.longest(policy) is not None):
         raise InputError(f"--divided: is not for --policy {policy}, which may take gradients along; use checkflow")
 

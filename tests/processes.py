@@ -1,9 +1,11 @@
-"""Which processes there are, as /proc says: any of them may end while it is read."""
+"""Which processes there are, as /proc says: any of them may end while it is read; and what is waited for."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 _KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -41,6 +43,14 @@ def children(pid: int | None = None) -> set[int]:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
                 found |= {int(child) for child in (task / "children").read_text().split()}
     return {child for child in found if runs(child) and not any(name in command(child) for name in _KEPT)}
+
+
+def until(holds: Callable[[], bool], longest_s: float = 20.0) -> None:
+    """Wait for what another thread or process brings about."""
+    deadline = time.monotonic() + longest_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def descendants(pid: int) -> set[int]:

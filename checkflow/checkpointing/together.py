@@ -70,14 +70,14 @@ class Together:
     ) -> Training:
         """The training with who saves what of all that ranks have alike; every rank calls this.
 
-        Raises InputError for a schedule of another share.
+        Raises InputError for a schedule of another share, or of other parameters.
         """
         divides = not in_parts if schedule is None else _is_of_a_share(schedule, training)
         divided = self._divided(training, warn, divides=divides)
         if schedule is not None and divides and (missing := _unplanned(schedule, divided)):
             raise InputError(
-                f"schedule: has no row for {missing[0]}, which this rank saves; one of --divided is for this --rank "
-                "alone, and for ranks that all see each other's directories"
+                f"schedule: has no row for {missing[0]}, which this rank saves: it is of another training, or of "
+                "--divided for another --rank, or not all ranks see each other's directories; compile it again"
             )
         return divided
 

@@ -29,7 +29,7 @@ from checkflow.errors import PeerError
 _PAUSE_S = (0.001, 0.02)  # between looks, at first and at most
 _SLOW = ("uploads", "uploaded")  # kinds of matters for which ranks take minutes
 _SLOW_S = 0.5  # between looks at those
-_KEPT = 10_000  # of a kind, names that stay in the store though not every rank comes to them; and that this one knows
+_KNOWN = 1000  # of a kind, names that a rank knows the ruling of; it says each once
 _LISTENED = 64  # of a kind, matters whose ruling is listened for: more than there are slots
 _CLOSE_S = 30.0  # for a store that does not answer
 _VOID = "null"  # a ruling is JSON, and none of them rules nothing
@@ -67,7 +67,9 @@ class Agreement:
         self._pulse = Pulse(group, tell)
         self._said: queue.SimpleQueue[_Matter | _Void | None] = queue.SimpleQueue()
         self._waiting: dict[str, list[_Matter]] = {}  # by kind
-        self._past: dict[str, OrderedDict[str, object]] = {}  # names that this rank is through with, and their rulings
+        self._past: dict[
+            str, OrderedDict[str, object]
+        ] = {}  # by kind: names that this rank is through with, and rulings
         self._trouble: str | None = None
         self._next_slow_s = 0.0  # time.monotonic
         self._is_late = False  # some rank is, and that was told
@@ -183,17 +185,16 @@ class Agreement:
                     values.compare_set(_ruling(name), "", json.dumps(matter.rules()))
 
     def _is_through(self, kind: str, name: str, ruling: object) -> None:
-        """This rank needs no more of it; the last one forgets it."""
-        past = self._past[kind]
+        """This rank needs no more of it; the last one forgets it. What some rank never comes to stays in the store."""
+        past, values = self._past[kind], self._group.more
+        if name in past:
+            return
         past[name] = ruling
-        if self._group.more.add(_through(name), 1) == self._group.size:
-            self._forget(name)
-        if len(past) > _KEPT:
-            self._forget(past.popitem(last=False)[0])
-
-    def _forget(self, name: str) -> None:
-        for key in (name, _ruling(name), _through(name)):
-            self._group.more.delete_key(key)
+        if len(past) > _KNOWN:
+            past.popitem(last=False)
+        if values.add(_through(name), 1) == self._group.size:
+            for key in (name, _ruling(name), _through(name)):
+                values.delete_key(key)
 
     def _pause_s(self, pause_s: float) -> float:
         """Uploads take their time, and nothing waits for them."""

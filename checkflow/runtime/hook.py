@@ -183,10 +183,10 @@ def _on_optimizer(
     step_pre_hooks(optimizer).move_to_end(first.id, last=False)  # before a user's hook that writes
     handles: list[Removable] = [update, first, optimizer.register_step_post_hook(after)]
     if executor.parts is not None:  # what a user's hooks do lies before or after: they may clip, or write
-        last, next_ = optimizer.register_step_pre_hook(consumes), optimizer.register_step_post_hook(made)
-        update.is_last(last.id)
-        step_post_hooks(optimizer).move_to_end(next_.id, last=False)
-        handles += [last, next_]
+        before_it, after_it = optimizer.register_step_pre_hook(consumes), optimizer.register_step_post_hook(made)
+        update.is_last(before_it.id)
+        step_post_hooks(optimizer).move_to_end(after_it.id, last=False)
+        handles += [before_it, after_it]
     if takes_load_hooks(optimizer):
         handles += [
             optimizer.register_load_state_dict_pre_hook(before_load),

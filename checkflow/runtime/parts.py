@@ -81,7 +81,7 @@ class Parts:
         self._optimizers = training.optimizers
         self._after: dict[int, dict[BoundStorage, list[int]]] = {}  # by optimizer: versions after its last update
         self._is_making = False  # an update has begun, and is recorded
-        self.overtaken = False  # another hook, registered since the last iteration ended, runs after this is told
+        self.overtaken = False  # a hook that was registered since the last iteration ended runs after `consumes`
         self._prepare(schedule)
 
     def _prepare(self, schedule: Schedule) -> None:
@@ -96,7 +96,7 @@ class Parts:
     def consumes(self, running: int, number: int, arguments: tuple[object, ...]) -> None:
         """Optimizer `number` is about to make an update, and no other hook runs before it."""
         self._compare(number)
-        self._must_be_made()
+        self._check_made()
         checkpoint = self._pipeline.parted
         if checkpoint is None:
             return
@@ -170,7 +170,7 @@ class Parts:
         assert checkpoint.updates is not None
         return checkpoint.updates
 
-    def _must_be_made(self) -> None:
+    def _check_made(self) -> None:
         if self._is_making:
             self.refuse("an update was begun, and raised")
         self._is_making = False
@@ -198,7 +198,7 @@ class Parts:
                 self._texts(checkpoint).add_part(completed, self._of.get(back, ()), text)
 
     def _iteration_ended(self) -> None:
-        self._must_be_made()
+        self._check_made()
         self.factors.forget()
         for number in tuple(self._after):
             self._compare(number)

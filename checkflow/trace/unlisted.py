@@ -95,9 +95,8 @@ def unlisted(
     def add(storage: Storage) -> None:
         path = paths.get(storage.identity, "")
         known = _is_listed(storage) or storage in state or storage.identity in listed
-        known |= (
-            not path and storage in second.cleared
-        )  # DistributedDataParallel's map of the parameters that were used
+        # DistributedDataParallel clears its map of the parameters that were used.
+        known |= not path and storage in second.cleared
         if storage.size_bytes and not known and storage not in found and not path.endswith(".grad"):
             where = second.wrote.get(storage, "")
             found[storage] = Unlisted(_shown(path), storage.size_bytes, where, path.endswith(_SCALERS))

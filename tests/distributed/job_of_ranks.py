@@ -80,7 +80,9 @@ class Job:
 
     def learned(self) -> None:
         """Wait until each rank follows what it learned."""
+        deadline = time.monotonic() + LONGEST_S
         while not all(self.numbers(rank, "learned") for rank in self.ranks):
+            assert time.monotonic() < deadline, self.errors
             assert all(process.poll() is None for process in self.ranks.values()), self.errors
             time.sleep(0.01)
 

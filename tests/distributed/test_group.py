@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
+from processes import until
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from checkflow.distributed.agreement import Agreement
@@ -88,13 +89,6 @@ def test_without_the_store_it_is_one_line() -> None:
 
 def agreements(size: int) -> list[Agreement]:
     return [Agreement(group) for group in groups(size)]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_all_hear_what_the_last_one_rules() -> None:

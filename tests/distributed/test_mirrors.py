@@ -20,7 +20,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from job_of_ranks import Job
-from processes import children, command, runs
+from processes import children, command, runs, until
 
 from checkflow.distributed.marks import common
 from checkflow.distributed.parts import marks_in
@@ -299,8 +299,7 @@ def test_what_was_filled_again_before_it_was_sent_breaks_no_mirror() -> None:
         stage(3, 2, 1, lost=True)
         for sequence in range(4, 7):
             stage(sequence, sequence - 1, 1)
-        while len(told) < 5:
-            time.sleep(0.01)
+        until(lambda: len(told) == 5)
         sender.close()
     assert told == [2, 3, 4, 5, 6] and not sender.trouble
     assert [sent.iteration for sent in sender.sent] == [2, 5, 6]
@@ -326,8 +325,7 @@ def test_the_slots_before_are_kept_until_all_have_a_checkpoint_in_those_that_fol
             say(end, Hello(rank=1, size=2, slots=2 * lanes, record_room_bytes=4096))
             end.send_bytes(config)
             assert hear(end, Answer).why_not == ""
-            while len(mirror._slots) == before:
-                time.sleep(0.01)
+            until(lambda: len(mirror._slots) > before)
             return Rank(end, mirror._slots[-1])
 
         first = begin(1)
@@ -338,8 +336,7 @@ def test_the_slots_before_are_kept_until_all_have_a_checkpoint_in_those_that_fol
         assert len(mirror._slots) == 2
         if agreed:
             assert sent(rank, 4, needs=1, agreed=True) == ""
-            while len(mirror._slots) > 1:
-                time.sleep(0.01)
+            until(lambda: len(mirror._slots) == 1)
         directory = os.open(tmp_path, os.O_RDONLY)
         mirror.write_down(directory)
         os.close(directory)

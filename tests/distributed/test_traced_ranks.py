@@ -298,6 +298,18 @@ def test_what_ranks_cannot_divide(given: dict[str, object], message: str) -> Non
         checkflow.compile(partial(layers, sharded), **asked)  # type: ignore[arg-type]
 
 
+def test_parameters_of_one_storage_are_no_share_for_each() -> None:
+    def flat(model: nn.Sequential) -> nn.Module:
+        parameters = list(model.parameters())
+        whole = torch.zeros(sum(parameter.numel() for parameter in parameters))
+        for parameter, piece in zip(parameters, whole.split([p.numel() for p in parameters]), strict=True):  # type: ignore[no-untyped-call]
+            parameter.data = piece.view_as(parameter)
+        return DistributedDataParallel(model)
+
+    with pytest.raises(TraceError, match="--divided: there is less than a share for each rank; leave it out"):
+        checkflow.compile(partial(layers, flat), world_size=2, divided=True, device="h100")
+
+
 def test_communication_hooks_are_refused() -> None:
     def wrap(model: nn.Sequential) -> nn.Module:
         wrapped = DistributedDataParallel(model)

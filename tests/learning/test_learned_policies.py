@@ -93,6 +93,19 @@ def test_a_schedule_is_learned_by_each_policy(tmp_path: Path, policy: str) -> No
     assert same(plain.state(), again.state())
 
 
+def until_learned_anew(ckpt: Checkpointer, loop: Wide, done: int) -> int:
+    """Iterations completed when another schedule is followed."""
+    followed, deadline = ckpt.schedule, time.monotonic() + LONG_S
+    ckpt._adapting._learner.anew("asked for")  # type: ignore[union-attr]
+    while ckpt.schedule is followed:
+        assert time.monotonic() < deadline
+        loop.iterate(done)
+        ckpt.step()
+        done += 1
+        time.sleep(0.01)
+    return done
+
+
 @pytest.mark.usefixtures("slow_link")
 @pytest.mark.parametrize("policy", ["checkflow", "gockpt", "lowdiff"])
 def test_an_update_that_is_recorded_is_guarded_within(
@@ -114,14 +127,7 @@ def test_an_update_that_is_recorded_is_guarded_within(
     with attached(loop, tmp_path / "store", policy=policy) as ckpt:
         done = until_learned(ckpt, loop.iterate)
         for _ in range(2):
-            followed, deadline = ckpt.schedule, time.monotonic() + LONG_S
-            ckpt._adapting._learner.anew("asked for")  # type: ignore[union-attr]
-            while ckpt.schedule is followed:
-                assert time.monotonic() < deadline
-                loop.iterate(done)
-                ckpt.step()
-                done += 1
-                time.sleep(0.01)
+            done = until_learned_anew(ckpt, loop, done)
     assert left and not any(left) and not torn
 
 
@@ -134,14 +140,8 @@ def test_what_is_followed_does_not_notice_that_it_is_learned_anew(tmp_path: Path
         first = done = until_learned(ckpt, loop.iterate)
         interval, before = ckpt.schedule.interval, ckpt.stats()
         for _ in range(3):  # each lane's turn comes
-            followed, parts, deadline = ckpt.schedule, ckpt._executor.parts, time.monotonic() + LONG_S
-            ckpt._adapting._learner.anew("asked for")  # type: ignore[union-attr]
-            while ckpt.schedule is followed:
-                assert time.monotonic() < deadline, told
-                loop.iterate(done)
-                ckpt.step()
-                done += 1
-                time.sleep(0.01)
+            parts = ckpt._executor.parts
+            done = until_learned_anew(ckpt, loop, done)
             assert parts is None or not parts.refused
         after = ckpt.stats()
         assert after.skipped == after.discarded == 0

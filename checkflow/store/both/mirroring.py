@@ -48,8 +48,8 @@ class Begin(BaseModel):
     slot: Annotated[int, Field(ge=0)]
     sequence: Annotated[int, Field(ge=1)]
     iteration: Annotated[int, Field(ge=0)]
-    needs: Annotated[int, Field(ge=0)] = 0
-    agreed: bool = False
+    needs: Annotated[int, Field(ge=0)]
+    agreed: bool
 
 
 class Commit(BaseModel):

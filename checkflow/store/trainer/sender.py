@@ -137,8 +137,8 @@ class Sender:
         raise ConnectionAbortedError(why_not)
 
     def _needs(self, staged: _Staged) -> int:
-        """As it was staged. A slot that was filled again before it was sent is one of checkpoints alone that count no
-        more, for some rank has no part of them: none of these will be whole there."""
+        """As it was staged; but where a slot that it needs was filled again before it was sent, its checkpoint lacks
+        some rank's part and cannot count, and need not be whole there."""
         needs = self._shared.needs(staged.slot)
         others = () if needs == NOT_YET_WHOLE else range(staged.sequence - needs, staged.sequence)
         return needs if all(sequence in self._there for sequence in others) else NOT_YET_WHOLE
