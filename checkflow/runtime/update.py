@@ -22,7 +22,7 @@ from checkflow.runtime.bound import Bound
 from checkflow.runtime.guards import Guard, GuardKind
 from checkflow.state.groups import IMPLEMENTATION
 from checkflow.state.names import subject_of
-from checkflow.torch_internals import innermost_mode, is_ours, step_pre_hooks, versions
+from checkflow.torch_internals import is_ours, step_pre_hooks, versions
 
 _KEPT = 1000  # selections of tensors: an update that leaves out others each time has no end of them
 
@@ -116,8 +116,6 @@ class Update:
             return
         self._look.close()
         self.vouch()
-        if self._left and innermost_mode() is not None:
-            self._torn()  # within a dispatch mode foreach functions count no writes
         self._left = {}
         if self._seen.keys() != self._last.keys():
             taken: set[BoundStorage] = set()
