@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from test_parts import attached, begun, check_each, planned, records, traced, trained
@@ -21,9 +22,11 @@ from checkflow.models.gpt2 import Conv1D
 from checkflow.plan import Problem
 from checkflow.plan.rebuilt import in_lanes, over_iterations, rebuilt_in
 from checkflow.runtime.device import Batch
+from checkflow.runtime.factors import FactorHooks
 from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
+from checkflow.torch_internals import freed_since
 from checkflow.trace import trace_training
 from checkflow.training import Training
 
@@ -269,6 +272,18 @@ def test_a_gradient_that_is_no_product_is_told(make: Make, tmp_path: Path) -> No
     assert any("replay" in record for iteration, record in found.items() if iteration < 5)
     assert not any("replay" in record for iteration, record in found.items() if iteration >= 5)
     check_each(make, schedule, tmp_path / "store", expected)
+
+
+def test_another_gradient_at_the_same_address_is_no_product() -> None:
+    memory = np.ones((3, 4), dtype=np.float32)
+    weight, hooks = nn.Parameter(torch.zeros(3, 4)), FactorHooks(["weight"])
+    weight.grad = torch.from_numpy(memory)
+    made = hooks._made["weight"]
+    made.times, made.product, made.is_gone = 1, weight.grad.data_ptr(), freed_since(weight.grad)
+    assert hooks.are_exact("weight", weight)
+    weight.grad = torch.from_numpy(memory)
+    assert weight.grad.data_ptr() == made.product
+    assert not hooks.are_exact("weight", weight)
 
 
 def test_an_input_that_is_written_while_it_leaves_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
