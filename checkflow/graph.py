@@ -179,6 +179,15 @@ class Graph:
         ops = tuple(replace(op, time_ns=time) for op, time in zip(self.ops, times_ns, strict=True))
         return replace(self, device=device, ops=ops)
 
+    def with_scratch(self, sizes_bytes: list[int]) -> Graph:
+        """The same graph with a tensor for what each operator allocates for itself, there during its step alone."""
+        tensors, ops = list(self.tensors), list(self.ops)
+        for step, size_bytes in enumerate(sizes_bytes, start=1):
+            if size_bytes:
+                ops[step - 1] = replace(ops[step - 1], writes=(*ops[step - 1].writes, len(tensors)))
+                tensors.append(Tensor(f"%scratch_{step}", Role.ACTIVATION, size_bytes, step, step))
+        return replace(self, ops=tuple(ops), tensors=tuple(tensors))
+
 
 def _occupancy(intervals: list[tuple[int, int, int]], steps: int) -> tuple[int, ...]:
     """Bytes resident at each step 1..steps, from (born, freed, bytes)."""

@@ -238,6 +238,11 @@ def foreach_takes(kind: type[torch.Tensor]) -> Iterator[None]:
             supported.remove(kind)
 
 
+def are_looped(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether torch's optimizers update them one by one, whatever their device, where that is left to them."""
+    return any(type(parameter) not in _types_in_optimizers for parameter in parameters)
+
+
 def fake_tensor_log() -> logging.Logger:
     """Where an operator that fails on fake tensors is logged."""
     return logging.getLogger(FakeTensor.__module__)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # in this process: tests leave no other
 os.environ.pop("COLUMNS", None)  # read when checkflow.cli is imported; who sets it asks for that width
 
 import pytest

@@ -1,55 +1,90 @@
-"""Operator times, measured on the device at hand."""
+"""Operators' times and the memory that they take for themselves, measured on the device at hand."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from checkflow.errors import TraceError
 from checkflow.torch_internals import OpOverload, TorchDispatchMode, can_decompose
 from checkflow.trace.recorder import QUIET, Calls
-from checkflow.trace.stopwatch import Elapsed, Stopwatch
+from checkflow.trace.stopwatch import Stopwatch
 
 MEASURED_ITERATIONS = 7
 _ATTEMPTS = 3 * MEASURED_ITERATIONS
 
 
-def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, model: str) -> list[int]:
-    """Median nanoseconds of each step, over iterations that repeat the recorded calls exactly.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of each step."""
 
-    On CUDA the time between events around the operator; on a CPU the wall time of the call. Raises TraceError where
-    the sequence of operators differs from iteration to iteration.
+    times_ns: list[int]  # medians
+    scratch_bytes: list[int]  # that it allocates and frees again before it returns; of CUDA alone
+
+
+def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, model: str) -> Measured:
+    """What the recorded operators take, over iterations that repeat them exactly.
+
+    On CUDA times are those between events around an operator, and one more iteration asks the allocator, whose peak
+    statistics begin anew with it; on a CPU they are the wall times of calls. Raises TraceError where the sequence of
+    operators differs from iteration to iteration.
     """
     expected = [func for func, _ in calls]
     samples: list[list[int]] = []
+    wanted = MEASURED_ITERATIONS + on_cuda
     for _ in range(_ATTEMPTS):
-        timed = _Timed(on_cuda)
-        with timed:
+        meter = ScratchMeter() if on_cuda and len(samples) == MEASURED_ITERATIONS else Stopwatch(on_cuda=on_cuda)
+        metered = _Metered(meter)
+        with metered:
             iteration()
-        if timed.funcs == expected:
-            samples.append(timed.times_ns())
-        if len(samples) == MEASURED_ITERATIONS:
+        if metered.funcs == expected:
+            samples.append([found() for found, (_, step) in zip(metered.found, calls, strict=True) if step])
+        if len(samples) == wanted:
             break
     else:
         raise TraceError(
             f"{model}: only {len(samples)} of {_ATTEMPTS} iterations ran the recorded operators; measuring needs "
-            f"{MEASURED_ITERATIONS}: use a modelled device, or make every iteration the same"
+            f"{wanted}: use a modelled device, or make every iteration the same"
         )
-    return [
-        round(statistics.median(times))
-        for times, (_, step) in zip(zip(*samples, strict=True), calls, strict=True)
-        if step
-    ]
+    times = zip(*samples[:MEASURED_ITERATIONS], strict=True)
+    return Measured(
+        [round(statistics.median(each)) for each in times], samples[-1] if on_cuda else [0] * len(samples[0])
+    )
 
 
-class _Timed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, on_cuda: bool) -> None:
+class ScratchMeter:
+    """The most that was asked of CUDA's allocator at once within an operator, beyond what is there around it."""
+
+    def __init__(self) -> None:
+        self._before_bytes = 0
+
+    def start(self) -> None:
+        """The operator is about to be called."""
+        torch.cuda.reset_peak_memory_stats()
+        self._before_bytes = _requested_bytes()["current"]
+
+    def stop(self) -> Callable[[], int]:
+        """It was called."""
+        requested = _requested_bytes()
+        most_bytes = requested["peak"] - max(self._before_bytes, requested["current"])
+        return lambda: most_bytes
+
+
+def _requested_bytes() -> Mapping[str, int]:
+    """Without what the allocator rounds up."""
+    found: Mapping[str, int] = torch.cuda.memory_stats_as_nested_dict()["requested_bytes"]["all"]
+    return found
+
+
+class _Metered(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, meter: Stopwatch | ScratchMeter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.funcs: list[OpOverload] = []
-        self._stopwatch = Stopwatch(on_cuda=on_cuda)
-        self._spans: list[Elapsed] = []
+        self.found: list[Callable[[], int]] = []
+        self._meter = meter
 
     def __torch_dispatch__(
         self,
@@ -64,10 +99,7 @@ class _Timed(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         self.funcs.append(func)
-        self._stopwatch.start()
+        self._meter.start()
         result = func(*args, **(kwargs or {}))
-        self._spans.append(self._stopwatch.stop())
+        self.found.append(self._meter.stop())
         return result
-
-    def times_ns(self) -> list[int]:
-        return [span() for span in self._spans]

@@ -197,8 +197,8 @@ class _Attempt:
         if self.measure:
             self.progress("measuring operators")
             with _users_code("iteration"):
-                times_ns = measured(training.iteration, record.calls, on_cuda=ledger.on_cuda, model=self.model)
-            graph = graph.retimed("measured", times_ns)
+                found = measured(training.iteration, record.calls, on_cuda=ledger.on_cuda, model=self.model)
+            graph = graph.retimed("measured", found.times_ns).with_scratch(found.scratch_bytes)
         return Traced(graph, program, real=fake is None, notes=tuple(said))
 
     def _record(self, training: Training, recorder: Recorder, said: list[str]) -> tuple[Graph, IterationRecord]:

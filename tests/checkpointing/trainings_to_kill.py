@@ -1,16 +1,17 @@
 """Four trainings with any of twelve optimizers, each run as a process of its own to be killed.
 
-    python trainings_to_kill.py reference TRAINING/OPTIMIZER ITERATIONS
-    python trainings_to_kill.py attached TRAINING/OPTIMIZER ITERATIONS SCHEDULE STORE SLOTS
-    python trainings_to_kill.py paced TRAINING/OPTIMIZER ITERATIONS SCHEDULE STORE SLOTS
+    python trainings_to_kill.py reference WHAT ITERATIONS
+    python trainings_to_kill.py attached WHAT ITERATIONS SCHEDULE STORE SLOTS
+    python trainings_to_kill.py paced WHAT ITERATIONS SCHEDULE STORE SLOTS
 
-With "paced" the interval changes now and then, to LONGEST at most, as `attach(overhead=...)` has it. It says what
-trainer_to_kill.py says.
+WHAT is TRAINING/OPTIMIZER, or TRAINING/OPTIMIZER/cuda. With "paced" the interval changes now and then, to LONGEST at
+most, as `attach(overhead=...)` has it. It says what trainer_to_kill.py says.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import sys
 from collections.abc import Callable, Iterable
@@ -66,7 +67,7 @@ class Built:
         ):
             content.update(trainer_to_kill.digest(model, optimizer, scheduler).encode())
         for _, tensor in sorted(self.carried.items()):
-            content.update(tensor.numpy().tobytes())
+            content.update(tensor.cpu().numpy().tobytes())
         return content.hexdigest()
 
 
@@ -80,11 +81,11 @@ def _scheduled(*optimizers: torch.optim.Optimizer) -> list[lr_scheduler.LRSchedu
     return [lr_scheduler.ExponentialLR(optimizer, 0.999) for optimizer in optimizers]
 
 
-def net(make: Optimizer) -> Built:
+def net(make: Optimizer, device: str) -> Built:
     """BatchNorm, dropout, and a loader that shuffles."""
-    model, _ = trainer_to_kill.build()
+    model, _ = trainer_to_kill.build(device)
     optimizer, loader = make(model.parameters()), trainer_to_kill.batches()
-    endlessly = trainer_to_kill.endless(loader)
+    endlessly = trainer_to_kill.endless(loader, device)
 
     def iterate() -> None:
         x, y = next(endlessly)
@@ -93,13 +94,13 @@ def net(make: Optimizer) -> Built:
     return Built(checkflow.Training(model, optimizer, iterate), _scheduled(optimizer), loader)
 
 
-def gpt(make: Optimizer) -> Built:
+def gpt(make: Optimizer, device: str) -> Built:
     """GPT-2 at a small size, its embedding tied; gradients are clipped."""
-    model = gpt2.GPT2(gpt2.SMALL)
+    model = gpt2.GPT2(gpt2.SMALL).to(device)
     optimizer = make(model.parameters())
 
     def iterate() -> None:
-        tokens = torch.randint(gpt2.SMALL.vocabulary, (2, 17))
+        tokens = torch.randint(gpt2.SMALL.vocabulary, (2, 17), device=device)
         logits = model(tokens[:, :-1]).flatten(0, 1)
         optimizer.zero_grad()
         torch.autograd.backward(nn.functional.cross_entropy(logits, tokens[:, 1:].flatten()))
@@ -109,30 +110,30 @@ def gpt(make: Optimizer) -> Built:
     return Built(checkflow.Training(model, optimizer, iterate), _scheduled(optimizer))
 
 
-def gan(make: Optimizer) -> Built:
+def gan(make: Optimizer, device: str) -> Built:
     """Two models, two optimizers, two updates in an iteration."""
-    generator = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 32))
-    critic = nn.Sequential(nn.Linear(32, 64), nn.LeakyReLU(0.2), nn.Dropout(0.2), nn.Linear(64, 1))
+    generator = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 32)).to(device)
+    critic = nn.Sequential(nn.Linear(32, 64), nn.LeakyReLU(0.2), nn.Dropout(0.2), nn.Linear(64, 1)).to(device)
     models, optimizers = [generator, critic], [make(generator.parameters()), make(critic.parameters())]
     judged = nn.functional.binary_cross_entropy_with_logits
 
     def iterate() -> None:
-        made = generator(torch.randn(8, 16))
-        true, false = critic(torch.randn(8, 32)), critic(made.detach())
-        _update(optimizers[1], judged(true, torch.ones(8, 1)) + judged(false, torch.zeros(8, 1)))
-        _update(optimizers[0], judged(critic(made), torch.ones(8, 1)))
+        made = generator(torch.randn(8, 16, device=device))
+        true, false = critic(torch.randn(8, 32, device=device)), critic(made.detach())
+        _update(optimizers[1], judged(true, torch.ones_like(true)) + judged(false, torch.zeros_like(false)))
+        _update(optimizers[0], judged(critic(made), torch.ones_like(true)))
 
     return Built(checkflow.Training(models, optimizers, iterate), _scheduled(*optimizers))
 
 
-def lstm(make: Optimizer) -> Built:
+def lstm(make: Optimizer, device: str) -> Built:
     """What it remembers goes from one iteration into the next."""
-    model = nn.ModuleDict({"lstm": nn.LSTM(8, 32, 2, dropout=0.1), "head": nn.Linear(32, 8)})
+    model = nn.ModuleDict({"lstm": nn.LSTM(8, 32, 2, dropout=0.1), "head": nn.Linear(32, 8)}).to(device)
     optimizer = make(model.parameters())
-    carried = {name: torch.zeros(2, 4, 32) for name in ("hidden", "cell")}
+    carried = {name: torch.zeros(2, 4, 32, device=device) for name in ("hidden", "cell")}
 
     def iterate() -> None:
-        x = torch.randn(6, 4, 8)
+        x = torch.randn(6, 4, 8, device=device)
         out, (hidden, cell) = model["lstm"](x, (carried["hidden"], carried["cell"]))
         _update(optimizer, nn.functional.mse_loss(model["head"](out), x.roll(-1, 0)))
         carried["hidden"], carried["cell"] = hidden.detach(), cell.detach()
@@ -141,18 +142,20 @@ def lstm(make: Optimizer) -> Built:
     return Built(training, _scheduled(optimizer), carried=carried)
 
 
-TRAININGS: dict[str, Callable[[Optimizer], Built]] = {"net": net, "gpt": gpt, "gan": gan, "lstm": lstm}
+TRAININGS: dict[str, Callable[[Optimizer, str], Built]] = {"net": net, "gpt": gpt, "gan": gan, "lstm": lstm}
 
 
 def build(what: str) -> Built:
-    """Of "TRAINING/OPTIMIZER"."""
+    """Of TRAINING/OPTIMIZER, which may have a device behind it."""
     torch.manual_seed(3)
-    training, _, optimizer = what.partition("/")
-    return TRAININGS[training](OPTIMIZERS[optimizer])
+    training, optimizer, *device = what.split("/")
+    return TRAININGS[training](OPTIMIZERS[optimizer], *device or ("cpu",))
 
 
 def main(mode: str, what: str, iterations: int, schedule: str = "", store: str = "", slots: str = "3") -> None:
     torch.set_num_threads(1)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else CUDA refuses what comes next
+    torch.use_deterministic_algorithms(True)
     built = build(what)
 
     def say(iteration: int) -> None:

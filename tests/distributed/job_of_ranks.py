@@ -133,11 +133,11 @@ class Job:
         return {rank: (int(words[1]), words[2]) for rank, words in last.items()}
 
 
-def check_same_end(folder: Path, size: int, kind: str, iterations: int) -> None:
+def check_same_end(folder: Path, size: int, kind: str, iterations: int, *options: str) -> None:
     """What goes on in its store ends with the bits of a training that was never interrupted."""
     ends = []
     for store in ("store", "uninterrupted"):
-        with Job(size, kind, folder / store, iterations, 0) as job:
+        with Job(size, kind, folder / store, iterations, 0, *options) as job:
             ends.append({rank: digest for rank, (_, digest) in job.done().items()})
     assert ends[0] == ends[1]
 

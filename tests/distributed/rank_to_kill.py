@@ -4,8 +4,9 @@
 
 It says "iteration N" after each, "staged N", "verified N", "learned N", and at the end "done RESUMED DIGEST": of all
 that this rank has of the training. "{rank}" in STORE is its number. An OPTION is one of attach; or `timeout`, that of
-the process group; or `link`: how many times its state the planner of what is learned believes the link to carry in an
-iteration; or `again`: each of so many iterations is kept, and comes back once when half as many more are completed.
+the process group; or `device`, which is the CPU unless it is cuda; or `link`: how many times its state the planner of
+what is learned believes the link to carry in an iteration; or `again`: each of so many iterations is kept, and comes
+back once when half as many more are completed.
 """
 
 from __future__ import annotations
@@ -175,24 +176,27 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer, losses: torch.Tensor) -> str:
     found = hashlib.sha256()
-    tensors = [*model.state_dict().values(), losses, torch.get_rng_state()]
+    tensors = [*model.state_dict().values(), losses, torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
     tensors.append(torch.tensor([group["lr"] for group in optimizer.param_groups]))
     optimizer = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             tensors += [value for value in optimizer.state[parameter].values() if isinstance(value, torch.Tensor)]
     for tensor in tensors:
-        found.update(local(tensor).detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        found.update(local(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
 def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[str, object]) -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=float(str(options.pop("timeout", 1800)))))
+    device = str(options.pop("device", "cpu"))
+    backend = "gloo" if device == "cpu" or kind == "ddp" else "cpu:gloo,cuda:nccl"  # which wants a device for each rank
+    dist.init_process_group(backend, timeout=timedelta(seconds=float(str(options.pop("timeout", 1800)))))
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = KINDS[kind]()
+    with torch.device(device):
+        model = KINDS[kind]()
     optimizer = optimizer_of(kind, model)
-    losses = torch.zeros(())
+    losses = torch.zeros((), device=device)
     torch.manual_seed(seed(kind, rank))
 
     def told(event: checkflow.Event) -> None:
@@ -208,7 +212,7 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
     with checkflow.attach(model, optimizer, store=store.format(rank=rank), **options) as checkpointer:  # type: ignore[arg-type]
         resumed = iteration = checkpointer.restore()
         while iteration < iterations:
-            loss = model(torch.randn(8, 16)).square().mean()
+            loss = model(torch.randn(8, 16, device=device)).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import rank_to_reshard
+import torch
 from job_of_ranks import Job, check_same_end
 
 import checkflow
@@ -26,6 +27,7 @@ KINDS = [("ddp", 2), ("views", 2), ("synced", 2), ("fsdp", 2), ("fsdp", 4), ("hs
 CASES = [(kind, size, policy, who) for kind, size in KINDS for policy in POLICIES for who in ("one", "all", "machine")]
 OFTEN = [("synced", 2, "rolling", "one"), ("fsdp", 4, "rolling", "all"), ("fsdp", 2, "gockpt", "machine")]
 OFTEN += [("tp", 2, "lowdiff", "one"), ("views", 2, "rolling", "one")]
+CUDA = [("ddp", 2, "rolling", "one"), ("ddp", 2, "gockpt", "all"), ("fsdp", 1, "rolling", "all")]
 AGAIN = [(kind, size, policy, copies) for kind, size in KINDS for policy in ("rolling", "lowdiff") for copies in (0, 1)]
 AGAIN_OFTEN = [("views", 2, "rolling", 0), ("fsdp", 2, "lowdiff", 1)]
 
@@ -34,8 +36,12 @@ AGAIN_OFTEN = [("views", 2, "rolling", 0), ("fsdp", 2, "lowdiff", 1)]
 def test_a_killed_job_resumes_as_if_it_had_not_been(
     kind: str, size: int, policy: str, who: str, tmp_path: Path
 ) -> None:
+    _killed(kind, size, policy, who, tmp_path)
+
+
+def _killed(kind: str, size: int, policy: str, who: str, tmp_path: Path, *more: str) -> None:
     draw = random.Random(f"{kind} {size} {policy} {who}")
-    resumed, options = 0, [*POLICIES[policy], "persist_every=3", "when_full=wait"]
+    resumed, options = 0, [*POLICIES[policy], "persist_every=3", "when_full=wait", *more]
     for life in range(KILLS):
         with Job(size, kind, tmp_path / "store", NO_END, PAUSE_S, *options) as job:
             if life == 0:
@@ -50,7 +56,7 @@ def test_a_killed_job_resumes_as_if_it_had_not_been(
         (now,) = {iteration for iteration, _ in found.values()}
         assert promised <= now <= completed
         resumed = completed + 1
-    check_same_end(tmp_path, size, kind, resumed + 3)
+    check_same_end(tmp_path, size, kind, resumed + 3, *more)
 
 
 @pytest.mark.parametrize(("kind", "size", "policy", "replicate"), AGAIN if NIGHTLY else AGAIN_OFTEN)
@@ -79,6 +85,14 @@ def test_what_is_trained_again_in_mid_run_is_saved_as_it_is_now(
         assert back <= now <= completed
         resumed = completed + 1
     check_same_end(tmp_path, size, kind, resumed + 3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("kind", "size", "policy", "who"), CUDA)
+def test_a_killed_job_on_cuda_resumes_as_if_it_had_not_been(
+    kind: str, size: int, policy: str, who: str, tmp_path: Path
+) -> None:
+    _killed(kind, size, policy, who, tmp_path, "device=cuda")
 
 
 def in_two_lanes(folder: Path) -> Path:

@@ -139,10 +139,13 @@ def test_replays_of_a_cuda_graph_tear_nothing() -> None:
 
 
 def test_a_loss_on_a_device_is_not_waited_for() -> None:
-    """It is known once the device has come to it."""
-    losses = Losses()
-    torch.cuda._sleep(10**8)  # type: ignore[no-untyped-call]
-    losses.add(torch.tensor(2.0, device="cuda"))
+    """It is known once the device has come to it. The first one's memory is pinned, which the device is waited for."""
+    losses, loss = Losses(), torch.tensor(2.0, device="cuda")
+    losses.add(loss)
+    torch.cuda.synchronize()
+    assert losses.known == (2.0,)
+    torch.cuda._sleep(10**9)  # type: ignore[no-untyped-call]  # half a second
+    losses.add(loss)
     before = losses.known
     torch.cuda.synchronize()
-    assert (before, losses.known) == ((), (2.0,))
+    assert (before, losses.known) == ((2.0,), (2.0, 2.0))

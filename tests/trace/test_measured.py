@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 
 import pytest
@@ -12,6 +13,8 @@ from trainings import FEATURES, loop
 from checkflow import Training
 from checkflow.errors import TraceError
 from checkflow.trace import trace_training
+from checkflow.trace.assemble import check_graph
+from checkflow.trace.measure import ScratchMeter
 
 
 def embedding() -> Training:
@@ -54,3 +57,53 @@ def test_measuring_needs_iterations_that_repeat() -> None:
 
     with pytest.raises(TraceError, match="only 0 of 21 iterations ran the recorded operators"):
         trace_training(factory, model="m", measure=True)
+
+
+def test_scratch_is_the_most_beyond_what_is_there_around_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes 40 bytes, 10 of which stay; another one leaves less than it found."""
+    found = [{"current": 100, "peak": 0}, {"current": 110, "peak": 140}, {"current": 110}, {"current": 90, "peak": 110}]
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: {"requested_bytes": {"all": found.pop(0)}})
+    meter = ScratchMeter()
+    taken = []
+    for _ in range(2):
+        meter.start()
+        taken.append(meter.stop()())
+    assert taken == [30, 0]
+
+
+def test_scratch_is_there_during_its_operator_alone() -> None:
+    """So it raises the peak where it is taken at the peak, and nowhere else."""
+    graph = trace_training(embedding, model="m", cuda_defaults=False).graph
+    peak, step = graph.training_peak_bytes, graph.resident_bytes.index(graph.training_peak_bytes) + 1
+    sizes = [0] * graph.steps
+    sizes[step - 1] = 1000
+    taken = graph.with_scratch(sizes)
+    check_graph(taken)
+    assert taken.training_peak_bytes == peak + 1000
+    assert [now - then for now, then in zip(taken.resident_bytes, graph.resident_bytes, strict=True)] == sizes
+    assert graph.with_scratch([0] * graph.steps) == graph
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_peak_that_is_traced_on_cuda_is_the_one_that_the_allocator_is_asked_for() -> None:
+    """To the byte, with what cuDNN takes for itself."""
+
+    def factory() -> Training:
+        model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 128, 5), nn.ReLU()).cuda()
+        x = torch.randn(32, 3, 64, 64, device="cuda")
+        return loop(model, optim.SGD(model.parameters(), 0.1, momentum=0.9), lambda: model(x).sum())
+
+    def requested(when: str) -> int:
+        found: int = torch.cuda.memory_stats_as_nested_dict()["requested_bytes"]["all"][when]
+        return found
+
+    graph = trace_training(factory, model="m", measure=True).graph
+    gc.collect()
+    held = requested("current")
+    training = factory()
+    training.iteration()
+    torch.cuda.reset_peak_memory_stats()
+    training.iteration()
+    assert any(tensor.name.startswith("%scratch_") for tensor in graph.tensors)
+    assert requested("peak") - held == graph.training_peak_bytes

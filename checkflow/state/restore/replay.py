@@ -21,8 +21,8 @@ from checkflow.state.host.record import GroupRecord, ReplayRecord, UpdateRecord
 from checkflow.state.names import StateName, file_of, gradient_name
 from checkflow.state.restore.files import FileTensor, TensorFile, Tied
 from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer, shared_entry
-from checkflow.state.shards import is_shared, local
-from checkflow.torch_internals import unhooked_step
+from checkflow.state.shards import local
+from checkflow.torch_internals import are_looped, unhooked_step
 
 _ADVICE = "take another checkpoint"
 _PROVEN_AT_A_TIME_BYTES = 2**26
@@ -144,7 +144,8 @@ class Replay:
         for group, values in zip(optimizer.param_groups, update.groups, strict=True):
             updated = [parameters[p] for p in group["params"] if p in found]
             if updated:
-                loops = any(map(is_shared, group["params"])) and values.get("foreach", False) is None
+                # What stands for a parameter is a plain tensor, which might be updated otherwise.
+                loops = values.get("foreach", False) is None and are_looped(group["params"])
                 groups.append({**values, **({"foreach": False} if loops else {}), "params": updated})
         before = {p: parameters[p].grad for p in found}
         again = object.__new__(type(optimizer))
