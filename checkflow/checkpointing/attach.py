@@ -21,7 +21,7 @@ from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.earlier import of_now
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.fitting import Fitting, fit
-from checkflow.checkpointing.listing import added, carried, missing, unplanned
+from checkflow.checkpointing.listing import added, carried, drawn_by_cudnn, missing, unplanned
 from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.together import Together, kind_of
 from checkflow.collector import paused_collector
@@ -283,7 +283,8 @@ def attach(
                     planned = fit(of_now(schedule, training), training, objects)
                 fitting = planned or fit(provisional(training), training, objects)
                 lacks(carried(fitting.schedule))
-                for beside in added(models_of(training), training.listed):
+                models = models_of(training)
+                for beside in (*added(models, training.listed), *drawn_by_cudnn(models)):
                     warn(beside)
                 if planned and (line := unplanned(planned.schedule, training.listed)):
                     warn(line)

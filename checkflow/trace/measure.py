@@ -18,14 +18,14 @@ _ATTEMPTS = 3 * MEASURED_ITERATIONS
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Taken:
     """Of each step."""
 
     times_ns: list[int]  # medians
     scratch_bytes: list[int]  # that it allocates and frees again before it returns; of CUDA alone
 
 
-def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, model: str) -> Measured:
+def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, model: str) -> Taken:
     """What the recorded operators take, over iterations that repeat them exactly.
 
     On CUDA times are those between events around an operator, and one more iteration asks the allocator, whose peak
@@ -50,9 +50,7 @@ def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, mo
             f"{wanted}: use a modelled device, or make every iteration the same"
         )
     times = zip(*samples[:MEASURED_ITERATIONS], strict=True)
-    return Measured(
-        [round(statistics.median(each)) for each in times], samples[-1] if on_cuda else [0] * len(samples[0])
-    )
+    return Taken([round(statistics.median(each)) for each in times], samples[-1] if on_cuda else [0] * len(samples[0]))
 
 
 class ScratchMeter:

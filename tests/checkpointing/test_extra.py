@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import checkflow
 from checkflow.checkpointing.checkpointer import Checkpointer
+from checkflow.checkpointing.listing import drawn_by_cudnn
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.errors import AuditError, InputError
 from checkflow.schedule import Schedule, read_schedule, write_schedule
@@ -285,3 +286,36 @@ def test_metadata_is_read_back(bare: Schedule, tmp_path: Path) -> None:
     with Life().attach(bare, tmp_path / "store", []) as ckpt:
         ckpt.restore()
         assert ckpt.metadata == {"best": 1.0}
+
+
+class Drops(nn.Module):
+    """Recurrent layers of which two drop out between their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.LSTM(4, 4, 1, dropout=0.0)
+        self.two = nn.LSTM(4, 4, 2, dropout=0.5)
+        self.three = nn.GRU(4, 4, 3, dropout=0.1)
+
+
+def test_dropout_that_only_cudnn_knows_of_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA, and where cuDNN is used."""
+    models: dict[str, nn.Module] = {"model": Drops(), "model.1": nn.LSTM(4, 4, 2)}
+    (line,) = drawn_by_cudnn(models, on_cuda=True)
+    assert line.startswith("model/two and 1 more: cuDNN draws its dropout from a state that nobody can read")
+    assert not list(drawn_by_cudnn(models))
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
+    assert not list(drawn_by_cudnn(models, on_cuda=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_dropout_that_only_cudnn_knows_of_is_told_on_cuda(tmp_path: Path) -> None:
+    """It draws otherwise though every generator is as it was."""
+    model, x, told = Drops().cuda(), torch.randn(3, 2, 4, device="cuda"), list[str]()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with checkflow.attach(model, optimizer, store=tmp_path / "store", notify=told.append, tell=told.append):
+        pass
+    assert any("model/two and 1 more: cuDNN draws" in line for line in told), told
+    state, first = torch.cuda.get_rng_state(), model.two(x)[0]
+    torch.cuda.set_rng_state(state)
+    assert not torch.equal(first, model.two(x)[0])
