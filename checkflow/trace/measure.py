@@ -18,14 +18,14 @@ _ATTEMPTS = 3 * MEASURED_ITERATIONS
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class OperatorCosts:
     """Of each step."""
 
     times_ns: list[int]  # medians
     scratch_bytes: list[int]  # that it allocates and frees again before it returns; of CUDA alone
 
 
-def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, model: str) -> Taken:
+def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, model: str) -> OperatorCosts:
     """What the recorded operators take, over iterations that repeat them exactly.
 
     On CUDA times are those between events around an operator, and one more iteration asks the allocator, whose peak
@@ -50,7 +50,9 @@ def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, mo
             f"{wanted}: use a modelled device, or make every iteration the same"
         )
     times = zip(*samples[:MEASURED_ITERATIONS], strict=True)
-    return Taken([round(statistics.median(each)) for each in times], samples[-1] if on_cuda else [0] * len(samples[0]))
+    return OperatorCosts(
+        [round(statistics.median(each)) for each in times], samples[-1] if on_cuda else [0] * len(samples[0])
+    )
 
 
 class ScratchMeter:
