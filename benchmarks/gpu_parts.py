@@ -79,15 +79,16 @@ class Here:
 
 def tests(here: Here) -> Iterator[Row]:
     """The tests of the suite that need CUDA; on a host they are collected and skipped."""
-    workers = ["-n", "4"] if find_spec("xdist") else []
+    workers = ["-n", str(max(4, (os.cpu_count() or 1) - 4))] if find_spec("xdist") else []
     where = ["tests/runtime/test_cuda.py"] if here.tiny else [*workers, "tests"]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "cuda", "-rf", "--color=no", *where]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "cuda", "-vv", "--color=no", *where]
     ran = until(command, TESTS_S)
     last = (ran.stdout.strip() or ran.stderr.strip() or "pytest said nothing").splitlines()[-1]
     counted = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", last)}
     if ran.returncode not in (0, 1):
         yield Row("tests -k cuda", "all ran", None, note=f"ended early: {last}")
-    broken = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    # Told as each ends, for where their time is over the summary is not.
+    broken = sorted(set(re.findall(r"\b(?:FAILED|ERROR) (tests/\S+)", ran.stdout)))
     if counted:
         failed = counted.get("failed", 0) + counted.get("error", 0)
         yield Row("tests -k cuda", "failed", failed, most=0, note="; ".join(broken))

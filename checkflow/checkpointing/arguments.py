@@ -10,12 +10,12 @@ from pathlib import Path
 
 from checkflow.checkpointing.together import Together
 from checkflow.errors import InputError
-from checkflow.learning.messages import IN_LANES, IN_PARTS, POLICIES, REPLICATED
+from checkflow.learning.messages import DEFAULT_POLICY, IN_LANES, IN_PARTS, POLICIES, REPLICATED
 from checkflow.schedule import Schedule
 from checkflow.store.format.retention import Retention
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.training import Training
-from checkflow.wrapped import is_zero
+from checkflow.wrapped import is_torchs_own, is_zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,16 @@ def check_arguments(
         raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
     if on_event is not None and not callable(on_event):
         raise InputError(f"on_event: a {type(on_event).__name__} cannot be called; give a function of one event")
+
+
+def learned_by(policy: str | None, training: Training) -> tuple[str, str]:
+    """The policy by which a schedule is learned, and why not by the one that was asked for; "" where it is."""
+    others = [each for each in training.optimizers if not is_torchs_own(each)]
+    if policy not in IN_PARTS or not others:
+        return policy or DEFAULT_POLICY, ""
+    name = type(others[0]).__name__
+    why = f"updates of {name} are none of torch's own, and could not be made again to the bit for sure"
+    return DEFAULT_POLICY, f"learns by policy {DEFAULT_POLICY!r}, not {policy!r}: {why}"
 
 
 def _check_policy(

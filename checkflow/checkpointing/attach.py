@@ -13,7 +13,7 @@ import torch
 
 from checkflow.about import Run
 from checkflow.checkpointing.adapting import Adapting
-from checkflow.checkpointing.arguments import check_arguments, check_first, check_kinds
+from checkflow.checkpointing.arguments import check_arguments, check_first, check_kinds, learned_by
 from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.behind_ranks import BehindRanks
@@ -32,7 +32,7 @@ from checkflow.extra import Stateful
 from checkflow.interrupts import held_back
 from checkflow.learning.kept import FOLDER
 from checkflow.learning.learner import Learner
-from checkflow.learning.messages import DEFAULT_POLICY, IN_PARTS
+from checkflow.learning.messages import IN_PARTS
 from checkflow.learning.provisional import provisional
 from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.settings import Settings
@@ -268,15 +268,17 @@ def attach(
                 undo.callback(together.close, complete=False)
             with held_back(signal.SIGINT):
                 if schedule is None:
+                    by, why = learned_by(policy, training)
+                    if why:
+                        say(why)
                     learner = Learner(
-                        training, Path(store), interval, policy or DEFAULT_POLICY, lambda: inside.depth > 0, say,
-                        say_warning, lacks,
-                    )  # fmt: skip
+                        training, Path(store), interval, by, lambda: inside.depth > 0, say, say_warning, lacks
+                    )
                     undo.callback(learner.close)
                     planned = _fits_still(learner, training, objects, slots)
-                    if planned and policy and planned.schedule.policy != policy:
+                    if planned and planned.schedule.policy != by:
                         say(
-                            f"policy {policy!r} could not be followed in an earlier run, so it is "
+                            f"policy {by!r} could not be followed in an earlier run, so it is "
                             f"{planned.schedule.policy}'s; remove {FOLDER} from the store to try again"
                         )
                 else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -18,6 +21,7 @@ class Cause(StrEnum):
     RELEASE = "release of a snapshot"
     PAUSE = "pause of the policy"
     SLOT = "no free slot"
+    PROOF = "proof that updates are made again to the bit"
     DRAIN = "drain"
 
 
@@ -36,6 +40,15 @@ class Counters:
     def waited_ns(self) -> int:
         """Training, for checkpoints; what save() and restore() wait for is the user's own."""
         return self.stall_ns.total() - self.stall_ns[Cause.DRAIN]
+
+    @contextmanager
+    def stalling(self, cause: Cause) -> Iterator[None]:
+        """What is done within is waited for."""
+        started = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.stalled(cause, time.perf_counter_ns() - started)
 
     def stalled(self, cause: Cause, time_ns: int) -> None:
         self.stall_ns[cause] += time_ns

@@ -3,12 +3,14 @@
 A parameter and its entries may be saved as they were some iterations before, for the updates since then are made
 again when the checkpoint is restored. That is exact only while nothing else writes them. So their version counters are
 compared between updates, what an update consumes must stay as it was until it has left, and the first checkpoint of a
-training is proven: its updates are made again beside it, and compared byte for byte. Where any of this fails it is told
-once, and each checkpoint is read as a whole when its iteration ends.
+training is proven: its updates are made again beside it, and compared byte for byte. So is one now and then, for no
+counter tells of every write. Where any of this fails it is told once, and each checkpoint is read as a whole when its
+iteration ends.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -17,6 +19,7 @@ import torch
 from checkflow.errors import CheckflowError
 from checkflow.runtime.binding import BoundStorage
 from checkflow.runtime.bound import Bound
+from checkflow.runtime.counters import Cause
 from checkflow.runtime.factors import FactorHooks
 from checkflow.runtime.in_flight import InFlight, Leaving
 from checkflow.runtime.pipeline import Pipeline
@@ -28,6 +31,8 @@ from checkflow.state.shards import are_shared_alike, local
 from checkflow.torch_internals import grad_scale_of, versions
 from checkflow.training import Training
 from checkflow.wrapped import is_torchs_own
+
+PROVEN_AGAIN_S = 600.0  # after the last proof
 
 
 class HostTexts(Protocol):
@@ -72,6 +77,7 @@ class Parts:
         self._prove = prove
         self._tell = tell
         self._proven = False
+        self._proven_s = 0.0  # time.monotonic, when that was last found
         self._names = {id_: str(name) for id_, name in parameter_names(training).items()}
         self._parts = pipeline.timetable.parts
         self._rows = {row.parameter.name: row.id for row in schedule.gradients}
@@ -217,19 +223,30 @@ class Parts:
         self._is_making = False
 
     def prove(self) -> bool:
-        """A checkpoint has begun: the first one is proven, which training waits for. False where it is not exact."""
-        checkpoint = self._pipeline.newest
-        if self._proven or checkpoint is None or checkpoint.updates is None:
-            return True
-        self._proven = True
-        return self._holds(checkpoint.updates.text(checkpoint.iteration), {0: checkpoint}, ())
+        """A checkpoint has begun: the first one is proven, and one now and then, which training waits for.
 
-    def _holds(self, replay: str, filled: Mapping[int, InFlight], backs: Sequence[int]) -> bool:
-        self._pipeline.complete()
-        why = self._prove(replay, filled, backs)
+        False where it is not exact.
+        """
+        checkpoint = self._pipeline.newest
+        if checkpoint is None or checkpoint.updates is None or (self._proven and not self._is_due_again()):
+            return True
+        again, self._proven = self._proven, True
+        return self._holds(checkpoint.updates.text(checkpoint.iteration), {0: checkpoint}, (), again=again)
+
+    def _is_due_again(self) -> bool:
+        """Whether what was proven is to be proven once more."""
+        return not self.refused and time.monotonic() - self._proven_s > PROVEN_AGAIN_S
+
+    def _holds(self, replay: str, filled: Mapping[int, InFlight], backs: Sequence[int], *, again: bool) -> bool:
+        with self._pipeline.counters.stalling(Cause.PROOF):
+            self._pipeline.complete()
+            why = self._prove(replay, filled, backs)
+        now, before = time.monotonic(), self._proven_s
+        self._proven_s = now
         if why:
+            since = f"; it was, {now - before:.0f} s ago, and checkpoints since then may be wrong" if again else ""
             self._pipeline.doubt()
-            self.refuse(why)
+            self.refuse(f"{why}{since}")
         return not why
 
     def refuse(self, why: str) -> None:

@@ -55,7 +55,7 @@ class Pipeline:
         self._device = device
         self._sink = sink
         self._capture = capture
-        self._counters = counters
+        self.counters = counters
         self._keep_early = keep_early  # for tests: it tears checkpoints
         self._note = note  # of checkpoints that there are not
         self._binding = binding
@@ -272,7 +272,7 @@ class Pipeline:
             if checkpoint.last is not None:
                 in_time = in_time and self._device.synchronize(checkpoint.last, left)
         self.stage_finished()
-        self._counters.stalled(Cause.DRAIN, time.perf_counter_ns() - started)
+        self.counters.stalled(Cause.DRAIN, time.perf_counter_ns() - started)
         return in_time
 
     def complete(self) -> None:
@@ -352,7 +352,7 @@ class Pipeline:
             except CheckflowError as error:  # of an earlier checkpoint, maybe: this one goes without a slot
                 self.problems.append(error)
         if wait or slot is not None:  # whose memory was still on its way
-            self._counters.stalled(Cause.SLOT, time.perf_counter_ns() - started)
+            self.counters.stalled(Cause.SLOT, time.perf_counter_ns() - started)
         return slot
 
     def _passes_over(self, iteration: int, why: str) -> None:

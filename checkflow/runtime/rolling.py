@@ -3,7 +3,7 @@
 A part is exact under the same conditions as one of several iterations (parts.py). In each iteration the slot of its
 lane takes the parameters of that lane as they are at its end, and the gradients of all others. So with the K - 1
 slots before it, it completes a checkpoint. The first one is read at once, and so is the one after any that was skipped:
-it fills a slot of each lane. Those that follow it are proven until parts of every age were.
+it fills a slot of each lane. Those that follow it are proven until parts of every age were, and one now and then.
 """
 
 from __future__ import annotations
@@ -58,14 +58,15 @@ class Rolling(Parts):
 
     def prove(self) -> bool:
         checkpoint = self._pipeline.newest
-        if checkpoint is None or self._proven_age == self._pipeline.lanes - 1:
+        again = self._proven_age == self._pipeline.lanes - 1
+        if checkpoint is None or (again and not self._is_due_again()):
             return True
         iteration = checkpoint.iteration
         backs = self._backs(iteration)
-        if max(backs) <= self._proven_age:
+        if max(backs) < self._proven_age + (not again):
             return True
-        self._proven_age = max(backs)
-        return self._holds(self._history.text(iteration, self._saved(backs, iteration)), self._pipeline.chain, backs)
+        self._proven_age, replay = max(backs), self._history.text(iteration, self._saved(backs, iteration))
+        return self._holds(replay, self._pipeline.chain, backs, again=again)
 
     def _wanted(self, running: int, _back: int) -> frozenset[str]:
         return self._others[self._pipeline.lane(running)]

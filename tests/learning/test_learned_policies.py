@@ -21,6 +21,8 @@ from checkflow.graphfile import read_graph
 from checkflow.learning.kept import FOLDER
 from checkflow.learning.messages import DEFAULT_POLICY, IN_LANES, IN_PARTS, POLICIES
 from checkflow.learning.planner import Planner
+from checkflow.runtime import parts
+from checkflow.runtime.counters import Cause
 from checkflow.runtime.update import Update
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.torch_internals import innermost_mode
@@ -155,6 +157,37 @@ def test_what_is_followed_does_not_notice_that_it_is_learned_anew(tmp_path: Path
 
 
 @pytest.mark.usefixtures("slow_link")
+@pytest.mark.parametrize("policy", ["rolling", "lowdiff", "gockpt"])
+def test_what_no_counter_sees_later_on_is_found_by_another_proof(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters are written through .data, after the first proofs. What is not exact any more is not kept for long."""
+    loop, told = Wide(), list[str]()
+    rarely = checkflow.PersistEvery(iterations=10**6)  # so that a slot is always free
+    with attached(loop, tmp_path / "store", told, policy=policy, persist_every=rarely) as ckpt:
+        done = until_learned(ckpt, loop.iterate)
+        until = done + 4 * ckpt.schedule.lanes * ckpt.schedule.interval
+        for number in range(done, until):
+            loop.iterate(number)
+            ckpt.step()
+        assert ckpt.stats().stall_ns_by_cause[Cause.PROOF]
+        monkeypatch.setattr(parts, "PROVEN_AGAIN_S", 0.0)
+        for number in range(until, until + 40):
+            loop.iterate(number)
+            for parameter in loop.model.parameters():
+                parameter.data.mul_(0.99)
+            ckpt.step()
+        line = next((line for line in told if "learns its schedule anew" in line), "")
+        assert line, told
+        assert "is not the same, to the bit, when its updates are made again; it was, " in line
+        assert line.endswith(" s ago, and checkpoints since then may be wrong")
+    again = Wide()
+    with attached(again, tmp_path / "store", policy=policy) as ckpt:
+        assert ckpt.restore() == until + 40
+    assert same(loop.state(), again.state())
+
+
+@pytest.mark.usefixtures("slow_link")
 def test_rolling_is_in_force_at_any_stop(tmp_path: Path) -> None:
     """Each start ends at another iteration: while learning, at the first in lanes, and at each lane."""
     plain, stops = Wide(), [3, 8, 40, 41, 42, 43, 44, 60]
@@ -259,6 +292,22 @@ def test_who_chose_no_policy_is_told_of_one(tmp_path: Path) -> None:
     with attached(other, tmp_path / "other", told, interval=2) as ckpt:
         until_learned(ckpt, other.iterate)
     assert not any("rolling" in line for line in told), told
+
+
+class OnesOwn(torch.optim.AdamW):
+    """Whose updates are its own."""
+
+
+def test_updates_of_ones_own_are_learned_as_a_whole_at_once(tmp_path: Path) -> None:
+    """In parts they would be refused once they were, and learned anew."""
+    loop, told = Wide(), list[str]()
+    loop.optimizer = OnesOwn(loop.model.parameters(), lr=0.01)
+    with attached(loop, tmp_path / "store", told, policy="rolling") as ckpt:
+        until_learned(ckpt, loop.iterate)
+        assert ckpt.schedule.policy == DEFAULT_POLICY
+    (line,) = [line for line in told if "OnesOwn" in line]
+    assert "learns by policy 'checkflow', not 'rolling': updates of OnesOwn are none of torch's own" in line
+    assert not any("anew" in line for line in told), told
 
 
 def test_what_another_policy_learned_is_not_taken(tmp_path: Path) -> None:
