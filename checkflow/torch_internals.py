@@ -120,6 +120,11 @@ def own_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | No
     return module._parameters
 
 
+def own_modules(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+    """The same of its children."""
+    return module._modules
+
+
 def own_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """The same of its buffers."""
     return module._buffers
@@ -236,6 +241,37 @@ def foreach_takes(kind: type[torch.Tensor]) -> Iterator[None]:
     finally:
         for supported in (_types_in_utils, _types_in_optimizers):
             supported.remove(kind)
+
+
+_unscale = torch._amp_foreach_non_finite_check_and_unscale_
+_sees_unscaling: list[Callable[[Tensors], None]] = []
+
+
+def watch_unscaling(seen: Callable[[Tensors], None]) -> Callable[[], None]:
+    """Call `seen` with the gradients that a GradScaler unscales, of which no version counter tells, until the result is
+    called."""
+    _sees_unscaling.append(seen)
+    torch._amp_foreach_non_finite_check_and_unscale_ = _seen_unscaling  # type: ignore[assignment]  # a scaler finds it there
+
+    def end() -> None:
+        if seen in _sees_unscaling:
+            _sees_unscaling.remove(seen)
+        if not _sees_unscaling:
+            torch._amp_foreach_non_finite_check_and_unscale_ = _unscale
+
+    return end
+
+
+def _seen_unscaling(gradients: Tensors, *others: torch.Tensor) -> None:
+    for seen in tuple(_sees_unscaling):
+        seen(gradients)
+    _unscale(gradients, *others)
+
+
+def is_lent(tensor: torch.Tensor) -> bool:
+    """Whether the memory is in the host and of no operator that autograd knows: others may write there uncounted."""
+    base = tensor._base if tensor._is_view() else tensor
+    return tensor.device.type == "cpu" and (base is None or base.grad_fn is None)
 
 
 def are_looped(parameters: Iterable[torch.Tensor]) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from checkflow.checkpointing.behind import Hearers
@@ -166,7 +168,16 @@ class Together:
     def fits(self) -> None:
         """Every rank's part fits its training: they may be changed. Raises PeerError where another's does not."""
         self.group.gather("restore()", None)
-        shutil.rmtree(self.store / COPIES, ignore_errors=True)  # whoever lacked a part has it now
+        if self._mirror is None:
+            self._drop_copies()  # whoever lacked a part has it now
+        else:
+            self.agreement.on_counted = self._drop_copies  # a mirror has another one of each part by then
+
+    def _drop_copies(self) -> None:
+        """In a thread, for who agrees has no time for a slow disk. What is left where that is cut does not verify."""
+        self.agreement.on_counted = lambda: None
+        removing = partial(shutil.rmtree, self.store / COPIES, ignore_errors=True)
+        threading.Thread(target=removing, name="checkflow-copies", daemon=True).start()
 
     def close(self, *, complete: bool) -> None:
         """Agree on nothing more. `complete`: this rank has its last checkpoint on disk, and waits for a little until

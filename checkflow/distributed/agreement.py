@@ -57,12 +57,14 @@ class Agreement:
     """Of one group. `attempt` is part of what checkpoints are called: a restore begins anew.
 
     `on_whole`: called in the thread with each checkpoint that every rank has verified, and this one's serial of it.
+    `on_counted`: called in the thread whenever one counts, since every rank has staged its part.
     """
 
     def __init__(self, group: Group, tell: Callable[[str], None] = lambda _: None) -> None:
         """`tell`: called in the thread with what a person should know though training stands still."""
         self.attempt = 0
         self.on_whole: Callable[[Mark, int], None] = lambda _mark, _serial: None
+        self.on_counted: Callable[[], None] = lambda: None
         self._group = group
         self._pulse = Pulse(group, tell)
         self._said: queue.SimpleQueue[_Matter | _Void | None] = queue.SimpleQueue()
@@ -88,6 +90,8 @@ class Agreement:
 
         def ruled(ruling: object) -> None:
             agreed(None if ruling is None else bool(ruling))
+            if ruling is not None:
+                self.on_counted()
 
         name = _name(Mark(self.attempt, iteration))
         return partial(self._put, _Matter("staged", name, rules, ruled, iteration))

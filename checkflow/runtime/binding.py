@@ -11,7 +11,7 @@ import torch
 from checkflow.dtypes import name_of
 from checkflow.runtime.device import CopyEvent
 from checkflow.schedule import Schedule
-from checkflow.state.live import Live
+from checkflow.state.live import Live, held_in, is_held
 from checkflow.state.names import StateName, gradient_name
 from checkflow.torch_internals import versions
 from checkflow.training import Training
@@ -84,6 +84,7 @@ class Binding:
     module_storages: dict[torch.nn.Module, tuple[BoundStorage, ...]]  # parameters and buffers
     sizes: tuple[int, ...]  # of the optimizers
     _tensors: list[tuple[Live, int, tuple[int, ...] | None]] = field(repr=False)  # address, strides if they may turn
+    _held: list[tuple[object, object, object]] = field(repr=False)  # what leads to them
     lanes: dict[StateName, int] = field(repr=False)  # of a target that only slots of one lane have
 
     @classmethod
@@ -118,6 +119,7 @@ class Binding:
             buffer_storages=_of_modules((live for live in lives if live.buffer), by_tensor),
             module_storages=_of_modules(lives, by_tensor),
             sizes=sizes_of(training),
+            _held=list(held_in(training)),
             _tensors=[
                 (live, live.tensor.data_ptr(), live.tensor.stride() if live.tensor.dim() > 1 else None)
                 for live in lives
@@ -132,6 +134,8 @@ class Binding:
                 return True
             if strides is not None and live.tensor.stride() != strides:
                 return True
+        if not all(is_held(*each) for each in self._held):
+            return True
         return sizes_of(training) != self.sizes
 
 

@@ -16,7 +16,14 @@ from functools import partial
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from checkflow.torch_internals import freed_since, multiplied_by, others_hooks, versions
+from checkflow.torch_internals import (
+    freed_since,
+    is_lent,
+    multiplied_by,
+    others_hooks,
+    versions,
+    watch_unscaling,
+)
 
 Take = Callable[[str, torch.Tensor, torch.Tensor], None]  # a parameter's name, and its gradient's factors
 
@@ -26,11 +33,19 @@ class _Made:
     """What an iteration's backward passes left of a layer."""
 
     given: torch.Tensor | None = None  # its input, from when its output's gradient is there until the weight's is
+    is_lent: bool = False  # it lies in memory that may be written again soon
     came_back: torch.Tensor | None = None  # likewise, the output's gradient
     times: int = 0  # that a backward pass came through the layer
     product: int = 0  # its address, where it was made
     is_gone: Callable[[], bool] | None = None  # the weight's gradient, which was the product; None: it is none
     rows: int = 0  # of each factor
+
+
+@dataclass(frozen=True, slots=True)
+class RemovableCall:
+    """A hook in place, that this ends."""
+
+    remove: Callable[[], None]
 
 
 class FactorHooks:
@@ -39,18 +54,24 @@ class FactorHooks:
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
         self._made = {name: _Made() for name in self.names}
+        self._unscaled: set[int] = set()  # addresses of gradients
+
+    def watch_unscaling(self) -> RemovableCall:
+        """A hook of every GradScaler."""
+        return RemovableCall(watch_unscaling(lambda gradients: self._unscaled.update(g.data_ptr() for g in gradients)))
 
     def forget(self) -> None:
         """Another iteration begins."""
         for name in self.names:
             self._made[name] = _Made()
+        self._unscaled.clear()
 
     def are_exact(self, name: str, weight: torch.Tensor) -> bool:
         """Whether the gradient that an update is about to consume is their product."""
         gradient, made = weight.grad, self._made[name]
         if gradient is None or made.times != 1 or made.is_gone is None or made.is_gone():
             return False
-        if others_hooks(weight):  # which may have replaced it
+        if others_hooks(weight) or made.product in self._unscaled:  # it was replaced, or is not the product any more
             return False
         return gradient.data_ptr() == made.product and versions([gradient]) == [0]
 
@@ -74,14 +95,14 @@ class FactorHooks:
                 return
             if (found := multiplied_by(weight, output)) is not None:
                 node, factor = found
-                node.register_prehook(partial(came_back, [given.detach()]))
+                node.register_prehook(partial(came_back, [given.detach()], is_lent(given)))
                 node.register_hook(partial(multiplied, factor))
 
-        def came_back(given: list[torch.Tensor], gradients: tuple[torch.Tensor, ...]) -> None:
+        def came_back(given: list[torch.Tensor], lent: bool, gradients: tuple[torch.Tensor, ...]) -> None:
             made = self._made[name]
             made.times += 1
             if given:  # it is let go of with the graph's own, though the graph stays
-                made.given, made.came_back = given.pop(), gradients[0]
+                made.given, made.came_back, made.is_lent = given.pop(), gradients[0], lent
 
         def multiplied(factor: int, made: tuple[torch.Tensor | None, ...], _gradients: object) -> None:
             product = made[factor]
@@ -95,13 +116,17 @@ class FactorHooks:
                 return
             if gradient.data_ptr() != made.product or versions([gradient]) != [0]:  # other products are added to it
                 return
+            given = given.clone() if made.is_lent else given
             left, right = (returned, given) if transposed else (given, returned)
             rows = left.numel() // weight.shape[0]
             if _are_factors(left, right, weight, rows):
                 made.is_gone, made.rows = freed_since(gradient), rows
                 take(name, left, right)
 
-        return [layer.register_forward_hook(ran), weight.register_hook(ready)]  # type: ignore[no-untyped-call]
+        handles = [layer.register_forward_hook(ran)]
+        if weight.requires_grad:  # one that is frozen may be thawed: then its gradient is not known to be the product
+            handles.append(weight.register_hook(ready))  # type: ignore[no-untyped-call]
+        return handles
 
 
 def _are_factors(left: torch.Tensor, right: torch.Tensor, weight: torch.Tensor, rows: int) -> bool:

@@ -81,10 +81,10 @@ def _on_model(
         handles += _on_layers(executor, executor.parts.factors, original, holder)
 
 
-def _on_layers(
-    executor: Follower, factors: FactorHooks, model: torch.nn.Module, holder: str
-) -> Iterator[RemovableHandle]:
+def _on_layers(executor: Follower, factors: FactorHooks, model: torch.nn.Module, holder: str) -> Iterator[Removable]:
     """Where gradients leave as their factors."""
+    if factors.names:
+        yield factors.watch_unscaling()
     for path, module in model.named_modules():
         name = subject_of(holder, f"{path}.weight" if path else "weight")
         if name in factors.names and own_parameters(module).get("weight") is not None:

@@ -24,13 +24,14 @@ from checkflow.runtime.factors import FactorHooks
 from checkflow.runtime.in_flight import InFlight, Leaving
 from checkflow.runtime.pipeline import Pipeline
 from checkflow.schedule import Schedule
+from checkflow.state.groups import IMPLEMENTATION
 from checkflow.state.host.updates import Updates
 from checkflow.state.live import parameter_names
 from checkflow.state.names import gradient_name
 from checkflow.state.shards import are_shared_alike, local
 from checkflow.torch_internals import grad_scale_of, versions
 from checkflow.training import Training
-from checkflow.wrapped import is_torchs_own
+from checkflow.wrapped import is_torchs_own, updater
 
 PROVEN_AGAIN_S = 600.0  # after the last proof
 
@@ -86,6 +87,8 @@ class Parts:
         self.factors = FactorHooks(row.parameter.name for row in schedule.gradients if row.factor_rows)
         self._optimizers = training.optimizers
         self._after: dict[int, dict[BoundStorage, list[int]]] = {}  # by optimizer: versions after its last update
+        self._scalars: dict[int, list[object]] = {}  # likewise, of what its state has beside what is bound
+        self._groups: dict[int, list[object]] = {}  # likewise, whose parameters its groups have, and how they compute
         self._is_making = False  # an update has begun, and is recorded
         self.overtaken = False  # a hook that was registered since the last iteration ended runs after `consumes`
         self._prepare(schedule)
@@ -101,7 +104,8 @@ class Parts:
 
     def consumes(self, running: int, number: int, arguments: tuple[object, ...]) -> None:
         """Optimizer `number` is about to make an update, and no other hook runs before it."""
-        self._compare(number)
+        if self._compare(number):
+            self._pipeline.doubt()  # it may have been written before it was read
         self._check_made()
         checkpoint = self._pipeline.parted
         if checkpoint is None:
@@ -190,6 +194,20 @@ class Parts:
             return
         storages = self._bound.binding.optimizer_storages[number]
         self._after[number] = {s: versions(s.counted) for s in storages if self._earlier.get(s.id, 0)}
+        self._scalars[number] = self._scalars_of(self._optimizers[number])
+        self._groups[number] = _groups_of(self._optimizers[number])
+
+    def _scalars_of(self, optimizer: torch.optim.Optimizer) -> list[object]:
+        """Of the parameters that are rebuilt: each scalar, as what it is and how often it was written."""
+        state = updater(optimizer).state
+        return [
+            (id(value), *versions([value])) if isinstance(value, torch.Tensor) else value
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if self._names.get(id(parameter)) in self._rows
+            for value in state.get(parameter, {}).values()
+            if not isinstance(value, torch.Tensor) or (value.dim() == 0 and value.device.type == "cpu")
+        ]
 
     def part_ended(self, completed: int) -> None:
         """An iteration has ended within a checkpoint, or with one."""
@@ -262,9 +280,23 @@ class Parts:
             line = f"{what} {why}; each is read as a whole when its iteration ends"
             self._tell(line + (f", every {every} iterations" if every > 1 else ""))
 
-    def _compare(self, number: int) -> None:
-        """With what an update left: nothing else may have written it."""
-        for storage, counted in self._after.get(number, {}).items():
-            if versions(storage.counted) != counted:
-                self.refuse(f"{storage.name} is written by something else than its optimizer's update")
-                return
+    def _compare(self, number: int) -> bool:
+        """With what an update left: nothing else may have written it. Whether something has."""
+        if number not in self._after:
+            return False
+        optimizer, written = self._optimizers[number], "is written by something else than its optimizer's update"
+        why = next((f"{s.name} {written}" for s, v in self._after[number].items() if versions(s.counted) != v), "")
+        is_written = bool(why)
+        if not why and _groups_of(optimizer) != self._groups[number]:
+            why = f"the parameter groups of {type(optimizer).__name__} are not what they were"
+        elif not why and self._scalars_of(optimizer) != self._scalars[number]:
+            why = f"a scalar of {type(optimizer).__name__}'s state {written}"
+        if why:
+            self.refuse(why)
+        return is_written
+
+
+def _groups_of(optimizer: torch.optim.Optimizer) -> list[object]:
+    """Whose parameters are in which, and what may give an update other bits."""
+    groups = optimizer.param_groups
+    return [[*map(id, group["params"]), *(group.get(key) for key in IMPLEMENTATION)] for group in groups]

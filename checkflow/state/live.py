@@ -20,7 +20,7 @@ from checkflow.state.groups import read_scalars
 from checkflow.state.holders import models_of, optimizers_of, unwrapped
 from checkflow.state.names import StateName, stems
 from checkflow.state.shards import is_shared, local
-from checkflow.torch_internals import own_buffers, own_parameters
+from checkflow.torch_internals import own_buffers, own_modules, own_parameters
 from checkflow.training import Training
 from checkflow.wrapped import updated_here, updater
 
@@ -70,6 +70,39 @@ class Live:
         if isinstance(container, (list, tuple)) and isinstance(self.key, int):
             return self.key >= len(container) or container[self.key] is not self.held
         return True
+
+
+def held_in(training: Training) -> Iterator[tuple[object, object, object]]:
+    """What leads to the containers of state, from the top: (holder, key, what it holds). Where one holds another thing
+    than it did, there may be other state."""
+    for module in {**models_of(training), **training.listed.modules}.values():
+        for part in unwrapped(module).modules():
+            children = own_modules(part)
+            for name, child in children.items():
+                yield children, name, child
+    for optimizer in map(updater, training.optimizers):
+        state = optimizer.state
+        yield vars(optimizer), "state", vars(optimizer).get("state")
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if (its := state.get(parameter)) is not None:
+                    yield state, parameter, its
+                    yield from _nested(its)
+
+
+def _nested(state: object) -> Iterator[tuple[object, object, object]]:
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    for key, item in items:
+        if isinstance(item, (dict, list)):
+            yield state, key, item
+            yield from _nested(item)
+
+
+def is_held(holder: object, key: object, held: object) -> bool:
+    """Whether it still is there."""
+    if isinstance(holder, dict):
+        return holder.get(key) is held
+    return isinstance(holder, list) and isinstance(key, int) and key < len(holder) and holder[key] is held
 
 
 def live_state(training: Training) -> list[Live]:

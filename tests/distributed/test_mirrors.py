@@ -101,6 +101,22 @@ def test_a_lost_machine_costs_what_a_killed_process_does(
     assert ends[0] == ends[1]
 
 
+def test_copies_stay_until_a_mirror_has_others(tmp_path: Path) -> None:
+    """A machine is lost right after the job went on from what was on another one: nothing was trained since."""
+    store, lost = tmp_path / "disk-{rank}", tmp_path / "disk-1" / directory_of(1, 2)
+    with Job(2, "ddp", store, NO_END, PAUSE_S, "persist_every=1000000", "replicate=1") as job:
+        mirrored(job, 4)
+        end(job, 1)
+        promised = job.common("mirrored")
+    found = []
+    for iterations in (0, 0, promised + 20):
+        shutil.rmtree(lost)
+        with Job(2, "ddp", store, iterations, 0, "replicate=1") as job:
+            found.append({iteration for iteration, _ in job.done().values()})
+    assert found[0] == found[1] == found[2] and min(found[0]) >= promised
+    until(lambda: not [path for path in tmp_path.rglob(COPIES) if any(path.iterdir())])
+
+
 def test_a_copy_that_does_not_verify_is_missed_by_all(tmp_path: Path) -> None:
     every = ("persist_every=1", "when_full=wait")  # so that the two newest are where they are looked for
     with Job(2, "ddp", tmp_path, NO_END, PAUSE_S, *every, "replicate=1") as job:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from slow_link import asking
+from slow_link import asking, copies_take
 from test_attach_learning import LONG_S, Loop, attached, same, until_learned
 from torch import nn
 
@@ -25,6 +27,7 @@ from checkflow.runtime import parts
 from checkflow.runtime.counters import Cause
 from checkflow.runtime.update import Update
 from checkflow.schedule import Schedule, read_schedule
+from checkflow.store.format.reader import list_checkpoints
 from checkflow.torch_internals import innermost_mode
 from checkflow.verify import verify
 
@@ -184,6 +187,163 @@ def test_what_no_counter_sees_later_on_is_found_by_another_proof(
     again = Wide()
     with attached(again, tmp_path / "store", policy=policy) as ckpt:
         assert ckpt.restore() == until + 40
+    assert same(loop.state(), again.state())
+
+
+class Meddled(Wide):
+    """Something is done now and then, after a backward pass and before its update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model[0], self.model[1] = nn.Linear(64, 64), nn.BatchNorm1d(64, affine=False)
+        self.model[4] = nn.Linear(64, 64)
+        self.model.append(nn.Linear(64, 3))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=3.0)
+        self.batch = np.zeros((self.rows, 64), np.float32)
+        self.meddles = ""
+
+    def iterate(self, number: int) -> None:
+        generator = torch.Generator().manual_seed(number)
+        if self.meddles == "refilled":  # what was given to the first layer is overwritten, as a loader does
+            self.batch[:] = torch.randn(self.rows, 64, generator=generator).numpy()
+            x = torch.from_numpy(self.batch)
+        else:
+            x = torch.randn(self.rows, 64, generator=generator)
+        loss = nn.functional.cross_entropy(self.model(x), torch.randint(3, (self.rows,), generator=generator))
+        torch.autograd.backward(self.scaler.scale(loss) if self.meddles == "scaled" else loss)
+        if self.meddles in MEDDLING:
+            MEDDLING[self.meddles](self)
+        if self.meddles == "scaled":
+            self.scaler.step(self.optimizer)
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def _zero_steps(loop: Meddled) -> None:
+    for state in loop.optimizer.state.values():
+        state["step"].zero_()
+
+
+def _new_steps(loop: Meddled) -> None:
+    for state in loop.optimizer.state.values():
+        state["step"] = torch.tensor(0.0)
+
+
+def _clear(loop: Meddled) -> None:
+    loop.optimizer.state.clear()
+
+
+def _new_state(loop: Meddled) -> None:
+    loop.optimizer.state = defaultdict(dict)
+
+
+def _foreach(loop: Meddled) -> None:
+    loop.optimizer.param_groups[0]["foreach"] = True
+
+
+def _new_module(loop: Meddled) -> None:
+    loop.model[1] = nn.BatchNorm1d(64, affine=False)
+
+
+MEDDLING: dict[str, Callable[[Meddled], None]] = {
+    "zeroed": _zero_steps, "replaced": _new_steps, "cleared": _clear, "anew": _new_state, "foreach": _foreach,
+    "module": _new_module,
+}  # fmt: skip
+ONCE = [("rolling", how) for how in (*MEDDLING, "scaled")] + [("checkflow", "cleared"), ("checkflow", "anew")]
+ONCE += [("lowdiff", "zeroed"), ("lowdiff", "scaled"), ("gockpt", "foreach")]
+
+
+@pytest.mark.usefixtures("slow_link")
+@pytest.mark.parametrize(("policy", "how"), ONCE)
+def test_what_is_done_to_state_now_and_then_is_seen(policy: str, how: str, tmp_path: Path) -> None:
+    """Each checkpoint has the bytes that its iteration left, whatever was done before, in it, or since."""
+    loop, states = Meddled(), dict[int, list[torch.Tensor]]()
+    given: dict[str, Any] = {"policy": policy, "retention": checkflow.Retention(last=100)}
+    with attached(loop, tmp_path / "store", **given) as ckpt:
+        done = until_learned(ckpt, loop.iterate)
+        for number in range(done, done + 24):
+            loop.meddles = how if number == done + 14 else ""
+            loop.iterate(number)
+            ckpt.step()
+            states[number + 1] = loop.state()
+    others = 0
+    for found in list_checkpoints(tmp_path / "store"):
+        if found.iteration > done:
+            again = Meddled()
+            if how == "foreach" and found.iteration > done + 14:
+                _foreach(again)
+            with attached(again, tmp_path / "store", **given) as ckpt:
+                ckpt.restore(found.iteration)
+            others += not same(again.state(), states[found.iteration])
+    assert not others
+
+
+@pytest.mark.usefixtures("slow_link")
+@pytest.mark.parametrize("policy", ["rolling", "lowdiff"])
+def test_a_batch_whose_memory_is_filled_again_is_no_factor_any_more(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes are kept when the gradient is made: they may leave later."""
+    copies_take(monkeypatch, lambda _: 0.005)
+    loop, states = Meddled(), dict[int, list[torch.Tensor]]()
+    loop.meddles = "refilled"
+    given: dict[str, Any] = {"policy": policy, "retention": checkflow.Retention(last=100)}
+    with attached(loop, tmp_path / "store", **given) as ckpt:
+        done = until_learned(ckpt, loop.iterate)
+        assert any(row.factor_rows and row.parameter.name == "model/0.weight" for row in ckpt.schedule.gradients)
+        for number in range(done, done + 8):
+            loop.iterate(number)
+            ckpt.step()
+            states[number + 1] = loop.state()
+    monkeypatch.undo()
+    for found in list_checkpoints(tmp_path / "store"):
+        if found.iteration > done:
+            again = Meddled()
+            with attached(again, tmp_path / "store", **given) as ckpt:
+                ckpt.restore(found.iteration)
+            assert same(again.state(), states[found.iteration]), found.iteration
+
+
+@pytest.mark.usefixtures("slow_link")
+def test_a_layer_that_is_frozen_when_its_run_goes_on_is_thawed_later(tmp_path: Path) -> None:
+    """As it was when what is kept of it was learned."""
+    done = 0
+    for _ in range(2):
+        loop = Wide()
+        loop.model[3].requires_grad_(False)
+        with attached(loop, tmp_path / "store", policy="rolling") as ckpt:
+            assert ckpt.restore() == done
+            loop.model[3].requires_grad_(True)
+            done = until_learned(ckpt, loop.iterate, done) if done == 0 else done
+            assert any(row.factor_rows for row in ckpt.schedule.gradients)
+            for number in range(done, done + 12):
+                loop.iterate(number)
+                ckpt.step()
+            done += 12
+    last = Wide()
+    with attached(last, tmp_path / "store", policy="rolling") as ckpt:
+        assert ckpt.restore() == done
+    assert same(loop.state(), last.state())
+
+
+@pytest.mark.parametrize("how", ["cleared", "anew", "module"])
+def test_state_in_a_container_that_is_new_is_saved(how: str, tmp_path: Path) -> None:
+    """The former one, which nothing leads to any more, still holds what was bound."""
+    loop = Meddled()
+    with attached(loop, tmp_path / "store") as ckpt:
+        done = until_learned(ckpt, loop.iterate)
+        loop.meddles = how
+        loop.iterate(done)
+        ckpt.step()
+        loop.meddles = ""
+        for number in range(done + 1, done + 4):
+            loop.iterate(number)
+            ckpt.step()
+    again = Meddled()
+    with attached(again, tmp_path / "store") as ckpt:
+        assert ckpt.restore() == done + 4
     assert same(loop.state(), again.state())
 
 

@@ -284,3 +284,19 @@ def test_lanes_that_break_off_begin_anew_where_no_rank_agrees() -> None:
     assert rank.train()
     assert rank.holds(1) and rank.holds(5)
     rank.shared.close()
+
+
+class Troubled(Alone):
+    """They part while the store is closed."""
+
+    troubles = ""
+
+    def trouble(self) -> str | None:  # type: ignore[override]
+        return self.troubles or None
+
+
+def test_what_troubles_ranks_while_a_store_is_closed_is_told_with_its_path(tmp_path: Path) -> None:
+    peers, told = Troubled(), list[str]()
+    with StoreHandle.open(tmp_path, [TINY], notify=told.append, peers=peers):
+        peers.troubles = "rank 1 is gone"
+    assert told == [f"{tmp_path}: rank 1 is gone"]

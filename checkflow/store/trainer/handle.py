@@ -304,15 +304,15 @@ class StoreHandle:
         if self._closed:
             return
         deadline = time.monotonic() + deadline_s
-        with held_back(signal.SIGINT):
+        with held_back(signal.SIGINT), contextlib.ExitStack() as last:
+            last.callback(self._let_go)  # what is told names the store, whose path its lock knows
             try:
                 self._saver.tell(LAST)
                 self._drain(deadline)
                 self._saver.end(deadline)
             finally:
                 self._shut()
-                self._let_go()
-        self._deliver()
+            self._deliver()
 
     def _hand_over(self) -> StoreLock:
         """Close, but keep the store's lock. Raises StoreError, and stays open, where what is staged is not durable."""
