@@ -268,12 +268,6 @@ def _seen_unscaling(gradients: Tensors, *others: torch.Tensor) -> None:
     _unscale(gradients, *others)
 
 
-def is_lent(tensor: torch.Tensor) -> bool:
-    """Whether the memory is in the host and of no operator that autograd knows: others may write there uncounted."""
-    base = tensor._base if tensor._is_view() else tensor
-    return tensor.device.type == "cpu" and (base is None or base.grad_fn is None)
-
-
 def are_looped(parameters: Iterable[torch.Tensor]) -> bool:
     """Whether torch's optimizers update them one by one, whatever their device, where that is left to them."""
     return any(type(parameter) not in _types_in_optimizers for parameter in parameters)

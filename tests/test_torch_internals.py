@@ -61,8 +61,6 @@ def _fsdp() -> Any:
 # Attribute -> objects that have it.
 SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_amp_foreach_non_finite_check_and_unscale_": lambda: (torch,),
-    "_base": lambda: (torch.zeros(1),),
-    "_is_view": lambda: (torch.zeros(1),),
     "_version": lambda: (torch.zeros(1),),
     "_backward_hooks": lambda: (torch.zeros(1),),
     "_cdata": lambda: (torch.zeros(1).untyped_storage(), torch.Generator()),

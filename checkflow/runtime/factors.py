@@ -16,14 +16,8 @@ from functools import partial
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from checkflow.torch_internals import (
-    freed_since,
-    is_lent,
-    multiplied_by,
-    others_hooks,
-    versions,
-    watch_unscaling,
-)
+from checkflow.state.memory import is_lent
+from checkflow.torch_internals import freed_since, multiplied_by, others_hooks, versions, watch_unscaling
 
 Take = Callable[[str, torch.Tensor, torch.Tensor], None]  # a parameter's name, and its gradient's factors
 
@@ -33,7 +27,6 @@ class _Made:
     """What an iteration's backward passes left of a layer."""
 
     given: torch.Tensor | None = None  # its input, from when its output's gradient is there until the weight's is
-    is_lent: bool = False  # it lies in memory that may be written again soon
     came_back: torch.Tensor | None = None  # likewise, the output's gradient
     times: int = 0  # that a backward pass came through the layer
     product: int = 0  # its address, where it was made
@@ -95,14 +88,14 @@ class FactorHooks:
                 return
             if (found := multiplied_by(weight, output)) is not None:
                 node, factor = found
-                node.register_prehook(partial(came_back, [given.detach()], is_lent(given)))
+                node.register_prehook(partial(came_back, [given.detach()]))
                 node.register_hook(partial(multiplied, factor))
 
-        def came_back(given: list[torch.Tensor], lent: bool, gradients: tuple[torch.Tensor, ...]) -> None:
+        def came_back(given: list[torch.Tensor], gradients: tuple[torch.Tensor, ...]) -> None:
             made = self._made[name]
             made.times += 1
             if given:  # it is let go of with the graph's own, though the graph stays
-                made.given, made.came_back, made.is_lent = given.pop(), gradients[0], lent
+                made.given, made.came_back = given.pop(), gradients[0]
 
         def multiplied(factor: int, made: tuple[torch.Tensor | None, ...], _gradients: object) -> None:
             product = made[factor]
@@ -116,7 +109,7 @@ class FactorHooks:
                 return
             if gradient.data_ptr() != made.product or versions([gradient]) != [0]:  # other products are added to it
                 return
-            given = given.clone() if made.is_lent else given
+            given = given.clone() if is_lent(given) else given
             left, right = (returned, given) if transposed else (given, returned)
             rows = left.numel() // weight.shape[0]
             if _are_factors(left, right, weight, rows):

@@ -27,6 +27,7 @@ from checkflow.schedule import Schedule
 from checkflow.state.groups import IMPLEMENTATION
 from checkflow.state.host.updates import Updates
 from checkflow.state.live import parameter_names
+from checkflow.state.memory import is_lent
 from checkflow.state.names import gradient_name
 from checkflow.state.shards import are_shared_alike, local
 from checkflow.torch_internals import grad_scale_of, versions
@@ -151,6 +152,7 @@ class Parts:
                     self.refuse(f"the gradient of {name} is no dense tensor like its parameter")
                     return
                 lying = part.detach().permute(order).contiguous()
+                lying = lying.clone() if is_lent(lying) else lying
                 pieces = (lying.reshape(-1).view(torch.uint8),)
                 if lying.data_ptr() != part.data_ptr():  # it was copied
                     found[row] = Leaving(pieces, ())

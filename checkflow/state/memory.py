@@ -24,3 +24,11 @@ def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
 def identity(tensor: torch.Tensor) -> tuple[object, ...]:
     """Two tensors that have elements, with the same one, are the same memory, read the same way."""
     return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def is_lent(tensor: torch.Tensor) -> bool:
+    """Whether its memory is NumPy's, another process's or anybody's in the host, who may write there uncounted."""
+    if tensor.device.type != "cpu":
+        return False
+    storage = tensor.untyped_storage()
+    return storage.is_shared() or not storage.resizable()

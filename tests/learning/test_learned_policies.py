@@ -201,6 +201,7 @@ class Meddled(Wide):
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=3.0)
         self.batch = np.zeros((self.rows, 64), np.float32)
+        self.arrays = [parameter.detach().numpy().copy() for parameter in self.model.parameters()]
         self.meddles = ""
 
     def iterate(self, number: int) -> None:
@@ -247,9 +248,17 @@ def _new_module(loop: Meddled) -> None:
     loop.model[1] = nn.BatchNorm1d(64, affine=False)
 
 
+def _elsewhere(loop: Meddled) -> None:
+    """Gradients that somebody hands over in arrays of NumPy."""
+    for parameter, array in zip(loop.model.parameters(), loop.arrays, strict=True):
+        assert parameter.grad is not None
+        array[:] = parameter.grad.numpy()
+        parameter.grad = torch.from_numpy(array)
+
+
 MEDDLING: dict[str, Callable[[Meddled], None]] = {
     "zeroed": _zero_steps, "replaced": _new_steps, "cleared": _clear, "anew": _new_state, "foreach": _foreach,
-    "module": _new_module,
+    "module": _new_module, "elsewhere": _elsewhere,
 }  # fmt: skip
 ONCE = [("rolling", how) for how in (*MEDDLING, "scaled")] + [("checkflow", "cleared"), ("checkflow", "anew")]
 ONCE += [("lowdiff", "zeroed"), ("lowdiff", "scaled"), ("gockpt", "foreach")]
@@ -268,42 +277,42 @@ def test_what_is_done_to_state_now_and_then_is_seen(policy: str, how: str, tmp_p
             loop.iterate(number)
             ckpt.step()
             states[number + 1] = loop.state()
-    others = 0
-    for found in list_checkpoints(tmp_path / "store"):
-        if found.iteration > done:
-            again = Meddled()
-            if how == "foreach" and found.iteration > done + 14:
-                _foreach(again)
-            with attached(again, tmp_path / "store", **given) as ckpt:
-                ckpt.restore(found.iteration)
-            others += not same(again.state(), states[found.iteration])
-    assert not others
+    later = [found.iteration for found in list_checkpoints(tmp_path / "store") if found.iteration > done]
+    again, others = Meddled(), list[int]()
+    with attached(again, tmp_path / "store", **given) as ckpt:
+        for iteration in later:
+            again.optimizer.param_groups[0]["foreach"] = (how == "foreach" and iteration > done + 14) or None
+            ckpt.restore(iteration)
+            others += [iteration] * (not same(again.state(), states[iteration]))
+    assert later and not others
 
 
 @pytest.mark.usefixtures("slow_link")
 @pytest.mark.parametrize("policy", ["rolling", "lowdiff"])
-def test_a_batch_whose_memory_is_filled_again_is_no_factor_any_more(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["refilled", "elsewhere"])
+def test_what_lies_in_memory_that_is_filled_again_is_kept_by_its_bytes(
+    what: str, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bytes are kept when the gradient is made: they may leave later."""
+    """A batch, of which a gradient is a product, or gradients: they may leave later."""
     copies_take(monkeypatch, lambda _: 0.005)
     loop, states = Meddled(), dict[int, list[torch.Tensor]]()
-    loop.meddles = "refilled"
+    loop.meddles = what
     given: dict[str, Any] = {"policy": policy, "retention": checkflow.Retention(last=100)}
     with attached(loop, tmp_path / "store", **given) as ckpt:
         done = until_learned(ckpt, loop.iterate)
-        assert any(row.factor_rows and row.parameter.name == "model/0.weight" for row in ckpt.schedule.gradients)
+        factored = [row.parameter.name for row in ckpt.schedule.gradients if row.factor_rows]
+        assert ("model/0.weight" in factored) == (what == "refilled")
         for number in range(done, done + 8):
             loop.iterate(number)
             ckpt.step()
             states[number + 1] = loop.state()
     monkeypatch.undo()
-    for found in list_checkpoints(tmp_path / "store"):
-        if found.iteration > done:
-            again = Meddled()
-            with attached(again, tmp_path / "store", **given) as ckpt:
+    again = Meddled()
+    with attached(again, tmp_path / "store", **given) as ckpt:
+        for found in list_checkpoints(tmp_path / "store"):
+            if found.iteration > done:
                 ckpt.restore(found.iteration)
-            assert same(again.state(), states[found.iteration]), found.iteration
+                assert same(again.state(), states[found.iteration]), found.iteration
 
 
 @pytest.mark.usefixtures("slow_link")
