@@ -732,6 +732,7 @@ UNTOUCHED: dict[str, str] = {
     "graph:Graph.liveness_bytes": "for a report; no plan uses it",
     "graph:Graph.training_peak_bytes": "for reports; a plan's is Problem.training_peak_bytes",
     "graph:Graph.retimed": "makes another graph, whose schedules are its own",
+    "graph:Graph.with_scratch": "makes another graph, whose schedules are its own",
     "compiler:compile_graph": "runs the chain, with verify at its end: every mutant goes through it",
     "plan.answer:Plan.gap": "for a report; a schedule's is counted from its own peak and bound",
     "plan.answer:Plan.snapshot_bytes": "for reports; a schedule's are counted from its actions",
