@@ -81,9 +81,11 @@ def held_in(training: Training) -> Iterator[tuple[object, object, object]]:
             for name, child in children.items():
                 yield children, name, child
     for optimizer in map(updater, training.optimizers):
-        state = optimizer.state
-        yield vars(optimizer), "state", vars(optimizer).get("state")
-        for group in optimizer.param_groups:
+        state, groups = optimizer.state, optimizer.param_groups
+        for name in ("state", "param_groups"):
+            yield vars(optimizer), name, vars(optimizer).get(name)
+        for index, group in enumerate(groups):
+            yield groups, index, group
             for parameter in group["params"]:
                 if (its := state.get(parameter)) is not None:
                     yield state, parameter, its

@@ -240,6 +240,12 @@ def _new_state(loop: Meddled) -> None:
     loop.optimizer.state = defaultdict(dict)
 
 
+def _new_group(loop: Meddled) -> None:
+    """With another tensor as its rate, which is state."""
+    (group,) = loop.optimizer.param_groups
+    loop.optimizer.param_groups[0] = group | {"lr": torch.tensor([0.02])}
+
+
 def _foreach(loop: Meddled) -> None:
     loop.optimizer.param_groups[0]["foreach"] = True
 
@@ -258,9 +264,12 @@ def _elsewhere(loop: Meddled) -> None:
 
 MEDDLING: dict[str, Callable[[Meddled], None]] = {
     "zeroed": _zero_steps, "replaced": _new_steps, "cleared": _clear, "anew": _new_state, "foreach": _foreach,
-    "module": _new_module, "elsewhere": _elsewhere,
+    "module": _new_module, "elsewhere": _elsewhere, "group": _new_group,
 }  # fmt: skip
-ONCE = [("rolling", how) for how in (*MEDDLING, "scaled")] + [("checkflow", "cleared"), ("checkflow", "anew")]
+ONCE = [("rolling", how) for how in (*MEDDLING, "scaled") if how != "group"] + [
+    ("checkflow", "cleared"),
+    ("checkflow", "anew"),
+]
 ONCE += [("lowdiff", "zeroed"), ("lowdiff", "scaled"), ("gockpt", "foreach")]
 
 
@@ -337,10 +346,12 @@ def test_a_layer_that_is_frozen_when_its_run_goes_on_is_thawed_later(tmp_path: P
     assert same(loop.state(), last.state())
 
 
-@pytest.mark.parametrize("how", ["cleared", "anew", "module"])
+@pytest.mark.parametrize("how", ["cleared", "anew", "module", "group"])
 def test_state_in_a_container_that_is_new_is_saved(how: str, tmp_path: Path) -> None:
     """The former one, which nothing leads to any more, still holds what was bound."""
-    loop = Meddled()
+    loop, again = Meddled(), Meddled()
+    for each in (loop, again):
+        each.optimizer.param_groups[0]["lr"] = torch.tensor([0.01])
     with attached(loop, tmp_path / "store") as ckpt:
         done = until_learned(ckpt, loop.iterate)
         loop.meddles = how
@@ -350,10 +361,10 @@ def test_state_in_a_container_that_is_new_is_saved(how: str, tmp_path: Path) -> 
         for number in range(done + 1, done + 4):
             loop.iterate(number)
             ckpt.step()
-    again = Meddled()
     with attached(again, tmp_path / "store") as ckpt:
         assert ckpt.restore() == done + 4
     assert same(loop.state(), again.state())
+    assert again.optimizer.param_groups[0]["lr"] == loop.optimizer.param_groups[0]["lr"]
 
 
 @pytest.mark.usefixtures("slow_link")
