@@ -168,6 +168,8 @@ class Together:
     def fits(self) -> None:
         """Every rank's part fits its training: they may be changed. Raises PeerError where another's does not."""
         self.group.gather("restore()", None)
+        if not (self.store / COPIES).is_dir():
+            return
         if self._mirror is None:
             self._drop_copies()  # whoever lacked a part has it now
         else:
