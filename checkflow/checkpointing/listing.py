@@ -50,17 +50,14 @@ def added(models: Mapping[str, torch.nn.Module], extra: Extra) -> Iterator[str]:
             )
 
 
-def drawn_by_cudnn(models: Mapping[str, torch.nn.Module], *, on_cuda: bool = False) -> Iterator[str]:
-    """Recurrent layers that drop out by a state which cuDNN keeps for itself, a line for each model that has some.
-
-    `on_cuda`: they compute there, wherever their parameters are now.
-    """
+def drawn_by_cudnn(models: Mapping[str, torch.nn.Module]) -> Iterator[str]:
+    """Recurrent layers that drop out by a state which cuDNN keeps for itself, a line for each model that has some."""
     if not torch.backends.cudnn.enabled:
         return
     for holder, model in models.items():
         layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, torch.nn.RNNBase)}
         drops = [path for path, layer in layers.items() if layer.dropout and layer.num_layers > 1]
-        if found := [f"{holder}/{path}" for path in drops if on_cuda or next(layers[path].parameters()).is_cuda]:
+        if found := [f"{holder}/{path}" for path in drops if next(layers[path].parameters()).is_cuda]:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             yield (
                 f"{found[0]}{more}: cuDNN draws its dropout from a state that nobody can read, so a resumed run draws "

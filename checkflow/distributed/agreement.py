@@ -69,9 +69,7 @@ class Agreement:
         self._pulse = Pulse(group, tell)
         self._said: queue.SimpleQueue[_Matter | _Void | None] = queue.SimpleQueue()
         self._waiting: dict[str, list[_Matter]] = {}  # by kind
-        self._past: dict[
-            str, OrderedDict[str, object]
-        ] = {}  # by kind: names that this rank is through with, and rulings
+        self._past: dict[str, OrderedDict[str, object]] = {}  # by kind: what this rank is through with, and rulings
         self._trouble: str | None = None
         self._next_slow_s = 0.0  # time.monotonic
         self._is_late = False  # some rank is, and that was told

@@ -41,6 +41,8 @@ def register(executor: Follower, training: Training) -> list[Removable]:
     """Hooks at the anchors of the timetable, and guards everywhere. Removing what is returned undoes it."""
     handles: list[Removable] = [OnCompile(executor.compiling)]
     guards: list[Guard] = []
+    if executor.parts is not None and executor.parts.factors.names:
+        handles.append(executor.parts.factors.watch_unscaling())
     for holder, model in models_of(training).items():
         _on_model(executor, model, holder, handles, guards)
     for number, (holder, optimizer) in enumerate(optimizers_of(training).items()):
@@ -81,10 +83,10 @@ def _on_model(
         handles += _on_layers(executor, executor.parts.factors, original, holder)
 
 
-def _on_layers(executor: Follower, factors: FactorHooks, model: torch.nn.Module, holder: str) -> Iterator[Removable]:
+def _on_layers(
+    executor: Follower, factors: FactorHooks, model: torch.nn.Module, holder: str
+) -> Iterator[RemovableHandle]:
     """Where gradients leave as their factors."""
-    if factors.names:
-        yield factors.watch_unscaling()
     for path, module in model.named_modules():
         name = subject_of(holder, f"{path}.weight" if path else "weight")
         if name in factors.names and own_parameters(module).get("weight") is not None:

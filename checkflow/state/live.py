@@ -64,12 +64,7 @@ class Live:
     @property
     def moved(self) -> bool:
         """Whether the container now holds another tensor, or none."""
-        container = self.container
-        if isinstance(container, dict):
-            return container.get(self.key) is not self.held
-        if isinstance(container, (list, tuple)) and isinstance(self.key, int):
-            return self.key >= len(container) or container[self.key] is not self.held
-        return True
+        return not is_held(self.container, self.key, self.held)
 
 
 def held_in(training: Training) -> Iterator[tuple[object, object, object]]:
@@ -104,7 +99,7 @@ def is_held(holder: object, key: object, held: object) -> bool:
     """Whether it still is there."""
     if isinstance(holder, dict):
         return holder.get(key) is held
-    return isinstance(holder, list) and isinstance(key, int) and key < len(holder) and holder[key] is held
+    return isinstance(holder, (list, tuple)) and isinstance(key, int) and key < len(holder) and holder[key] is held
 
 
 def live_state(training: Training) -> list[Live]:

@@ -301,11 +301,12 @@ class Drops(nn.Module):
 def test_dropout_that_only_cudnn_knows_of_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA, and where cuDNN is used."""
     models: dict[str, nn.Module] = {"model": Drops(), "model.1": nn.LSTM(4, 4, 2)}
-    (line,) = drawn_by_cudnn(models, on_cuda=True)
-    assert line.startswith("model/two and 1 more: cuDNN draws its dropout from a state that nobody can read")
     assert not list(drawn_by_cudnn(models))
+    monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
+    (line,) = drawn_by_cudnn(models)
+    assert line.startswith("model/two and 1 more: cuDNN draws its dropout from a state that nobody can read")
     monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
-    assert not list(drawn_by_cudnn(models, on_cuda=True))
+    assert not list(drawn_by_cudnn(models))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
