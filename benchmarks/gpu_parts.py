@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 NETWORKS = ("alexnet", "bert", "mnasnet", "resnet", "resnet3d", "transformer", "vgg", "vit", "gpt2", "llama_1b")
 TINY_NETWORKS = ("mnasnet", "gpt2", "llama_1b")
 COPY_BYTES = 256 * 2**20  # past the caches
-TESTS_S, PEERS_S = 130, 80  # after which they are asked to end, and to say what they have
+TESTS_S, PEERS_S = 130, 100  # after which they are asked to end, and to say what they have
 LEARN_S = 25  # for a schedule to be learned
 PEAK, OVERHEAD, LINK = 0.02, 0.01, 0.95  # targets
 Factory = Callable[[], "checkflow.Training"]
@@ -242,8 +242,8 @@ class Part:
 # 530 s in all.
 PARTS = {
     "tests": Part(tests, TESTS_S + 10),
-    "peaks": Part(peaks, 150),
-    "iterations": Part(iterations, 90),
+    "peaks": Part(peaks, 140),
+    "iterations": Part(iterations, 80),
     "learned": Part(learned, 60),
     "peers": Part(peers, PEERS_S + 10),
 }

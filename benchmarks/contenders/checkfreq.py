@@ -58,6 +58,7 @@ class CheckFreq(Contender):
         self._snapshot_made = threading.Event()
         self._snapshot_made.set()
         self._staged: list[object] | None = None
+        self._pinned: list[int] = []  # addresses of its memory that CUDA knows of
         self._failure: BaseException | None = None
         self._persisting = False
         self._copier: threading.Thread | None = None
@@ -102,6 +103,8 @@ class CheckFreq(Contender):
             if self._staged is not None:
                 self._orders.close()
                 self._process.join()
+                for address in self._pinned:
+                    _pinning("Unregister", address)
 
     def restore(self) -> int:
         return first_that_loads(newest_first(self.job.folder), self._load)
@@ -114,9 +117,8 @@ class CheckFreq(Contender):
         self._staged = [_shared(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         for staged in self._staged:
             if isinstance(staged, torch.Tensor) and torch.cuda.is_available() and staged.numel():
-                size = staged.numel() * staged.element_size()
-                error = torch.cuda.cudart().cudaHostRegister(staged.data_ptr(), size, 0)  # type: ignore[no-untyped-call]  # pinned where it is
-                assert int(error) == 0, f"cudaHostRegister: error {error}"
+                _pinning("Register", staged.data_ptr(), staged.numel() * staged.element_size(), 0)
+                self._pinned.append(staged.data_ptr())
         context = mp.get_context("spawn")
         self._orders, theirs = context.Pipe()
         self._process = context.Process(
@@ -167,3 +169,9 @@ def _shared(like: torch.Tensor) -> torch.Tensor:
     made = torch.empty_like(like, device="cpu")
     made.share_memory_()  # type: ignore[no-untyped-call]
     return made
+
+
+def _pinning(what: str, *arguments: int) -> None:
+    """Pin memory where it is, or undo that: the next job's may lie at the same address."""
+    error = getattr(torch.cuda.cudart(), f"cudaHost{what}")(*arguments)  # type: ignore[no-untyped-call]
+    assert int(error) == 0, f"cudaHost{what}: error {error}"

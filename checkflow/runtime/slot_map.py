@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 
@@ -29,8 +30,13 @@ class SlotMap:
         self._sources: dict[int, torch.Tensor] = {}
         self._hosted: dict[int, Batch] = {}
         guarded = chain(binding.optimizer_storages, binding.buffer_storages.values())
+        # A fused update counts its steps by a foreach function, too; all else that it writes has one guard.
+        functions = Counter(StateName(subject).holder for kind, subject in timetable.anchors if kind == "update")
+        inside = max(functions.values(), default=0) > 1
         self._guards = {
-            storage.id: (guard, storage.entry) for guard, storages in enumerate(guarded) for storage in storages
+            storage.id: (guard, storage.entry if inside else "")
+            for guard, storages in enumerate(guarded)
+            for storage in storages
         }
 
     def batches(self, indices: Iterable[int]) -> Iterator[list[int]]:
@@ -53,7 +59,7 @@ class SlotMap:
     def _awaited_by(self, index: int) -> tuple[int | None, tuple[int, str] | None]:
         """What waits for a move: the release of its snapshot, or the guard of the tensor that it reads.
 
-        Inside an update each kind of state has its own.
+        Inside an update that is followed each kind of state has its own.
         """
         move = self._timetable.moves[index]
         return move.release, None if move.snapshot else self._guards.get(move.storage)

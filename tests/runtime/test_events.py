@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
+import pytest
 import small_trainings as trainings
-from torn import random_schedule
+import torch
+from torch import nn
+from torn import Case, random_schedule, rig
 
+from checkflow.runtime.device import Batch, CopyEvent
 from checkflow.runtime.timetable import ActionKind, timetable_of
 from checkflow.schedule import read_schedule
 
@@ -89,3 +94,27 @@ def test_copies_are_looked_after_early_and_then_twice_as_late_each_time() -> Non
     assert places[0] <= count / 32
     assert all(later <= 2 * sooner + 1 for sooner, later in itertools.pairwise(places))
     assert len(places) < count / 4
+
+
+@pytest.mark.parametrize("settings", [{"foreach": False}, {"fused": True}, {"foreach": True}])
+def test_what_one_guard_waits_for_leaves_together(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many bytes, and whatever kind of state: nothing looks inside an update but of foreach functions."""
+
+    def factory() -> Case:
+        net = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+        return trainings.plain(lambda ps: torch.optim.AdamW(ps, **settings), net)
+
+    planned = random_schedule(factory, 0)
+    direct = tuple(row.model_copy(update={"snapshot": None, "release": None}) for row in planned.actions)
+    made = rig(factory, planned.model_copy(update={"actions": direct}), lag=0, few_bytes=1)
+    given, offload = list[Batch](), made.executor._device.offload
+
+    def counted(batch: Batch) -> CopyEvent:
+        given.append(batch)
+        return offload(batch)
+
+    monkeypatch.setattr(made.executor._device, "offload", counted)
+    made.run(5)
+    made.close()
+    assert made.torn() == [] and made.sink.order == list(range(1, 6))
+    assert (len([batch for batch in given if batch]) > 5) is settings.get("foreach", False)
