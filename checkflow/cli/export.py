@@ -14,6 +14,7 @@ import click
 
 from checkflow import strictjson
 from checkflow.cli import _console
+from checkflow.cli._buckets import fetched, is_url
 from checkflow.cli._options import json_option
 from checkflow.dtypes import CODES
 from checkflow.errors import EXIT_DONE, FormatError, InputError, StoreError
@@ -28,19 +29,20 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("store", type=click.Path(path_type=Path))
+@click.argument("store", type=click.Path())
 @click.option("--to", "target", type=click.Choice(["safetensors", "torch", "dcp"]), required=True)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="A file for torch, else a directory."
 )
 @click.option("--iteration", type=int, help="Which checkpoint  [default: the newest that verifies]")
 @json_option
-def command(store: Path, target: str, output: Path, iteration: int | None, as_json: bool) -> int:
+def command(store: str, target: str, output: Path, iteration: int | None, as_json: bool) -> int:
     """Write a checkpoint of STORE for other tools.
 
     safetensors: the files as they are. torch: one file for torch.load(weights_only=True), a dictionary of each file's
     tensors by name, with the commit record as "commit". dcp: the same for torch.distributed.checkpoint. The parts of a
-    training in several processes are put together; what each had by itself is the first one's.
+    training in several processes are put together; what each had by itself is the first one's. STORE may be the URL of
+    a bucket, s3://bucket/prefix: the checkpoint then lies beside the output for a while, too.
     """
     if os.path.lexists(output):
         raise InputError(f"--output {output}: exists; choose a new name, nothing is overwritten")
@@ -48,7 +50,11 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
         raise InputError(f"--output {output}: there is no directory {output.parent}; make it first")
     with _console.progress() as progress:
         progress(f"reading {store}")
-        loaded = _of_ranks(store, iteration) if ranks_in(store) else _of_one(store, iteration, progress)
+        if is_url(store):
+            with fetched(store, iteration, output, progress) as copy:
+                loaded = _loaded(copy, store, iteration, progress)
+        else:
+            loaded = _loaded(Path(store), store, iteration, progress)
         progress(f"writing {output}")
         partial = output.with_name(f".{output.name}.partial")
         try:
@@ -67,26 +73,31 @@ def command(store: Path, target: str, output: Path, iteration: int | None, as_js
     return EXIT_DONE
 
 
-def _of_ranks(store: Path, iteration: int | None) -> Loaded:
+def _loaded(store: Path, called: str, iteration: int | None, progress: Callable[[str], None]) -> Loaded:
+    """The newest that verifies. `called`: the store, as it was given."""
+    return _of_ranks(store, called, iteration) if ranks_in(store) else _of_one(store, called, iteration, progress)
+
+
+def _of_ranks(store: Path, called: str, iteration: int | None) -> Loaded:
     """The newest that verifies, as one whole."""
     from checkflow.distributed.resharding import consolidated  # which needs torch
 
     try:
         found = consolidated(store, iteration)
     except (InputError, FormatError) as error:
-        raise type(error)(f"{store}: {error}") from None
+        raise type(error)(f"{called}: {error}") from None
     _tell_skipped(found.skipped)
     _tell_made(found.loaded, found.updates, found.differs)
     return found.loaded
 
 
-def _of_one(store: Path, iteration: int | None, progress: Callable[[str], None]) -> Loaded:
+def _of_one(store: Path, called: str, iteration: int | None, progress: Callable[[str], None]) -> Loaded:
     """The newest that verifies."""
     found = load_newest(store, iteration)
     if found.loaded is None:
         raise StoreError(f"{store}: no checkpoint yet; nothing to export")
     _tell_skipped(found.skipped)
-    return _whole(store, found.loaded, progress)
+    return _whole(called, found.loaded, progress)
 
 
 def _tell_skipped(skipped: Iterable[SkippedCheckpoint]) -> None:
@@ -94,7 +105,7 @@ def _tell_skipped(skipped: Iterable[SkippedCheckpoint]) -> None:
         _console.tell(f"checkflow: skipped {each}")
 
 
-def _whole(store: Path, loaded: Loaded, progress: Callable[[str], None]) -> Loaded:
+def _whole(called: str, loaded: Loaded, progress: Callable[[str], None]) -> Loaded:
     """Files of several iterations are no state until the updates are made again that lead to one."""
     try:
         record = strictjson.loads(loaded.record)
@@ -109,7 +120,7 @@ def _whole(store: Path, loaded: Loaded, progress: Callable[[str], None]) -> Load
     try:
         found = whole(loaded.files, loaded.record)
     except (InputError, FormatError) as error:
-        raise type(error)(f"{store}: {name}: {error}") from None
+        raise type(error)(f"{called}: {name}: {error}") from None
     _tell_made(loaded, found.updates, found.differs)
     return Loaded(loaded.checkpoint, dict(found.files), found.record)
 

@@ -13,12 +13,13 @@ from rich.text import Text
 
 from checkflow.about import About, about_in
 from checkflow.cli import _console
+from checkflow.cli._buckets import is_url, opened
 from checkflow.cli._options import json_option
-from checkflow.errors import EXIT_DONE, CorruptStoreError, StoreError
-from checkflow.store.bucket.names import BucketContents, by_rank, has_ranks, iteration_of, read_manifest
-from checkflow.store.bucket.objects import BucketError, Objects
+from checkflow.errors import EXIT_DONE, CorruptStoreError
+from checkflow.store.bucket.names import BucketContents, has_ranks, iteration_of, read_manifest
+from checkflow.store.bucket.objects import Objects
 from checkflow.store.format.manifest import RECORD, Manifest
-from checkflow.store.format.ranks import directory_of, ranks_in
+from checkflow.store.format.ranks import ranks_in
 from checkflow.store.format.reader import Checkpoint, list_checkpoints, nothing_is_scarce, read_file
 from checkflow.text import plain
 from checkflow.units import format_bytes
@@ -35,7 +36,7 @@ def command(store: str, as_json: bool) -> int:
     Of a training in several processes those are listed of which any has a part, with how many have. STORE may be the
     URL of a bucket, s3://bucket/prefix: then its manifests are read.
     """
-    return _of_bucket(store, as_json=as_json) if "://" in store else _of_store(Path(store), as_json=as_json)
+    return _of_bucket(store, as_json=as_json) if is_url(store) else _of_store(Path(store), as_json=as_json)
 
 
 def _of_store(store: Path, *, as_json: bool) -> int:
@@ -133,15 +134,12 @@ def _tell_parts(store: str, found: Sequence[_Parts], *, as_json: bool) -> int:
 
 
 def _of_bucket(url: str, *, as_json: bool) -> int:
-    objects = Objects.open(url)
-    try:
+    with opened(url) as objects:
         sizes = objects.sizes()
         if has_ranks(sizes):
             return _tell_parts(url, _parts_in(objects, sizes), as_json=as_json)
         contents = BucketContents.of(sizes)
         found = [(name, _manifest(objects, name, contents)) for name in contents.newest_first]
-    except BucketError as error:
-        raise StoreError(f"{url}: cannot be read ({error}); check its name, and the credentials") from None
     rows = [
         {
             "name": name,
@@ -172,23 +170,11 @@ def _of_bucket(url: str, *, as_json: bool) -> int:
 
 def _parts_in(objects: Objects, sizes: Mapping[str, int]) -> list[_Parts]:
     """Newest first; what is no part of anything is told."""
-    from checkflow.distributed.marks import Mark
-    from checkflow.distributed.stored import mark_of
+    from checkflow.distributed.stored import parts_in  # which needs torch
 
-    found: dict[tuple[Mark, int], dict[int, Manifest]] = {}
-    for (rank, processes), contents in by_rank(sizes).items():
-        own = objects if processes == 1 else objects.below(directory_of(rank, processes))
-        for name in contents.newest_first:
-            try:
-                mark = mark_of(own, name, contents.checkpoints[name], processes=processes)
-                manifest = read_manifest(own, name, contents.checkpoints[name])
-            except CorruptStoreError as error:
-                _console.tell(f"{own.url}: {name}: {error}")
-                continue
-            found.setdefault((mark, processes), {}).setdefault(rank, manifest)
     return [
-        _parts(mark.attempt, processes, manifests)
-        for (mark, processes), manifests in sorted(found.items(), key=lambda each: each[0], reverse=True)
+        _parts(each.mark.attempt, each.processes, {rank: part.manifest for rank, part in each.ranks.items()})
+        for each in parts_in(objects, sizes, _console.tell)
     ]
 
 

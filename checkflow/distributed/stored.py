@@ -2,13 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from checkflow.distributed.marks import Mark
 from checkflow.errors import CorruptStoreError, FormatError
 from checkflow.state.host.record import parse_record
 from checkflow.store.bucket.download import read_record
+from checkflow.store.bucket.names import by_rank, read_manifest
 from checkflow.store.bucket.objects import Objects
+from checkflow.store.format.manifest import Manifest
+from checkflow.store.format.ranks import directory_of
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A rank's part of a checkpoint: its name below `objects`, and the sizes in bytes of what is there of it."""
+
+    objects: Objects
+    name: str
+    sizes: Mapping[str, int]
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class StoredParts:
+    """What there is of a checkpoint of so many processes, by rank; not all of it maybe."""
+
+    mark: Mark
+    processes: int
+    ranks: Mapping[int, StoredPart]
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have no part of it."""
+        return sorted(set(range(self.processes)) - self.ranks.keys())
+
+
+def parts_in(objects: Objects, sizes: Mapping[str, int], tell: Callable[[str], None]) -> list[StoredParts]:
+    """All that objects of these sizes are parts of, newest first; what is no part of anything is told.
+
+    Raises BucketError.
+    """
+    found: dict[tuple[Mark, int], dict[int, StoredPart]] = {}
+    for (rank, processes), contents in by_rank(sizes).items():
+        own = objects if processes == 1 else objects.below(directory_of(rank, processes))
+        for name in contents.newest_first:
+            its = contents.checkpoints[name]
+            try:
+                mark = mark_of(own, name, its, processes=processes)
+                part = StoredPart(own, name, its, read_manifest(own, name, its))
+            except CorruptStoreError as error:
+                tell(f"{own.url}: {name}: {error}")
+                continue
+            found.setdefault((mark, processes), {}).setdefault(rank, part)
+    newest_first = sorted(found.items(), key=lambda each: each[0], reverse=True)
+    return [StoredParts(mark, processes, ranks) for (mark, processes), ranks in newest_first]
 
 
 def mark_of(objects: Objects, name: str, sizes: Mapping[str, int], *, processes: int) -> Mark:

@@ -412,6 +412,43 @@ def test_the_command_lists_what_is_there(
     assert "NoSuchBucket" in capfd.readouterr().err
 
 
+def test_commands_read_it_as_they_read_a_store(
+    server: BucketServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """check compares every byte; export takes what is as it was written, and leaves nothing beside its output."""
+    asked = ["export", server.url, "--to", "safetensors", "-o", str(tmp_path / "out" / "here")]
+    (tmp_path / "out").mkdir()
+    assert run(["check", server.url]) == 0 and "no checkpoint yet" in capfd.readouterr().out
+    assert run(asked) == 2 and "no checkpoint yet; nothing to export" in capfd.readouterr().err
+    with Life(tmp_path / "store", server.url) as life:
+        life.train(1)
+        life.ckpt.save(keep=True)
+        life.train(2)
+    name, old = server.names()[0], server.names()[-1]
+    assert run(["check", server.url]) == 0
+    assert capfd.readouterr().out.splitlines()[0] == f"{name}: verified"
+    assert run(["check", server.url, "--repair"]) == 2 and "from which nothing is removed" in capfd.readouterr().err
+    assert run(asked) == 0
+    on_disk = newest(tmp_path / "store").checkpoint
+    assert on_disk is not None and iteration_of(name) == on_disk.iteration == 3
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert (tmp_path / "out" / "here" / file).read_bytes() == (on_disk.path / file).read_bytes()
+    damage(server, name)
+    capfd.readouterr()
+    assert run(["check", server.url, "--json"]) == 1
+    found = json.loads(capfd.readouterr().out)
+    assert [wrong["name"] for wrong in found["wrong"]] == [name] and old in found["verified"]
+    assert "block 0 is not what was written" in found["wrong"][0]["reason"]
+    again = [*asked[:-1], str(tmp_path / "out" / "again")]
+    assert run([*again, "--iteration", "3"]) == 1 and "no checkpoint verifies" in capfd.readouterr().err
+    assert (
+        run([*again, "--iteration", "7"]) == 2 and "has no checkpoint of iteration 7; it has" in capfd.readouterr().err
+    )
+    assert run(again) == 0 and f"skipped {name}" in capfd.readouterr().err
+    assert json.loads((tmp_path / "out" / "again" / "commit.json").read_text())["iteration"] < 3
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"here", "again"}
+
+
 def test_what_will_be_restored_is_foreseen_from_there(server: BucketServer, tmp_path: Path) -> None:
     """As who resumes with a framework's trainer has to know before there is a model."""
     with Life(tmp_path / "one", server.url) as life:

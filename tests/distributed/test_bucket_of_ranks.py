@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from bucket_server import BucketServer
 from click.testing import CliRunner
 from job_of_ranks import Job
@@ -19,7 +20,8 @@ from processes import command as command_of
 
 from checkflow.checkpointing.behind_ranks import Stock
 from checkflow.checkpointing.known import Kept, exchange
-from checkflow.cli.list import command
+from checkflow.cli import check, export
+from checkflow.cli import list as listing
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import common, next_attempt
 from checkflow.distributed.parts import marks_in
@@ -158,11 +160,16 @@ def test_what_is_damaged_there_is_passed_over_by_all_and_any_number_goes_on(
     (name,) = [each for each in by_rank(server.objects.sizes())[1, 2].checkpoints if each.endswith(f"-{newest}")]
     data = objects.read(f"{name}/model.safetensors")
     objects.put(f"{name}/model.safetensors", iter([data[:-1] + bytes([data[-1] ^ 1])]), len(data))
+    assert CliRunner().invoke(check.command, [server.url], standalone_mode=False).return_value == 1
+    asked = [server.url, "--to", "torch", "-o", str(tmp_path / "whole")]
+    exported = CliRunner().invoke(export.command, asked, catch_exceptions=False)
+    assert f"skipped iteration {newest}, rank 1: model.safetensors: block 0 is not" in exported.stderr
+    assert json.loads(torch.load(tmp_path / "whole", weights_only=True)["commit"])["iteration"] == older
     assert resumed(2, tmp_path / "second-{rank}", 0, bucket) == older
     assert resumed(3, tmp_path / "third", older + 1, bucket) == older
     assert resumed(1, tmp_path / "fourth", older + 2, bucket) == older + 1
     assert resumed(2, tmp_path / "fifth-{rank}", older + 3, bucket) == older + 2
-    listed = CliRunner().invoke(command, [server.url, "--json"])
+    listed = CliRunner().invoke(listing.command, [server.url, "--json"])
     rows = {(row["processes"], row["iteration"]): row["ranks"] for row in json.loads(listed.stdout)["checkpoints"]}
     assert rows[2, older + 3] == [0, 1] and rows[1, older + 2] == [0] and rows[3, older + 1] == [0, 1, 2]
     with Job(3, "ddp", tmp_path / "third", NO_END, PAUSE_S, EACH, bucket) as job:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from checkflow.errors import CorruptStoreError
 from checkflow.store.bucket.names import read_manifest
 from checkflow.store.bucket.objects import BucketError, Objects
-from checkflow.store.format.manifest import RECORD
+from checkflow.store.format.manifest import RECORD, Manifest
 from checkflow.store.format.received import receive_checkpoint, verified
 
 
@@ -27,9 +28,23 @@ def download(objects: Objects, name: str, sizes: Mapping[str, int], store: Path)
     cannot be written.
     """
     manifest = read_manifest(objects, name, sizes)
-    blocks = (block for entry in manifest.files for block in objects.blocks(f"{name}/{entry.name}", entry.size_bytes))
     with _whole():
-        return receive_checkpoint(store, manifest.render(), blocks)
+        return receive_checkpoint(store, manifest.render(), _blocks(objects, name, manifest))
+
+
+def compare(objects: Objects, name: str, sizes: Mapping[str, int]) -> None:
+    """Read every byte of the checkpoint of this name. Raises CorruptStoreError, BucketError."""
+    manifest = read_manifest(objects, name, sizes)
+    blocks = _blocks(objects, name, manifest)
+    with _whole():
+        for entry in manifest.files:
+            deque(verified(entry, blocks), maxlen=0)
+
+
+def _blocks(objects: Objects, name: str, manifest: Manifest) -> Iterator[bytes]:
+    """Of each of its files in turn."""
+    for entry in manifest.files:
+        yield from objects.blocks(f"{name}/{entry.name}", entry.size_bytes)
 
 
 @contextlib.contextmanager
