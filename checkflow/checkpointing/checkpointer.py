@@ -131,8 +131,11 @@ class Checkpointer:
         with self._inside:
             started = time.monotonic()
             begun = self._executor.completed > 0 or self._handle.status().staged > 0
-            if begun and (iteration is None or iteration not in iterations_in([self._handle.path])):
-                self._make_durable()
+            if begun:
+                with self._told(StoreError):
+                    self._executor.drain()  # of several processes, what is in flight is of the attempt that ends here
+                    if iteration is None or iteration not in iterations_in([self._handle.path]):
+                        self._handle.drain(DURABLE_DEADLINE_S)
             elif iteration is None and self._start_over:
                 return 0
             # both take memory, and this one is waited for
@@ -392,9 +395,3 @@ class Checkpointer:
                 f"{self._owner}, which attached"
             )
         return True
-
-    def _make_durable(self) -> None:
-        """The newest checkpoint of this run, so that it can be restored."""
-        with self._told(StoreError):
-            self._executor.drain()
-            self._handle.drain(DURABLE_DEADLINE_S)

@@ -7,6 +7,8 @@
 So each rank hears the same ruling, whoever made it, and there is none while a rank has not come to it. What a rank has
 not heard yet it has to act on as if there were none. A matter is forgotten by the last rank that was through with it:
 some may come to it long after others, for what they have staged is on its way to another machine.
+
+A rank may say one thing twice, as what it has verified again: it counts once, is through once, and hears one ruling.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from checkflow import strictjson
 from checkflow.distributed.group import Group, reached
@@ -26,6 +29,7 @@ from checkflow.distributed.marks import Mark
 from checkflow.distributed.pulse import Pulse
 from checkflow.errors import PeerError
 
+what = TypeVar("what")
 _PAUSE_S = (0.001, 0.02)  # between looks, at first and at most
 _SLOW = ("uploads", "uploaded")  # kinds of matters for which ranks take minutes
 _SLOW_S = 0.5  # between looks at those
@@ -33,6 +37,7 @@ _KNOWN = 1000  # of a kind, names that a rank knows the ruling of; it says each 
 _LISTENED = 64  # of a kind, matters whose ruling is listened for: more than there are slots
 _CLOSE_S = 30.0  # for a store that does not answer
 _VOID = "null"  # a ruling is JSON, and none of them rules nothing
+_NONE = "?"  # so this is none
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +46,7 @@ class _Matter:
     name: str
     rules: Callable[[], object]
     agreed: Callable[[object], None]  # with None where it is void
-    iteration: int | None = None  # that every rank has to stage
+    staged: Mark | None = None  # what every rank has to stage
     since: float = field(default_factory=time.monotonic)
 
 
@@ -69,6 +74,7 @@ class Agreement:
         self._pulse = Pulse(group, tell)
         self._said: queue.SimpleQueue[_Matter | _Void | None] = queue.SimpleQueue()
         self._waiting: dict[str, list[_Matter]] = {}  # by kind
+        self._counted: dict[str, OrderedDict[str, None]] = {}  # by kind: what this rank has counted itself under
         self._past: dict[str, OrderedDict[str, object]] = {}  # by kind: what this rank is through with, and rulings
         self._trouble: str | None = None
         self._next_slow_s = 0.0  # time.monotonic
@@ -91,8 +97,8 @@ class Agreement:
             if ruling is not None:
                 self.on_counted()
 
-        name = _name(Mark(self.attempt, iteration))
-        return partial(self._put, _Matter("staged", name, rules, ruled, iteration))
+        mark = Mark(self.attempt, iteration)
+        return partial(self._put, _Matter("staged", _name(mark), rules, ruled, mark))
 
     def skipped(self, iteration: int) -> None:
         """See there."""
@@ -179,21 +185,19 @@ class Agreement:
             return
         with reached():
             if isinstance(matter, _Void):
-                values.compare_set(_ruling(name), "", _VOID)
-                self._is_through(matter.kind, name, None)
-            else:
-                self._waiting.setdefault(matter.kind, []).append(matter)
+                self._is_through(matter.kind, name, strictjson.loads(values.compare_set(_ruling(name), "", _VOID)))
+                return
+            self._waiting.setdefault(matter.kind, []).append(matter)
+            counted = self._counted.setdefault(matter.kind, OrderedDict())
+            if name not in counted:
+                _remember(counted, name, None)
                 if values.add(name, 1) == self._group.size:
                     values.compare_set(_ruling(name), "", json.dumps(matter.rules()))
 
     def _is_through(self, kind: str, name: str, ruling: object) -> None:
         """This rank needs no more of it; the last one forgets it. What some rank never comes to stays in the store."""
-        past, values = self._past[kind], self._group.more
-        if name in past:
-            return
-        past[name] = ruling
-        if len(past) > _KNOWN:
-            past.popitem(last=False)
+        values = self._group.more
+        _remember(self._past[kind], name, ruling)
         if values.add(_through(name), 1) == self._group.size:
             for key in (name, _ruling(name), _through(name)):
                 values.delete_key(key)
@@ -210,27 +214,38 @@ class Agreement:
             self._next_slow_s = time.monotonic() + _SLOW_S
         for kind, waiting in self._waiting.items():
             for matter in tuple(waiting) if is_slow_too or kind not in _SLOW else ():
-                name = _ruling(f"{kind}/{matter.name}")
-                with reached():
-                    ruling = self._group.more.get(name) if self._group.more.check([name]) else b""
-                if ruling:
-                    found = strictjson.loads(ruling)
-                    matter.agreed(found)
-                    waiting.remove(matter)
+                name, past = f"{kind}/{matter.name}", self._past[kind]
+                if name not in past and (ruling := self._ruling_of(matter, name)) != _NONE.encode():
                     with reached():
-                        self._is_through(kind, f"{kind}/{matter.name}", found)
+                        self._is_through(kind, name, strictjson.loads(ruling))
+                if name in past:
+                    waiting.remove(matter)
+                    matter.agreed(past[name])
             del waiting[:-_LISTENED]  # not every rank comes to every one
+
+    def _ruling_of(self, matter: _Matter, name: str) -> bytes:
+        """As the store has it, which is not waited for. What not every rank has staged of an attempt that a restore
+        has ended is void: some rank never will."""
+        is_over = matter.staged is not None and matter.staged.attempt < self.attempt
+        with reached():
+            return self._group.more.compare_set(_ruling(name), *(("", _VOID) if is_over else (_NONE, _NONE)))
 
     def _look_for_who_is_late(self) -> None:
         now = time.monotonic()
         staged = self._waiting.get("staged", ())
-        late = [each.iteration for each in staged if each.iteration and now - each.since > self.deadline_s]
+        late = [each.staged.iteration for each in staged if each.staged and now - each.since > self.deadline_s]
         if late and not self._is_late:
             self._trouble = (
                 f"iteration {late[0]} has no part of every rank after {self.deadline_s:g} s, and counts once it has; "
                 "call step() on every rank, and see whether all run"
             )
         self._is_late = bool(late)
+
+
+def _remember(names: OrderedDict[str, what], name: str, of_it: what) -> None:
+    names[name] = of_it
+    if len(names) > _KNOWN:
+        names.popitem(last=False)
 
 
 def _name(mark: Mark) -> str:

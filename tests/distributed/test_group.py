@@ -5,16 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
+import torch
 from processes import until
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+import checkflow
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.errors import InputError, PeerError
+from checkflow.runtime.device import Batch
+from checkflow.runtime.host import HostDevice
 
 result = TypeVar("result")
 
@@ -132,6 +137,88 @@ def test_one_that_skips_speaks_for_all() -> None:
     second.close()
 
 
+def test_who_says_a_thing_twice_counts_once_and_hears_twice() -> None:
+    first, second = agreements(2)
+    heard: list[int] = []
+    for serial in (7, 9):
+        first.verified(2, 15, serial, lambda: heard.append(1))
+    time.sleep(0.2)
+    assert not heard
+    second.verified(2, 15, 4, lambda: heard.append(2))
+    until(lambda: len(heard) == 3)
+    first.verified(2, 15, 11, lambda: heard.append(1))  # forgotten by now
+    until(lambda: len(heard) == 4)
+    assert sorted(heard) == [1, 1, 1, 2]
+    for each in (first, second):
+        each.close()
+
+
+def test_nobody_waits_for_what_another_rank_has_forgotten() -> None:
+    """Of two matters of one name that wait for one ruling, the first makes this rank through, maybe as the last."""
+    store = HashStore()
+    looked, paused = threading.Event(), threading.Event()
+
+    class Slow:
+        """Pauses after it has seen a ruling."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(store, name)
+
+        def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
+            found = store.compare_set(key, expected, wanted)
+            if found == b"true" and expected == "?":
+                looked.set()
+                paused.wait(1.0)
+            return found
+
+    slow = Slow()
+    first = Agreement(Group(0, 2, 20.0, slow, slow))  # type: ignore[arg-type]
+    second = Agreement(Group(1, 2, 20.0, store, store))
+    heard: list[str] = []
+    for name in ("old", "new"):
+        first.staging(15, lambda: True, lambda _, name=name: heard.append(name))()  # type: ignore[misc]
+    second.staging(15, lambda: True, lambda _: heard.append("other"))()
+    assert looked.wait(10)
+    time.sleep(0.1)
+    paused.set()
+    until(lambda: len(heard) == 3)
+    for each in (first, second):
+        each.staging(16, lambda: True, lambda _: heard.append("next"))()
+    until(lambda: len(heard) == 5)
+    assert sorted(heard[:3]) == ["new", "old", "other"] and heard[3:] == ["next", "next"]
+    for each in (first, second):
+        each.close()
+
+
+def test_who_gives_up_what_all_have_said_hears_what_they_ruled() -> None:
+    """It said it had it, and then that it never would: others may have acted on the first."""
+    first, second = agreements(2)
+    heard: list[tuple[int, bool | None]] = []
+    second.staging(3, lambda: True, lambda ruling: heard.append((2, ruling)))()
+    first.staging(3, lambda: True, lambda ruling: heard.append((1, ruling)))()
+    first.skipped(3)
+    until(lambda: len(heard) == 2)
+    assert sorted(heard) in ([(1, True), (2, True)], [(1, None), (2, None)])
+    for each in (first, second):
+        each.close()
+
+
+def test_what_not_all_had_staged_when_a_restore_began_is_void() -> None:
+    """No slot waits for it; what is staged anew of the same iteration is another matter."""
+    first, second = agreements(2)
+    heard: list[tuple[str, bool | None]] = []
+    first.staging(15, lambda: True, lambda ruling: heard.append(("old", ruling)))()
+    time.sleep(0.1)
+    assert not heard
+    for each in (first, second):
+        each.attempt = 1
+        each.staging(15, lambda: True, lambda ruling: heard.append(("new", ruling)))()
+    until(lambda: len(heard) == 3)
+    assert sorted(heard, key=str) == [("new", True), ("new", True), ("old", None)]
+    for each in (first, second):
+        each.close()
+
+
 def test_long_runs_leave_little_in_the_store() -> None:
     ranks = agreements(2)
     heard: list[bool | None] = []
@@ -193,3 +280,42 @@ def test_what_is_common_is_of_one_iteration_and_one_attempt() -> None:
     assert common([one, []]) == ()
     assert next_attempt([one, other]) == 3
     assert next_attempt([[], []]) == 1
+
+
+def test_what_is_in_flight_when_a_restore_begins_is_of_the_attempt_that_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training comes to the same iterations again, and would say of both that they are staged."""
+    said: list[tuple[int, int]] = []
+    staging = Agreement.staging
+
+    def noted(self: Agreement, iteration: int, *rest: Any) -> Callable[[], None]:
+        said.append((self.attempt, iteration))
+        return staging(self, iteration, *rest)
+
+    may_copy, copy = threading.Event(), HostDevice._copy
+
+    def slowly(self: HostDevice, batch: Batch, /) -> None:
+        may_copy.wait(20)
+        copy(self, batch)
+
+    monkeypatch.setattr(HostDevice, "_copy", slowly)
+    monkeypatch.setattr(Agreement, "staging", noted)
+    monkeypatch.setattr(Group, "here", lambda _deadline_s: Group.alone())
+    model = torch.nn.Linear(512, 512)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with checkflow.attach(model, optimizer, store=tmp_path, notify=lambda _: None, tell=lambda _: None) as ckpt:
+        for iteration in range(1, 7):
+            torch.autograd.backward(model(torch.randn(2, 512)).square().mean())
+            may_copy.set()
+            optimizer.step()
+            if iteration == 6:
+                may_copy.clear()
+            ckpt.step()
+            if iteration == 3:
+                ckpt.save()
+        first = {attempt for attempt, _ in said}
+        assert len(first) == 1 and (max(first), 6) not in said, "the last one is in flight"
+        may_copy.set()
+        assert ckpt.restore(3) == 3
+        assert (max(first), 6) in said and {attempt for attempt, _ in said} == first
