@@ -28,11 +28,12 @@ class KeyValues(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MeetingPlace:
-    """Of torch.distributed's processes: which of how many this one is, and what each connection to their store is."""
+    """Of torch.distributed's processes: which of how many this one is, and a connection to their store, in which keys
+    begin with a prefix."""
 
     rank: int
     size: int
-    connect: Callable[[], KeyValues]
+    connect: Callable[[str], KeyValues]
 
 
 def ranks_here() -> int:
@@ -44,13 +45,13 @@ def _is_in_group() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def meeting_place(prefix: str) -> MeetingPlace | None:
-    """Of this process; keys there begin with the prefix. None where torch.distributed is not initialized."""
+def meeting_place() -> MeetingPlace | None:
+    """Of this process. None where torch.distributed is not initialized."""
     if not _is_in_group():
         return None
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-    def connect() -> KeyValues:
+    def connect(prefix: str) -> KeyValues:
         return PrefixStore(prefix, _get_default_store().clone())  # type: ignore[attr-defined]
 
     return MeetingPlace(torch.distributed.get_rank(), torch.distributed.get_world_size(), connect)

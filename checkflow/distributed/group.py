@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,13 +18,14 @@ from dataclasses import dataclass, field
 from checkflow import strictjson
 from checkflow.errors import CheckflowError, PeerError
 from checkflow.interrupts import let_through
+from checkflow.jsonfile import digest_of
 from checkflow.torch_ranks import KeyValues, meeting_place, own_values
 
 DEADLINE_S = 600.0
 LEAVING_S = 10.0
 _FAILED = "failed"
 _PAUSE_S = (0.001, 0.05)  # between looks, at first and at most
-_attached = itertools.count(1)  # every rank attaches its trainings in the same order
+_attached = itertools.count(1)  # of several processes: every rank attaches its trainings in the same order
 
 
 @dataclass(eq=False)
@@ -43,16 +45,51 @@ class Group:
     @classmethod
     def here(cls, deadline_s: float = DEADLINE_S) -> Group | None:
         """The group of this process; None where it trains alone."""
-        met = meeting_place(f"checkflow/{next(_attached)}")
+        met = meeting_place()
         if met is None or met.size == 1:
             return None
-        return cls(met.rank, met.size, deadline_s, met.connect(), met.connect())
+        values = met.connect(f"checkflow/{next(_attached)}")
+        meeting = cls(met.rank, met.size, deadline_s, values, values)._met()
+        return cls(met.rank, met.size, deadline_s, met.connect(meeting), met.connect(meeting))
 
     @classmethod
     def alone(cls) -> Group:
         """Of one process, where there have been several."""
         values = own_values()
         return cls(0, 1, DEADLINE_S, values, values)
+
+    def _met(self) -> str:
+        """A name for this meeting, the same on all ranks, that no other meeting has had.
+
+        A store may outlive processes, as where torchrun starts them again, and what they said is still there. So each
+        rank draws a number, and says which numbers it sees; it has met the others once all see the same ones. A process
+        of before cannot have seen this one's.
+        """
+        own, seen, deadline, pause_s = secrets.token_hex(16), "", time.monotonic() + self.deadline_s, _PAUSE_S[0]
+        drawn, looked = ([f"{word}/{rank}" for rank in range(self.size)] for word in ("drawn", "seen"))
+        with reached():
+            self.values.set(drawn[self.rank], own)
+        while True:
+            with reached():
+                if self.values.check(drawn):
+                    now = digest_of([each.decode() for each in self.values.multi_get(drawn)])
+                    if now != seen:
+                        seen = now
+                        self.values.set(looked[self.rank], seen)
+                    if self.values.check(looked) and set(self.values.multi_get(looked)) == {seen.encode()}:
+                        return f"checkflow/{seen}"
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(pause_s)
+            let_through()
+            pause_s = min(2 * pause_s, _PAUSE_S[1])
+        with reached():
+            absent = [rank for rank, key in enumerate(drawn) if not self.values.check([key])]
+            late = absent or [rank for rank, key in enumerate(looked) if self._said(key) != seen.encode()]
+        raise self._late("attach()", late)
+
+    def _said(self, key: str) -> bytes:
+        return self.values.get(key) if self.values.check([key]) else b""
 
     def gather(self, what: str, value: object) -> list[object]:
         """What each rank says, by rank; values of JSON. `what` names the occasion to a person: "attach()".
@@ -133,9 +170,13 @@ class Group:
             let_through()
             pause_s = min(2 * pause_s, _PAUSE_S[1])
         with reached():
-            missing = [str(rank) for rank, key in enumerate(keys) if not self.values.check([key])]
-        who = f"ranks {', '.join(missing)} have" if len(missing) > 1 else f"rank {', '.join(missing)} has"
-        raise PeerError(
+            missing = [rank for rank, key in enumerate(keys) if not self.values.check([key])]
+        raise self._late(what, missing)
+
+    def _late(self, what: str, ranks: Sequence[int]) -> PeerError:
+        named = ", ".join(map(str, ranks))
+        who = f"ranks {named} have" if len(ranks) > 1 else f"rank {named} has"
+        return PeerError(
             f"{what}: {who} not come to it within {self.deadline_s:g} s; call it on every rank, and see whether all run"
         )
 

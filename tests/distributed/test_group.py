@@ -54,6 +54,29 @@ def test_each_hears_all() -> None:
         assert together(ranks, lambda group: group.gather("attach()", [group.rank])) == [[[0], [1], [2]]] * 3
 
 
+def test_what_processes_said_that_are_gone_is_nothing_that_was_said() -> None:
+    """torchrun starts ranks again, which meet in the store of the former ones; each time another one comes late."""
+    store, meetings = HashStore(), set[object]()
+    for life in range(4):
+
+        def met(group: Group, life: int = life) -> str:
+            time.sleep(0.2 * ((group.rank + life) % 3))
+            return group._met()
+
+        (meeting, *others) = together([Group(rank, 3, 20.0, store, store) for rank in range(3)], met)
+        assert others == [meeting] * 2 and isinstance(meeting, str) and meeting not in meetings
+        meetings.add(meeting)
+
+
+def test_who_has_not_come_though_its_former_life_had_is_named() -> None:
+    store = HashStore()
+    together([Group(rank, 3, 20.0, store, store) for rank in range(3)], Group._met)
+    again = [Group(rank, 3, 0.5, store, store) for rank in (0, 2)]
+    for error in together(again, Group._met):
+        assert isinstance(error, PeerError)
+        assert str(error).startswith("attach(): rank 1 has not come to it within 0.5 s; call it on every rank")
+
+
 def test_who_is_missing_is_named() -> None:
     ranks = groups(4, deadline_s=0.2)
     (error, _) = together([ranks[0], ranks[2]], lambda group: group.gather("restore()", None))
