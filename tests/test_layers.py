@@ -74,7 +74,9 @@ ALLOWED: dict[str, set[str]] = {
     },
     "simulation": {"errors", "graph", "plan", "schedule", "runtime"},
     "data": {"errors"},
-    "distributed": {"dtypes", "errors", "interrupts", "strictjson", "torch_ranks", "state", "store", "training"},
+    "distributed": {
+        "dtypes", "errors", "interrupts", "jsonfile", "strictjson", "torch_ranks", "state", "store", "training",
+    },
     "learning": {
         "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state", "torch_internals", "trace",
         "training", "unlisted", "wrapped", "compiler", "background", "units",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -110,6 +110,10 @@ class MemorySink:
 
     def abandon(self, slot: NamedSlot) -> None:
         self._free.append(self._all[slot.index])
+
+    def reclaim(self, but: Collection[int]) -> None:
+        known = {slot.index for slot in (*self._free, *self._held)}
+        self._free += [slot for slot in self._all if slot.index not in known and slot.index not in but]
 
     def break_off(self) -> None:
         """There are no lanes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from checkflow.checkpointing.files import file_and_tensor
@@ -54,6 +55,9 @@ class StoreSink:
     def abandon(self, slot: NamedSlot) -> None:
         assert isinstance(slot, _StoreSlot)
         self._handle.abandon(slot.slot)
+
+    def reclaim(self, but: Collection[int]) -> None:
+        self._handle.reclaim(but)
 
     def break_off(self) -> None:
         self._handle.break_off()

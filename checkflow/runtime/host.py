@@ -34,7 +34,7 @@ class HostDevice:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._jobs: SimpleQueue[Batch | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[int, Batch] | None] = SimpleQueue()
         self._given = 0
         self._ended = 0
         self._wanted = _NOTHING  # order that somebody waits for
@@ -60,13 +60,16 @@ class HostDevice:
 
     def offload(self, batch: Batch) -> HostEvent:
         self.check()
-        self._given += 1
-        if self._ended == self._given - 1 and batch.size_bytes <= self.inline_bytes:
-            self._serve(batch)
-            self.check()
+        order = self._given = self._given + 1  # where this is interrupted, one that never comes, which is no matter
+        if self._ended == order - 1 and batch.size_bytes <= self.inline_bytes:
+            try:
+                self._serve(order, batch)
+            except Exception as error:  # noqa: BLE001 (as of the thread; an interrupt is the training's own)
+                self._error = error
+                self.check()
         else:
-            self._jobs.put(batch)
-        return HostEvent(self._given)
+            self._jobs.put((order, batch))
+        return HostEvent(order)
 
     def wait(self, event: CopyEvent, cause: Cause) -> None:
         started = time.perf_counter_ns()
@@ -108,23 +111,22 @@ class HostDevice:
         return ended
 
     def _run(self) -> None:
-        while (batch := self._jobs.get()) is not None and not self._closed and self._error is None:
-            self._serve(batch)
-            batch = None  # drops the references to live state and to snapshots
+        while (job := self._jobs.get()) is not None and not self._closed and self._error is None:
+            try:
+                self._serve(*job)
+            except BaseException as error:  # noqa: BLE001, raised again by the next call in the training thread
+                self._error = error
+            job = None  # drops the references to live state and to snapshots
             if self._ended >= self._wanted or self._error is not None:
                 with self._ends:
                     self._ends.notify_all()
 
-    def _serve(self, batch: Batch) -> None:
+    def _serve(self, order: int, batch: Batch) -> None:
         started = time.perf_counter_ns()
-        try:
-            self._copy(batch)
-        except BaseException as error:  # noqa: BLE001, raised again by the next call in the training thread
-            self._error = error
-            return
+        self._copy(batch)
         self._counters.link_busy_ns += time.perf_counter_ns() - started
         self._counters.offloaded_bytes += batch.size_bytes
-        self._ended += 1
+        self._ended = order
 
     def _copy(self, batch: Batch, /) -> None:
         if batch.small:  # too small for torch to split over the threads that training needs

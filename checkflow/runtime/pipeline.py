@@ -306,6 +306,7 @@ class Pipeline:
         self.drop_open()
         while self._closed:
             self._discard(self._closed.popleft())
+        self._sink.reclaim([slot.index for slot in self._spares.values()])
         self._unmoved.forget()
         self._tried_to_open = self.base = -1
 

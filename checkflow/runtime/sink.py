@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from checkflow.state.names import StateName
@@ -35,6 +36,9 @@ class Sink(Protocol):
 
     def abandon(self, slot: NamedSlot) -> None:
         """The slot will not be filled."""
+
+    def reclaim(self, but: Collection[int]) -> None:
+        """Of all slots that were acquired, only these (by index) are still held by anybody."""
 
     def break_off(self) -> None:
         """Where there are lanes: the next checkpoint fills a slot of each, and goes on from none."""

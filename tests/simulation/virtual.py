@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
@@ -146,6 +146,9 @@ class EndlessSlots:
 
     def abandon(self, slot: NamedSlot) -> None:
         """As good as any."""
+
+    def reclaim(self, but: Collection[int]) -> None:
+        """Nothing is interrupted."""
 
     def break_off(self) -> None:
         """There are no lanes."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from itertools import accumulate
 import xxhash
 
 from checkflow.errors import StoreError
+from checkflow.interrupts import held_back
 from checkflow.store.format.layout import ALIGN_BYTES, Layout, padded
 from checkflow.store.format.manifest import MAX_RECORD_BYTES
 from checkflow.store.format.regular_file import read_at
@@ -336,8 +338,11 @@ class SharedMemory:
 
     @contextlib.contextmanager
     def locked(self, timeout_s: float = 1.0) -> Iterator[bool]:
-        """Exclude the other process for a few stores; False if it keeps the lock (it is stopped) for too long."""
-        with self._mutex:
+        """Exclude the other process for a few stores; False if it keeps the lock (it is stopped) for too long.
+
+        An interrupt waits until they are done: who was interrupted on the way in would keep the lock.
+        """
+        with held_back(signal.SIGINT, signal.SIGTERM), self._mutex:
             held = _lock(self.fd, timeout_s)
             try:
                 yield held

@@ -5,7 +5,7 @@ One thread of the trainer calls these; the saver's side is in saver_slots.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -126,12 +126,11 @@ class Slots:
         """
         if self._shared.word(slot.index).state is not SlotState.FILLING:
             raise StoreError(f"slot {slot.index} is not being filled; acquire a slot for each checkpoint")
-        sequence = self._sequence + 1
+        sequence = self._sequence = self._sequence + 1  # never used again, though this is interrupted
         needs = self._needs(slot) if whole else NOT_YET_WHOLE
         self._shared.put_record(slot.index, sequence, iteration, record, needs)
         if not whole:
             self._shared.set_word(slot.index, Word(SlotState.STAGED, sequence))
-            self._sequence = sequence
             self._shared.seal(slot.index)
             return False
         with self._shared.locked() as held:
@@ -140,7 +139,7 @@ class Slots:
             self._shared.set_word(slot.index, Word(SlotState.STAGED, sequence, due=due))  # seen from here on, whole
             for index in given_up:
                 self._shared.set_word(index, Word(SlotState.STAGED, self._shared.word(index).sequence))
-        self._sequence = self._newest = sequence
+        self._newest = sequence
         self._is_gone_on_from = len(self._layouts) > 1
         self.staged_iteration = iteration
         self._shared.seal(slot.index)
@@ -169,6 +168,12 @@ class Slots:
     def abandon(self, slot: Slot) -> None:
         """Give back a slot whose filling failed."""
         self._shared.set_word(slot.index, Word(SlotState.FREE))
+
+    def reclaim(self, but: Collection[int]) -> None:
+        """Give back all that are being filled but these, by index."""
+        for index, word in enumerate(self._words()):
+            if word.state is SlotState.FILLING and index not in but:
+                self._shared.set_word(index, Word(SlotState.FREE))
 
     def agree(self, sequence: int, *, due: bool) -> None:
         """All ranks have staged their part of this checkpoint, and have it as due or none of them has.

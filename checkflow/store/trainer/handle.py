@@ -18,7 +18,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from checkflow.errors import InputError, StoreError
@@ -245,6 +245,10 @@ class StoreHandle:
     def abandon(self, slot: Slot) -> None:
         """Give back a slot whose filling failed."""
         self._slots.abandon(slot)
+
+    def reclaim(self, but: Collection[int]) -> None:
+        """Give back all that are being filled but these, by index: something was interrupted that knew of them."""
+        self._slots.reclaim(but)
 
     def start_mirror(self, host: str) -> MirrorProcess:
         """Of another rank's slots, at this address. Raises StoreError."""
