@@ -43,9 +43,10 @@ ALLOWED: dict[str, set[str]] = {
     "hardware": {"errors", "units", "graph", "jsonfile"},
     "plan": {"background", "errors", "interrupts", "units", "graph"},
     "foreach": {"wrapped", "torch_internals"},
+    "module_hook": set(),
     "trace": {
         "collector", "foreach", "errors", "units", "graph", "training", "extra", "unlisted", "wrapped", "state",
-        "dtypes", "torch_internals", "torch_ranks",
+        "dtypes", "torch_internals", "torch_ranks", "module_hook",
     },
     "schedule": {"errors", "jsonfile"},
     "verify": {"errors", "graph", "graphfile", "schedule"},
@@ -71,6 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "runtime": {
         "errors", "events", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals",
+        "module_hook",
     },
     "simulation": {"errors", "graph", "plan", "schedule", "runtime"},
     "data": {"errors"},
@@ -79,7 +81,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "learning": {
         "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state", "torch_internals", "trace",
-        "training", "unlisted", "wrapped", "compiler", "background", "units",
+        "training", "unlisted", "wrapped", "compiler", "background", "units", "module_hook",
     },
     "checkpointing": {
         "about", "collector", "data", "division", "errors", "events", "interrupts", "text", "dtypes", "units",

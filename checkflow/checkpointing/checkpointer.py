@@ -121,6 +121,8 @@ class Checkpointer:
         """
         if self._forked("restore"):
             return self._executor.completed
+        if self._closed:
+            raise InputError("restore: is closed; attach again")
         with (
             self._narrated("restore"),
             contextlib.nullcontext() if self._together is None else self._together.group.telling(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from pathlib import Path
 
 import click
@@ -15,6 +16,8 @@ from checkflow.store.format.ranks import directory_of, ranks_in
 from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.repair import Checked, check_store, repair_store
 
+_NONE_WHOLE = "no checkpoint of which every rank has a part that verifies; a directory is missing, or damaged"
+
 
 @click.command()
 @click.argument("store", type=click.Path())
@@ -23,7 +26,8 @@ from checkflow.store.repair import Checked, check_store, repair_store
 def command(store: str, repair: bool, as_json: bool) -> int:
     """Verify every checkpoint of STORE. Exit code 1 if one is not what was written, unless --repair removed it.
 
-    Of a training in several processes each one's directory is a store, and checked as one. STORE may be the URL of a
+    Of a training in several processes each one's directory is a store, and checked as one; and there has to be a
+    checkpoint of which every one has its part. STORE may be the URL of a
     bucket, s3://bucket/prefix: then every byte in it is read.
     """
     if not is_url(store):
@@ -51,6 +55,9 @@ def _of_store(store: Path, *, repair: bool, as_json: bool) -> int:
     with _console.progress() as progress:
         for each in stores:
             found[each] = repair_store(each, _console.tell, progress) if repair else check_store(each, progress)
+    wrong = any(checked.wrong for checked in found.values()) and not repair
+    verified = {checkpoint.path for checked in found.values() for checkpoint in checked.verified}
+    whole = _whole(store, verified) if verified and ranks_in(store) else None
     if as_json:
         for each, checked in found.items():
             figures = {
@@ -61,10 +68,28 @@ def _of_store(store: Path, *, repair: bool, as_json: bool) -> int:
                 "removed": repair,
             }
             click.echo(json.dumps(figures))
+        if whole is not None:
+            click.echo(json.dumps({"store": str(store), "whole": whole}))
     else:
         for each, checked in found.items():
             _print(each, checked, removed=repair, within=each != store)
-    return EXIT_NO if any(checked.wrong for checked in found.values()) and not repair else EXIT_DONE
+        if whole is not None:
+            newest = (
+                f"the newest of which every rank's part verifies is of iteration {whole[0]}" if whole else _NONE_WHOLE
+            )
+            _console.say(f"{store.name}: {newest}")
+    return EXIT_NO if wrong or whole == [] else EXIT_DONE
+
+
+def _whole(store: Path, verified: Set[Path]) -> list[int]:
+    """Iterations, newest first, of which each of several processes has a part that verifies."""
+    from checkflow.distributed.parts import gathered_in  # which needs torch
+
+    return [
+        each.mark.iteration
+        for each in gathered_in(store)
+        if len(each.ranks) == each.size and all(part.checkpoint.path in verified for part in each.ranks.values())
+    ]
 
 
 def _print(store: Path, checked: Checked, *, removed: bool, within: bool) -> None:

@@ -13,6 +13,7 @@ from itertools import groupby
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from checkflow.module_hook import ModuleHook
 from checkflow.state.holders import models_of, optimizers_of
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
@@ -32,7 +33,7 @@ class Kinds:
         self._texts: dict[tuple[Call, ...], str] = {}
         self._hooks: list[RemovableHandle] = []
         for holder, model in models_of(training).items():
-            self._hooks.append(model.register_forward_pre_hook(self._model(holder), with_kwargs=True))
+            self._hooks.append(model.register_forward_pre_hook(ModuleHook(self._model(holder)), with_kwargs=True))
         for holder, optimizer in optimizers_of(training).items():
             if is_hookable(optimizer):
                 self._hooks.append(optimizer.register_step_pre_hook(self._optimizer(holder)))

@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from checkflow.module_hook import ModuleHook
 from checkflow.state.memory import is_lent
 from checkflow.torch_internals import freed_since, multiplied_by, others_hooks, versions, watch_unscaling
 
@@ -116,7 +117,7 @@ class FactorHooks:
                 made.is_gone, made.rows = freed_since(gradient), rows
                 take(name, left, right)
 
-        handles = [layer.register_forward_hook(ran)]
+        handles = [layer.register_forward_hook(ModuleHook(ran))]
         if weight.requires_grad:  # one that is frozen may be thawed: then its gradient is not known to be the product
             handles.append(weight.register_hook(ready))  # type: ignore[no-untyped-call]
         return handles

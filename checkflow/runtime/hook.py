@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from checkflow.module_hook import ModuleHook
 from checkflow.runtime.compiled import OnCompile
 from checkflow.runtime.factors import FactorHooks
 from checkflow.runtime.follower import Follower
@@ -73,7 +74,7 @@ def _on_model(
             handles += _on_module(executor, module, subject, guard, first=first)
         if own_parameters(module) or persistent:
             guards.append(Guard(GuardKind.LOAD, module))
-            handles.append(module.register_load_state_dict_pre_hook(_loading(executor, guards[-1])))
+            handles.append(module.register_load_state_dict_pre_hook(ModuleHook(_loading(executor, guards[-1]))))
     for name, parameter in original.named_parameters():
         subject = subject_of(holder, name)
         if parameter.requires_grad and ("gradient", subject) in anchors:
@@ -112,9 +113,10 @@ def _on_module(
         if not torch.compiler.is_compiling() and executor.listens:
             executor.reach("forward", subject)
 
-    handles = [module.register_forward_pre_hook(before, prepend=True)]  # before a user's hook that writes buffers
+    # Before a user's hook that writes buffers.
+    handles = [module.register_forward_pre_hook(ModuleHook(before), prepend=True)]
     if ("forward", subject) in executor.timetable.hooked:
-        handles.append(module.register_forward_hook(after))
+        handles.append(module.register_forward_hook(ModuleHook(after)))
     return handles
 
 

@@ -10,6 +10,7 @@ import torch
 
 from checkflow.foreach import Look, can_look
 from checkflow.graph import Anchor, AnchorKind, Role
+from checkflow.module_hook import ModuleHook
 from checkflow.state.holders import models_of, optimizers_of, unwrapped
 from checkflow.state.live import parameter_names, parameters_of
 from checkflow.state.names import StateName, subject_of
@@ -101,7 +102,7 @@ def _on_module(module: torch.nn.Module, subject: str, firings: FiredAnchors) -> 
     def after(_module: torch.nn.Module, _args: object, _result: object) -> None:
         firings.fire(AnchorKind.FORWARD, subject)
 
-    return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    return [module.register_forward_pre_hook(ModuleHook(before)), module.register_forward_hook(ModuleHook(after))]
 
 
 def _on_parameter(

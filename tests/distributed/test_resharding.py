@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,10 @@ def test_several_are_listed_checked_and_exported_as_one(tmp_path: Path, capsys: 
     assert "attempt" in command(capsys, 0, "list", store)
     newest = json.loads(command(capsys, 0, "list", store, "--json"))["checkpoints"][0]
     assert (newest["iteration"], newest["processes"], newest["ranks"]) == (3, 2, [0, 1])
-    assert "rank-1-of-2/" in command(capsys, 0, "check", store)
+    said = command(capsys, 0, "check", store)
+    assert "rank-1-of-2/" in said and "the newest of which every rank's part verifies is of iteration 3" in said
+    said = command(capsys, 2, "export", store / "rank-1-of-2", "--to", "torch", "-o", tmp_path / "x")
+    assert "has rank 1's part of a training in 2 processes; export the directory that has all" in said
     command(capsys, 0, "export", store, "--to", "torch", "-o", tmp_path / "whole.pt")
     state = torch.load(tmp_path / "whole.pt", weights_only=True)
     assert state["model"]["0.weight"].shape == state["optimizer"]["0.weight.exp_avg"].shape == (24, 16)
@@ -125,3 +129,8 @@ def test_several_are_listed_checked_and_exported_as_one(tmp_path: Path, capsys: 
     assert "iteration-3, verified" not in said
     said = command(capsys, 2, "export", store, "--to", "torch", "-o", tmp_path / "x", "--iteration", 9)
     assert "has no checkpoint of iteration 9 that every rank has; it has 1, " in said
+    *_, last = (line for line in command(capsys, 1, "check", store, "--json").splitlines() if line.startswith("{"))
+    assert json.loads(last)["whole"] == [1]
+    shutil.rmtree(store / "rank-1-of-2")
+    said = command(capsys, 1, "check", store)
+    assert "verified" in said and "no checkpoint of which every rank has a part that verifies" in said

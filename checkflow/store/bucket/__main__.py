@@ -21,8 +21,8 @@ from checkflow.store.bucket.objects import Objects
 from checkflow.store.bucket.upload import Uploads
 
 
-def main(arguments: list[str]) -> None:
-    """Run until the trainer is gone and the bucket has the newest checkpoint."""
+def main(arguments: list[str]) -> int:
+    """Run until the trainer is gone and the bucket has the newest checkpoint. Not 0 where it does not have it."""
     end_fd, directory, trainer = map(int, arguments)
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
@@ -32,8 +32,8 @@ def main(arguments: list[str]) -> None:
     end = socket.socket(fileno=end_fd)
     config = BucketConfig.parse(end.recv(MAX_PACKET_BYTES))
     uploads = Uploads(Objects.open(config.url), config.retention, config.store)
-    Uploader(config, uploads, end, trainer, directory).run()
+    return 0 if Uploader(config, uploads, end, trainer, directory).run() else 1
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -58,6 +58,7 @@ class Uploader:
         self._patience = Patience(config.retry_s)
         self._unpruned = 0  # uploads in a row, after which nothing could be removed
         self._closing = self._orphan = self._dead = False
+        self._has_all = False  # what is newest, when this ends
         self._hurries = False  # the newest is wanted, and a group is not waited for
         # of a group, serials on disk:
         self._asked: int | None = None  # what is next
@@ -66,8 +67,11 @@ class Uploader:
         self._dropped: int | None = None  # what it never will, until it is removed
         self._outbox: deque[Message] = deque()
 
-    def run(self) -> None:
-        """Until the trainer is gone and the bucket has what is newest, or another run has taken the bucket over."""
+    def run(self) -> bool:
+        """Until the trainer is gone and the bucket has what is newest, or another run has taken the bucket over.
+
+        Whether the bucket has it.
+        """
         try:
             while self._next():
                 pass
@@ -83,6 +87,7 @@ class Uploader:
         else:
             self._end.settimeout(1.0)  # what is left to be said is little
             self._flush()
+        return self._has_all
 
     def _next(self) -> bool:
         """Do one thing; False at the end."""
@@ -103,6 +108,7 @@ class Uploader:
                 self._upload(due)
                 return not succeeded
             if ending and not more:
+                self._has_all = True
                 return False
             if self._hurries:
                 self._hurries = False

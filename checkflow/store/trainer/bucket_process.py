@@ -34,6 +34,7 @@ from checkflow.store.both.messages import (
 from checkflow.store.both.retry import Patience
 from checkflow.store.trainer.status import Tally
 
+UNHEARD_S = 0.05
 PATIENT_S = 5.0  # an end that takes longer is told
 _started: list[subprocess.Popen[bytes]] = []  # also those that go on by themselves; collected when they have ended
 
@@ -83,7 +84,9 @@ class BucketProcess:
         self._is_at_rest = False
         self._say(LAST)
         while not (self._is_at_rest or self.is_over):
-            if time.monotonic() >= deadline or self._process.poll() is not None:
+            if (code := self._process.poll()) is not None:
+                return code == 0  # told to end, it ends once the bucket has all
+            if time.monotonic() >= deadline:
                 return False
             self._stirs(deadline - time.monotonic())
             self._hear()
@@ -144,7 +147,10 @@ class BucketProcess:
             send(self._end, word)
 
     def _stirs(self, timeout_s: float) -> None:
-        """Wait until it says something or hangs up."""
+        """Wait until it says something or hangs up; a little while where nobody hears it any more."""
+        if self._end.fileno() < 0:
+            time.sleep(min(UNHEARD_S, max(0.0, timeout_s)))
+            return
         poll = select.poll()
         poll.register(self._end, select.POLLIN)
         poll.poll(max(0.0, timeout_s) * 1000)
