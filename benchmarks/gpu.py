@@ -24,7 +24,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gpu_parts import PARTS, ROOT, Here, Row
+from gpu_parts import ALL_S, PARTS, ROOT, Here, Row
 
 REPORTS = ROOT / "benchmarks" / "reports"
 
@@ -72,8 +72,8 @@ def run_part(name: str, here: Here, limit_s: float, heard: Callable[[list[Row]],
         hidden = {} if here.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
         with log.open("w") as file:
             process = subprocess.Popen(
-                [*command, *(["--tiny"] if here.tiny else [])], env=os.environ | hidden, stdin=subprocess.DEVNULL,
-                stdout=file, stderr=file, start_new_session=True,
+                [*command, "--limit", str(limit_s), *(["--tiny"] if here.tiny else [])], env=os.environ | hidden,
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
             )  # fmt: skip
             try:
                 while process.poll() is None and time.monotonic() < began + limit_s:
@@ -86,7 +86,7 @@ def run_part(name: str, here: Here, limit_s: float, heard: Callable[[list[Row]],
                 process.wait()
                 heard(_read(rows))
         if over:
-            return f"stopped after its {limit_s:g} s"
+            return f"stopped after its {limit_s:.3g} s"
         if process.returncode:
             return f"failed: {(log.read_text().strip() or 'it said nothing').splitlines()[-1]}"
     return f"done in {time.monotonic() - began:.0f} s"
@@ -121,7 +121,7 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, default=REPORTS, help="folder of the report")
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    names, here = given.parts.split(","), Here(given.device, given.tiny)
+    names, here = given.parts.split(","), Here(given.device, given.tiny, given.limit or ALL_S)
     for name in names:
         if name not in PARTS:
             parser.error(f"--parts: {name!r} is not known; choose from {', '.join(PARTS)}")
@@ -137,6 +137,7 @@ def main() -> int:
     day = datetime.now(UTC).date().isoformat()
     stem = given.output / f"{day}-{'gpu' if here.device == 'cuda' else 'host'}"
     head, parts, rows = {"date": day, **machine(here)}, dict.fromkeys(names, "not run"), list[Row]()
+    began = time.monotonic()
     for name in names:
         before = tuple(rows)
         parts[name] = "running, or killed with this run"
@@ -147,7 +148,8 @@ def main() -> int:
                 write(stem, head, parts, rows)
 
         sys.stderr.write(f"{name} ...\n")
-        parts[name] = run_part(name, here, given.limit or PARTS[name].limit_s, heard)
+        left_s = ALL_S - (time.monotonic() - began)
+        parts[name] = run_part(name, here, given.limit or min(PARTS[name].limit_s, left_s), heard)
         write(stem, head, parts, rows)
     print(stem.with_suffix(".md").read_text())
     missed = any(row.outcome == "MISSED" for row in rows) or not all(said.startswith("done") for said in parts.values())

@@ -18,23 +18,13 @@ from contenders import Job, _dcp
 from contenders._state import place, prune
 
 
-class Kept(DefaultStager):
-    """Closed by its owner alone: async_save of torch 2.11 closes what it was given after each upload."""
-
-    def close(self) -> None:
-        """As async_save would."""
-
-    def end(self) -> None:
-        super().close()
-
-
 class Asynchronous(_dcp.DCP):
     kind: ClassVar[AsyncCheckpointerType]
     options: ClassVar[StagingOptions]
 
     def __init__(self, job: Job, training: checkflow.Training) -> None:
         super().__init__(job, training)
-        self._stager = Kept(self.options)
+        self._stager = DefaultStager(self.options)
         self._staging: Future[None] | None = None
         self._upload: Future[None] | None = None
         self._path = Path()
@@ -71,4 +61,4 @@ class Asynchronous(_dcp.DCP):
         try:
             self.wait()
         finally:
-            self._stager.end()
+            self._stager.close()
