@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 
@@ -270,10 +271,10 @@ class Checkpointer:
             self._handle.drain(DURABLE_DEADLINE_S)
             if not self._executor.save():
                 if self._together is not None:
-                    raise StoreError(f"{self._store}: save: no slot is free; call step() on every rank")
-                raise StoreError(f"{self._store}: save: no slot is free; see what the saver reported, or use slots=3")
+                    raise StoreError("save: no slot is free; call step() on every rank")
+                raise StoreError("save: no slot is free; see what the saver reported, or use slots=3")
         if self._handle.persist_now(keep=keep) is None and keep:
-            raise StoreError(f"{self._store}: save: the next checkpoint has the only slot; call it right after step()")
+            raise StoreError("save: the next checkpoint has the only slot; call it right after step()")
         self._handle.drain(DURABLE_DEADLINE_S)
         if keep and isinstance(self._behind, BehindRanks):
             self._behind.keep(self._executor.completed)
@@ -337,9 +338,9 @@ class Checkpointer:
 
         The first error may be of an earlier checkpoint, and just not have been told.
         """
-        pause_s, until = 0.0, time.monotonic() + CLOSE_RETRY_S
+        pause_s, until, once = 0.0, time.monotonic() + CLOSE_RETRY_S, cache(self._notify)
         while True:
-            with self._told(StoreError):
+            with told(StoreError, once, f"{self._store}: "):
                 if self._executor.unsaved:
                     self._save(keep=False)
                 if self._handle.drain(DURABLE_DEADLINE_S):

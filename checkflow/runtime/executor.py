@@ -29,7 +29,7 @@ class Executor(Follower):
         if self.lifecycle.refusal is not None:
             raise InputError(f"step: {self.lifecycle.refusal}")
         if not self.bound.opaque:  # else updates may be made without hooks
-            self.added_up.ended()
+            self.without_update.ended()
         if self.behind and self.completed % self._first_interval == 0:  # read as a whole, it is not due each time
             self._sink.pass_over(self.completed)
         is_due = (self.completed + 1) % self.interval == 0
@@ -132,7 +132,7 @@ class Executor(Follower):
     def succeed(self, before: Executor) -> None:
         """Go on where another one, which has retired, left off: it was told of all that was done until now."""
         self.completed, self._restored = before.completed, before._restored
-        self.added_up = before.added_up
+        self.without_update = before.without_update
         self.pipeline.succeed(before.pipeline)
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 import torch
 
 from checkflow.events import Skipped
-from checkflow.runtime.added_up import AddedUp
 from checkflow.runtime.audit import Audit
 from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.bound import Bound
@@ -29,6 +28,7 @@ from checkflow.runtime.settings import Settings
 from checkflow.runtime.sink import Sink
 from checkflow.runtime.timetable import timetables_of
 from checkflow.runtime.update import Update
+from checkflow.runtime.without_update import WithoutUpdate
 from checkflow.schedule import Schedule
 from checkflow.state.names import StateName
 from checkflow.training import Training
@@ -89,7 +89,7 @@ class Follower:
         self.listens = self.awake and self._planned  # something is done at anchors, or waits to be staged at one
         self.touched = False  # something ran since the last iteration ended
         self.bound = Bound(schedule, training, binding, self.pipeline, tell)
-        self.added_up = AddedUp(training, tell)
+        self.without_update = WithoutUpdate(training, tell)
         rebuilds = self.timetable.parts > 1 or self.timetable.lanes > 1
         self.parts = parting(self.bound, self.pipeline) if parting and rebuilds else None
         self.pipeline.parts_allowed = self.parts is not None
@@ -170,7 +170,7 @@ class Follower:
 
     def updated(self, number: int) -> None:
         """Optimizer `number` has made an update. Raises InputError if state is still absent after the first."""
-        self.added_up.updated()
+        self.without_update.updated()
         if self.bound.binding.absent and not self.lifecycle.deaf and not self._settings.learns:
             if self.bound.is_stale:
                 self.rebind()

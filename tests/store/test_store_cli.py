@@ -66,6 +66,13 @@ def test_no_store_is_one_line(command: str, tmp_path: Path, capsys: pytest.Captu
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.parametrize("command", ["list", "check", "export"])
+def test_one_checkpoint_is_no_store(command: str, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--to", "torch", "-o", str(store.parent / "x")] if command == "export" else []
+    assert run([command, str(store / "00000002-iteration-4"), *more]) == 2
+    assert f"is one checkpoint of a store; give the store, {store}" in capsys.readouterr().err
+
+
 def test_check(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """0 while all is well; 1, with the reason, once a byte is wrong; nothing is removed unasked."""
     assert run(["check", str(store)]) == 0

@@ -255,6 +255,8 @@ def checkpoint_names(store: Path) -> list[str]:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise StoreError(f"{store}: is no store that can be read ({why}); check the path") from None
+    if parse_directory_name(store.name) is not None and (store / MANIFEST).is_file():
+        raise StoreError(f"{store}: is one checkpoint of a store; give the store, {store.parent}")
     return [name for parsed, name in sorted(((p.serial, n) for p, n in found if p is not None), reverse=True)]
 
 

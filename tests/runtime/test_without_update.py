@@ -1,4 +1,4 @@
-"""Gradients that are added up across step(): no checkpoint has them, which is told."""
+"""What iterations without an update are told of: gradients that are added up across them, and another optimizer."""
 
 from __future__ import annotations
 
@@ -38,3 +38,20 @@ def test_only_what_is_added_up_across_it_is_told_of(
             ckpt.step()
     lines = [line for line in said if "a resume goes on without them" in line]
     assert len(lines) == told and all("model/0.weight: its gradient was written to" in line for line in lines), said
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_another_optimizer_than_the_attached_one_is_told_of(tmp_path: Path, attached: bool) -> None:
+    """Put in its place in mid-run: its state would be in no checkpoint."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    first, other = torch.optim.AdamW(model.parameters()), torch.optim.AdamW(model.parameters())
+    said: list[str] = []
+    with checkflow.attach(model, first, store=tmp_path, notify=said.append, tell=lambda _: None) as ckpt:
+        for number in range(12):
+            torch.autograd.backward(model(torch.randn(2, 4)).square().mean())
+            optimizer = first if attached or number < 4 else other
+            optimizer.step()
+            optimizer.zero_grad()
+            ckpt.step()
+    lines = [line for line in said if "where another one does, its state is in no checkpoint: attach that one" in line]
+    assert len(lines) == (not attached) and all("model/0.weight: is written though" in line for line in lines), said

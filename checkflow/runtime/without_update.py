@@ -1,0 +1,92 @@
+"""Iterations in which no attached optimizer makes an update, as where a scaler skips it, and what they may mean.
+
+Gradients are dropped then, or zeroed. Where they are written to instead, `step()` may be called for each part of a
+batch: no checkpoint has gradients, so a resume from there goes on without them. And where parameters are written all
+the same, time after time, another optimizer may make the updates, whose state is in no checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from checkflow.state.live import parameters_of
+from checkflow.state.names import StateName
+from checkflow.state.shards import local
+from checkflow.torch_internals import versions
+from checkflow.training import Training
+from checkflow.wrapped import is_hookable
+
+TIMES = 3  # that parameters are written in a row
+
+
+class WithoutUpdate:
+    """Tells of each once. Looks at nothing in iterations with an update, but for the one after another."""
+
+    def __init__(self, training: Training, tell: Callable[[str], None]) -> None:
+        self._training = training
+        self._tell = tell
+        self._knows = all(map(is_hookable, training.optimizers))  # of updates
+        self._told: set[str] = set()
+        self._updated = False  # since the last iteration ended
+        self._gradient: tuple[StateName, torch.nn.Parameter, tuple[int, int]] | None = None  # as it was then
+        self._parameter: tuple[StateName, torch.nn.Parameter, int] | None = None  # as it was, and its version
+        self._written = 0  # times in a row
+
+    def updated(self) -> None:
+        """An optimizer has made an update. Its gradients are still there."""
+        self._compare_gradient()
+        self._updated = True
+
+    def ended(self) -> None:
+        """An iteration ended."""
+        self._compare_gradient()
+        if self._updated or not self._knows:
+            self._updated, self._parameter, self._written = False, None, 0
+            return
+        self._compare_parameter()
+        for name, parameter in parameters_of(self._training):
+            if parameter.grad is not None and self._gradient is None:
+                self._gradient = name, parameter, _address_and_version(parameter.grad)
+            if parameter.requires_grad and self._parameter is None:
+                self._parameter = name, parameter, versions([local(parameter)])[0]
+
+    def _compare_gradient(self) -> None:
+        """Another gradient in the same memory begins with a version that is no higher."""
+        if self._gradient is None:
+            return
+        name, parameter, (address, version) = self._gradient
+        self._gradient = None
+        if parameter.grad is None:
+            return
+        now = _address_and_version(parameter.grad)
+        if now[0] == address and now[1] > version:
+            self._say(
+                name,
+                "its gradient was written to after a step() without an update; where gradients are added up there, no "
+                "checkpoint has them, and a resume goes on without them: call step() once for each update",
+            )
+
+    def _compare_parameter(self) -> None:
+        if self._parameter is None:
+            return
+        name, parameter, version = self._parameter
+        self._parameter = None
+        self._written = self._written + 1 if versions([local(parameter)])[0] > version else 0
+        if self._written >= TIMES:
+            self._say(
+                name,
+                "is written though no attached optimizer makes an update; where another one does, its state is in no "
+                "checkpoint: attach that one",
+            )
+
+    def _say(self, name: StateName, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self._tell(f"{name}: {what}")
+
+
+def _address_and_version(gradient: torch.Tensor) -> tuple[int, int]:
+    part = local(gradient)
+    return part.data_ptr(), versions([part])[0]
