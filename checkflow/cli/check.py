@@ -27,8 +27,8 @@ def command(store: str, repair: bool, as_json: bool) -> int:
     """Verify every checkpoint of STORE. Exit code 1 if one is not what was written, unless --repair removed it.
 
     Of a training in several processes each one's directory is a store, and checked as one; and there has to be a
-    checkpoint of which every one has its part. STORE may be the URL of a
-    bucket, s3://bucket/prefix: then every byte in it is read.
+    checkpoint of which every one has its part. STORE may be the URL of a bucket, s3://bucket/prefix: then every byte
+    in it is read.
     """
     if not is_url(store):
         return _of_store(Path(store), repair=repair, as_json=as_json)

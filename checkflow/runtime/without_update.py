@@ -62,10 +62,10 @@ class WithoutUpdate:
             return
         now = _address_and_version(parameter.grad)
         if now[0] == address and now[1] > version:
-            self._say(
-                name,
-                "its gradient was written to after a step() without an update; where gradients are added up there, no "
-                "checkpoint has them, and a resume goes on without them: call step() once for each update",
+            self._say_once(
+                "gradient",
+                f"{name}: its gradient was written to after a step() without an update; where gradients are added up "
+                "there, no checkpoint has them, and a resume goes on without them: call step() once for each update",
             )
 
     def _compare_parameter(self) -> None:
@@ -75,16 +75,16 @@ class WithoutUpdate:
         self._parameter = None
         self._written = self._written + 1 if versions([local(parameter)])[0] > version else 0
         if self._written >= TIMES:
-            self._say(
-                name,
-                "is written though no attached optimizer makes an update; where another one does, its state is in no "
-                "checkpoint: attach that one",
+            self._say_once(
+                "parameter",
+                f"{name}: is written though no attached optimizer makes an update; where another one does, its state "
+                "is in no checkpoint: attach that one",
             )
 
-    def _say(self, name: StateName, what: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            self._tell(f"{name}: {what}")
+    def _say_once(self, of: str, line: str) -> None:
+        if of not in self._told:
+            self._told.add(of)
+            self._tell(line)
 
 
 def _address_and_version(gradient: torch.Tensor) -> tuple[int, int]:
