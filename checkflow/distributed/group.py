@@ -65,11 +65,11 @@ class Group:
         rank draws a number, and says which numbers it sees; it has met the others once all see the same ones. A process
         of before cannot have seen this one's.
         """
-        own, seen, deadline, pause_s = secrets.token_hex(16), "", time.monotonic() + self.deadline_s, _PAUSE_S[0]
+        own, seen = secrets.token_hex(16), ""
         drawn, looked = ([f"{word}/{rank}" for rank in range(self.size)] for word in ("drawn", "seen"))
         with reached():
             self.values.set(drawn[self.rank], own)
-        while True:
+        for _ in self._looks():
             with reached():
                 if self.values.check(drawn):
                     now = digest_of([each.decode() for each in self.values.multi_get(drawn)])
@@ -78,11 +78,6 @@ class Group:
                         self.values.set(looked[self.rank], seen)
                     if self.values.check(looked) and set(self.values.multi_get(looked)) == {seen.encode()}:
                         return f"checkflow/{seen}"
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(pause_s)
-            let_through()
-            pause_s = min(2 * pause_s, _PAUSE_S[1])
         with reached():
             absent = [rank for rank, key in enumerate(drawn) if not self.values.check([key])]
             late = absent or [rank for rank, key in enumerate(looked) if self._said(key) != seen.encode()]
@@ -157,21 +152,25 @@ class Group:
                     )
 
     def _wait(self, what: str, keys: Sequence[str]) -> None:
-        deadline, pause_s = time.monotonic() + self.deadline_s, _PAUSE_S[0]
-        while True:
+        for _ in self._looks():
             with reached():
                 if self.values.check(list(keys)):
                     return
                 if self.values.check([_FAILED]):
                     raise PeerError(self.values.get(_FAILED).decode())
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(pause_s)
-            let_through()
-            pause_s = min(2 * pause_s, _PAUSE_S[1])
         with reached():
             missing = [rank for rank, key in enumerate(keys) if not self.values.check([key])]
         raise self._late(what, missing)
+
+    def _looks(self) -> Iterator[None]:
+        """Now and then, until others are waited for no more."""
+        deadline, pause_s = time.monotonic() + self.deadline_s, _PAUSE_S[0]
+        yield
+        while time.monotonic() < deadline:
+            time.sleep(pause_s)
+            let_through()
+            pause_s = min(2 * pause_s, _PAUSE_S[1])
+            yield
 
     def _late(self, what: str, ranks: Sequence[int]) -> PeerError:
         named = ", ".join(map(str, ranks))
