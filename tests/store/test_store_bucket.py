@@ -106,6 +106,26 @@ def test_what_is_uploaded_may_be_pruned_meanwhile(server: BucketServer, tmp_path
     assert whole_in(server, tmp_path) == [200]
 
 
+@pytest.mark.parametrize("is_out", [False, True])
+def test_who_asks_once_it_is_closed_hears_whether_the_bucket_has_all(
+    server: BucketServer, tmp_path: Path, is_out: bool
+) -> None:
+    """As SIGTERM does while close() waits."""
+    config = BucketConfig(tmp_path / "store", server.url, Retention(last=1))
+    with StoreHandle.open(tmp_path / "store", [DIRECT], notify=silent, persist_every=EACH) as handle:
+        uploader = handle.start_uploader(config)
+        stage(handle, DIRECT, 1)
+        assert handle.drain(60)
+        if is_out:
+            server.out()
+        uploader.close(0.0 if is_out else 60.0)
+        assert uploader.wait(time.monotonic() + 0.5) is not is_out
+        if is_out:
+            os.kill(uploader.pid, signal.SIGKILL)
+            assert not uploader.wait(time.monotonic() + 5)
+            server.back()
+
+
 LARGE = Layout.of((FileSpec("model.safetensors", (TensorSpec("w", "F32", (20, 1024, 1024)),)),))
 
 
