@@ -222,6 +222,16 @@ def test_a_single_slot_persists_each_before_the_next_is_begun(tmp_path: Path) ->
     assert [found.iteration for found in list_checkpoints(tmp_path)] == [8, 7, 6, 5, 4, 3, 2, 1]
 
 
+def test_nothing_is_asked_of_what_is_closed(tmp_path: Path) -> None:
+    training = small()
+    ckpt = checkflow.attach(training.model, training.optimizer, store=tmp_path)
+    ckpt.close()
+    calls: dict[str, Callable[[], object]] = {"step": ckpt.step, "save": ckpt.save, "restore": ckpt.restore}
+    for name, call in calls.items():
+        with pytest.raises(InputError, match=f"^{name}: is closed; attach again$"):
+            call()
+
+
 def test_closing_saves_the_last_iteration_at_any_interval(tmp_path: Path) -> None:
     """Unless the loop failed: then the newest that was due is what a resume gets."""
     schedule = compiled(small, interval=3)
