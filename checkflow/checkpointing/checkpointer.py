@@ -122,8 +122,6 @@ class Checkpointer:
         """
         if self._forked("restore"):
             return self._executor.completed
-        if self._closed:
-            raise InputError("restore: is closed; attach again")
         with (
             self._narrated("restore"),
             contextlib.nullcontext() if self._together is None else self._together.group.telling(),
@@ -131,6 +129,8 @@ class Checkpointer:
             return self._restore(iteration)
 
     def _restore(self, iteration: int | None) -> int:
+        if self._closed:
+            raise InputError("restore: is closed; attach again")
         with self._inside:
             started = time.monotonic()
             begun = self._executor.completed > 0 or self._handle.status().staged > 0
