@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 NETWORKS = ("alexnet", "bert", "mnasnet", "resnet", "resnet3d", "transformer", "vgg", "vit", "gpt2", "llama_1b")
 TINY_NETWORKS = ("mnasnet", "gpt2", "llama_1b")
 COPY_BYTES = 256 * 2**20  # past the caches
-ALL_S = 540
+ALL_S = 540  # for all parts
 ENDING_S = 15.0  # of a part whose time is over, for what it started to end and to say what it has
 LEARN_S = 25  # for a schedule to be learned
 PEAK, OVERHEAD, LINK = 0.02, 0.01, 0.95  # targets
@@ -61,7 +61,7 @@ class Here:
 
     device: str  # cuda or host
     tiny: bool
-    part_s: float  # for a part
+    part_s: float  # that a part may take
 
     @property
     def torch_device(self) -> str:
@@ -87,21 +87,22 @@ def tests(here: Here) -> Iterator[Row]:
     asked = ["-p", "no:cacheprovider", "-W", "default", "-k", "cuda", "-vv", "--color=no"]
     command = [sys.executable, "-m", "pytest", *asked, *where]
     ran = until(command, here.part_s - ENDING_S)
-    # Told as each ends, for where their time is over there may be no summary.
-    told = re.findall(r"^(?:\[gw\d+\] \[ *\d+%\] )?(PASSED|FAILED|ERROR|SKIPPED) (tests/\S+)", ran.stdout, re.MULTILINE)
-    told += [
-        (word, name)
-        for name, word in re.findall(r"^(tests/\S+) (PASSED|FAILED|ERROR|SKIPPED)", ran.stdout, re.MULTILINE)
-    ]
     if ran.returncode not in (0, 1):
         last = (ran.stdout.strip() or ran.stderr.strip() or "pytest said nothing").splitlines()[-1]
         yield Row("tests -k cuda", "all ran", None, note=f"ended early: {last}")
-    counted = {word: {name for how, name in told if how == word} for word in ("PASSED", "FAILED", "ERROR", "SKIPPED")}
-    if told:
-        broken = sorted(counted["FAILED"] | counted["ERROR"])
+    if ended := outcomes(ran.stdout):
+        broken = sorted(name for name, how in ended.items() if how in ("FAILED", "ERROR"))
         yield Row("tests -k cuda", "failed", len(broken), most=0, note="; ".join(broken))
-        yield Row("tests -k cuda", "passed", len(counted["PASSED"]))
-        yield Row("tests -k cuda", "skipped", len(counted["SKIPPED"]))
+        for how in ("passed", "skipped"):
+            yield Row("tests -k cuda", how, list(ended.values()).count(how.upper()))
+
+
+def outcomes(said: str) -> dict[str, str]:
+    """By the name of each test that has ended, how, as pytest -vv tells it at once: where time is over there may be no
+    summary. With xdist a line begins with the worker, and has the outcome before the name."""
+    word, name = r"(?P<how>PASSED|FAILED|ERROR|SKIPPED)", r"(?P<name>tests/\S+)"
+    lines = rf"^(?:\[gw\d+\] \[ *\d+%\] )?{word} {name}", rf"^{name} {word}"
+    return {each["name"]: each["how"] for line in lines for each in re.finditer(line, said, re.MULTILINE)}
 
 
 def peaks(here: Here) -> Iterator[Row]:

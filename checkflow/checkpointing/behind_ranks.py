@@ -20,7 +20,7 @@ from checkflow.distributed.parts import all_in, marks_in
 from checkflow.distributed.stored import mark_of
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.store.both.config import BucketConfig
-from checkflow.store.bucket.names import BucketContents, by_rank, iteration_of
+from checkflow.store.bucket.names import BucketContents, by_rank, iteration_of, read_manifest
 from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.ranks import directory_of
 from checkflow.store.format.retention import Retention
@@ -174,7 +174,8 @@ class BehindRanks(Behind):
     def _mark_of(self, rank: Rank, name: str, contents: BucketContents) -> Mark | None:
         objects = self._objects_of(rank)
         try:
-            return mark_of(objects, name, contents.checkpoints[name], processes=rank[1])
+            manifest = read_manifest(objects, name, contents.checkpoints[name])
+            return mark_of(objects, name, manifest, processes=rank[1])
         except CorruptStoreError as error:
             self._hearers.notify(f"{objects.url}: skipped {name}: {error}")
             return None

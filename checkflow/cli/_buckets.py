@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,45 +30,67 @@ def opened(url: str) -> Iterator[Objects]:
         raise StoreError(f"{url}: cannot be read ({error}); check its name, and the credentials") from None
 
 
-def compared(url: str, progress: Callable[[str], None]) -> Iterator[tuple[str, str | None]]:
-    """(name, what is wrong with it, if anything is) of each checkpoint, of which every byte is read.
+def compared(url: str, progress: Callable[[str], None]) -> tuple[dict[str, str | None], list[int] | None]:
+    """By the name of each checkpoint, of which every byte is read, what is wrong with it; None where nothing is.
 
-    Raises StoreError.
+    And of several processes the iterations, newest first, of which each has a part that verifies. Raises StoreError.
     """
+    found: dict[str, str | None] = {}
     with opened(url) as objects:
-        for (rank, processes), contents in by_rank(objects.sizes()).items():
+        sizes = objects.sizes()
+        for (rank, processes), contents in by_rank(sizes).items():
             own = objects if processes == 1 else objects.below(directory_of(rank, processes))
-            before = "" if processes == 1 else f"{directory_of(rank, processes)}/"
             for name in contents.newest_first:
-                progress(f"reading {before}{name}")
+                known = str(_place(rank, processes) / name)
+                progress(f"reading {known}")
                 try:
                     compare(own, name, contents.checkpoints[name])
-                    yield f"{before}{name}", None
+                    found[known] = None
                 except CorruptStoreError as error:
-                    yield f"{before}{name}", str(error)
+                    found[known] = str(error)
+        verified = {name for name, wrong in found.items() if wrong is None}
+        return found, _whole(objects, sizes, verified) if verified and has_ranks(sizes) else None
+
+
+def _whole(objects: Objects, sizes: Mapping[str, int], verified: Set[str]) -> list[int]:
+    from checkflow.distributed.stored import parts_in  # which needs torch
+
+    return [
+        each.mark.iteration
+        for each in parts_in(objects, sizes, lambda _: None)
+        if each.is_whole
+        and all(str(_place(rank, each.processes) / part.name) in verified for rank, part in each.ranks.items())
+    ]
+
+
+def _place(rank: int, processes: int) -> Path:
+    """Of a rank's checkpoints, in a store and below a URL."""
+    return Path() if processes == 1 else Path(directory_of(rank, processes))
 
 
 @contextmanager
-def fetched(url: str, iteration: int | None, beside: Path, progress: Callable[[str], None]) -> Iterator[Path]:
+def fetched(url: str, iteration: int | None, output: Path, progress: Callable[[str], None]) -> Iterator[Path]:
     """A store on disk of the newest checkpoint (of that iteration, if given) that is in the bucket as it was written.
 
-    It lies beside that path, and only until this ends. Raises StoreError and CorruptStoreError where there is none,
+    It lies beside the output, and only until this ends. Raises StoreError and CorruptStoreError where there is none,
     InputError where it cannot be written.
     """
-    folder = None
+    with _writing_beside(output):
+        folder = tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent, ignore_cleanup_errors=True)
+    with folder as name:
+        with _writing_beside(output), opened(url) as objects:
+            sizes = objects.sizes()
+            (_fetch_parts if has_ranks(sizes) else _fetch)(objects, sizes, iteration, Path(name), progress)
+        yield Path(name)
+
+
+@contextmanager
+def _writing_beside(output: Path) -> Iterator[None]:
     try:
-        try:
-            folder = Path(tempfile.mkdtemp(prefix=f".{beside.name}.", dir=beside.parent))
-            with opened(url) as objects:
-                sizes = objects.sizes()
-                (_fetch_parts if has_ranks(sizes) else _fetch)(objects, sizes, iteration, folder, progress)
-        except OSError as error:
-            why = error.strerror or error
-            raise InputError(f"--output {beside}: no room beside it for what is in {url} ({why})") from None
-        yield folder
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise InputError(f"--output {output}: what is fetched cannot be written beside it ({why})") from None
 
 
 def _fetch(
@@ -92,13 +114,13 @@ def _fetch_parts(
 ) -> None:
     from checkflow.distributed.stored import parts_in  # which needs torch
 
-    whole = [each for each in parts_in(objects, sizes, _console.tell) if not each.missing]
+    whole = [each for each in parts_in(objects, sizes, _console.tell) if each.is_whole]
     wrong = ""
     for each in (each for each in whole if iteration in (None, each.mark.iteration)):
         try:
             for rank, part in each.ranks.items():
                 progress(f"fetching iteration {each.mark.iteration}, rank {rank}")
-                into = store if each.processes == 1 else store / directory_of(rank, each.processes)
+                into = store / _place(rank, each.processes)
                 into.mkdir(exist_ok=True)
                 download(part.objects, part.name, part.sizes, into)
             return

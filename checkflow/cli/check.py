@@ -16,8 +16,6 @@ from checkflow.store.format.ranks import directory_of, ranks_in
 from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.repair import Checked, check_store, repair_store
 
-_NONE_WHOLE = "no checkpoint of which every rank has a part that verifies; a directory is missing, or damaged"
-
 
 @click.command()
 @click.argument("store", type=click.Path())
@@ -34,18 +32,22 @@ def command(store: str, repair: bool, as_json: bool) -> int:
         return _of_store(Path(store), repair=repair, as_json=as_json)
     if repair:
         raise InputError(f"--repair: {store} is a bucket, from which nothing is removed; leave the option out")
+    return _of_bucket(store, as_json=as_json)
+
+
+def _of_bucket(url: str, *, as_json: bool) -> int:
     with _console.progress() as progress:
-        found = list(compared(store, progress))
-    wrong = [{"name": name, "reason": reason} for name, reason in found if reason is not None]
+        found, whole = compared(url, progress)
+    wrong = [{"name": name, "reason": reason} for name, reason in found.items() if reason is not None]
     if as_json:
-        verified = [name for name, reason in found if reason is None]
-        click.echo(
-            json.dumps({"store": store, "verified": verified, "wrong": wrong, "leftovers": [], "removed": False})
-        )
+        verified = [name for name, reason in found.items() if reason is None]
+        click.echo(json.dumps({"store": url, "verified": verified, "wrong": wrong, "leftovers": [], "removed": False}))
     else:
-        for line in [f"{name}: {reason or 'verified'}" for name, reason in found] or [f"{store}: no checkpoint yet"]:
+        lines = [f"{name}: {reason or 'verified'}" for name, reason in found.items()]
+        for line in lines or [f"{url}: no checkpoint yet"]:
             _console.say(line)
-    return EXIT_NO if wrong else EXIT_DONE
+    _tell_whole(url, whole, as_json=as_json)
+    return EXIT_NO if wrong or whole == [] else EXIT_DONE
 
 
 def _of_store(store: Path, *, repair: bool, as_json: bool) -> int:
@@ -68,16 +70,10 @@ def _of_store(store: Path, *, repair: bool, as_json: bool) -> int:
                 "removed": repair,
             }
             click.echo(json.dumps(figures))
-        if whole is not None:
-            click.echo(json.dumps({"store": str(store), "whole": whole}))
     else:
         for each, checked in found.items():
             _print(each, checked, removed=repair, within=each != store)
-        if whole is not None:
-            newest = (
-                f"the newest of which every rank's part verifies is of iteration {whole[0]}" if whole else _NONE_WHOLE
-            )
-            _console.say(f"{store.name}: {newest}")
+    _tell_whole(str(store), whole, as_json=as_json)
     return EXIT_NO if wrong or whole == [] else EXIT_DONE
 
 
@@ -90,6 +86,18 @@ def _whole(store: Path, verified: Set[Path]) -> list[int]:
         for each in gathered_in(store)
         if len(each.ranks) == each.size and all(part.checkpoint.path in verified for part in each.ranks.values())
     ]
+
+
+def _tell_whole(store: str, whole: list[int] | None, *, as_json: bool) -> None:
+    """Of several processes."""
+    if whole is None:
+        return
+    if as_json:
+        click.echo(json.dumps({"store": store, "whole": whole}))
+    elif whole:
+        _console.say(f"{store}: the newest of which every rank's part verifies is of iteration {whole[0]}")
+    else:
+        _console.say(f"{store}: no checkpoint of which every rank has a part that verifies; one is missing, or damaged")
 
 
 def _print(store: Path, checked: Checked, *, removed: bool, within: bool) -> None:

@@ -96,23 +96,8 @@ def _of_one(store: Path, called: str, iteration: int | None, progress: Callable[
     found = load_newest(store, iteration)
     if found.loaded is None:
         raise StoreError(f"{store}: no checkpoint yet; nothing to export")
-    _refuse_a_share(called, found.loaded)
     _tell_skipped(found.skipped)
     return _whole(called, found.loaded, progress)
-
-
-def _refuse_a_share(called: str, loaded: Loaded) -> None:
-    """One of several processes has what it saves, and no more."""
-    try:
-        record = strictjson.loads(loaded.record)
-    except (ValueError, RecursionError):
-        return
-    member = record.get("member") if isinstance(record, dict) else None
-    if isinstance(member, dict) and isinstance(size := member.get("size"), int) and size > 1:
-        raise InputError(
-            f"{called}: has rank {member.get('rank')}'s part of a training in {size} processes; "
-            "export the directory that has all their directories"
-        )
 
 
 def _tell_skipped(skipped: Iterable[SkippedCheckpoint]) -> None:
@@ -121,12 +106,23 @@ def _tell_skipped(skipped: Iterable[SkippedCheckpoint]) -> None:
 
 
 def _whole(called: str, loaded: Loaded, progress: Callable[[str], None]) -> Loaded:
-    """Files of several iterations are no state until the updates are made again that lead to one."""
+    """Files of several iterations are no state until the updates are made again that lead to one.
+
+    Raises InputError for one of several processes: it has what it saves, and no more.
+    """
     try:
         record = strictjson.loads(loaded.record)
     except (ValueError, RecursionError):
         return loaded  # it is exported as it is
-    if not isinstance(record, dict) or not any(lane_of(name) or name.startswith("gradient.") for name in loaded.files):
+    if not isinstance(record, dict):
+        return loaded
+    member = record.get("member")
+    if isinstance(member, dict) and isinstance(size := member.get("size"), int) and size > 1:
+        raise InputError(
+            f"{called}: has rank {member.get('rank')}'s part of a training in {size} processes; "
+            "export the directory that has all their directories"
+        )
+    if not any(lane_of(name) or name.startswith("gradient.") for name in loaded.files):
         return loaded
     from checkflow.state.restore.rebuild import whole  # torch is not needed for a copy
 

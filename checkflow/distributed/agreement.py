@@ -21,7 +21,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 from checkflow import strictjson
 from checkflow.distributed.group import Group, reached
@@ -29,7 +28,6 @@ from checkflow.distributed.marks import Mark
 from checkflow.distributed.pulse import Pulse
 from checkflow.errors import PeerError
 
-what = TypeVar("what")
 _PAUSE_S = (0.001, 0.02)  # between looks, at first and at most
 _SLOW = ("uploads", "uploaded")  # kinds of matters for which ranks take minutes
 _SLOW_S = 0.5  # between looks at those
@@ -37,7 +35,7 @@ _KNOWN = 1000  # of a kind, names that a rank knows the ruling of; it says each 
 _LISTENED = 64  # of a kind, matters whose ruling is listened for: more than there are slots
 _CLOSE_S = 30.0  # for a store that does not answer
 _VOID = "null"  # a ruling is JSON, and none of them rules nothing
-_NONE = "?"  # so this is none
+_NO_RULING = "?"  # no JSON
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +72,7 @@ class Agreement:
         self._pulse = Pulse(group, tell)
         self._said: queue.SimpleQueue[_Matter | _Void | None] = queue.SimpleQueue()
         self._waiting: dict[str, list[_Matter]] = {}  # by kind
-        self._counted: dict[str, OrderedDict[str, None]] = {}  # by kind: what this rank has counted itself under
+        self._counted: dict[str, OrderedDict[str, object]] = {}  # by kind: what this rank has counted itself under
         self._past: dict[str, OrderedDict[str, object]] = {}  # by kind: what this rank is through with, and rulings
         self._trouble: str | None = None
         self._next_slow_s = 0.0  # time.monotonic
@@ -215,7 +213,7 @@ class Agreement:
         for kind, waiting in self._waiting.items():
             for matter in tuple(waiting) if is_slow_too or kind not in _SLOW else ():
                 name, past = f"{kind}/{matter.name}", self._past[kind]
-                if name not in past and (ruling := self._ruling_of(matter, name)) != _NONE.encode():
+                if name not in past and (ruling := self._asked_for(matter, name)) != _NO_RULING.encode():
                     with reached():
                         self._is_through(kind, name, strictjson.loads(ruling))
                 if name in past:
@@ -223,12 +221,16 @@ class Agreement:
                     matter.agreed(past[name])
             del waiting[:-_LISTENED]  # not every rank comes to every one
 
-    def _ruling_of(self, matter: _Matter, name: str) -> bytes:
-        """As the store has it, which is not waited for. What not every rank has staged of an attempt that a restore
-        has ended is void: some rank never will."""
+    def _asked_for(self, matter: _Matter, name: str) -> bytes:
+        """The ruling that the store has, if any: `get` would wait for one.
+
+        What not every rank has staged of an attempt that a restore has ended is void: some rank never will.
+        """
         is_over = matter.staged is not None and matter.staged.attempt < self.attempt
         with reached():
-            return self._group.more.compare_set(_ruling(name), *(("", _VOID) if is_over else (_NONE, _NONE)))
+            if is_over:
+                return self._group.more.compare_set(_ruling(name), "", _VOID)
+            return self._group.more.compare_set(_ruling(name), _NO_RULING, _NO_RULING)
 
     def _look_for_who_is_late(self) -> None:
         now = time.monotonic()
@@ -242,8 +244,8 @@ class Agreement:
         self._is_late = bool(late)
 
 
-def _remember(names: OrderedDict[str, what], name: str, of_it: what) -> None:
-    names[name] = of_it
+def _remember(names: OrderedDict[str, object], name: str, ruling: object) -> None:
+    names[name] = ruling
     if len(names) > _KNOWN:
         names.popitem(last=False)
 

@@ -65,25 +65,26 @@ class Group:
         rank draws a number, and says which numbers it sees; it has met the others once all see the same ones. A process
         of before cannot have seen this one's.
         """
-        own, seen = secrets.token_hex(16), ""
-        drawn, looked = ([f"{word}/{rank}" for rank in range(self.size)] for word in ("drawn", "seen"))
+        drawn, said = ([f"{word}/{rank}" for rank in range(self.size)] for word in ("drawn", "seen"))
+        seen = ""
         with reached():
-            self.values.set(drawn[self.rank], own)
+            self.values.set(drawn[self.rank], secrets.token_hex(16))
         for _ in self._looks():
             with reached():
                 if self.values.check(drawn):
                     now = digest_of([each.decode() for each in self.values.multi_get(drawn)])
                     if now != seen:
                         seen = now
-                        self.values.set(looked[self.rank], seen)
-                    if self.values.check(looked) and set(self.values.multi_get(looked)) == {seen.encode()}:
+                        self.values.set(said[self.rank], seen)
+                    if self.values.check(said) and set(self.values.multi_get(said)) == {seen.encode()}:
                         return f"checkflow/{seen}"
         with reached():
             absent = [rank for rank, key in enumerate(drawn) if not self.values.check([key])]
-            late = absent or [rank for rank, key in enumerate(looked) if self._said(key) != seen.encode()]
+            late = absent or [rank for rank, key in enumerate(said) if self._held(key) != seen.encode()]
         raise self._late("attach()", late)
 
-    def _said(self, key: str) -> bytes:
+    def _held(self, key: str) -> bytes:
+        """What the store has, and nothing where it has none."""
         return self.values.get(key) if self.values.check([key]) else b""
 
     def gather(self, what: str, value: object) -> list[object]:

@@ -34,9 +34,8 @@ class StoredParts:
     ranks: Mapping[int, StoredPart]
 
     @property
-    def missing(self) -> list[int]:
-        """Ranks that have no part of it."""
-        return sorted(set(range(self.processes)) - self.ranks.keys())
+    def is_whole(self) -> bool:
+        return len(self.ranks) == self.processes
 
 
 def parts_in(objects: Objects, sizes: Mapping[str, int], tell: Callable[[str], None]) -> list[StoredParts]:
@@ -50,8 +49,8 @@ def parts_in(objects: Objects, sizes: Mapping[str, int], tell: Callable[[str], N
         for name in contents.newest_first:
             its = contents.checkpoints[name]
             try:
-                mark = mark_of(own, name, its, processes=processes)
                 part = StoredPart(own, name, its, read_manifest(own, name, its))
+                mark = mark_of(own, name, part.manifest, processes=processes)
             except CorruptStoreError as error:
                 tell(f"{own.url}: {name}: {error}")
                 continue
@@ -60,14 +59,14 @@ def parts_in(objects: Objects, sizes: Mapping[str, int], tell: Callable[[str], N
     return [StoredParts(mark, processes, ranks) for (mark, processes), ranks in newest_first]
 
 
-def mark_of(objects: Objects, name: str, sizes: Mapping[str, int], *, processes: int) -> Mark:
-    """Of the checkpoint of this name, whose objects have these sizes, of a training in so many.
+def mark_of(objects: Objects, name: str, manifest: Manifest, *, processes: int) -> Mark:
+    """Of the checkpoint of this name, of a training in so many.
 
     What one process took before there were several has attempt 0. Raises CorruptStoreError where its record does not
     say it, BucketError.
     """
     try:
-        record = parse_record(read_record(objects, name, sizes))
+        record = parse_record(read_record(objects, name, manifest))
     except FormatError as error:
         raise CorruptStoreError(str(error)) from None
     if record.member is not None:

@@ -60,7 +60,7 @@ class HostDevice:
 
     def offload(self, batch: Batch) -> HostEvent:
         self.check()
-        order = self._given = self._given + 1  # where this is interrupted, one that never comes, which is no matter
+        order = self._given = self._given + 1  # interrupted here, it is a number that no copy has; the next are higher
         if self._ended == order - 1 and batch.size_bytes <= self.inline_bytes:
             try:
                 self._serve(order, batch)

@@ -22,7 +22,7 @@ TIMES = 3  # that parameters are written in a row
 
 
 class WithoutUpdate:
-    """Tells of each once. Looks at nothing in iterations with an update, but for the one after another."""
+    """Tells of each once. Iterations with an update cost nothing here, unless the one before had none."""
 
     def __init__(self, training: Training, tell: Callable[[str], None]) -> None:
         self._training = training

@@ -160,7 +160,8 @@ def test_what_is_damaged_there_is_passed_over_by_all_and_any_number_goes_on(
     (name,) = [each for each in by_rank(server.objects.sizes())[1, 2].checkpoints if each.endswith(f"-{newest}")]
     data = objects.read(f"{name}/model.safetensors")
     objects.put(f"{name}/model.safetensors", iter([data[:-1] + bytes([data[-1] ^ 1])]), len(data))
-    assert CliRunner().invoke(check.command, [server.url], standalone_mode=False).return_value == 1
+    checked = CliRunner().invoke(check.command, [server.url], standalone_mode=False)
+    assert checked.return_value == 1 and f"rank's part verifies is of iteration {older}" in checked.stdout
     asked = [server.url, "--to", "torch", "-o", str(tmp_path / "whole")]
     exported = CliRunner().invoke(export.command, asked, catch_exceptions=False)
     assert f"skipped iteration {newest}, rank 1: model.safetensors: block 0 is not" in exported.stderr
@@ -182,6 +183,9 @@ def test_what_is_damaged_on_disk_comes_from_there(server: BucketServer, tmp_path
     """Where several ranks each have a share, and the disk is one."""
     bucket = f"bucket={server.url}"
     assert resumed(2, tmp_path, 5, EACH, bucket) == 0
+    asked = [server.url, "--json"]
+    whole = CliRunner().invoke(check.command, asked, standalone_mode=False)
+    assert whole.return_value == 0 and json.loads(whole.stdout.splitlines()[-1])["whole"][0] == 5
     (found,) = (tmp_path / directory_of(1, 2)).glob("*-iteration-5")
     (found / "optimizer.safetensors").write_bytes(b"")
     assert resumed(2, tmp_path, 6, EACH, bucket) == 5

@@ -78,6 +78,14 @@ def test_parts_take_nine_minutes_at_most() -> None:
     assert gpu_parts.ALL_S - sum(gpu_parts.PARTS[name].limit_s for name in others) >= 140
 
 
+def test_tests_that_had_ended_count_though_there_is_no_summary() -> None:
+    alone = "tests/a.py::test_one PASSED   [ 10%]\ntests/a.py::test_two[x-1] FAILED [ 20%]\ntests/a.py::test_thr"
+    spread = "[gw3] [  5%] PASSED tests/a.py::test_one \n[gw11] [ 50%] SKIPPED tests/b.py::test_two \nINTERNALERROR> no"
+    assert gpu_parts.outcomes(alone) == {"tests/a.py::test_one": "PASSED", "tests/a.py::test_two[x-1]": "FAILED"}
+    assert gpu_parts.outcomes(spread) == {"tests/a.py::test_one": "PASSED", "tests/b.py::test_two": "SKIPPED"}
+    assert gpu_parts.outcomes("ERROR tests/c.py - ImportError") == {"tests/c.py": "ERROR"}
+
+
 def test_what_is_cut_off_says_what_it_had() -> None:
     said = "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); print('one', flush=True); signal.pause()"
     cut = gpu_parts.until([sys.executable, "-c", said], 1.0)

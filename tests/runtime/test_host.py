@@ -155,3 +155,22 @@ def test_little_is_copied_at_once_where_nothing_is_waiting() -> None:
     assert device.done(earlier)
     assert torch.equal(third, _tensor(3))
     device.close()
+
+
+def test_an_interrupt_within_a_small_copy_is_the_trainings_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is raised, once, and copying goes on: at once again when the thread has ended one."""
+    device = HostDevice(Counters())
+    source, target = _tensor(3), _tensor(0)
+    batch = Batch([Copy(target, source)])
+
+    def interrupted(_batch: Batch, /) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(device, "_copy", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            device.offload(batch)
+    assert device.synchronize(device.offload(batch), 10) and bool((target == 3).all())
+    target.fill_(0)
+    assert device.done(device.offload(batch)) and bool((target == 3).all())
+    device.close()

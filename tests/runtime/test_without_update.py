@@ -11,13 +11,19 @@ import checkflow
 
 
 @pytest.mark.parametrize(
-    ("each", "skipped", "told"),
-    [("batch", (), 1), ("update", (), 0), ("update", (2, 3), 0), ("update", (1, 2, 5), 0)],
-    ids=["for each micro-batch", "for each update", "some are skipped", "the first is skipped"],
+    ("each", "skipped", "in_place", "told"),
+    [
+        pytest.param("batch", (), False, 1, id="for each micro-batch"),
+        pytest.param("update", (), False, 0, id="for each update"),
+        pytest.param("update", (), True, 0, id="for each update, zeroed in place"),
+        pytest.param("update", (2, 3), False, 0, id="some are skipped"),
+        pytest.param("update", (0, 1, 5), False, 0, id="the first is skipped"),
+        pytest.param("update", (2, 3), True, 1, id="some are skipped, and zeroed in place: told in vain"),
+    ],
 )
 @pytest.mark.parametrize("zeroed", ["before", "after"])
 def test_only_what_is_added_up_across_it_is_told_of(
-    tmp_path: Path, each: str, skipped: tuple[int, ...], told: int, zeroed: str
+    tmp_path: Path, each: str, skipped: tuple[int, ...], in_place: bool, told: int, zeroed: str
 ) -> None:
     """Three micro-batches for an update, dropped before it or after."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
@@ -26,7 +32,7 @@ def test_only_what_is_added_up_across_it_is_told_of(
     with checkflow.attach(model, optimizer, store=tmp_path, notify=said.append, tell=lambda _: None) as ckpt:
         for number in range(8):
             if zeroed == "before":
-                optimizer.zero_grad()
+                optimizer.zero_grad(set_to_none=not in_place)
             for part in range(3):
                 torch.autograd.backward(model(torch.randn(2, 4)).square().mean())
                 if each == "batch" and part < 2:
@@ -34,7 +40,7 @@ def test_only_what_is_added_up_across_it_is_told_of(
             if number not in skipped:
                 optimizer.step()
             if zeroed == "after":
-                optimizer.zero_grad()
+                optimizer.zero_grad(set_to_none=not in_place)
             ckpt.step()
     lines = [line for line in said if "a resume goes on without them" in line]
     assert len(lines) == told and all("model/0.weight: its gradient was written to" in line for line in lines), said

@@ -384,3 +384,28 @@ def test_a_stray_write_to_a_staged_slot_ends_the_writer(kind: str, place: int, s
     done = subprocess.run(trainer_command(STRAY, kind, place), capture_output=True, text=True, check=False)
     assert done.stdout == said, done.stderr
     assert done.returncode == (0 if kind == "pinned" else -signal.SIGSEGV)
+
+
+def test_what_is_interrupted_shares_no_number_and_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C right after a slot is seen as staged, and another after one was taken that nobody knows of."""
+    shared = SharedMemory.create([TINY], slots=3, record_room_bytes=100, config=b"{}")
+    slots, set_word = Slots(shared, [TINY], "wait"), shared.set_word
+    first, lost = slots.try_acquire(), slots.try_acquire()
+    assert first is not None and lost is not None
+
+    def interrupted(index: int, word: Word) -> None:
+        set_word(index, word)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shared, "set_word", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            slots.stage(first, 1, record_of(1), due=False)
+    kept = slots.try_acquire()
+    assert kept is not None
+    slots.reclaim([kept.index])
+    slots.stage(kept, 2, record_of(2), due=False)
+    words = shared.words()
+    assert words[lost.index].state is SlotState.FREE
+    assert words[first.index].sequence < words[kept.index].sequence
+    shared.close()

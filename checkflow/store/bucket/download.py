@@ -14,9 +14,9 @@ from checkflow.store.format.manifest import RECORD, Manifest
 from checkflow.store.format.received import receive_checkpoint, verified
 
 
-def read_record(objects: Objects, name: str, sizes: Mapping[str, int]) -> bytes:
+def read_record(objects: Objects, name: str, manifest: Manifest) -> bytes:
     """The commit record of the checkpoint of this name. Raises CorruptStoreError, BucketError."""
-    entry = read_manifest(objects, name, sizes).entry(RECORD)
+    entry = manifest.entry(RECORD)
     with _whole():
         return b"".join(verified(entry, objects.blocks(f"{name}/{RECORD}", entry.size_bytes)))
 
