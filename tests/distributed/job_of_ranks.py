@@ -66,6 +66,10 @@ class Job:
         """How many it has completed."""
         return max(self.numbers(rank, "iteration"), default=0)
 
+    def begun(self) -> int:
+        """How many some rank has begun. The last may be in a checkpoint, though it was killed before it said so."""
+        return 1 + max(map(self.iteration, self.ranks))
+
     def common(self, word: str) -> int:
         """The newest iteration that every rank has said behind a word."""
         return max(set.intersection(*(self.numbers(rank, word) for rank in self.ranks)), default=0)
@@ -107,7 +111,7 @@ class Job:
             time.sleep(0.002)
 
     def end(self, who: str, victim: int) -> tuple[int, int]:
-        """One rank, or a machine with its memory, then all the others. How many iterations any had completed, and the
+        """One rank, or a machine with its memory, then all the others. How many iterations any had begun, and the
         newest that has to come back: that all had staged, or had read back from their disks."""
         if who == "machine":
             self.lose([victim])
@@ -116,7 +120,7 @@ class Job:
             time.sleep(0.3)  # the others fail in their collectives, and leave as after any error
         self.kill()
         self.wait()
-        return max(map(self.iteration, self.ranks)), self.common("verified" if who == "machine" else "staged")
+        return self.begun(), self.common("verified" if who == "machine" else "staged")
 
     def wait(self) -> dict[int, int]:
         """The exit codes, once all have ended."""

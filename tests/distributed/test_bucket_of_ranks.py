@@ -76,19 +76,19 @@ def test_lost_disks_cost_nothing_that_all_have_uploaded(kind: str, server: Bucke
     """All machines are, with all their processes."""
     with Job(2, kind, tmp_path / "disk-{rank}", NO_END, PAUSE_S, EACH, f"bucket={server.url}") as job:
         promised = uploaded(job, random.Random(kind).randint(4, 8))
-        completed = machines_are_lost(job)
+        begun = machines_are_lost(job)
     for rank in range(2):
         shutil.rmtree(tmp_path / f"disk-{rank}")
     again = (EACH, f"bucket={server.url}")
-    assert promised <= ends(kind, 2, tmp_path, tmp_path / "disk-{rank}", completed + 3, *again) <= completed
-    assert completed + 3 in in_bucket(server, 2)
+    assert promised <= ends(kind, 2, tmp_path, tmp_path / "disk-{rank}", begun + 3, *again) <= begun
+    assert begun + 3 in in_bucket(server, 2)
 
 
 def machines_are_lost(job: Job) -> int:
-    """All processes at once; returns how many iterations some rank has completed."""
+    """All processes at once; returns how many iterations some rank has begun."""
     job.lose(job.ranks)
     job.wait()
-    return max(map(job.iteration, job.ranks))
+    return job.begun()
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"] if NIGHTLY else ["fsdp"])
@@ -124,16 +124,16 @@ def test_whatever_is_lost_again_and_again_it_goes_on_as_promised(
             time.sleep(draw.random() * 0.3)
             job.kill()
             job.wait()
-            completed = max(map(job.iteration, job.ranks))
+            begun = job.begun()
             promised = max(first, job.common("uploaded" if lost else "staged"))
         for rank in lost:
             shutil.rmtree(tmp_path / f"disk-{rank}")
         if what == "bucket":
             server.back()
-        first = completed + 1
+        first = begun + 1
         with Job(2, kind, store, first, 0, *given) as job:
             (now,) = {iteration for iteration, _ in job.done().values()}
-        assert promised <= now <= completed, (life, what)
+        assert promised <= now <= begun, (life, what)
     assert ends(kind, 2, tmp_path, store, first + 2, *given) == first
 
 

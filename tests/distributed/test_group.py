@@ -364,7 +364,9 @@ def test_what_is_in_flight_when_a_restore_begins_is_of_the_attempt_that_it_ends(
     monkeypatch.setattr(Group, "here", lambda _deadline_s: Group.alone())
     model = torch.nn.Linear(512, 512)
     optimizer = torch.optim.AdamW(model.parameters())
-    with checkflow.attach(model, optimizer, store=tmp_path, notify=lambda _: None, tell=lambda _: None) as ckpt:
+    with checkflow.attach(
+        model, optimizer, store=tmp_path, when_full="wait", notify=lambda _: None, tell=lambda _: None
+    ) as ckpt:
         for iteration in range(1, 7):
             torch.autograd.backward(model(torch.randn(2, 512)).square().mean())
             may_copy.set()

@@ -43,14 +43,14 @@ def test_a_killed_job_resumes_as_if_it_had_not_been(kind: str, size: int, who: s
                 for pid in savers(job, victim):
                     os.kill(pid, signal.SIGKILL)
                 time.sleep(0.5)  # another one runs by then
-            completed, promised = job.end(who, victim)
+            begun, promised = job.end(who, victim)
         with Job(
-            size, kind, tmp_path / "store", completed + 1, 0
+            size, kind, tmp_path / "store", begun + 1, 0
         ) as job:  # a little further, so that each kill finds another
             found = job.done()
         (now,) = {iteration for iteration, _ in found.values()}
-        assert promised <= now <= completed
-        resumed = completed + 1
+        assert promised <= now <= begun
+        resumed = begun + 1
     check_same_end(tmp_path, size, kind, resumed + 3)
 
 
@@ -74,9 +74,9 @@ def test_a_rank_that_says_nothing_is_named_and_the_job_goes_on_when_started_agai
         job.kill([1])
         assert any("rank 1 says nothing any more" in line for line in job.errors[0])
         promised = job.common("staged")
-        completed = max(map(job.iteration, job.ranks))
-    with Job(2, "ddp", tmp_path, completed + 3, 0) as job:
-        assert {resumed for resumed, _ in job.done().values()} <= set(range(promised, completed + 1))
+        begun = job.begun()
+    with Job(2, "ddp", tmp_path, begun + 3, 0) as job:
+        assert {resumed for resumed, _ in job.done().values()} <= set(range(promised, begun + 1))
 
 
 def test_whether_buffers_are_shared_next_is_restored(tmp_path: Path) -> None:

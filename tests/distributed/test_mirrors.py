@@ -86,13 +86,13 @@ def test_a_lost_machine_costs_what_a_killed_process_does(
             job.reach(max(map(job.iteration, job.ranks)) + draw.randint(1, 5))
             lost = draw.randrange(size)
             end(job, lost)
-            completed, promised = max(map(job.iteration, job.ranks)), job.common("mirrored")
+            begun, promised = job.begun(), job.common("mirrored")
         shutil.rmtree(Path(str(store).format(rank=lost)) / directory_of(lost, size))
-        with Job(size, kind, store, completed + 1, 0, "replicate=1", *how) as job:
+        with Job(size, kind, store, begun + 1, 0, "replicate=1", *how) as job:
             found = job.done()
         (now,) = {iteration for iteration, _ in found.values()}
-        assert resumed < promised <= now <= completed
-        resumed = completed + 1
+        assert resumed < promised <= now <= begun
+        resumed = begun + 1
     assert not [path for path in tmp_path.rglob(COPIES) if any(path.iterdir())]
     ends = []
     for place in (store, tmp_path / "uninterrupted"):

@@ -49,13 +49,13 @@ def _killed(kind: str, size: int, policy: str, who: str, tmp_path: Path, *more: 
                 resumed = job.iteration(0)
             job.reach(resumed + draw.randint(6, 20))
             time.sleep(draw.random() * 2 * PAUSE_S)
-            completed, promised = job.end(who, draw.randrange(size))
+            begun, promised = job.end(who, draw.randrange(size))
             assert not any("in parts" in line for lines in job.errors.values() for line in lines), job.errors
-        with Job(size, kind, tmp_path / "store", completed + 1, 0, *options) as job:
+        with Job(size, kind, tmp_path / "store", begun + 1, 0, *options) as job:
             found = job.done()
         (now,) = {iteration for iteration, _ in found.values()}
-        assert promised <= now <= completed
-        resumed = completed + 1
+        assert promised <= now <= begun
+        resumed = begun + 1
     check_same_end(tmp_path, size, kind, resumed + 3, *more)
 
 
@@ -75,15 +75,15 @@ def test_what_is_trained_again_in_mid_run_is_saved_as_it_is_now(
             job.reach(resumed + 20)  # it went back on the way
             job.reach(max(map(job.iteration, job.ranks)) + draw.randint(1, 12))
             time.sleep(draw.random() * 2 * PAUSE_S)
-            completed, _ = job.end(draw.choice(["one", "all", "machine"]), draw.randrange(size))
+            begun, _ = job.end(draw.choice(["one", "all", "machine"]), draw.randrange(size))
             back = max(max(job.numbers(rank, "back")) for rank in job.ranks)
             assert back >= resumed
             assert not any("in parts" in line for lines in job.errors.values() for line in lines), job.errors
-        with Job(size, kind, tmp_path / "store", completed + 1, 0, *options) as job:
+        with Job(size, kind, tmp_path / "store", begun + 1, 0, *options) as job:
             found = job.done()
         (now,) = {iteration for iteration, _ in found.values()}
-        assert back <= now <= completed
-        resumed = completed + 1
+        assert back <= now <= begun
+        resumed = begun + 1
     check_same_end(tmp_path, size, kind, resumed + 3)
 
 
