@@ -239,8 +239,10 @@ def peers(here: Here) -> Iterator[Row]:
         yield Row(name, "throughput lost", None, note=why)
     for row in report["overheads"]:
         subject, figure = f"{row['contender']}, {workload}", f"throughput lost, each {row['interval']}"
-        spread = f"over turns {row['low']:.3f} to {row['high']:.3f}, in memory"
-        yield Row(subject, figure, row["loss"], "of it", note=spread)
+        note = f"over turns {row['low']:.3f} to {row['high']:.3f}, in memory"
+        if not row["spread"]:
+            note += "; each iteration of a turn over one without: " + " ".join(f"{each:.2f}" for each in row["curve"])
+        yield Row(subject, figure, row["loss"], "of it", note=note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,32 @@ from checkflow.state.host.objects import HostObjects
 from checkflow.training import Training
 
 
+class _OfEngine(Running):
+    """What a learner asks of an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def copied(self) -> Copied:
+        counters, pipeline = self._engine.counters, self._engine.executor.pipeline
+        return Copied(
+            counters.offloaded_bytes,
+            counters.link_busy_ns,
+            counters.waited_ns,
+            pipeline.started,
+            pipeline.skipped,
+        )
+
+    @property
+    def opaque(self) -> bool:
+        return self._engine.executor.bound.opaque
+
+    @property
+    def silent(self) -> bool:
+        return bool(self._engine.executor.firings.silent)
+
+
 class Adapting:
     """Joins both."""
 
@@ -36,6 +62,7 @@ class Adapting:
     ) -> None:
         """`advises`: a user who chose no policy is told of one that has a checkpoint more often."""
         self._engine = engine
+        self._running = _OfEngine(engine)
         self._learner = learner
         self._training = training
         self._objects = objects
@@ -54,7 +81,7 @@ class Adapting:
         """An iteration has ended. Raises InputError where its state cannot be checkpointed, StoreError for its room."""
         if self._follow_state() or self._follow_refusal():
             return
-        schedule = self._learner.ended(frame, self._running())
+        schedule = self._learner.ended(frame, self._running)
         if schedule is None:
             return
         try:
@@ -88,7 +115,7 @@ class Adapting:
 
     def begins(self, frame: FrameType) -> None:
         """The next iteration begins."""
-        self._learner.begins(frame, self._running())
+        self._learner.begins(frame, self._running)
 
     def restored(self) -> None:
         """The state is another iteration's; optimizers may have state that they had not."""
@@ -128,17 +155,3 @@ class Adapting:
         except InputError:
             return False
         return fitting.fits(self._engine.handle.layouts)
-
-    def _running(self) -> Running:
-        counters, executor = self._engine.counters, self._engine.executor
-        return Running(
-            Copied(
-                counters.offloaded_bytes,
-                counters.link_busy_ns,
-                counters.waited_ns,
-                executor.pipeline.started,
-                executor.pipeline.skipped,
-            ),
-            opaque=executor.bound.opaque,
-            silent=bool(executor.firings.silent),
-        )

@@ -16,10 +16,10 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from checkflow.errors import TraceError
 from checkflow.graph import Graph
@@ -52,13 +52,19 @@ class Stage(StrEnum):
     CLOSED = "closed"
 
 
-@dataclass(frozen=True)
-class Running:
-    """What the runtime knows of the iterations so far."""
+class Running(Protocol):
+    """What the runtime knows of the iterations so far. Few of them need to know it."""
 
-    copied: Copied
-    opaque: bool  # code runs that no operator of can be seen: compiled, or captured as a CUDA graph
-    silent: bool  # anchors of the schedule did not fire
+    @property
+    def copied(self) -> Copied: ...
+
+    @property
+    def opaque(self) -> bool:
+        """Whether code runs that no operator of can be seen: compiled, or captured as a CUDA graph."""
+
+    @property
+    def silent(self) -> bool:
+        """Whether anchors of the schedule did not fire."""
 
 
 class Learner:
