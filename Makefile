@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
+# Each test starts processes, and each would compile the package anew where the environment forbids to keep that.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test suite lint types docs dist nightly matrix integrations gpu artifacts notebooks clean
 

@@ -39,6 +39,7 @@ from checkflow.runtime.settings import Settings
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.state.holders import models_of
 from checkflow.state.host.objects import HostObjects
+from checkflow.state.live import live_state
 from checkflow.state.refused import check_supported
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.bucket.objects import Objects
@@ -223,6 +224,7 @@ def attach(
             together.group.same("attach()", settled)
             interval = interval or 1 if schedule is None else interval  # a learner finds one by itself, each its own
             training = together.divide(training, schedule, warn, in_parts=policy in IN_PARTS)
+        live_state(training)  # what has no shape is refused here, before anything asks for that
 
         def lacks(found: Iterable[Unlisted]) -> None:
             lines = missing(found, training.listed, scaler=scaler is not None)

@@ -179,6 +179,7 @@ class Checkpointer:
             if self._adapting is not None:
                 self._adapting.restored()
             self._executor.resume(restored.iteration)
+            self._handle.restored(found.checkpoint)
             seconds = time.monotonic() - started
             self._tell(f"{self._store}: resumed iteration {restored.iteration} in {seconds:.1f} s")
             self._engine.events.append(

@@ -13,14 +13,14 @@ from checkflow.distributed.adopting import Places, Seen, adopt, has_copies, seen
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common
 from checkflow.distributed.partitions import has_state_for
-from checkflow.distributed.parts import RankPart, all_in, directories_in, marks_in, unread_in
+from checkflow.distributed.parts import RankPart, all_in, directories_in, lost, marks_in, noted_in, unread_in
 from checkflow.distributed.placement import machine_here
 from checkflow.distributed.reading import as_saved
 from checkflow.distributed.resharding import is_shared_alike, needed_by, reshaped
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.state.host.record import Record
 from checkflow.state.restore.files import TensorFile
-from checkflow.store.format.ranks import WHOLE, directory_of
+from checkflow.store.format.ranks import WHOLE, directory_of, ranks_have
 from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, load, nothing_is_scarce
 from checkflow.training import Training
 
@@ -74,7 +74,10 @@ class Seeking:
                     kept = self._kept()
                     found, wrong = self._read(mark, kept, read)
                 if found is not None and not wrong:
-                    skipped += self._unread(kept.parts(mark)) if iteration is None else []
+                    if iteration is None:
+                        unread = self._unread(kept.parts(mark))
+                        told = {each.iteration for each in unread}
+                        skipped += [*unread, *(e for e in self._lost(mark, marks) if e.iteration not in told)]
                     return found, kept.checkpoint(mark), tuple(skipped)
             rank, reason = next(iter(wrong.items()))
             name = f"iteration {mark.iteration} of attempt {mark.attempt}"
@@ -97,6 +100,16 @@ class Seeking:
         )
         found = {str(path): (serial, iteration, why) for each in said for path, serial, iteration, why in each}  # type: ignore[attr-defined]
         return [SkippedCheckpoint(Path(path), *rest) for path, rest in found.items()]
+
+    def _lost(self, after: Mark, known: Collection[Mark]) -> list[SkippedCheckpoint]:
+        """What is newer than this one, none of those that are known, and once had every rank's part on disk."""
+        noted = noted_in(self._root, of=self._group.rank, but=self._group.size)
+        said = self._group.gather("restore()", [[*mark, size, *ranks] for (mark, size), ranks in noted.items()])
+        have: dict[tuple[Mark, int], set[int]] = {}
+        for attempt, iteration, size, *ranks in (each for of_rank in said for each in of_rank):  # type: ignore[attr-defined]
+            have.setdefault((Mark(attempt, iteration), size), set()).update(ranks)
+        newer = [each for each in have.items() if each[0][0] > after and each[0][0] not in known]
+        return [lost(self._root, mark, size, ranks) for (mark, size), ranks in newer]
 
     def _read(self, mark: Mark, kept: Kept, read: Callable[[Mark, Kept], T]) -> tuple[T | None, dict[int, object]]:
         """What was read, and by rank what is wrong with it there."""
@@ -238,13 +251,13 @@ class Seeking:
             return CorruptStoreError(
                 f"{self._root}: no checkpoint verifies on every rank ({reasons}); restore the store from a copy"
             )
-        lacking = [str(rank) for rank, found in enumerate(everyone) if not found]
+        lacking = [rank for rank, found in enumerate(everyone) if not found]
         elsewhere = [path.name for path in directories_in(self._root, but=self._group.size) if path != self._root]
         why = "the ranks have no iteration of one attempt in common"
         if len(lacking) == self._group.size and elsewhere:
             why = f"of another number of ranks there are only {', '.join(elsewhere[:5])}"
         elif lacking:
-            why = f"rank {', '.join(lacking)} has none"
+            why = f"{ranks_have(lacking)} none"
         return CorruptStoreError(
             f"{self._root}: no checkpoint is whole, for {why}; restore the missing directories from a copy, or "
             "begin anew with attach(..., start_over=True)"

@@ -16,11 +16,11 @@ from checkflow.runtime.terminate import OnTerminate
 
 @contextmanager
 def told(kind: type[Exception], notify: Callable[[str], None], what: str) -> Iterator[None]:
-    """What goes wrong inside is told, behind `what`, and not raised."""
+    """What goes wrong inside is told, behind `what` unless it begins so, and not raised."""
     try:
         yield
     except kind as problem:
-        notify(f"{what}{problem}")
+        notify(f"{what}{str(problem).removeprefix(what)}")
 
 
 def on_terminate(

@@ -28,8 +28,8 @@ from checkflow.state.live import parameters_of
 from checkflow.state.shards import give_back_gathered
 from checkflow.store.bucket.names import has_ranks
 from checkflow.store.bucket.objects import BucketError, Objects
-from checkflow.store.format.ranks import COPIES, WHOLE, directory_of
-from checkflow.store.format.reader import Checkpoint, checkpoint_names
+from checkflow.store.format.ranks import COPIES, directory_of, note_whole
+from checkflow.store.format.reader import Checkpoint
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.mirror_process import MirrorAddress, MirrorProcess
 from checkflow.store.trainer.sender import MirrorTarget
@@ -124,7 +124,7 @@ class Together:
         said = self._seeking.own()
         found = common(said.own)
         if found:
-            self._note_whole()
+            self._note_whole(found[0])
         self._stored = common(said.stored)
         return found
 
@@ -185,16 +185,17 @@ class Together:
         """Agree on nothing more. `complete`: this rank has its last checkpoint on disk, and waits for a little until
         all have theirs."""
         self.agreement.close()
-        left = complete and self.group.leave()
-        if left and checkpoint_names(self.store):
-            self._note_whole()
+        newest = max(marks_in(self.store), default=None) if complete else None
+        said = self.group.leave(newest) if complete else []
+        if newest is not None and said and all(each == list(newest) for each in said):
+            self._note_whole(newest)
         if self._mirror is not None:
-            self._mirror.close(orderly=left)
+            self._mirror.close(orderly=bool(said))
 
-    def _note_whole(self) -> None:
+    def _note_whole(self, mark: Mark) -> None:
         """As its saver does, which may have ended before it heard of it."""
         with contextlib.suppress(OSError):
-            (self.store / WHOLE).touch()
+            note_whole(self.store, marks_in(self.store)[mark].checkpoint.serial)
 
     def _begin_attempt(self, known: Iterable[Iterable[Mark]]) -> None:
         self.member.attempt = self.agreement.attempt = max(next_attempt(known), self.member.attempt + 1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
+from types import MappingProxyType
 
 import click
 
@@ -12,7 +13,7 @@ from checkflow.cli import _console
 from checkflow.cli._buckets import compared, is_url
 from checkflow.cli._options import json_option
 from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
-from checkflow.store.format.ranks import directory_of, ranks_in
+from checkflow.store.format.ranks import directory_of, ranks_have, ranks_in
 from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.repair import Checked, check_store, repair_store
 
@@ -59,7 +60,7 @@ def _of_store(store: Path, *, repair: bool, as_json: bool) -> int:
             found[each] = repair_store(each, _console.tell, progress) if repair else check_store(each, progress)
     wrong = any(checked.wrong for checked in found.values()) and not repair
     verified = {checkpoint.path for checked in found.values() for checkpoint in checked.verified}
-    whole = _whole(store, verified) if verified and ranks_in(store) else None
+    whole, lost = _whole(store, verified) if verified and ranks_in(store) else (None, {})
     if as_json:
         for each, checked in found.items():
             figures = {
@@ -73,28 +74,44 @@ def _of_store(store: Path, *, repair: bool, as_json: bool) -> int:
     else:
         for each, checked in found.items():
             _print(each, checked, removed=repair, within=each != store)
-    _tell_whole(str(store), whole, as_json=as_json)
-    return EXIT_NO if wrong or whole == [] else EXIT_DONE
+    _tell_whole(str(store), whole, lost, as_json=as_json)
+    return EXIT_NO if wrong or lost or whole == [] else EXIT_DONE
 
 
-def _whole(store: Path, verified: Set[Path]) -> list[int]:
-    """Iterations, newest first, of which each of several processes has a part that verifies."""
-    from checkflow.distributed.parts import gathered_in  # which needs torch
+def _whole(store: Path, verified: Set[Path]) -> tuple[list[int], dict[int, list[int]]]:
+    """Iterations, newest first, of which each of several processes has a part that verifies; and newer ones that each
+    once had on disk, with the ranks that have none that verifies now."""
+    from checkflow.distributed.parts import gathered_in, noted_in  # which need torch
 
-    return [
-        each.mark.iteration
-        for each in gathered_in(store)
-        if len(each.ranks) == each.size and all(part.checkpoint.path in verified for part in each.ranks.values())
-    ]
+    whole: list[int] = []
+    lost: dict[int, list[int]] = {}
+    noted = noted_in(store)
+    for each in gathered_in(store):
+        sound = {rank for rank, part in each.ranks.items() if part.checkpoint.path in verified}
+        lacking = sorted(set(range(each.size)) - sound)
+        if not lacking:
+            whole.append(each.mark.iteration)
+        elif not whole and (each.mark, each.size) in noted:
+            lost[each.mark.iteration] = lacking
+    return whole, lost
 
 
-def _tell_whole(store: str, whole: list[int] | None, *, as_json: bool) -> None:
+def _tell_whole(
+    store: str, whole: list[int] | None, lost: Mapping[int, list[int]] = MappingProxyType({}), *, as_json: bool
+) -> None:
     """Of several processes."""
     if whole is None:
         return
     if as_json:
-        click.echo(json.dumps({"store": store, "whole": whole}))
-    elif whole:
+        click.echo(
+            json.dumps(
+                {"store": store, "whole": whole, "lost": [{"iteration": i, "ranks": r} for i, r in lost.items()]}
+            )
+        )
+        return
+    for iteration, ranks in lost.items():
+        _console.say(f"{store}: iteration {iteration} was whole, and {ranks_have(ranks)} no part of it that verifies")
+    if whole:
         _console.say(f"{store}: the newest of which every rank's part verifies is of iteration {whole[0]}")
     else:
         _console.say(f"{store}: no checkpoint of which every rank has a part that verifies; one is missing, or damaged")

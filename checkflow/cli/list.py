@@ -19,7 +19,7 @@ from checkflow.errors import EXIT_DONE, CorruptStoreError
 from checkflow.store.bucket.names import BucketContents, has_ranks, iteration_of, read_manifest
 from checkflow.store.bucket.objects import Objects
 from checkflow.store.format.manifest import RECORD, Manifest
-from checkflow.store.format.ranks import ranks_in
+from checkflow.store.format.ranks import ranks_have, ranks_in
 from checkflow.store.format.reader import Checkpoint, list_checkpoints, nothing_is_scarce, read_file
 from checkflow.text import plain
 from checkflow.units import format_bytes
@@ -125,7 +125,7 @@ def _tell_parts(store: str, found: Sequence[_Parts], *, as_json: bool) -> int:
     table = Table("iteration", "attempt", "processes", "size", "created", "", box=None, pad_edge=False)
     for each in found:
         missing = sorted(set(range(each.processes)) - each.sizes_bytes.keys())
-        note = f"rank {', '.join(map(str, missing))} has no part of it" if missing else ""
+        note = f"{ranks_have(missing)} no part of it" if missing else ""
         numbers = (str(each.iteration), str(each.attempt), str(each.processes))
         cells = (*numbers, format_bytes(sum(each.sizes_bytes.values())), each.created, note)
         table.add_row(*(Text(plain(cell, MOST_IN_CELL)) for cell in cells))

@@ -19,6 +19,7 @@ from checkflow import strictjson
 from checkflow.errors import CheckflowError, PeerError
 from checkflow.interrupts import let_through
 from checkflow.jsonfile import digest_of
+from checkflow.store.format.ranks import ranks_have
 from checkflow.torch_ranks import KeyValues, meeting_place, own_values
 
 DEADLINE_S = 600.0
@@ -101,30 +102,30 @@ class Group:
         with reached():
             return [strictjson.loads(found) for found in self.values.multi_get(keys)]
 
-    def leave(self) -> bool:
-        """Wait for a little until every rank has said this, and return whether all have.
+    def leave(self, value: object) -> list[object]:
+        """Wait for a little until every rank has called this, and return what each says; nothing where not all have.
 
         The first rank stays until all know that, too: the store of all may be in its process.
         """
         try:
             until = time.monotonic() + min(LEAVING_S, self.deadline_s)
-            if not self._all_say("left", until):
-                return False
-            self._all_say("knows", until if self.rank == 0 else 0.0)
+            said = self._all_say("left", json.dumps(value), until)
+            if said:
+                self._all_say("knows", "", until if self.rank == 0 else 0.0)
         except RuntimeError:
-            return False  # the store is gone already
-        return True
+            return []  # the store is gone already
+        return [strictjson.loads(each) for each in said]
 
-    def _all_say(self, word: str, until: float) -> bool:
-        """Say it, and return whether all have by then (of time.monotonic)."""
-        self.values.set(f"{word}/{self.rank}", "")
+    def _all_say(self, word: str, value: str, until: float) -> list[bytes]:
+        """Say it, and return what each has said; nothing where not all have by then (of time.monotonic)."""
+        self.values.set(f"{word}/{self.rank}", value)
         everyone = [f"{word}/{rank}" for rank in range(self.size)]
         while not self.values.check(everyone):
             if time.monotonic() >= until:
-                return False
+                return []
             time.sleep(_PAUSE_S[1])
             let_through()
-        return True
+        return self.values.multi_get(everyone)
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -174,10 +175,9 @@ class Group:
             yield
 
     def _late(self, what: str, ranks: Sequence[int]) -> PeerError:
-        named = ", ".join(map(str, ranks))
-        who = f"ranks {named} have" if len(ranks) > 1 else f"rank {named} has"
         return PeerError(
-            f"{what}: {who} not come to it within {self.deadline_s:g} s; call it on every rank, and see whether all run"
+            f"{what}: {ranks_have(ranks)} not come to it within {self.deadline_s:g} s; call it on every rank, and see "
+            "whether all run"
         )
 
     def _fail(self, message: str) -> None:

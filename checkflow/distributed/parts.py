@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from checkflow.state.restore.files import TensorFile
 from checkflow.state.restore.match import files_of
 from checkflow.state.restore.rebuild import brought_together
 from checkflow.store.format.manifest import RECORD, parse_directory_name
-from checkflow.store.format.ranks import directory_of, ranks_in
+from checkflow.store.format.ranks import directory_of, noted_whole, ranks_have, ranks_in
 from checkflow.store.format.reader import (
     Checkpoint,
     SkippedCheckpoint,
@@ -133,6 +133,36 @@ def directories_in(store: Path, *, but: int) -> list[Path]:
         store / directory_of(rank, size) for size, ranks in ranks_in(store).items() if size != but for rank in ranks
     ]
     return [directory for directory in found if directory.exists() and checkpoint_names(directory)]
+
+
+def noted_in(store: Path, *, of: int | None = None, but: int = 0) -> dict[tuple[Mark, int], frozenset[int]]:
+    """Checkpoints, with their number of ranks, of which all once had their parts on disk -> the ranks that have, here.
+
+    As the directories of ranks have noted it, each its newest; `of`: that of this one of so many ranks as are left out
+    by `but`. Raises StoreError.
+    """
+    found: dict[tuple[Mark, int], frozenset[int]] = {}
+    for size, ranks in ranks_in(store).items():
+        held = {rank: marks_in(store / directory_of(rank, size)) for rank in ranks if size != but or rank == of}
+        for rank, parts in held.items():
+            serial = noted_whole(store / directory_of(rank, size))
+            for mark in [mark for mark, part in parts.items() if part.checkpoint.serial == serial]:
+                found[mark, size] = frozenset(other for other, marks in held.items() if mark in marks)
+    return found
+
+
+def lost_in(store: Path, after: Mark) -> list[SkippedCheckpoint]:
+    """What is newer than this one, of which every rank once had its part on disk, and not all parts are there now."""
+    noted = noted_in(store).items()
+    return [lost(store, mark, size, ranks) for (mark, size), ranks in noted if mark > after and len(ranks) < size]
+
+
+def lost(store: Path, mark: Mark, size: int, ranks: Collection[int]) -> SkippedCheckpoint:
+    """One of so many ranks, of which these are known to have their parts."""
+    lacking = sorted(set(range(size)).difference(ranks))
+    why = f"{ranks_have(lacking)} no part of it any more" if lacking else "its parts are not in one place any more"
+    path = store / f"iteration {mark.iteration} of attempt {mark.attempt}"
+    return SkippedCheckpoint(path, 0, mark.iteration, why)
 
 
 def newest_mark(store: Path) -> Mark | None:

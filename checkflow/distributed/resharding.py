@@ -16,7 +16,7 @@ import torch
 
 from checkflow import strictjson
 from checkflow.distributed.partitions import with_whole_optimizers
-from checkflow.distributed.parts import Complete, all_in, unread_in
+from checkflow.distributed.parts import Complete, all_in, lost_in, unread_in
 from checkflow.distributed.reading import file_names, tensors_of, whole_file
 from checkflow.distributed.state_dicts import FILE, assembled, values_of
 from checkflow.errors import CorruptStoreError, FormatError, StoreError
@@ -109,6 +109,7 @@ def consolidated(store: Path, iteration: int | None = None) -> Consolidated:
                 for part in parts.ranks
                 for newer in unread_in(part.checkpoint.path.parent, part.checkpoint.serial)
             ]
+            skipped += lost_in(store, parts.mark)
         loaded = Loaded(checkpoint, {name: written(file) for name, file in files.items()}, text)
         return Consolidated(loaded, tuple(skipped), *_made_in(parts))
     if skipped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -13,6 +14,8 @@ import pytest
 from job_of_ranks import LONGEST_S, Job, check_same_end
 from processes import children, command
 
+import checkflow
+from checkflow.cli import run
 from checkflow.store.format.ranks import directory_of
 
 NO_END = 1_000_000
@@ -63,6 +66,40 @@ def test_a_lost_directory_is_a_clear_refusal(tmp_path: Path) -> None:
         assert set(job.wait().values()) == {1}
         for said in job.errors.values():
             assert "no checkpoint is whole, for rank 1 has none" in said[-1]
+
+
+def test_what_was_whole_and_is_not_any_more_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One rank's part of the newest, or all that it had; there are older ones, of other numbers of ranks too."""
+    for size, iterations in ((1, 2), (2, 4)):
+        with Job(size, "fsdp", tmp_path, iterations, 0) as job:
+            job.done()
+    saved = {size: shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-{size}")) for size in (1, 2)}
+    shutil.rmtree(saved[1] / directory_of(1, 2))
+    (newest,) = (saved[2] / directory_of(1, 2)).glob("*-iteration-4")
+    shutil.rmtree(newest)
+    for store, size, older in ((saved[1], 2, 2), (saved[2], 1, 3)):
+        expected = r"iteration 4 of attempt \d+: rank 1 has no part of it any more"
+        assert run(["check", str(store)]) == 1
+        assert "iteration 4 was whole, and rank 1 has no part of it that verifies" in capsys.readouterr().out
+        with pytest.raises(checkflow.CorruptStoreError, match=expected):
+            _ = checkflow.StoreReader(store).read_metadata().state_dict_metadata
+        assert run(["export", str(store), "--to", "torch", "-o", str(store / "older.pt")]) == 0
+        assert re.search(f"skipped {expected}", capsys.readouterr().err)
+        with Job(size, "fsdp", store, 6, 0) as job:
+            assert {resumed for resumed, _ in job.done().values()} <= {older, 2}
+            assert all(any(re.search(f"skipped {expected}", line) for line in said) for said in job.errors.values())
+        with Job(size, "fsdp", store, 7, 0) as job:
+            job.done()
+            assert not any("skipped" in line for said in job.errors.values() for line in said)
+
+
+def test_short_lives_leave_no_more_than_long_ones(tmp_path: Path) -> None:
+    """None lasts until what it saved last is verified on all ranks."""
+    for iterations in range(4, 24, 4):
+        with Job(2, "ddp", tmp_path, iterations, 0) as job:
+            job.done()
+    for rank in range(2):
+        assert len(list((tmp_path / directory_of(rank, 2)).glob("*-iteration-*"))) <= 6
 
 
 def test_a_rank_that_says_nothing_is_named_and_the_job_goes_on_when_started_again(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_pages_show_output() -> None:
     assert shown == SHOWING
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 on torch 2.13
 @pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.stem)
 def test_how_tos_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a program that checks what the page says."""

@@ -158,12 +158,13 @@ def schedule() -> Schedule:
 def test_compiling_refuses_what_attaching_does(change: Change, text: str, schedule: Schedule, tmp_path: Path) -> None:
     """The same bytes after MODEL's name, on fake tensors and on real ones, and before anything has run."""
     training, ran = made(change), list[int]()
-    with pytest.raises(InputError) as attached:
-        checkflow.attach(
-            training.model, training.optimizer, schedule=schedule, store=tmp_path / "store", extra=training.extra
-        )
-    assert str(attached.value) == text
-    assert not (tmp_path / "store").exists()
+    for given in (schedule, None):
+        with pytest.raises(InputError) as attached:
+            checkflow.attach(
+                training.model, training.optimizer, schedule=given, store=tmp_path / "store", extra=training.extra
+            )
+        assert str(attached.value) == text
+        assert not (tmp_path / "store").exists()
     for real in (False, True):
         with pytest.raises(TraceError) as traced:
             trace_training(lambda: made(change, ran), model="net.py", real=real)

@@ -15,10 +15,11 @@ from checkflow.text import plain
 WAKE, NOW, LAST, CLOSE = b"wake", b"now", b"last", b"close"
 """The trainer's words: look at the slots; and try at once what failed before; no training follows what is due (to the
 uploader: have what is newest on disk there now, whatever a group waits for); exit once nothing is due."""
-AGREED, UPLOAD, THERE, DROPPED = b"agreed", b"upload", b"there", b"dropped"
-"""Its words about a checkpoint of several ranks. To the saver, with its sequence number: every rank has verified its
-part, so what is older may be pruned. To the uploader, with its serial on this rank's disk: every rank uploads its part
-next; the bucket has every rank's part, so what is older may be removed there; it never will, so nobody needs this."""
+AGREED, RESTORED, UPLOAD, THERE, DROPPED = b"agreed", b"restored", b"upload", b"there", b"dropped"
+"""Its words about a checkpoint of several ranks. To the saver, with its sequence number, or of one that was restored
+with its serial: every rank has verified its part, so what is older may be pruned. To the uploader, with its serial on
+this rank's disk: every rank uploads its part next; the bucket has every rank's part, so what is older may be removed
+there; it never will, so nobody needs this."""
 MAX_PACKET_BYTES = 2**16
 MAX_TEXT = 4096
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from checkflow.errors import StoreError
 
-WHOLE = "whole"  # an empty file in a rank's directory: every rank once had all its part of a checkpoint on disk
+WHOLE = "whole"  # a file in a rank's directory: every rank had all its part of a checkpoint on disk; its serial here
 HERE = "here"  # a file in a rank's directory: a word by which others know that they see what it writes
 COPIES = "copies"  # in a rank's directory: what it held of other ranks' when their training ended
 _DIRECTORY = re.compile(r"rank-(?P<rank>0|[1-9]\d{0,6})-of-(?P<size>[1-9]\d{0,6})")
@@ -44,6 +45,28 @@ def ranks_in(store: Path) -> dict[int, tuple[int, ...]]:
         if (parsed := parse_directory(name)) is not None:
             found.setdefault(parsed[1], []).append(parsed[0])
     return {size: tuple(sorted(ranks)) for size, ranks in sorted(found.items())}
+
+
+def ranks_have(ranks: Sequence[int]) -> str:
+    """(1,) -> "rank 1 has"; (1, 2) -> "ranks 1, 2 have"."""
+    named = ", ".join(map(str, ranks))
+    return f"ranks {named} have" if len(ranks) > 1 else f"rank {named} has"
+
+
+def note_whole(directory: Path, serial: int) -> None:
+    """Of this checkpoint in a rank's directory every rank has all its part on disk. Raises OSError."""
+    before = noted_whole(directory)
+    if before is None or serial > before:
+        (directory / WHOLE).write_text(f"{serial}\n")
+
+
+def noted_whole(directory: Path) -> int | None:
+    """The serial of the newest that was noted; 0 where none is named, None where there was none."""
+    try:
+        text = (directory / WHOLE).read_bytes()[:20].strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else 0
 
 
 def copy_of(rank: int, size: int) -> Path:

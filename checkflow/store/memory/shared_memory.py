@@ -9,6 +9,7 @@ A reader's decision and its store are made under a POSIX record lock, which the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -172,7 +173,8 @@ class SharedMemory:
             )
         except OSError as error:
             os.close(fd)
-            raise StoreError(f"slots: {room.need}; the system refuses it ({error.strerror})") from None
+            advice = "; allow larger files (ulimit -f)" if error.errno == errno.EFBIG else ""
+            raise StoreError(f"slots: {room.need}; the system refuses it ({error.strerror}){advice}") from None
         return shared
 
     @classmethod

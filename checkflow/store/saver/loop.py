@@ -23,6 +23,7 @@ from checkflow.store.both.messages import (
     CLOSE,
     LAST,
     NOW,
+    RESTORED,
     FailedReport,
     Message,
     Notice,
@@ -190,6 +191,8 @@ class Saver:
                 self._patience.hurry()
             if (agreed := number_in(packet, AGREED)) is not None:
                 self._persister.agree(agreed)
+            if (serial := number_in(packet, RESTORED)) is not None:
+                self._persister.agree_on(serial)
             self._last = self._last or packet == LAST
             self._closing = self._closing or packet == CLOSE
 

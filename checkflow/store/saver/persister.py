@@ -19,7 +19,7 @@ from checkflow.store.both.retry import Patience
 from checkflow.store.format.disk import Disk, remove_tree
 from checkflow.store.format.layout import Layout
 from checkflow.store.format.manifest import Manifest, directory_name
-from checkflow.store.format.ranks import WHOLE
+from checkflow.store.format.ranks import note_whole
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine, verify_written
 from checkflow.store.format.retention import Retained, to_prune
 from checkflow.store.format.writer import (
@@ -36,6 +36,7 @@ from checkflow.store.memory.shared_memory import SharedMemory
 _ADVICE = {
     errno.ENOSPC: "free space, or retain fewer checkpoints",
     errno.EDQUOT: "free space below the quota, or retain fewer checkpoints",
+    errno.EFBIG: "allow larger files (ulimit -f)",
     errno.EIO: "check the disk",
     errno.EAGAIN: "allow more processes and threads",
     errno.EMFILE: "allow more open files (ulimit -n)",
@@ -145,14 +146,18 @@ class Persister:
 
     def agree(self, sequence: int) -> None:
         """Every rank has verified its part of this checkpoint; told of one that another saver wrote, none is newer."""
-        self._agreed_serial = max(self._agreed_serial, self._serials.get(sequence, 0))
-        if not self._is_whole:
-            with contextlib.suppress(OSError):  # the next time
-                (self.store / WHOLE).touch()
-                self.disk.sync_directory(self.store)
-                self._is_whole = True
+        self.agree_on(self._serials.get(sequence, 0))
         for older in [each for each in self._serials if each < sequence]:
             del self._serials[older]
+
+    def agree_on(self, serial: int) -> None:
+        """The same, of one that may be another saver's."""
+        self._agreed_serial = max(self._agreed_serial, serial)
+        with contextlib.suppress(OSError):  # the next time
+            note_whole(self.store, self._agreed_serial)
+            if not self._is_whole:
+                self.disk.sync_directory(self.store)
+                self._is_whole = True
 
     def _put_off(self, taken: Taken, error: OSError) -> None:
         begins = self.patience.fails()
@@ -160,7 +165,8 @@ class Persister:
         what = f"the checkpoint of iteration {taken.iteration} cannot be made durable ({_reason(error)})"
         self.shared.advance()  # a disk that refuses does not hang
         if self.patience.exhausted:
-            self._give_up(taken, f"{what}; {_advice(error)}")
+            gone = "do not remove a store that is in use; what was durable in it is gone, too"
+            self._give_up(taken, f"{what}; {gone if self._is_removed() else _advice(error)}")
             return
         put_off(self.shared, taken, newest_wins=self.config.newest_wins)
         if begins:

@@ -30,6 +30,7 @@ from checkflow.store.both.messages import LAST, WAKE
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.both.saver_log import take_log
 from checkflow.store.format.layout import Layout
+from checkflow.store.format.reader import Checkpoint
 from checkflow.store.format.retention import Retention
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slot, Slots, WhenFull
@@ -237,6 +238,11 @@ class StoreHandle:
         """No slot will have this checkpoint."""
         if self._rulings is not None:
             self._rulings.skipped(iteration)
+
+    def restored(self, checkpoint: Checkpoint) -> None:
+        """Of a training in several processes: each has restored its part of this one."""
+        if self._rulings is not None and checkpoint.path.parent.name == self.path.name:  # of as many
+            self._rulings.restored(checkpoint.serial)
 
     def break_off(self) -> None:
         """The next checkpoint takes a slot of each lane, and goes on from none."""

@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 
 from checkflow.errors import PeerError
-from checkflow.store.both.messages import AGREED, WAKE, VerifiedReport, numbered
+from checkflow.store.both.messages import AGREED, RESTORED, WAKE, VerifiedReport, numbered
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slots
 from checkflow.store.trainer.peers import Peers
@@ -83,6 +83,10 @@ class Rulings:
     def skipped(self, iteration: int) -> None:
         """No slot will have this one."""
         self._peers.skipped(iteration)
+
+    def restored(self, serial: int) -> None:
+        """Every rank has verified its part of this checkpoint, which is on this rank's disk."""
+        self._tell(numbered(RESTORED, serial))
 
     def read_back(self) -> str | None:
         """Tell what the saver has read back, and return what troubles the ranks, if there is something."""
