@@ -103,7 +103,7 @@ class Seeking:
 
     def _lost(self, after: Mark, known: Collection[Mark]) -> list[SkippedCheckpoint]:
         """What is newer than this one, none of those that are known, and once had every rank's part on disk."""
-        noted = noted_in(self._root, of=self._group.rank, but=self._group.size)
+        noted = noted_in(self._root, here=(self._group.rank, self._group.size))
         said = self._group.gather("restore()", [[*mark, size, *ranks] for (mark, size), ranks in noted.items()])
         have: dict[tuple[Mark, int], set[int]] = {}
         for attempt, iteration, size, *ranks in (each for of_rank in said for each in of_rank):  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.distributed.parts import directories_in, marks_in
 from checkflow.distributed.placement import address_here, machine_here, mirrors
-from checkflow.errors import InputError
+from checkflow.errors import InputError, StoreError
 from checkflow.jsonfile import digest_of
 from checkflow.schedule import Schedule
 from checkflow.state.divided import Alike, alike_in, content_of, saved_here, shared_out
@@ -185,7 +185,9 @@ class Together:
         """Agree on nothing more. `complete`: this rank has its last checkpoint on disk, and waits for a little until
         all have theirs."""
         self.agreement.close()
-        newest = max(marks_in(self.store), default=None) if complete else None
+        newest: Mark | None = None
+        with contextlib.suppress(StoreError):  # what it does not see is not noted
+            newest = max(marks_in(self.store), default=None)
         said = self.group.leave(newest) if complete else []
         if newest is not None and said and all(each == list(newest) for each in said):
             self._note_whole(newest)

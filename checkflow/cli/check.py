@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Set
 from pathlib import Path
-from types import MappingProxyType
 
 import click
 
@@ -26,8 +25,8 @@ def command(store: str, repair: bool, as_json: bool) -> int:
     """Verify every checkpoint of STORE. Exit code 1 if one is not what was written, unless --repair removed it.
 
     Of a training in several processes each one's directory is a store, and checked as one; and there has to be a
-    checkpoint of which every one has its part. STORE may be the URL of a bucket, s3://bucket/prefix: then every byte
-    in it is read.
+    checkpoint of which every one has its part, and no newer one of which each once had. STORE may be the URL of a
+    bucket, s3://bucket/prefix: then every byte in it is read.
     """
     if not is_url(store):
         return _of_store(Path(store), repair=repair, as_json=as_json)
@@ -97,19 +96,16 @@ def _whole(store: Path, verified: Set[Path]) -> tuple[list[int], dict[int, list[
 
 
 def _tell_whole(
-    store: str, whole: list[int] | None, lost: Mapping[int, list[int]] = MappingProxyType({}), *, as_json: bool
+    store: str, whole: list[int] | None, lost: Mapping[int, list[int]] | None = None, *, as_json: bool
 ) -> None:
-    """Of several processes."""
+    """Of several processes. `lost`: None where it is not known."""
     if whole is None:
         return
     if as_json:
-        click.echo(
-            json.dumps(
-                {"store": store, "whole": whole, "lost": [{"iteration": i, "ranks": r} for i, r in lost.items()]}
-            )
-        )
+        rows = [{"iteration": iteration, "ranks": ranks} for iteration, ranks in (lost or {}).items()]
+        click.echo(json.dumps({"store": store, "whole": whole} | ({} if lost is None else {"lost": rows})))
         return
-    for iteration, ranks in lost.items():
+    for iteration, ranks in (lost or {}).items():
         _console.say(f"{store}: iteration {iteration} was whole, and {ranks_have(ranks)} no part of it that verifies")
     if whole:
         _console.say(f"{store}: the newest of which every rank's part verifies is of iteration {whole[0]}")

@@ -135,15 +135,19 @@ def directories_in(store: Path, *, but: int) -> list[Path]:
     return [directory for directory in found if directory.exists() and checkpoint_names(directory)]
 
 
-def noted_in(store: Path, *, of: int | None = None, but: int = 0) -> dict[tuple[Mark, int], frozenset[int]]:
+def noted_in(store: Path, *, here: tuple[int, int] | None = None) -> dict[tuple[Mark, int], frozenset[int]]:
     """Checkpoints, with their number of ranks, of which all once had their parts on disk -> the ranks that have, here.
 
-    As the directories of ranks have noted it, each its newest; `of`: that of this one of so many ranks as are left out
-    by `but`. Raises StoreError.
+    As the directories of ranks have noted it, each its newest. `here`: a rank and how many there are, of whose
+    directories its own alone is looked at. Raises StoreError.
     """
     found: dict[tuple[Mark, int], frozenset[int]] = {}
     for size, ranks in ranks_in(store).items():
-        held = {rank: marks_in(store / directory_of(rank, size)) for rank in ranks if size != but or rank == of}
+        held = {
+            rank: marks_in(store / directory_of(rank, size))
+            for rank in ranks
+            if here in (None, (rank, size)) or here[1] != size
+        }
         for rank, parts in held.items():
             serial = noted_whole(store / directory_of(rank, size))
             for mark in [mark for mark, part in parts.items() if part.checkpoint.serial == serial]:

@@ -16,6 +16,7 @@ from checkflow.learning.messages import DEFAULT_POLICY
 from checkflow.schedule import Schedule, read_schedule
 from checkflow.state.holders import modules_of, optimizers_of, unwrapped
 from checkflow.state.live import parameters_of
+from checkflow.state.shards import is_shared, local
 from checkflow.torch_internals import own_buffers, own_parameters
 from checkflow.training import Training
 from checkflow.wrapped import is_zero, updated_here, updater
@@ -31,7 +32,7 @@ def place_of(store: Path, training: Training, interval: int | None, policy: str)
     content: dict[str, object] = {
         "modules": {
             holder: [
-                (path, str(tensor.dtype), list(tensor.shape), tensor.requires_grad)
+                (path, str(tensor.dtype), list(tensor.shape), tensor.requires_grad, *_shape_here(tensor))
                 for path, module, name, buffer in module_tensors(unwrapped(whole))
                 for tensor in [(own_buffers if buffer else own_parameters)(module)[name]]
                 if tensor is not None
@@ -66,6 +67,11 @@ def kept_schedule(place: Path, notify: Callable[[str], None]) -> Schedule | None
     except (FormatError, InputError) as error:
         notify(f"{error}; learning anew")
         return None
+
+
+def _shape_here(tensor: torch.Tensor) -> list[list[int]]:
+    """Of what ranks share: what this one has."""
+    return [list(local(tensor).shape)] if is_shared(tensor) else []
 
 
 def _part(optimizer: torch.optim.Optimizer) -> list[object]:

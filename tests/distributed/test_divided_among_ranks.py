@@ -100,6 +100,10 @@ def test_each_rank_learns_its_own_schedule(kind: str, tmp_path: Path) -> None:
             ends.append(job.done())
     assert promised <= ends[0][0][0] <= begun
     assert [digest for _, digest in ends[0].values()] == [digest for _, digest in ends[1].values()]
+    if kind == "fsdp":  # divided otherwise, it has another schedule
+        with Job(2, "ddp", tmp_path, begun + 4, 0) as job:
+            job.done()
+            assert not any("learns its schedule anew" in line for said in job.errors.values() for line in said)
 
 
 def test_where_ranks_do_not_see_each_other_each_saves_all(tmp_path: Path) -> None:

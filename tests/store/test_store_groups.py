@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from small_store import TINY, InProcess, fill, record_of, silent, stage, until
 
-from checkflow.store.format.ranks import WHOLE, directory_of, ranks_in
+from checkflow.store.format.ranks import WHOLE, directory_of, note_whole, noted_whole, ranks_in
 from checkflow.store.format.reader import list_checkpoints
 from checkflow.store.memory.saver_slots import Taken, give_back, take_due, take_left
 from checkflow.store.memory.shared_memory import SharedMemory, SlotState, Word
@@ -203,15 +206,39 @@ def test_nothing_is_pruned_that_is_newer_than_what_all_have_verified(tmp_path: P
         return sorted(found.iteration for found in list_checkpoints(saver.store))
 
     assert left() == [1, 2, 3, 4]
-    assert not (saver.store / WHOLE).exists()
+    assert noted_whole(saver.store) is None
     saver.persister.agree(sequences[3])
-    assert (saver.store / WHOLE).exists()
+    assert noted_whole(saver.store) == 3
     persist(saver, 5)
     assert left() == [2, 3, 4, 5]  # the newest that all have, and as many as retention holds up to it
     saver.persister.agree(999)  # of another saver, which may have ended
     persist(saver, 6)
     assert left() == [2, 3, 4, 5, 6]
+    assert noted_whole(saver.store) == 3
+    saver.persister.agree_on(5)  # by its serial: it was restored
+    persist(saver, 7)
+    assert (left(), noted_whole(saver.store)) == ([4, 5, 6, 7], 5)
     saver.close()
+
+
+def test_what_is_noted_of_ranks_is_the_newest_and_no_file_of_others(tmp_path: Path) -> None:
+    whole, outside = tmp_path / WHOLE, tmp_path / "mine"
+    whole.touch()  # as it was before it had a serial
+    assert noted_whole(tmp_path) == 0
+    for serial in (9, 12, 3):
+        note_whole(tmp_path, serial)
+    assert noted_whole(tmp_path) == 12
+    whole.write_bytes(b"\xff" * 100)
+    assert noted_whole(tmp_path) == 0
+    outside.write_text("mine")
+    makes: tuple[Callable[[], None], ...] = (partial(whole.symlink_to, outside), partial(os.mkfifo, whole), whole.mkdir)
+    for make in makes:
+        whole.unlink()
+        make()
+        assert noted_whole(tmp_path) is None
+        with pytest.raises(OSError, match="file"):
+            note_whole(tmp_path, 20)
+    assert outside.read_text() == "mine"
 
 
 class Alone:

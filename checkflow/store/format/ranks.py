@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkflow.errors import StoreError
+from checkflow.store.format.regular_file import open_regular, read_at
 
 WHOLE = "whole"  # a file in a rank's directory: every rank had all its part of a checkpoint on disk; its serial here
 HERE = "here"  # a file in a rank's directory: a word by which others know that they see what it writes
 COPIES = "copies"  # in a rank's directory: what it held of other ranks' when their training ended
+_SERIAL_BYTES = 20  # has room for any
 _DIRECTORY = re.compile(r"rank-(?P<rank>0|[1-9]\d{0,6})-of-(?P<size>[1-9]\d{0,6})")
 
 
@@ -57,15 +59,25 @@ def note_whole(directory: Path, serial: int) -> None:
     """Of this checkpoint in a rank's directory every rank has all its part on disk. Raises OSError."""
     before = noted_whole(directory)
     if before is None or serial > before:
-        (directory / WHOLE).write_text(f"{serial}\n")
+        fd = open_regular(directory / WHOLE, os.O_WRONLY | os.O_CREAT)
+        try:
+            os.pwrite(fd, b"%d\n" % serial, 0)  # no shorter than what is there
+        finally:
+            os.close(fd)
 
 
 def noted_whole(directory: Path) -> int | None:
     """The serial of the newest that was noted; 0 where none is named, None where there was none."""
     try:
-        text = (directory / WHOLE).read_bytes()[:20].strip()
+        fd = open_regular(directory / WHOLE, os.O_RDONLY)
     except OSError:
         return None
+    try:
+        text = read_at(fd, 0, _SERIAL_BYTES).strip()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
     return int(text) if text.isdigit() else 0
 
 
