@@ -23,7 +23,7 @@ from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, refusal
-from checkflow.checkpointing.resumed import doubts, of_losses
+from checkflow.checkpointing.resumed import Freezing, doubts, of_losses, remarks
 from checkflow.checkpointing.terminating import on_terminate, told
 from checkflow.checkpointing.together import Together
 from checkflow.collector import paused_collector
@@ -73,6 +73,7 @@ class Checkpointer:
         self._behind = behind
         self._training = training
         self._objects = objects
+        self._freezing = Freezing(training)
         self._store = store
         self._notify = notify
         self._tell = tell
@@ -167,13 +168,9 @@ class Checkpointer:
                     if self._behind is not None:
                         self._behind.take_back()
                     raise
-            for name in restored.missing:
-                self._notify(f"{self._store}: {name} is not in this checkpoint; it stays as it is")
-            if (about := restored.approximate) is not None:
-                self._notify(
-                    f"{self._store}: iteration {restored.iteration} is approximate: the host made its last "
-                    f"{about.updates} updates, the first of them {about.each:.2g} off the training's"
-                )
+            for line in remarks(restored):
+                self._notify(f"{self._store}: {line}")
+            self._freezing.resumed(restored.frozen)
             self._metadata = restored.metadata
             self._objects.losses.resumed(restored.losses)
             if self._adapting is not None:
@@ -241,6 +238,8 @@ class Checkpointer:
                 self._pacing.ended()
             if (compared := self._objects.losses.compared()) is not None:
                 self._engine.events.append(of_losses(self._executor.completed, compared))
+            for line in self._freezing.ended():
+                self._notify(f"{self._store}: {line}")
             self._narrator.ended(self._executor.completed)
         if adapting is not None:  # what the callback did is no part of the iteration
             adapting.begins(sys._getframe(1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -10,6 +10,8 @@ from checkflow.data import ResumableLoader
 from checkflow.events import Continued, Doubted
 from checkflow.state.host.losses import Compared
 from checkflow.state.host.objects import HostObjects
+from checkflow.state.live import parameters_of
+from checkflow.state.restore.match import Restored
 from checkflow.training import Training
 from checkflow.wrapped import updater
 
@@ -17,6 +19,47 @@ from checkflow.wrapped import updater
 def doubts(iteration: int, training: Training, objects: HostObjects) -> tuple[str, ...]:
     """Of optimizers' state, learning rates and loaders' positions. Each may be meant; none is refused."""
     return (*_of_optimizers(training), *_of_schedulers(objects), *_of_loaders(iteration, objects))
+
+
+def remarks(restored: Restored) -> Iterator[str]:
+    """What a checkpoint lacks, or has otherwise than training had it."""
+    for name in restored.missing:
+        yield f"{name} is not in this checkpoint; it stays as it is"
+    if (about := restored.approximate) is not None:
+        yield (
+            f"iteration {restored.iteration} is approximate: the host made its last {about.updates} updates, the first "
+            f"of them {about.each:.2g} off the training's"
+        )
+
+
+class Freezing:
+    """Which parameters require gradients is the script's to say: a resume that comes after what changed it has missed
+    that. Compared where an iteration has ended, as it was then: some loops change it within each."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._saved: frozenset[str] | None = None  # frozen when what was restored was saved; None: nothing to compare
+
+    def resumed(self, frozen: Iterable[str] | None) -> None:
+        """These were frozen then; None where that is not known."""
+        self._saved = None if frozen is None else frozenset(frozen)
+
+    def ended(self) -> Iterator[str]:
+        """What is otherwise, once an iteration has ended since."""
+        saved, self._saved = self._saved, None
+        if saved is None:
+            return
+        named = {str(name): not parameter.requires_grad for name, parameter in parameters_of(self._training)}
+        for was, now, differs in (
+            ("trained", "frozen", [name for name, is_frozen in named.items() if is_frozen and name not in saved]),
+            ("frozen", "trained", [name for name, is_frozen in named.items() if not is_frozen and name in saved]),
+        ):
+            if differs:
+                more = f" and {len(differs) - 1} more" if len(differs) > 1 else ""
+                yield (
+                    f"{differs[0]}{more}: {was} when what was restored was saved, and {now} now; what sets "
+                    "requires_grad in the course of training has to be done again after a resume"
+                )
 
 
 def of_losses(iteration: int, compared: Compared) -> Continued | Doubted:

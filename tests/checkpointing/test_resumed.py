@@ -30,6 +30,39 @@ def loader() -> checkflow.ResumableLoader[Any]:
     return checkflow.ResumableLoader(torch.utils.data.TensorDataset(torch.zeros(40)))
 
 
+@pytest.mark.parametrize("each", [False, True], ids=["once", "in each iteration"])
+def test_what_was_frozen_and_is_not_is_told_once(each: bool, tmp_path: Path) -> None:
+    """A script that unfreezes a layer in the course of training, and resumes after that."""
+    told: list[str] = []
+
+    def life(until: int, unfreezes: int) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with checkflow.attach(model, optimizer, store=tmp_path, notify=told.append, tell=lambda _: None) as ckpt:
+            for iteration in range(ckpt.restore(), until):
+                if each or iteration == unfreezes:
+                    model[0].requires_grad_(True)
+                torch.autograd.backward(model(torch.randn(2, 4)).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+                ckpt.step()
+
+    life(6, 4)
+    life(9, 4)
+    life(12, 4)
+    expected = (
+        "model/0.weight and 1 more: trained when what was restored was saved, and frozen now; what sets requires_grad"
+    )
+    assert [line.split(": ", 1)[1].startswith(expected) for line in told] == ([] if each else [True])
+    told.clear()
+    life(15, 13)
+    assert not told  # frozen before, and at the end of the first iteration
+    life(16, 4)
+    assert [" trained when " in line for line in told] == ([] if each else [True])
+
+
 def test_what_is_as_it_was_is_silent_and_what_is_not_is_told(schedule: Schedule, tmp_path: Path) -> None:
     """A loader that was never asked, and a rate that somebody changed behind the scheduler."""
     for asked, factor in ((True, 1.0), (False, 3.0)):

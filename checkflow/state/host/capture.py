@@ -29,7 +29,7 @@ from checkflow.state.host.optimizers import IsStored, OptimizerReader
 from checkflow.state.host.record import FORMAT, VERSION
 from checkflow.state.host.rng import RngReader
 from checkflow.state.host.tensors import Room, split
-from checkflow.state.live import parameter_names, walk
+from checkflow.state.live import parameters_of, walk
 from checkflow.state.names import StateName, file_of, is_of_kind, subject_of
 from checkflow.state.shards import place_of
 from checkflow.training import Training
@@ -76,8 +76,8 @@ class HostState:
     ) -> None:
         self._models = modules_of(training)
         self._files = (*self._models, *training.listed.tensors)
-        names = parameter_names(training)
-        self._parameters = len(names)
+        self._named = tuple(parameters_of(training))
+        names = {id(parameter): name for name, parameter in self._named}
         self._keep = tuple(training.models)  # ids in `names` stay theirs
         self._elsewhere: dict[StateName, int] = {}
         self._optimizers = [
@@ -91,6 +91,7 @@ class HostState:
         self._alike = modules_alike(training)
         self._divided = modules_divided(training)
         self._several: tuple[tuple[int, ...] | None, str] = (None, "")  # how many parameters have state, and the text
+        self._frozen: tuple[tuple[str, ...] | None, str] = (None, "")  # likewise, of what requires no gradient
         self._epoch: int | None = None
         self._tensors: dict[StateName, torch.Tensor] = {}
         self._rng = RngReader()
@@ -108,7 +109,7 @@ class HostState:
         objects = tuple(self._object_parts())
         rng = self._rng.read(self._objects.generators)  # after the objects: a fresh loader may draw when it is asked
         metadata = dump(encode(dict(self._objects.metadata), "metadata"))
-        more = f"{self._about_text()}{self._member_text()}{several}{self._losses_text()}"
+        more = f"{self._about_text()}{self._member_text()}{several}{self._losses_text()}{self._frozen_text()}"
         end = f'],"rng":{rng},"metadata":{metadata}{more}}}'
         return Captured((f'{before},"objects":[', *objects, end))
 
@@ -170,6 +171,12 @@ class HostState:
         known = self._objects.losses.known
         return f',"losses":{dump(list(known))}' if known else ""
 
+    def _frozen_text(self) -> str:
+        known = tuple(str(name) for name, parameter in self._named if not parameter.requires_grad)
+        if known != self._frozen[0]:
+            self._frozen = (known, f',"frozen":{dump(list(known))}')
+        return self._frozen[1]
+
     @property
     def structure(self) -> tuple[tuple[str, ...], ...]:
         """Changes when optimizers have other state than before."""
@@ -214,7 +221,7 @@ class HostState:
 
     def room_bytes(self) -> int:
         """Bytes that a record of this training may need, now and once the optimizers have their state."""
-        return 2 * len(self.capture(0).record()) + self._parameters * _ROOM_BYTES_A_PARAMETER + _ROOM_BYTES
+        return 2 * len(self.capture(0).record()) + len(self._named) * _ROOM_BYTES_A_PARAMETER + _ROOM_BYTES
 
 
 def check_capturable(state: HostState) -> None:

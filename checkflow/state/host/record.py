@@ -253,6 +253,7 @@ class Record(BaseModel):
     proof: str = ""  # of a delta: xxh3-128 of the state that its updates make, as training has it
     state_dict: StateDictRecord | None = None  # in the place of models, optimizers and objects
     losses: tuple[float, ...] = ()  # the last ones that step() was given, oldest first
+    frozen: tuple[str, ...] | None = None  # parameters that required no gradient; None: older records did not say
 
 
 _RECORD = TypeAdapter(Record)

@@ -49,6 +49,7 @@ class Restored:
     versions: Mapping[str, str] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
     approximate: ApproximateRecord | None = None  # what the host's updates made, where that is not the training's
+    frozen: tuple[str, ...] | None = None  # parameters that required no gradient; None where that is not known
 
 
 def restore(
@@ -101,7 +102,7 @@ def restore_parsed(
     matched.apply()
     return Restored(
         parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing, parsed.about, parsed.versions,
-        parsed.losses, parsed.approximate,
+        parsed.losses, parsed.approximate, parsed.frozen,
     )  # fmt: skip
 
 
