@@ -41,6 +41,7 @@ from checkflow.state.holders import models_of
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.live import live_state
 from checkflow.state.refused import check_supported
+from checkflow.state.shards import give_back_gathered
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.bucket.objects import Objects
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, newest
@@ -224,6 +225,7 @@ def attach(
             together.group.same("attach()", settled)
             interval = interval or 1 if schedule is None else interval  # a learner finds one by itself, each its own
             training = together.divide(training, schedule, warn, in_parts=policy in IN_PARTS)
+        give_back_gathered(training.models)
         live_state(training)  # what has no shape is refused here, before anything asks for that
 
         def lacks(found: Iterable[Unlisted]) -> None:

@@ -17,10 +17,11 @@ _ROOM = 10**6  # attempts: of two lives of a training that do not see each other
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What this rank can read: its own parts, and checkpoints of other numbers of ranks."""
+    """What this rank can read: its own parts, and checkpoints of other numbers of ranks. `noted`: what were whole."""
 
     mine: Mapping[Mark, RankPart]
     others: Mapping[Mark, Complete]
+    noted: Collection[Mark] = ()
 
     def checkpoint(self, mark: Mark) -> Checkpoint:
         """The directory that stands for one of these."""
@@ -52,21 +53,26 @@ def exchange(group: Group, kept: Kept, stock: Stock) -> Exchanged:
     """
     stored = [[*rank, list(marks)] for rank, marks in stock.parts.items()]
     draw = secrets.randbelow(_ROOM)  # the first rank's counts: the greatest of many draws would be a narrow one
-    said = group.gather("attach() or restore()", [list(kept.mine), list(kept.others), stored, stock.is_known, draw])
+    noted = [mark for mark in kept.noted if mark not in kept.mine and mark not in kept.others]
+    said = group.gather(
+        "attach() or restore()", [list(kept.mine), list(kept.others), stored, stock.is_known, draw, noted]
+    )
     own: list[list[Mark]] = []
     others: list[list[Mark]] = []
+    once: list[list[Mark]] = []
     in_bucket: dict[Rank, frozenset[Mark]] = {}
     all_known = True
     room: int | None = None
     for each in said:
         assert isinstance(each, list)
-        mine, seen, theirs, is_known, draw = each
+        mine, seen, theirs, is_known, draw, gone = each
+        once.append(marks_of(gone))
         own.append(marks_of(mine))
         others.append(marks_of(seen))
         in_bucket |= {(rank, size): frozenset(marks_of(marks)) for rank, size, marks in theirs}
         room = int(draw) if room is None else room
         all_known = all_known and bool(is_known)
-    known: list[Collection[Mark]] = [*own, *others, *in_bucket.values()]
+    known: list[Collection[Mark]] = [*own, *others, *once, *in_bucket.values()]
     known.append([Mark(next_attempt(known) + (room or 0) + (0 if all_known else _ROOM), 0)])
     stored_of = tuple(in_bucket.get((rank, group.size), frozenset()) for rank in range(group.size))
     return Exchanged(own, others, stored_of, _whole_of(in_bucket, but=group.size), known)

@@ -33,33 +33,45 @@ def remarks(restored: Restored) -> Iterator[str]:
 
 
 class Freezing:
-    """Which parameters require gradients is the script's to say: a resume that comes after what changed it has missed
-    that. Compared where an iteration has ended, as it was then: some loops change it within each."""
+    """Which parameters require gradients is the script's to say: a resume that comes after what changed it may have
+    missed that. Told is what is otherwise when it is restored, and still is where each of two iterations has ended: a
+    loop may change it within each, or in turns."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._saved: frozenset[str] | None = None  # frozen when what was restored was saved; None: nothing to compare
+        self._saved: frozenset[str] = frozenset()  # frozen when what was restored was saved
+        self._differ: frozenset[str] = frozenset()  # ever since
+        self._left = 0  # iterations
 
     def resumed(self, frozen: Iterable[str] | None) -> None:
         """These were frozen then; None where that is not known."""
-        self._saved = None if frozen is None else frozenset(frozen)
+        self._saved = frozenset(() if frozen is None else frozen)
+        self._differ = frozenset() if frozen is None else self._now() ^ self._saved
+        self._left = 2
 
     def ended(self) -> Iterator[str]:
-        """What is otherwise, once an iteration has ended since."""
-        saved, self._saved = self._saved, None
-        if saved is None:
+        """What is otherwise, once two iterations have ended since."""
+        if not self._differ:
             return
-        named = {str(name): not parameter.requires_grad for name, parameter in parameters_of(self._training)}
-        for was, now, differs in (
-            ("trained", "frozen", [name for name, is_frozen in named.items() if is_frozen and name not in saved]),
-            ("frozen", "trained", [name for name, is_frozen in named.items() if not is_frozen and name in saved]),
+        self._differ &= self._now() ^ self._saved
+        self._left -= 1
+        if self._left:
+            return
+        differ, self._differ = sorted(self._differ), frozenset()
+        for was, now, names in (
+            ("trained", "frozen", [name for name in differ if name not in self._saved]),
+            ("frozen", "trained", [name for name in differ if name in self._saved]),
         ):
-            if differs:
-                more = f" and {len(differs) - 1} more" if len(differs) > 1 else ""
+            if names:
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 yield (
-                    f"{differs[0]}{more}: {was} when what was restored was saved, and {now} now; what sets "
+                    f"{names[0]}{more}: {was} when what was restored was saved, and {now} since; what sets "
                     "requires_grad in the course of training has to be done again after a resume"
                 )
+
+    def _now(self) -> frozenset[str]:
+        """What is frozen."""
+        return frozenset(str(name) for name, each in parameters_of(self._training) if not each.requires_grad)
 
 
 def of_losses(iteration: int, compared: Compared) -> Continued | Doubted:

@@ -77,7 +77,7 @@ class Seeking:
                     if iteration is None:
                         unread = self._unread(kept.parts(mark))
                         told = {each.iteration for each in unread}
-                        skipped += [*unread, *(e for e in self._lost(mark, marks) if e.iteration not in told)]
+                        skipped += [*unread, *(e for e in self._lost(mark, marks, said.own) if e.iteration not in told)]
                     return found, kept.checkpoint(mark), tuple(skipped)
             rank, reason = next(iter(wrong.items()))
             name = f"iteration {mark.iteration} of attempt {mark.attempt}"
@@ -101,13 +101,19 @@ class Seeking:
         found = {str(path): (serial, iteration, why) for each in said for path, serial, iteration, why in each}  # type: ignore[attr-defined]
         return [SkippedCheckpoint(Path(path), *rest) for path, rest in found.items()]
 
-    def _lost(self, after: Mark, known: Collection[Mark]) -> list[SkippedCheckpoint]:
-        """What is newer than this one, none of those that are known, and once had every rank's part on disk."""
+    def _lost(self, after: Mark, known: Collection[Mark], own: Sequence[Sequence[Mark]]) -> list[SkippedCheckpoint]:
+        """What is newer than this one, none of those that are known, and once had every rank's part on disk.
+
+        `own`: by rank. Of another number of ranks, each sees what it sees.
+        """
         noted = noted_in(self._root, here=(self._group.rank, self._group.size))
         said = self._group.gather("restore()", [[*mark, size, *ranks] for (mark, size), ranks in noted.items()])
         have: dict[tuple[Mark, int], set[int]] = {}
         for attempt, iteration, size, *ranks in (each for of_rank in said for each in of_rank):  # type: ignore[attr-defined]
-            have.setdefault((Mark(attempt, iteration), size), set()).update(ranks)
+            mark = Mark(attempt, iteration)
+            if size == self._group.size:
+                ranks = [rank for rank, marks in enumerate(own) if mark in marks]
+            have.setdefault((mark, size), set()).update(ranks)
         newer = [each for each in have.items() if each[0][0] > after and each[0][0] not in known]
         return [lost(self._root, mark, size, ranks) for (mark, size), ranks in newer]
 
@@ -186,7 +192,9 @@ class Seeking:
         return parts[self._group.rank % len(parts)].checkpoint
 
     def _kept(self) -> Kept:
-        return Kept(marks_in(self._store), {parts.mark: parts for parts in all_in(self._root, but=self._group.size)})
+        others = {parts.mark: parts for parts in all_in(self._root, but=self._group.size)}
+        noted = noted_in(self._root, here=(self._group.rank, self._group.size))
+        return Kept(marks_in(self._store), others, [mark for mark, _ in noted])
 
     def _exchanged(self, kept: Kept) -> Exchanged:
         """A new attempt begins."""

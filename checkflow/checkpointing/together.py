@@ -17,7 +17,7 @@ from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.fellows import fellows, gathered
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
-from checkflow.distributed.parts import directories_in, marks_in
+from checkflow.distributed.parts import RankPart, directories_in, mark_of, marks_in, newest_part
 from checkflow.distributed.placement import address_here, machine_here, mirrors
 from checkflow.errors import InputError, StoreError
 from checkflow.jsonfile import digest_of
@@ -28,8 +28,9 @@ from checkflow.state.live import parameters_of
 from checkflow.state.shards import give_back_gathered
 from checkflow.store.bucket.names import has_ranks
 from checkflow.store.bucket.objects import BucketError, Objects
-from checkflow.store.format.ranks import COPIES, directory_of, note_whole
-from checkflow.store.format.reader import Checkpoint
+from checkflow.store.format.manifest import parse_directory_name
+from checkflow.store.format.ranks import COPIES, directory_of, note_whole, noted_whole
+from checkflow.store.format.reader import Checkpoint, checkpoint_names
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.mirror_process import MirrorAddress, MirrorProcess
 from checkflow.store.trainer.sender import MirrorTarget
@@ -121,12 +122,21 @@ class Together:
 
     def begin(self) -> tuple[Mark, ...]:
         """This rank's store is open: the checkpoints that all ranks have, newest first. A new attempt begins."""
+        self._forget_what_is_gone()
         said = self._seeking.own()
         found = common(said.own)
         if found:
-            self._note_whole(found[0])
+            self._note_whole(marks_in(self.store).get(found[0]))
         self._stored = common(said.stored)
         return found
+
+    def _forget_what_is_gone(self) -> None:
+        """Its serial will be another checkpoint's, that nobody may have but this rank."""
+        noted = noted_whole(self.store)
+        newest = next(map(parse_directory_name, checkpoint_names(self.store)), None)
+        if noted and noted > (0 if newest is None else newest.serial):
+            with contextlib.suppress(OSError):
+                note_whole(self.store, 0)
 
     def put_behind(self, objects: Objects, store: Path, hearers: Hearers, *, start_over: bool) -> BehindRanks:
         """A bucket, in which each rank has its own parts. Raises InputError, StoreError."""
@@ -185,19 +195,21 @@ class Together:
         """Agree on nothing more. `complete`: this rank has its last checkpoint on disk, and waits for a little until
         all have theirs."""
         self.agreement.close()
-        newest: Mark | None = None
+        newest: RankPart | None = None
         with contextlib.suppress(StoreError):  # what it does not see is not noted
-            newest = max(marks_in(self.store), default=None)
-        said = self.group.leave(newest) if complete else []
-        if newest is not None and said and all(each == list(newest) for each in said):
+            newest = newest_part(self.store) if complete else None
+        mark = None if newest is None else mark_of(newest)
+        said = self.group.leave(mark) if complete else []
+        if mark is not None and said and all(each == list(mark) for each in said):
             self._note_whole(newest)
         if self._mirror is not None:
             self._mirror.close(orderly=bool(said))
 
-    def _note_whole(self, mark: Mark) -> None:
+    def _note_whole(self, part: RankPart | None) -> None:
         """As its saver does, which may have ended before it heard of it."""
-        with contextlib.suppress(OSError):
-            note_whole(self.store, marks_in(self.store)[mark].checkpoint.serial)
+        if part is not None and part.checkpoint.serial > (noted_whole(self.store) or 0):
+            with contextlib.suppress(OSError):
+                note_whole(self.store, part.checkpoint.serial)
 
     def _begin_attempt(self, known: Iterable[Iterable[Mark]]) -> None:
         self.member.attempt = self.agreement.attempt = max(next_attempt(known), self.member.attempt + 1)

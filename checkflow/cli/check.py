@@ -25,7 +25,7 @@ def command(store: str, repair: bool, as_json: bool) -> int:
     """Verify every checkpoint of STORE. Exit code 1 if one is not what was written, unless --repair removed it.
 
     Of a training in several processes each one's directory is a store, and checked as one; and there has to be a
-    checkpoint of which every one has its part, and no newer one of which each once had. STORE may be the URL of a
+    checkpoint of which every one has its part; a newer one of which each once had is told. STORE may be the URL of a
     bucket, s3://bucket/prefix: then every byte in it is read.
     """
     if not is_url(store):
@@ -51,15 +51,18 @@ def _of_bucket(url: str, *, as_json: bool) -> int:
 
 
 def _of_store(store: Path, *, repair: bool, as_json: bool) -> int:
+    of_ranks = bool(ranks_in(store))
+    noted = _noted(store) if of_ranks else set()  # first: a trainer that runs makes more whole meanwhile
     ranks = [directory_of(rank, size) for size, found in ranks_in(store).items() for rank in found]
-    stores = [store / name for name in ranks if checkpoint_names(store / name)] or [store]
+    stores = [store / name for name in ranks if checkpoint_names(store / name)]
+    stores += [store] if checkpoint_names(store) or not stores else []
     found: dict[Path, Checked] = {}
     with _console.progress() as progress:
         for each in stores:
             found[each] = repair_store(each, _console.tell, progress) if repair else check_store(each, progress)
-    wrong = any(checked.wrong for checked in found.values()) and not repair
+    wrong = {skipped.path for checked in found.values() for skipped in checked.wrong}
     verified = {checkpoint.path for checked in found.values() for checkpoint in checked.verified}
-    whole, lost = _whole(store, verified) if verified and ranks_in(store) else (None, {})
+    whole, lost = _whole(store, verified, wrong, noted) if verified and of_ranks else (None, {})
     if as_json:
         for each, checked in found.items():
             figures = {
@@ -74,24 +77,34 @@ def _of_store(store: Path, *, repair: bool, as_json: bool) -> int:
         for each, checked in found.items():
             _print(each, checked, removed=repair, within=each != store)
     _tell_whole(str(store), whole, lost, as_json=as_json)
-    return EXIT_NO if wrong or lost or whole == [] else EXIT_DONE
+    return EXIT_NO if (wrong and not repair) or whole == [] else EXIT_DONE
 
 
-def _whole(store: Path, verified: Set[Path]) -> tuple[list[int], dict[int, list[int]]]:
+def _noted(store: Path) -> Set[tuple[object, int]]:
+    """Checkpoints of several processes of which each once had its part on disk, with how many there were."""
+    from checkflow.distributed.parts import noted_in  # which needs torch
+
+    return noted_in(store).keys()
+
+
+def _whole(
+    store: Path, verified: Set[Path], wrong: Set[Path], noted: Set[tuple[object, int]]
+) -> tuple[list[int], dict[int, list[int]]]:
     """Iterations, newest first, of which each of several processes has a part that verifies; and newer ones that each
-    once had on disk, with the ranks that have none that verifies now."""
-    from checkflow.distributed.parts import gathered_in, noted_in  # which need torch
+    once had on disk, with the ranks that have none now, or one that is wrong."""
+    from checkflow.distributed.parts import gathered_in  # which needs torch
 
     whole: list[int] = []
     lost: dict[int, list[int]] = {}
-    noted = noted_in(store)
+    is_newer = True  # than any that has all its parts, read or not
     for each in gathered_in(store):
-        sound = {rank for rank, part in each.ranks.items() if part.checkpoint.path in verified}
+        sound = {rank for rank, part in each.ranks.items() if part.checkpoint.path not in wrong}
         lacking = sorted(set(range(each.size)) - sound)
-        if not lacking:
+        is_newer = is_newer and bool(lacking)
+        if is_newer and (each.mark, each.size) in noted:
+            lost.setdefault(each.mark.iteration, lacking)
+        if not lacking and all(part.checkpoint.path in verified for part in each.ranks.values()):
             whole.append(each.mark.iteration)
-        elif not whole and (each.mark, each.size) in noted:
-            lost[each.mark.iteration] = lacking
     return whole, lost
 
 
@@ -106,7 +119,7 @@ def _tell_whole(
         click.echo(json.dumps({"store": store, "whole": whole} | ({} if lost is None else {"lost": rows})))
         return
     for iteration, ranks in (lost or {}).items():
-        _console.say(f"{store}: iteration {iteration} was whole, and {ranks_have(ranks)} no part of it that verifies")
+        _console.say(f"{store}: iteration {iteration} was whole, and {ranks_have(ranks)} no sound part of it any more")
     if whole:
         _console.say(f"{store}: the newest of which every rank's part verifies is of iteration {whole[0]}")
     else:

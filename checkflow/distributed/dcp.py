@@ -11,7 +11,7 @@ import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ from torch.futures import Future
 
 from checkflow.distributed.marks import Mark
 from checkflow.distributed.partitions import with_whole_optimizers
-from checkflow.distributed.parts import Complete, all_in, lost_in, unread_in
+from checkflow.distributed.parts import Complete, all_in, unread_in
 from checkflow.distributed.reading import file_names, whole_file
 from checkflow.distributed.resharding import owners_of
 from checkflow.distributed.state_dicts import FILE, chunk_of, index_of, rank_with_index, value_of
@@ -203,13 +203,12 @@ class StoreReader(StorageReader):
 
 def _newest(store: Path, iteration: int | None) -> Complete:
     """Of that iteration, if given. Raises StoreError where every rank has none, CorruptStoreError where a newer one's
-    manifest or record is not what was written, or a rank's part of it is gone."""
+    manifest or record is not what was written."""
     found = [parts for parts in all_in(store) if iteration in (None, parts.mark.iteration)]
     if not found:
         raise StoreError(f"{store}: has no such checkpoint that every rank has; see checkflow list")
-    if iteration is None:
-        unread = [unread_in(part.checkpoint.path.parent, part.checkpoint.serial) for part in found[0].ranks]
-        for newer in (*chain.from_iterable(unread), *lost_in(store, found[0].mark)):
+    for part in found[0].ranks if iteration is None else ():
+        for newer in unread_in(part.checkpoint.path.parent, part.checkpoint.serial):
             raise CorruptStoreError(f"{newer.path}: {newer.reason}; give StoreReader the iteration of an older one")
     return with_whole_optimizers(found[0], 0)
 

@@ -12,7 +12,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from checkflow import strictjson
@@ -107,13 +107,14 @@ class Group:
 
         The first rank stays until all know that, too: the store of all may be in its process.
         """
+        until = time.monotonic() + min(LEAVING_S, self.deadline_s)
         try:
-            until = time.monotonic() + min(LEAVING_S, self.deadline_s)
             said = self._all_say("left", json.dumps(value), until)
-            if said:
-                self._all_say("knows", "", until if self.rank == 0 else 0.0)
         except RuntimeError:
             return []  # the store is gone already
+        if said:
+            with suppress(RuntimeError):  # so is the first rank, which has known it then
+                self._all_say("knows", "", until if self.rank == 0 else 0.0)
         return [strictjson.loads(each) for each in said]
 
     def _all_say(self, word: str, value: str, until: float) -> list[bytes]:

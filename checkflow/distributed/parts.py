@@ -135,6 +135,16 @@ def directories_in(store: Path, *, but: int) -> list[Path]:
     return [directory for directory in found if directory.exists() and checkpoint_names(directory)]
 
 
+def mark_of(part: RankPart) -> Mark:
+    """What one process took before there were several has attempt 0."""
+    return Mark(0 if part.record.member is None else part.record.member.attempt, part.record.iteration)
+
+
+def newest_part(directory: Path) -> RankPart | None:
+    """What was written last there. Raises StoreError."""
+    return next(_parts_in(directory), None)
+
+
 def noted_in(store: Path, *, here: tuple[int, int] | None = None) -> dict[tuple[Mark, int], frozenset[int]]:
     """Checkpoints, with their number of ranks, of which all once had their parts on disk -> the ranks that have, here.
 
@@ -142,15 +152,12 @@ def noted_in(store: Path, *, here: tuple[int, int] | None = None) -> dict[tuple[
     directories its own alone is looked at. Raises StoreError.
     """
     found: dict[tuple[Mark, int], frozenset[int]] = {}
-    for size, ranks in ranks_in(store).items():
-        held = {
-            rank: marks_in(store / directory_of(rank, size))
-            for rank in ranks
-            if here in (None, (rank, size)) or here[1] != size
-        }
+    for size, everyone in ranks_in(store).items():
+        ranks = [rank for rank in everyone if here in (None, (rank, size)) or here[1] != size]
+        serials = {rank: noted_whole(store / directory_of(rank, size)) for rank in ranks}  # before any part is pruned
+        held = {rank: marks_in(store / directory_of(rank, size)) for rank in ranks}
         for rank, parts in held.items():
-            serial = noted_whole(store / directory_of(rank, size))
-            for mark in [mark for mark, part in parts.items() if part.checkpoint.serial == serial]:
+            for mark in [mark for mark, part in parts.items() if part.checkpoint.serial == serials[rank]]:
                 found[mark, size] = frozenset(other for other, marks in held.items() if mark in marks)
     return found
 

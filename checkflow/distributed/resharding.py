@@ -109,7 +109,8 @@ def consolidated(store: Path, iteration: int | None = None) -> Consolidated:
                 for part in parts.ranks
                 for newer in unread_in(part.checkpoint.path.parent, part.checkpoint.serial)
             ]
-            skipped += lost_in(store, parts.mark)
+            told = {each.iteration for each in skipped}
+            skipped += [each for each in lost_in(store, parts.mark) if each.iteration not in told]
         loaded = Loaded(checkpoint, {name: written(file) for name, file in files.items()}, text)
         return Consolidated(loaded, tuple(skipped), *_made_in(parts))
     if skipped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,37 +31,41 @@ def loader() -> checkflow.ResumableLoader[Any]:
     return checkflow.ResumableLoader(torch.utils.data.TensorDataset(torch.zeros(40)))
 
 
-@pytest.mark.parametrize("each", [False, True], ids=["once", "in each iteration"])
-def test_what_was_frozen_and_is_not_is_told_once(each: bool, tmp_path: Path) -> None:
-    """A script that unfreezes a layer in the course of training, and resumes after that."""
+@pytest.mark.parametrize(
+    ("frozen", "resumes", "is_told"),
+    [
+        (lambda i, began: i < 4 if began == 0 else True, 6, True),  # what unfreezes it at 4 comes no more
+        (lambda i, _: i < 4, 6, False),
+        (lambda i, _: i < 4, 4, False),
+        (lambda i, _: i % 2 == 0, 5, False),
+        (lambda i, _: i % 2 == 0, 6, False),
+        (lambda i, began: i == 5 and began == 0, 6, True),
+    ],
+    ids=["once", "in each iteration", "in the first one", "in turns", "in other turns", "trained since"],
+)
+def test_what_was_frozen_and_is_not_is_told_once(
+    frozen: Callable[[int, int], bool], resumes: int, is_told: bool, tmp_path: Path
+) -> None:
     told: list[str] = []
 
-    def life(until: int, unfreezes: int) -> None:
+    def life(until: int) -> None:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
-        model[0].requires_grad_(False)
+        model[0].requires_grad_(not frozen(0, 0))
         optimizer = torch.optim.AdamW(model.parameters())
         with checkflow.attach(model, optimizer, store=tmp_path, notify=told.append, tell=lambda _: None) as ckpt:
-            for iteration in range(ckpt.restore(), until):
-                if each or iteration == unfreezes:
-                    model[0].requires_grad_(True)
+            began = ckpt.restore()
+            for iteration in range(began, until):
+                model[0].requires_grad_(not frozen(iteration, began))
                 torch.autograd.backward(model(torch.randn(2, 4)).square().mean())
                 optimizer.step()
                 optimizer.zero_grad()
                 ckpt.step()
 
-    life(6, 4)
-    life(9, 4)
-    life(12, 4)
-    expected = (
-        "model/0.weight and 1 more: trained when what was restored was saved, and frozen now; what sets requires_grad"
-    )
-    assert [line.split(": ", 1)[1].startswith(expected) for line in told] == ([] if each else [True])
-    told.clear()
-    life(15, 13)
-    assert not told  # frozen before, and at the end of the first iteration
-    life(16, 4)
-    assert [" trained when " in line for line in told] == ([] if each else [True])
+    life(resumes)
+    life(resumes + 4)
+    lines = [line for line in told if " when what was restored was saved, and " in line]
+    assert len(lines) == is_told and all("model/0.bias and 1 more: " in line for line in lines)
 
 
 def test_what_is_as_it_was_is_silent_and_what_is_not_is_told(schedule: Schedule, tmp_path: Path) -> None:

@@ -195,6 +195,9 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
     torch.manual_seed(0)
     with torch.device(device):
         model = KINDS[kind]()
+    if kind == "fsdp":
+        with torch.no_grad():
+            model(torch.randn(8, 16, device=device))  # as who looks at it first; the outermost parameters stay gathered
     optimizer = optimizer_of(kind, model)
     losses = torch.zeros((), device=device)
     torch.manual_seed(seed(kind, rank))

@@ -15,6 +15,9 @@ from processes import until
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 import checkflow
+from checkflow.checkpointing.behind_ranks import Stock
+from checkflow.checkpointing.known import Kept, exchange
+from checkflow.checkpointing.together import Together
 from checkflow.distributed import group
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.group import Group
@@ -22,6 +25,7 @@ from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.errors import InputError, PeerError
 from checkflow.runtime.device import Batch
 from checkflow.runtime.host import HostDevice
+from checkflow.store.format.ranks import note_whole, noted_whole
 from checkflow.torch_ranks import MeetingPlace
 
 result = TypeVar("result")
@@ -340,6 +344,16 @@ def test_what_is_common_is_of_one_iteration_and_one_attempt() -> None:
     assert common([one, []]) == ()
     assert next_attempt([one, other]) == 3
     assert next_attempt([[], []]) == 1
+
+
+def test_an_attempt_is_later_than_what_is_lost_in_part(tmp_path: Path) -> None:
+    """Also of another number of ranks; else that would be told of for good."""
+    lost = Mark(10**9, 4)
+    said = exchange(Group.alone(), Kept({}, {}, [lost]), Stock({}, is_known=True))
+    assert next_attempt(said.known) > lost.attempt
+    note_whole(tmp_path, 5)  # of a checkpoint that is gone, whose serial another one will have
+    Together(Group.alone(), tmp_path, print).begin()
+    assert noted_whole(tmp_path) == 0
 
 
 def test_what_is_in_flight_when_a_restore_begins_is_of_the_attempt_that_it_ends(

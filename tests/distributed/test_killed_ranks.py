@@ -14,7 +14,6 @@ import pytest
 from job_of_ranks import LONGEST_S, Job, check_same_end
 from processes import children, command
 
-import checkflow
 from checkflow.cli import run
 from checkflow.store.format.ranks import directory_of
 
@@ -79,10 +78,8 @@ def test_what_was_whole_and_is_not_any_more_is_told(tmp_path: Path, capsys: pyte
     shutil.rmtree(newest)
     for store, size, older in ((saved[1], 2, 2), (saved[2], 1, 3)):
         expected = r"iteration 4 of attempt \d+: rank 1 has no part of it any more"
-        assert run(["check", str(store)]) == 1
-        assert "iteration 4 was whole, and rank 1 has no part of it that verifies" in capsys.readouterr().out
-        with pytest.raises(checkflow.CorruptStoreError, match=expected):
-            _ = checkflow.StoreReader(store).read_metadata().state_dict_metadata
+        assert run(["check", str(store)]) == 0
+        assert "iteration 4 was whole, and rank 1 has no sound part of it any more" in capsys.readouterr().out
         assert run(["export", str(store), "--to", "torch", "-o", str(store / "older.pt")]) == 0
         assert re.search(f"skipped {expected}", capsys.readouterr().err)
         with Job(size, "fsdp", store, 6, 0) as job:

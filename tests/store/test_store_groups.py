@@ -221,13 +221,13 @@ def test_nothing_is_pruned_that_is_newer_than_what_all_have_verified(tmp_path: P
     saver.close()
 
 
-def test_what_is_noted_of_ranks_is_the_newest_and_no_file_of_others(tmp_path: Path) -> None:
+def test_what_is_noted_of_ranks_is_no_file_of_others(tmp_path: Path) -> None:
     whole, outside = tmp_path / WHOLE, tmp_path / "mine"
     whole.touch()  # as it was before it had a serial
     assert noted_whole(tmp_path) == 0
-    for serial in (9, 12, 3):
+    for serial in (12, 3, 0):
         note_whole(tmp_path, serial)
-    assert noted_whole(tmp_path) == 12
+        assert noted_whole(tmp_path) == serial
     whole.write_bytes(b"\xff" * 100)
     assert noted_whole(tmp_path) == 0
     outside.write_text("mine")

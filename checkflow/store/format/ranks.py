@@ -56,18 +56,17 @@ def ranks_have(ranks: Sequence[int]) -> str:
 
 
 def note_whole(directory: Path, serial: int) -> None:
-    """Of this checkpoint in a rank's directory every rank has all its part on disk. Raises OSError."""
-    before = noted_whole(directory)
-    if before is None or serial > before:
-        fd = open_regular(directory / WHOLE, os.O_WRONLY | os.O_CREAT)
-        try:
-            os.pwrite(fd, b"%d\n" % serial, 0)  # no shorter than what is there
-        finally:
-            os.close(fd)
+    """Of this checkpoint in a rank's directory every rank has its part on disk, and of none that is there and newer; 0:
+    of none that is there. Raises OSError."""
+    fd = open_regular(directory / WHOLE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        os.pwrite(fd, b"%d\n" % serial, 0)
+    finally:
+        os.close(fd)
 
 
 def noted_whole(directory: Path) -> int | None:
-    """The serial of the newest that was noted; 0 where none is named, None where there was none."""
+    """The serial that was noted last; 0 where none is named, None where there was none."""
     try:
         fd = open_regular(directory / WHOLE, os.O_RDONLY)
     except OSError:

@@ -19,7 +19,7 @@ from checkflow.store.both.retry import Patience
 from checkflow.store.format.disk import Disk, remove_tree
 from checkflow.store.format.layout import Layout
 from checkflow.store.format.manifest import Manifest, directory_name
-from checkflow.store.format.ranks import note_whole
+from checkflow.store.format.ranks import note_whole, noted_whole
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine, verify_written
 from checkflow.store.format.retention import Retained, to_prune
 from checkflow.store.format.writer import (
@@ -91,7 +91,7 @@ class Persister:
     _newest: Published | None = field(init=False, default=None)  # None also where one did not read back
     _serials: dict[int, int] = field(init=False, default_factory=dict)  # by sequence number, where ranks have to agree
     _agreed_serial: int = field(init=False, default=0)  # verified on each rank; nothing newer is pruned
-    _is_whole: bool = field(init=False, default=False)  # which the store says, too
+    _noted_serial: int | None = field(init=False, default=None)  # which the store names, too
 
     def __post_init__(self) -> None:
         self.layouts = tuple(map(Layout.of, self.config.lanes[:1] if self.config.replica else self.config.lanes))
@@ -153,11 +153,15 @@ class Persister:
     def agree_on(self, serial: int) -> None:
         """The same, of one that may be another saver's."""
         self._agreed_serial = max(self._agreed_serial, serial)
-        with contextlib.suppress(OSError):  # the next time
-            note_whole(self.store, self._agreed_serial)
-            if not self._is_whole:
-                self.disk.sync_directory(self.store)
-                self._is_whole = True
+        if self._noted_serial is None:
+            self._noted_serial = noted_whole(self.store)
+        before = self._noted_serial
+        if before is None or self._agreed_serial > before:
+            with contextlib.suppress(OSError):  # the next time
+                note_whole(self.store, self._agreed_serial)
+                if before is None:
+                    self.disk.sync_directory(self.store)
+                self._noted_serial = self._agreed_serial
 
     def _put_off(self, taken: Taken, error: OSError) -> None:
         begins = self.patience.fails()

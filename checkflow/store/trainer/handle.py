@@ -241,7 +241,7 @@ class StoreHandle:
 
     def restored(self, checkpoint: Checkpoint) -> None:
         """Of a training in several processes: each has restored its part of this one."""
-        if self._rulings is not None and checkpoint.path.parent.name == self.path.name:  # of as many
+        if self._rulings is not None and checkpoint.path.parent.resolve() == self.path:  # of as many
             self._rulings.restored(checkpoint.serial)
 
     def break_off(self) -> None:
