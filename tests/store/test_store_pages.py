@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from small_store import SMALL, newest_whole, silent, stage
+from small_store import SMALL, newest_whole, silent, stage, until
 
 from checkflow.errors import StoreError
 from checkflow.store.memory import pages
@@ -154,7 +155,7 @@ def test_refused_memory_is_an_error_but_no_lost_checkpoint(tmp_path: Path, kerne
         handle.take_memory()
     handle.poll()  # said once
     for iteration in (1, 2, 3):
-        assert stage(handle, SMALL, iteration)
+        until(partial(stage, handle, SMALL, iteration), "the saver has let go of one")
     handle.close()
     assert newest_whole(tmp_path) == 3
 

@@ -9,6 +9,8 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -21,6 +23,7 @@ from checkflow.store.memory.allowance import Allowance, allowance
 from checkflow.store.memory.saver_slots import Taken, give_back, give_up, put_off, recover, take_due, take_last
 from checkflow.store.memory.shared_memory import SharedMemory, SlotState, Word
 from checkflow.store.memory.trainer_slots import Slot, Slots
+from checkflow.store.trainer.waiting import Waiting
 
 
 @dataclass(frozen=True)
@@ -409,3 +412,28 @@ def test_what_is_interrupted_shares_no_number_and_no_slot(monkeypatch: pytest.Mo
     assert words[lost.index].state is SlotState.FREE
     assert words[first.index].sequence < words[kept.index].sequence
     shared.close()
+
+
+@pytest.mark.parametrize("who", ["pending", "awaits_replica", "awaits_agreement"])
+def test_what_is_freed_while_it_is_looked_for_is_waited_for(who: str) -> None:
+    """By the saver, by what brings a replica on, or by what ranks agree on: between the look and the question."""
+
+    class Freed:
+        looks = 0
+        pending = awaits_replica = awaits_agreement = False
+
+        def try_acquire(self, _lane: int) -> str | None:
+            self.looks += 1
+            setattr(self, who, False)
+            return "slot" if self.looks > 1 else None
+
+    slots: Any = Freed()
+    setattr(slots, who, True)
+    quiet: Any = SimpleNamespace(
+        pages=SimpleNamespace(refused=False), is_lost=False, hangs=False, wait=lambda _s: None, blocked_ns=0
+    )
+    found: Any = Waiting(quiet, slots, quiet, quiet, None).for_slot(0, lambda: None)
+    assert found == "slot"
+    with pytest.raises(StoreError, match="all are being filled"):
+        slots.looks = -1
+        Waiting(quiet, slots, quiet, quiet, None).for_slot(0, lambda: None)

@@ -49,17 +49,20 @@ class Waiting:
         started = time.monotonic_ns()
         try:
             while True:
-                pending = self._slots.pending  # asked first: what is made durable in between frees a slot
+                # Asked first: who has done in between what is waited for has freed a slot, which the next look finds.
+                pending, of_replica, of_ranks = (
+                    self._slots.pending, self._slots.awaits_replica, self._slots.awaits_agreement,
+                )  # fmt: skip
                 slot = self._slots.try_acquire(lane)
                 if slot is not None or self._saver.is_lost or self._saver.hangs:
                     return slot
                 if not pending and self._shared.pages.refused:
                     return None
-                if self._slots.awaits_replica:
+                if of_replica:
                     time.sleep(REPLICA_LOOK_S)
                     poll()
                     continue
-                if not pending and not self._slots.awaits_agreement:
+                if not pending and not of_ranks:
                     raise StoreError("slots: all are being filled; stage or abandon one before acquiring another")
                 if not pending and self._rulings is not None:
                     self._rulings.check(time.monotonic_ns() - started)
