@@ -137,7 +137,7 @@ class Engine:
         else:
             device = HostDevice(self.counters)
         try:
-            device.register(handle.address, handle.shared.size_bytes)
+            device.register(handle.shared.address, handle.shared.size_bytes)
         except BaseException:
             device.close()
             raise

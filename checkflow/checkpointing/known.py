@@ -12,16 +12,16 @@ from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.distributed.parts import Complete, RankPart
 from checkflow.store.format.reader import Checkpoint
 
+Noted = Mapping[tuple[Mark, int], frozenset[int]]  # see parts.noted_in
 _ROOM = 10**6  # attempts: of two lives of a training that do not see each other's both begin one
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What this rank can read: its own parts, and checkpoints of other numbers of ranks. `noted`: what were whole."""
+    """What this rank can read: its own parts, and checkpoints of other numbers of ranks."""
 
     mine: Mapping[Mark, RankPart]
     others: Mapping[Mark, Complete]
-    noted: Collection[Mark] = ()
 
     def checkpoint(self, mark: Mark) -> Checkpoint:
         """The directory that stands for one of these."""
@@ -35,16 +35,18 @@ class Kept:
 @dataclass(frozen=True, slots=True)
 class Exchanged:
     """What ranks have told each other of: by rank its own checkpoints, those of other numbers of ranks that it sees,
-    and what the bucket has of its own; and of other numbers of ranks what the bucket has whole, with that number."""
+    and what the bucket has of its own; and of other numbers of ranks what the bucket has whole, with that number.
+    `noted`: see parts.noted_in, of all ranks together."""
 
     own: Sequence[Sequence[Mark]]
     others: Sequence[Sequence[Mark]]
     stored: tuple[frozenset[Mark], ...]
     stored_others: Mapping[Mark, int]
+    noted: Noted
     known: Sequence[Collection[Mark]]  # all marks that there are, and one that leaves a room before the next attempt
 
 
-def exchange(group: Group, kept: Kept, stock: Stock) -> Exchanged:
+def exchange(group: Group, kept: Kept, stock: Stock, noted: Noted) -> Exchanged:
     """Tell the other ranks what this one knows, and hear what they do. Raises PeerError.
 
     Nobody sees an attempt of which nothing is written yet, or whose machines are not here: its number has to be another
@@ -53,29 +55,34 @@ def exchange(group: Group, kept: Kept, stock: Stock) -> Exchanged:
     """
     stored = [[*rank, list(marks)] for rank, marks in stock.parts.items()]
     draw = secrets.randbelow(_ROOM)  # the first rank's counts: the greatest of many draws would be a narrow one
-    noted = [mark for mark in kept.noted if mark not in kept.mine and mark not in kept.others]
+    once_whole = [[*mark, size, *ranks] for (mark, size), ranks in noted.items()]
     said = group.gather(
-        "attach() or restore()", [list(kept.mine), list(kept.others), stored, stock.is_known, draw, noted]
+        "attach() or restore()", [list(kept.mine), list(kept.others), stored, stock.is_known, draw, once_whole]
     )
     own: list[list[Mark]] = []
     others: list[list[Mark]] = []
-    once: list[list[Mark]] = []
+    of_all: dict[tuple[Mark, int], frozenset[int]] = {}
     in_bucket: dict[Rank, frozenset[Mark]] = {}
     all_known = True
     room: int | None = None
     for each in said:
         assert isinstance(each, list)
-        mine, seen, theirs, is_known, draw, gone = each
-        once.append(marks_of(gone))
+        mine, seen, theirs, is_known, draw, once_whole = each
+        for attempt, iteration, size, *ranks in once_whole:
+            key = (Mark(attempt, iteration), size)
+            of_all[key] = of_all.get(key, frozenset()).union(ranks)
         own.append(marks_of(mine))
         others.append(marks_of(seen))
         in_bucket |= {(rank, size): frozenset(marks_of(marks)) for rank, size, marks in theirs}
         room = int(draw) if room is None else room
         all_known = all_known and bool(is_known)
-    known: list[Collection[Mark]] = [*own, *others, *once, *in_bucket.values()]
+    known: list[Collection[Mark]] = [*own, *others, [mark for mark, _ in of_all], *in_bucket.values()]
     known.append([Mark(next_attempt(known) + (room or 0) + (0 if all_known else _ROOM), 0)])
     stored_of = tuple(in_bucket.get((rank, group.size), frozenset()) for rank in range(group.size))
-    return Exchanged(own, others, stored_of, _whole_of(in_bucket, but=group.size), known)
+    for mark, size in of_all:
+        if size == group.size:
+            of_all[mark, size] = frozenset(rank for rank, marks in enumerate(own) if mark in marks)
+    return Exchanged(own, others, stored_of, _whole_of(in_bucket, but=group.size), of_all, known)
 
 
 def marks_of(said: Iterable[Sequence[int]]) -> list[Mark]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from checkflow.checkpointing.behind_ranks import BehindRanks, Rank, Stock
-from checkflow.checkpointing.known import Exchanged, Kept, exchange, marks_of
+from checkflow.checkpointing.known import Exchanged, Kept, Noted, exchange, marks_of
 from checkflow.checkpointing.restoring import Nothing, iterations_in
 from checkflow.distributed.adopting import Places, Seen, adopt, has_copies, seen_in
 from checkflow.distributed.group import Group
@@ -77,7 +77,10 @@ class Seeking:
                     if iteration is None:
                         unread = self._unread(kept.parts(mark))
                         told = {each.iteration for each in unread}
-                        skipped += [*unread, *(e for e in self._lost(mark, marks, said.own) if e.iteration not in told)]
+                        skipped += [
+                            *unread,
+                            *(e for e in self._lost(mark, marks, said.noted) if e.iteration not in told),
+                        ]
                     return found, kept.checkpoint(mark), tuple(skipped)
             rank, reason = next(iter(wrong.items()))
             name = f"iteration {mark.iteration} of attempt {mark.attempt}"
@@ -101,20 +104,9 @@ class Seeking:
         found = {str(path): (serial, iteration, why) for each in said for path, serial, iteration, why in each}  # type: ignore[attr-defined]
         return [SkippedCheckpoint(Path(path), *rest) for path, rest in found.items()]
 
-    def _lost(self, after: Mark, known: Collection[Mark], own: Sequence[Sequence[Mark]]) -> list[SkippedCheckpoint]:
-        """What is newer than this one, none of those that are known, and once had every rank's part on disk.
-
-        `own`: by rank. Of another number of ranks, each sees what it sees.
-        """
-        noted = noted_in(self._root, here=(self._group.rank, self._group.size))
-        said = self._group.gather("restore()", [[*mark, size, *ranks] for (mark, size), ranks in noted.items()])
-        have: dict[tuple[Mark, int], set[int]] = {}
-        for attempt, iteration, size, *ranks in (each for of_rank in said for each in of_rank):  # type: ignore[attr-defined]
-            mark = Mark(attempt, iteration)
-            if size == self._group.size:
-                ranks = [rank for rank, marks in enumerate(own) if mark in marks]
-            have.setdefault((mark, size), set()).update(ranks)
-        newer = [each for each in have.items() if each[0][0] > after and each[0][0] not in known]
+    def _lost(self, after: Mark, known: Collection[Mark], noted: Noted) -> list[SkippedCheckpoint]:
+        """What is newer than this one, none of those that are known, and once had every rank's part on disk."""
+        newer = [each for each in noted.items() if each[0][0] > after and each[0][0] not in known]
         return [lost(self._root, mark, size, ranks) for (mark, size), ranks in newer]
 
     def _read(self, mark: Mark, kept: Kept, read: Callable[[Mark, Kept], T]) -> tuple[T | None, dict[int, object]]:
@@ -193,13 +185,13 @@ class Seeking:
 
     def _kept(self) -> Kept:
         others = {parts.mark: parts for parts in all_in(self._root, but=self._group.size)}
-        noted = noted_in(self._root, here=(self._group.rank, self._group.size))
-        return Kept(marks_in(self._store), others, [mark for mark, _ in noted])
+        return Kept(marks_in(self._store), others)
 
     def _exchanged(self, kept: Kept) -> Exchanged:
         """A new attempt begins."""
         stock = Stock({}, is_known=True) if self.behind is None else self.behind.stock()
-        said = exchange(self._group, kept, stock)
+        noted = noted_in(self._root, here=(self._group.rank, self._group.size))
+        said = exchange(self._group, kept, stock, noted)
         self._begin_attempt(said.known)
         return said
 

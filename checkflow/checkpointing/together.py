@@ -17,7 +17,7 @@ from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.fellows import fellows, gathered
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
-from checkflow.distributed.parts import RankPart, directories_in, mark_of, marks_in, newest_part
+from checkflow.distributed.parts import RankPart, directories_in, marks_in, newest_part
 from checkflow.distributed.placement import address_here, machine_here, mirrors
 from checkflow.errors import InputError, StoreError
 from checkflow.jsonfile import digest_of
@@ -198,7 +198,7 @@ class Together:
         newest: RankPart | None = None
         with contextlib.suppress(StoreError):  # what it does not see is not noted
             newest = newest_part(self.store) if complete else None
-        mark = None if newest is None else mark_of(newest)
+        mark = None if newest is None else newest.mark
         said = self.group.leave(mark) if complete else []
         if mark is not None and said and all(each == list(mark) for each in said):
             self._note_whole(newest)

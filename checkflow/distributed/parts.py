@@ -32,6 +32,11 @@ class RankPart:
     checkpoint: Checkpoint
     record: Record
 
+    @property
+    def mark(self) -> Mark:
+        """What one process took before there were several has attempt 0."""
+        return Mark(0 if self.record.member is None else self.record.member.attempt, self.record.iteration)
+
     @cached_property
     def brought_together(self) -> Mapping[str, TensorFile]:
         """The files of one in parts as if it had left in one: its updates are made again on the host, once.
@@ -74,7 +79,7 @@ def marks_in(store: Path) -> dict[Mark, RankPart]:
     found: dict[Mark, RankPart] = {}
     for part in _parts_in(store):
         if part.record.member is not None:
-            found.setdefault(Mark(part.record.member.attempt, part.record.iteration), part)
+            found.setdefault(part.mark, part)
     return found
 
 
@@ -86,10 +91,8 @@ def all_in(store: Path, *, but: int = 0) -> list[Complete]:
     """
     first: dict[Mark, Complete] = {}
     for part in _parts_in(store):
-        member = part.record.member
-        if member is None or but != 1:
-            mark = Mark(0 if member is None else member.attempt, part.record.iteration)
-            first.setdefault(mark, Complete(mark, (part,)))
+        if part.record.member is None or but != 1:
+            first.setdefault(part.mark, Complete(part.mark, (part,)))
     found = list(first.values())
     for size, ranks in ranks_in(store).items():
         if len(ranks) == size != but:
@@ -135,11 +138,6 @@ def directories_in(store: Path, *, but: int) -> list[Path]:
     return [directory for directory in found if directory.exists() and checkpoint_names(directory)]
 
 
-def mark_of(part: RankPart) -> Mark:
-    """What one process took before there were several has attempt 0."""
-    return Mark(0 if part.record.member is None else part.record.member.attempt, part.record.iteration)
-
-
 def newest_part(directory: Path) -> RankPart | None:
     """What was written last there. Raises StoreError."""
     return next(_parts_in(directory), None)
@@ -182,11 +180,10 @@ def newest_mark(store: Path) -> Mark | None:
     ranks = [store / directory_of(rank, size) for size, found in ranks_in(store).items() for rank in found]
     found: list[Mark] = []
     for directory in (store, *ranks):
-        part = next(_parts_in(directory), None)
+        part = newest_part(directory)
         unread = unread_in(directory, 0 if part is None else part.checkpoint.serial)
-        attempt = 0 if part is None or part.record.member is None else part.record.member.attempt
-        found += [Mark(attempt, each.iteration) for each in unread]
-        found += [] if part is None else [Mark(attempt, part.record.iteration)]
+        found += [Mark(0 if part is None else part.mark.attempt, each.iteration) for each in unread]
+        found += [] if part is None else [part.mark]
     return max(found, default=None)
 
 

@@ -229,7 +229,7 @@ def test_what_one_process_left_there_is_downloaded_once_by_two_on_one_disk(
 
 def test_two_lives_that_do_not_see_each_other_begin_other_attempts() -> None:
     """Else rank 0's part of one and rank 1's of the other could make one checkpoint."""
-    begun = {next_attempt(exchange(Group.alone(), Kept({}, {}), Stock({}, is_known=True)).known) for _ in range(20)}
+    begun = {next_attempt(exchange(Group.alone(), Kept({}, {}), Stock({}, is_known=True), {}).known) for _ in range(20)}
     assert len(begun) > 18
 
 

@@ -349,7 +349,7 @@ def test_what_is_common_is_of_one_iteration_and_one_attempt() -> None:
 def test_an_attempt_is_later_than_what_is_lost_in_part(tmp_path: Path) -> None:
     """Also of another number of ranks; else that would be told of for good."""
     lost = Mark(10**9, 4)
-    said = exchange(Group.alone(), Kept({}, {}, [lost]), Stock({}, is_known=True))
+    said = exchange(Group.alone(), Kept({}, {}), Stock({}, is_known=True), {(lost, 2): frozenset({0})})
     assert next_attempt(said.known) > lost.attempt
     note_whole(tmp_path, 5)  # of a checkpoint that is gone, whose serial another one will have
     Together(Group.alone(), tmp_path, print).begin()

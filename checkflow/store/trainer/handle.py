@@ -78,9 +78,8 @@ class StoreHandle:
         self._rulings = None if peers is None else Rulings(peers, shared, self._slots, self._saver, pace, tally)
         self._waiting = Waiting(shared, self._slots, self._saver, tally, self._rulings)
         self._closed = False
-        self._let_go = weakref.finalize(
-            self, _let_go, self._saver, lock, shared
-        )  # also of one that nobody has any more
+        # Also of one that nobody has any more.
+        self._let_go = weakref.finalize(self, _let_go, self._saver, lock, shared)
         self._let_go.atexit = False
         disown_in_children(self)
 
@@ -164,11 +163,6 @@ class StoreHandle:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def address(self) -> int:
-        """The slots' mapping, to be registered as pinned memory; `shared.size_bytes` long."""
-        return self.shared.address
 
     @property
     def path(self) -> Path:
