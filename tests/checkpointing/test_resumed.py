@@ -14,7 +14,8 @@ from test_narrator import attached
 
 import checkflow
 from checkflow.checkpointing.resumed import doubts
-from checkflow.errors import CorruptStoreError
+from checkflow.checkpointing.terminating import told
+from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.restore import restore
@@ -66,6 +67,14 @@ def test_what_was_frozen_and_is_not_is_told_once(
     life(resumes + 4)
     lines = [line for line in told if " when what was restored was saved, and " in line]
     assert len(lines) == is_told and all("model/0.bias and 1 more: " in line for line in lines)
+
+
+def test_what_goes_wrong_names_the_store_once() -> None:
+    lines: list[str] = []
+    for problem in ("store: the disk is full", "no slot is free"):
+        with told(StoreError, lines.append, "store: "):
+            raise StoreError(problem)
+    assert lines == ["store: the disk is full", "store: no slot is free"]
 
 
 def test_what_is_as_it_was_is_silent_and_what_is_not_is_told(schedule: Schedule, tmp_path: Path) -> None:

@@ -79,7 +79,9 @@ def test_what_was_whole_and_is_not_any_more_is_told(tmp_path: Path, capsys: pyte
     for store, size, older in ((saved[1], 2, 2), (saved[2], 1, 3)):
         expected = r"iteration 4 of attempt \d+: rank 1 has no part of it any more"
         assert run(["check", str(store)]) == 0
-        assert "iteration 4 was whole, and rank 1 has no sound part of it any more" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "iteration 4 was whole, and rank 1 has no sound part of it any more" in said
+        assert "\n00000001-iteration-2: verified" in said  # which one process has left beside them
         assert run(["export", str(store), "--to", "torch", "-o", str(store / "older.pt")]) == 0
         assert re.search(f"skipped {expected}", capsys.readouterr().err)
         with Job(size, "fsdp", store, 6, 0) as job:
