@@ -12,9 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,22 +134,30 @@ def _peak(here: Here, name: str, link_bytes_per_s: int) -> Row:
     with torch.device(here.torch_device):
         training = factory()
     training.iteration()  # makes the optimizer's state
-    interval, certificate = compiled.problem.interval, compiled.schedule.certificate
     with attached(training, schedule=compiled.schedule) as (iterate, _):
-        for _ in range(2 * interval):
-            iterate()
-        if here.device != "cuda":
-            return Row(name, "peak off predicted", None, note="host: memory of a GPU is not measured here")
-        torch.cuda.reset_peak_memory_stats()
-        for _ in range(2 * interval):
-            iterate()
-        peak = {kind: found - held[kind] for kind, found in _cuda_bytes("peak").items()}
-    predicted, allocated, requested = certificate.peak_bytes, peak["allocated_bytes"], peak["requested_bytes"]
+        return _peak_row(here, Row(name, "peak off predicted", None), iterate, compiled.schedule, held)
+
+
+def _peak_row(
+    here: Here, row: Row, iterate: Callable[[], None], schedule: checkflow.Schedule, held: Mapping[str, int]
+) -> Row:
+    """The row with its figure: of a training whose checkpoints the schedule has, with what was held before it."""
+    import torch
+
+    for _ in range(2 * schedule.interval):
+        iterate()
+    if here.device != "cuda":
+        return replace(row, note="host: memory of a GPU is not measured here")
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(2 * schedule.interval):
+        iterate()
+    peak = {kind: found - held[kind] for kind, found in _cuda_bytes("peak").items()}
+    predicted, allocated, requested = schedule.certificate.peak_bytes, peak["allocated_bytes"], peak["requested_bytes"]
     note = (
         f"predicted {predicted / 1e6:.1f} MB, measured {allocated / 1e6:.1f} MB, before the allocator rounds up "
-        f"{requested / 1e6:.1f} MB, interval {interval}"
+        f"{requested / 1e6:.1f} MB, interval {schedule.interval}"
     )
-    return Row(name, "peak off predicted", abs(allocated / predicted - 1), "of it", most=PEAK, note=note)
+    return replace(row, value=abs(allocated / predicted - 1), unit="of it", most=PEAK, note=note)
 
 
 def _cuda_bytes(when: str) -> dict[str, int]:
@@ -184,37 +192,67 @@ def iterations(here: Here) -> Iterator[Row]:
 
 
 def learned(here: Here) -> Iterator[Row]:
-    """A schedule that attach learned from the running training against one compiled before."""
+    """A schedule that attach learned from the running training: its certificate, and itself against one compiled."""
+    yield _learned_peak(here, "mnasnet" if here.tiny else "resnet3d")
+    yield _learned_over_compiled(here, "gpt2")
+
+
+def _learned_peak(here: Here, name: str) -> Row:
+    """Of a network with convolutions, which take memory for themselves."""
+    import torch
+
+    figure, factory = "learned peak off predicted", here.factory(name)
+    with torch.device(here.torch_device):
+        factory().iteration()  # libraries' workspaces are there then, and stay
+    gc.collect()
+    held = _cuda_bytes("current") if here.device == "cuda" else {}
+    with torch.device(here.torch_device):
+        training = factory()
+    with attached(training) as (iterate, ckpt):
+        if _until_learned(iterate, ckpt) is None:
+            return Row(name, figure, None, note=f"nothing learned in {LEARN_S} s")
+        return _peak_row(here, Row(name, figure, None), iterate, ckpt.schedule, held)
+
+
+def _learned_over_compiled(here: Here, name: str) -> Row:
     import overhead
     import torch
 
     from checkflow.compiler import Compiled, Options, compile_graph
     from checkflow.trace import trace_training
 
-    factory, link = here.factory("gpt2"), plain_copy_bytes_per_s(here)
+    factory, link = here.factory(name), plain_copy_bytes_per_s(here)
     with torch.device(here.torch_device):
-        compiled = compile_graph(trace_training(factory, model="gpt2", measure=True).graph, Options(link))
+        compiled = compile_graph(trace_training(factory, model=name, measure=True).graph, Options(link))
         assert isinstance(compiled, Compiled), "the link is too slow for a checkpoint at every iteration"
         trainings = factory(), factory()
     for training in trainings:
         training.iteration()
     pairs, count = (2, 2) if here.tiny else (10, 5)
-    turns, began, took = overhead.Turns([], []), time.monotonic(), 0
+    turns = overhead.Turns([], [])
     with (
         attached(trainings[0], schedule=compiled.schedule) as (by_compiled, _),
         attached(trainings[1]) as (by_learned, ckpt),
     ):
-        while not ckpt.stats().learned_in:
-            if time.monotonic() > began + LEARN_S:
-                yield Row("gpt2", "learned over compiled", None, note=f"nothing learned in {took} iterations")
-                return
-            by_learned()
-            took += 1
+        took = _until_learned(by_learned, ckpt)
+        if took is None:
+            return Row(name, "learned over compiled", None, note=f"nothing learned in {LEARN_S} s")
         for _ in range(pairs + 1):  # the first is not counted
             turns.plain_s.append(overhead.turn(by_compiled, count))
             turns.attached_s.append(overhead.turn(by_learned, count))
     kept = overhead.Turns(turns.plain_s[1:], turns.attached_s[1:])
-    yield Row("gpt2", "learned over compiled", kept.ratio(), note=f"learned in {took} iterations")
+    return Row(name, "learned over compiled", kept.ratio(), note=f"learned in {took} iterations")
+
+
+def _until_learned(iterate: Callable[[], None], ckpt: checkflow.Checkpointer) -> int | None:
+    """Iterate until a schedule was learned: after how many iterations; None where none was in LEARN_S seconds."""
+    began, took = time.monotonic(), 0
+    while not ckpt.stats().learned_in:
+        if time.monotonic() > began + LEARN_S:
+            return None
+        iterate()
+        took += 1
+    return took
 
 
 def peers(here: Here) -> Iterator[Row]:

@@ -21,6 +21,7 @@ from checkflow.torch_ranks import ranks_here
 from checkflow.trace.reachable import Reached, reachable
 from checkflow.trace.record import IterationRecord
 from checkflow.trace.recorder import Recorder
+from checkflow.trace.scratch import ScratchMeter
 from checkflow.trace.stopwatch import Stopwatch
 from checkflow.trace.storages import Ledger, has_storage
 from checkflow.trace.unlisted import Watch
@@ -57,6 +58,7 @@ class LiveIteration:
             None,
             Values(ledger, everything=False),
             Stopwatch(on_cuda=ledger.on_cuda),
+            ScratchMeter(anew=False) if ledger.on_cuda else None,  # whose peaks are the training's own
             lambda: self._over or ignores(),
             self._fails,
         )

@@ -11,6 +11,7 @@ import torch
 from checkflow.errors import TraceError
 from checkflow.torch_internals import OpOverload, TorchDispatchMode, can_decompose
 from checkflow.trace.recorder import QUIET, Calls
+from checkflow.trace.scratch import ScratchMeter
 from checkflow.trace.stopwatch import Stopwatch
 
 MEASURED_ITERATIONS = 7
@@ -36,7 +37,9 @@ def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, mo
     samples: list[list[int]] = []
     wanted = MEASURED_ITERATIONS + on_cuda
     for _ in range(_ATTEMPTS):
-        meter = ScratchMeter() if on_cuda and len(samples) == MEASURED_ITERATIONS else Stopwatch(on_cuda=on_cuda)
+        meter = (
+            ScratchMeter(anew=True) if on_cuda and len(samples) == MEASURED_ITERATIONS else Stopwatch(on_cuda=on_cuda)
+        )
         metered = _Metered(meter)
         with metered:
             iteration()
@@ -53,30 +56,6 @@ def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, mo
     return OperatorCosts(
         [round(statistics.median(each)) for each in times], samples[-1] if on_cuda else [0] * len(samples[0])
     )
-
-
-class ScratchMeter:
-    """The most that was asked of CUDA's allocator at once within an operator, beyond what is there around it."""
-
-    def __init__(self) -> None:
-        self._before_bytes = 0
-
-    def start(self) -> None:
-        """The operator is about to be called."""
-        torch.cuda.reset_peak_memory_stats()
-        self._before_bytes = _requested_bytes()["current"]
-
-    def stop(self) -> Callable[[], int]:
-        """It was called."""
-        requested = _requested_bytes()
-        most_bytes = requested["peak"] - max(self._before_bytes, requested["current"])
-        return lambda: most_bytes
-
-
-def _requested_bytes() -> Mapping[str, int]:
-    """Without what the allocator rounds up."""
-    found: Mapping[str, int] = torch.cuda.memory_stats_as_nested_dict()["requested_bytes"]["all"]
-    return found
 
 
 class _Metered(TorchDispatchMode):  # type: ignore[no-untyped-call]

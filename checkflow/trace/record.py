@@ -76,7 +76,7 @@ class IterationRecord:
     def graph(self, arguments: tuple[tuple[str, str], ...]) -> Graph:
         """What the iteration did; it has ended just now. Raises TraceError where no checkpoint has room for its state.
 
-        Operators have their times where the recorder has a stopwatch.
+        Operators have their costs where the recorder measures them.
         """
         training, ledger, recording = self._training, self._ledger, self._recording
         self._firings.fire(AnchorKind.ITERATION_END, "")
@@ -97,8 +97,7 @@ class IterationRecord:
         found = unlisted(
             training, self._first, self._second, {ledger.see(s.tensor) for s in after}, ledger, self._reached()
         )
-        graph = replace(graph, unlisted=found)
-        return graph.retimed("measured", [span() for span in recording.spans]) if recording.spans else graph
+        return _measured(replace(graph, unlisted=found), recording)
 
     def finished_program(self) -> torch.fx.GraphModule:
         """The program that was kept."""
@@ -107,6 +106,13 @@ class IterationRecord:
             name: p.grad for name, p in parameters_of(self._training) if p.grad is not None
         }
         return self._recording.program.finish(left)
+
+
+def _measured(graph: Graph, recording: Recording) -> Graph:
+    if not recording.costs:
+        return graph
+    graph = graph.retimed("measured", [cost.time_ns() for cost in recording.costs])
+    return graph.with_scratch([cost.scratch_bytes for cost in recording.costs])
 
 
 def _bound_states(training: Training, ledger: Ledger, model: str) -> list[tuple[TracedState, Storage]]:

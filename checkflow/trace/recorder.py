@@ -22,6 +22,7 @@ from checkflow.trace.collectives import WAITS, collective_of
 from checkflow.trace.costs import dtype_of, flops_of, traffic_of
 from checkflow.trace.execution import OperatorResult, execute, user_line
 from checkflow.trace.fx_program import FxProgram
+from checkflow.trace.scratch import ScratchMeter
 from checkflow.trace.stopwatch import Elapsed, Stopwatch
 from checkflow.trace.storages import Ledger, Storage, has_storage, is_new, is_scalar, without_storage
 from checkflow.trace.unlisted import Watch
@@ -49,6 +50,14 @@ class RecordedOperator:
     collective: Collective | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What an operator takes."""
+
+    time_ns: Elapsed
+    scratch_bytes: int
+
+
 @dataclass
 class Recording:
     """What one iteration did, as it happens."""
@@ -56,7 +65,7 @@ class Recording:
     program: FxProgram | None
     operators: list[RecordedOperator] = field(default_factory=list)
     calls: list[tuple[OpOverload, bool]] = field(default_factory=list)  # all, and whether each is a step
-    spans: list[Elapsed] = field(default_factory=list)  # of the operators, where there is a stopwatch
+    costs: list[_Cost] = field(default_factory=list)  # of the operators, where they are measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +92,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake: FakeTensorMode | None,
         values: Values,
         stopwatch: Stopwatch | None = None,
+        scratch: ScratchMeter | None = None,
         ignores: Callable[[], bool] = lambda: False,
         fails: Callable[[Exception], None] | None = None,
     ) -> None:
-        """`stopwatch` times operators; what runs while `ignores` says so is none of the iteration's.
+        """`stopwatch` times operators, `scratch` asks what they allocate for themselves.
 
+        What runs while `ignores` says so is none of the iteration's.
         `fails` is told what goes wrong here, in place of the code that called the operator.
         """
         super().__init__()  # type: ignore[no-untyped-call]
@@ -95,6 +106,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.fake = fake
         self.values = values
         self._stopwatch = stopwatch
+        self._scratch = scratch
         self._ignores = ignores
         self._fails = fails
         self.workspaces = Workspaces(ledger)
@@ -124,17 +136,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._lift(func, args[0])
         try:
             call = self._called(func, args, kwargs)
+            self._measure()
         except Exception as error:  # noqa: BLE001 (passed on, unless training must not notice)
             self._failed(error)
             return func(*args, **kwargs)
-        if self._stopwatch is not None:
-            self._stopwatch.start()
         executed = execute(
             func, args, kwargs, call.tensors, call.targets, self.ledger, self.fake, self.values, self.workspaces
         )
-        span = None if self._stopwatch is None else self._stopwatch.stop()
         try:
-            self._returned(call, executed, span)
+            self._returned(call, executed, self._measured())
         except Exception as error:  # noqa: BLE001 (likewise)
             self._failed(error)
         return executed.result
@@ -143,6 +153,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._fails is None:
             raise error
         self._fails(error)
+
+    def _measure(self) -> None:
+        if self._scratch is not None:
+            self._scratch.start()
+        if self._stopwatch is not None:
+            self._stopwatch.start()
+
+    def _measured(self) -> _Cost | None:
+        if self._stopwatch is None:
+            return None
+        time_ns = self._stopwatch.stop()
+        return _Cost(time_ns, 0 if self._scratch is None else self._scratch.stop()())
 
     def _called(self, func: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> _Call:
         given = [(name, self._stored(value, "takes")) for name, value in named_arguments(func, args, kwargs)]
@@ -156,7 +178,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = None if program is None else program.call(func, args, kwargs)
         return _Call(func, args, kwargs, given, changed, tensors, targets, storages, node)
 
-    def _returned(self, call: _Call, executed: OperatorResult, span: Elapsed | None) -> None:
+    def _returned(self, call: _Call, executed: OperatorResult, cost: _Cost | None) -> None:
         func, given, targets, recording = call.func, call.given, call.targets, self.recording
         result = executed.result
         fresh = self._fresh(result)
@@ -182,10 +204,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 recording.program.generated(call.kwargs.get("generator"))
             recording.calls.append((func, works))
             if works:
-                self._record(recording, call, result, fresh, span)
+                self._record(recording, call, result, fresh, cost)
 
     def _record(
-        self, recording: Recording, call: _Call, result: object, fresh: list[torch.Tensor], span: Elapsed | None
+        self, recording: Recording, call: _Call, result: object, fresh: list[torch.Tensor], cost: _Cost | None
     ) -> None:
         """It does work: it is a step of the iteration."""
         func = call.func
@@ -196,8 +218,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage.last_use = self.ledger.step
         if recording.program is None:
             _name(writes, func, self.ledger.step)
-        if span is not None:
-            recording.spans.append(span)
+        if cost is not None:
+            recording.costs.append(cost)
         recording.operators.append(
             RecordedOperator(
                 name=str(func),
