@@ -6,7 +6,8 @@
        └── the state has other tensors than before
 
 Two iterations without new state settle it: optimizers make theirs in the first. What is recorded is one iteration; its
-kind has to be the most common one, unless all differ. Where nothing comes of it, what is in force stays in force.
+kind has to be the most common one, unless all differ. Where nothing comes of it, what is in force stays in force; where
+nothing is, it is tried again: a link that was busy may be free by then.
 Another schedule is due, too, where the link has come to carry much less than was planned for, or much more (link.py).
 """
 
@@ -39,6 +40,7 @@ _KIND = "iteration"  # of a schedule's arguments
 _SEEN = 8  # iterations whose kinds are known when one is chosen to be planned for
 _RECORDED = 4  # at most, before a plan for one that is not common is better than none
 _WINDOW = 20  # iterations after which it is looked whether the plan is still of most of them; then twice as many
+_AGAIN = 50  # iterations after which it is tried again where there was no plan; then twice as many
 _OTHER_CODE = "other code runs"  # the calls are the same, but what is planned at an anchor waits for one that is gone
 
 
@@ -117,6 +119,8 @@ class Learner:
         self._live: LiveIteration | None = None
         self._planner: Planner | None = None  # is started, plans, or has answered
         self._planned_kind = ""
+        self._unplanned, self._again = 0, _AGAIN  # iterations without a plan, and after how many it is tried again
+        self._why_not = ""  # there was none; as was told
         self._still = ""  # the kind whose plan is in force, and stays so where the link allows no other
         if self.kept is None:
             self._has_planner()  # what it imports is there by the time that it is asked
@@ -240,13 +244,17 @@ class Learner:
         if not isinstance(answer, Planned):
             self._give_up(answer.why)
             return None
-        self._stage, self._known, self._recorded = Stage.KNOWING, self._planned_kind, 0
+        self._stage, self._known, self._recorded, self._why_not = Stage.KNOWING, self._planned_kind, 0, ""
         self._link.follows(answer.schedule)
         return answer.schedule
 
     def _check(self, kind: str, running: Running) -> None:
-        """A plan is in force: is training, most of the time, still what it was made of?"""
+        """A plan is in force: is training, most of the time, still what it was made of? Or none is: is it due again?"""
         if not self._known:
+            self._unplanned += 1
+            if self._unplanned >= self._again:
+                self._unplanned, self._again = 0, 2 * self._again
+                self.anew("there was no plan")
             return
         self._since.append(kind if kind != self._known or not running.silent else _OTHER_CODE)
         if len(self._since) < self._window:
@@ -287,9 +295,12 @@ class Learner:
     def _give_up(self, why: str) -> None:
         self._stop_recording()
         self._stage, self._known = Stage.KNOWING, self._still
-        self._notify(
-            f"no schedule was learned ({why}); each checkpoint is read when its iteration ends, or as planned before"
-        )
+        if why != self._why_not:
+            self._why_not = why
+            self._notify(
+                f"no schedule was learned ({why}); each checkpoint is read when its iteration ends, or as planned "
+                "before, and it is tried again later"
+            )
 
     def _stop_recording(self) -> None:
         """Also of what could not be stopped before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from handmade import TIGHT
 from slow_link import copies_take
 
 import checkflow
+from checkflow.learning import learner
 from checkflow.learning import link as watching
 from checkflow.store.memory.trainer_slots import WhenFull
 from checkflow.store.trainer.persist_every import PersistEvery
@@ -123,6 +125,31 @@ def test_where_no_other_plan_is_to_be_had_the_one_in_force_is_followed_on(
         return True
 
     assert any(goes_on(tmp_path / str(number)) for number in range(5))
+
+
+def test_a_link_that_carries_no_plan_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said once that it does not; and when it does, a schedule is learned."""
+    monkeypatch.setattr(learner, "_AGAIN", 4)
+    link, told = Link(monkeypatch, 0.1 * STATE_BYTES / ITERATION_S), list[str]()
+    model = torch.nn.Linear(256, 256)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with checkflow.attach(
+        model, optimizer, store=tmp_path / "store", interval=1, when_full="wait",
+        persist_every=PersistEvery(iterations=50), tell=told.append, notify=told.append,
+    ) as ckpt:  # fmt: skip
+        stages, deadline = Counter[str](), time.monotonic() + LONG_S
+        for _ in iterations(model, optimizer):
+            before = ckpt.learning
+            ckpt.step()
+            stages[ckpt.learning] += ckpt.learning != before
+            if stages["planning"] == 3:
+                link.bytes_per_s = 20 * STATE_BYTES / ITERATION_S
+            if ckpt.stats().learned_in:
+                break
+            assert time.monotonic() < deadline, (stages, told)
+    assert stages["planning"] > 3
+    assert sum("no schedule was learned" in line for line in told) >= 1
+    assert not any("learns its schedule anew" in line for line in told), told
 
 
 @pytest.mark.parametrize("when_full", ["wait", "skip"])
