@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import checkflow
 from checkflow.learning.planner import Planner
+from checkflow.models import gpt2
 
 with warnings.catch_warnings(action="ignore"):  # torch's own imports warn of what torch deprecates
     from torch.distributed.optim import ZeroRedundancyOptimizer as ZeroRedundancyOptimizer
@@ -127,6 +128,31 @@ def both() -> torch.nn.Module:
     return model
 
 
+class Written(torch.nn.Module):
+    """A small GPT-2, whose tokens are made of the numbers that the other networks take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = gpt2.GPT2(gpt2.SMALL)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.model((x.abs() * 10).long() % gpt2.SMALL.vocabulary)
+        return found
+
+
+def written() -> torch.nn.Module:
+    return DistributedDataParallel(Written())
+
+
+def written_fsdp() -> torch.nn.Module:
+    """A weight that two layers share is the outermost module's."""
+    model = Written()
+    for block in model.model.transformer.h:
+        fully_shard(block)
+    fully_shard(model)
+    return model
+
+
 def optimizer_of(kind: str, model: torch.nn.Module, foreach: bool | None = None) -> torch.optim.Optimizer:
     """AdamW; where ranks divide its state, of two groups, and of parameters that may be views."""
     if not kind.startswith("zero"):
@@ -153,6 +179,8 @@ KINDS: dict[str, Callable[[], torch.nn.Module]] = {
     "hsdp": hsdp,
     "tp": tp,
     "both": both,
+    "gpt2": written,
+    "gpt2_fsdp": written_fsdp,
     "zero": zero,
     "zero_views": zero,
     "zero_late": partial(zero, late=True),

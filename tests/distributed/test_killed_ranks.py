@@ -20,11 +20,25 @@ from checkflow.store.format.ranks import directory_of
 NO_END = 1_000_000
 PAUSE_S = 0.01
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-KILLS = 5 if NIGHTLY else 1
+KILLS = int(os.environ.get("CHECKFLOW_KILLS", 5 if NIGHTLY else 1))  # of each kind of training and of victim
 KINDS = [("ddp", 2), ("ddp", 4), ("synced", 2), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("tp", 2), ("both", 4)]
-KINDS += [("zero", 2), ("zero", 4), ("zero_views", 4), ("zero_late", 2)]
+KINDS += [
+    ("gpt2", 2),
+    ("gpt2_fsdp", 2),
+    ("gpt2_fsdp", 4),
+    ("zero", 2),
+    ("zero", 4),
+    ("zero_views", 4),
+    ("zero_late", 2),
+]
 WHO = ["one", "all", "saver", "machine"]
-OFTEN = [("synced", 2, "one"), ("fsdp", 2, "machine"), ("zero_late", 2, "one"), ("zero", 4, "all")]
+OFTEN = [
+    ("synced", 2, "one"),
+    ("fsdp", 2, "machine"),
+    ("gpt2_fsdp", 2, "all"),
+    ("zero_late", 2, "one"),
+    ("zero", 4, "all"),
+]
 CASES = [(*kind, who) for kind in KINDS for who in WHO] if NIGHTLY else OFTEN
 
 
