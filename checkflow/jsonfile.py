@@ -40,6 +40,16 @@ def _value(value: object) -> str:
     return json.dumps(value, allow_nan=False)
 
 
+def check_output(path: Path, suffixes: tuple[str, ...] = ()) -> None:
+    """Raise InputError, before any long work, where a file could not be written, or has none of the suffixes."""
+    if suffixes and path.suffix not in suffixes:
+        raise InputError(f"{path}: its name has to end in {' or '.join(suffixes)}")
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory; name a file in it")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path}: cannot be written, its folder is missing or not writable; choose another output")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all. Raises InputError where it cannot be written."""
     write_bytes(path, text.encode())

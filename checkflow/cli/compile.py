@@ -28,6 +28,7 @@ from checkflow.cli._options import (
 from checkflow.compiler import AUTO, CHECKFLOW, Options, Refused, check_divided, check_lanes, check_policy
 from checkflow.errors import EXIT_DONE, EXIT_NO
 from checkflow.frontend import compile_model, refusal, surroundings
+from checkflow.jsonfile import check_output
 from checkflow.plan import Formulation, Transfers
 from checkflow.plan.packed.program import solvers
 from checkflow.plan.solve import transfers_for
@@ -126,9 +127,11 @@ def command(
     )
     world = world_of(world_size, rank, divided=divided)
     output = output or default_output(model, "schedule")
-    for path, suffixes in ((output, ()), (report, figure.SUFFIXES), (trace_out, (".json",))):
-        if path is not None:
-            figure.check_output(path, suffixes)
+    check_output(output)
+    if report is not None:
+        figure.check(report)
+    if trace_out is not None:
+        check_output(trace_out, (".json",))
     options = partial(
         Options,
         interval=interval_of(interval),

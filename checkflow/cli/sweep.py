@@ -13,8 +13,8 @@ import click
 from checkflow.cli import EXIT_INTERRUPTED, _console
 from checkflow.cli._options import interval_of, json_option, list_of, settings_of
 from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
+from checkflow.jsonfile import check_output
 from checkflow.plan import Formulation
-from checkflow.report.figure import check_output
 from checkflow.sweep import files, tables
 from checkflow.sweep.cells import Axis, Grid, Question
 from checkflow.sweep.running import Given, answers, in_order

@@ -21,6 +21,7 @@ from checkflow.cli._options import (
 )
 from checkflow.errors import EXIT_DONE
 from checkflow.graphfile import write_graph
+from checkflow.jsonfile import check_output
 from checkflow.timedgraph import traced
 from checkflow.trace import world_of
 from checkflow.units import format_bytes, format_ns
@@ -47,6 +48,7 @@ def command(
     """Trace MODEL's training iteration: operators, storages, lifetimes, times and anchors, as a graph file."""
     world = world_of(world_size, rank, divided=divided)
     output = output or default_output(model, "graph")
+    check_output(output)
     # what the user's code prints is no part of the answer
     with _console.progress() as progress, contextlib.redirect_stdout(sys.stderr):
         timed = traced(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import html
 import io
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkflow.compiler import Compiled
-from checkflow.errors import InputError
-from checkflow.jsonfile import write_bytes, write_text
+from checkflow.jsonfile import check_output, write_bytes, write_text
 from checkflow.report import style
 from checkflow.report.terminal import rows_of
 from checkflow.report.timeline import timeline_of
@@ -23,20 +21,16 @@ if TYPE_CHECKING:
 SUFFIXES = (".html", ".png")
 
 
-def check_output(path: Path, suffixes: tuple[str, ...] = ()) -> None:
-    """Raise InputError, before any long work, where an output could not be written, or has none of the suffixes."""
-    if suffixes and path.suffix not in suffixes:
-        raise InputError(f"{path}: its name has to end in {' or '.join(suffixes)}")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{path}: cannot be written, its folder is missing or not writable; choose another output")
-    if suffixes == SUFFIXES:
-        with style.styled():
-            pass  # without matplotlib, say so now
+def check(path: Path) -> None:
+    """Raise InputError, before any long work, where it could not be drawn or written."""
+    check_output(path, SUFFIXES)
+    with style.styled():
+        pass  # without matplotlib, say so now
 
 
 def write(path: Path, compiled: Compiled) -> None:
     """Draw a compiled schedule. Raises InputError for an unknown suffix, no matplotlib, or an unwritable path."""
-    check_output(path, SUFFIXES)
+    check(path)
     figure = draw(compiled)
     if path.suffix == ".png":
         png = io.BytesIO()

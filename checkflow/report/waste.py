@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from checkflow.jsonfile import write_bytes
+from checkflow.jsonfile import check_output, write_bytes
 from checkflow.report import style
-from checkflow.report.figure import check_output
 from checkflow.simulation.failures import Spread
 
 if TYPE_CHECKING:

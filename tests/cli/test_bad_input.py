@@ -150,12 +150,21 @@ ARGUMENTS = {
     "no_equals": (["--set", "batch_size"], "NAME=VALUE"),
     "twice": (["--set", "batch_size=1", "--batch-size", "2"], "twice"),
     "unwritable": (["-o", "/proc/nowhere/schedule.json"], "/proc/nowhere/schedule.json"),
-    "output_is_folder": (["-o", "."], "."),
     "report_suffix": (["--report", "picture.bmp"], "picture.bmp"),
     "report_unwritable": (["--report", "/proc/nowhere/report.html"], "/proc/nowhere/report.html"),
     "trace_out_suffix": (["--trace-out", "trace.txt"], "trace.txt"),
     "unknown_option": (["--colour"], "--colour"),
 }
+
+
+@pytest.mark.parametrize("command", [["compile", "good.py"], ["trace", "good.py"], ["profile"]])
+@pytest.mark.parametrize(("output", "why"), [(".", "is a directory"), ("nowhere/file", "cannot be written")])
+def test_an_output_that_cannot_be_written_is_told_before_any_work(
+    command: list[str], output: str, why: str, complaint: Complaint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for work in ("compile.compile_model", "trace.traced", "profile.measure_profile"):
+        monkeypatch.delattr(f"checkflow.cli.{work}")
+    assert complaint(*command, "-o", output).startswith(f"checkflow: {output}: {why}")
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
