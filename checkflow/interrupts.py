@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM raise at any line: within a few steps that belong together they would leave them half done.
+"""Handlers of signals raise at any line: within a few steps that belong together they would leave them half done.
+
+Ctrl-C's does, SIGTERM's may, and what programs install for SIGALRM, to give up after a time, or for SIGUSR1.
 
 One interrupt at any moment finds these steps done, or undone by their `finally`; a second, while the first is raised,
 may not. Handlers run in the main thread only, so that other threads need none of this.
@@ -15,6 +17,9 @@ from types import FrameType
 from typing import TypeVar
 
 P = TypeVar("P", "subprocess.Popen[bytes]", "subprocess.Popen[str]")
+_RAISE = (
+    signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM,
+)  # fmt: skip
 
 
 class _Held:
@@ -48,13 +53,16 @@ def _ours() -> _Held | None:
 
 
 @contextmanager
-def held_back(*numbers: signal.Signals) -> Iterator[None]:
-    """These signals' handlers, which nobody may change meanwhile, run at the end, or where they are let through."""
+def held_back(*, sigterm: bool) -> Iterator[None]:
+    """Signals' handlers, which nobody may change meanwhile, run at the end, or where they are let through.
+
+    `sigterm`: that of SIGTERM, too. Ours raises nothing, and long work would use up its deadline.
+    """
     global _held
     if _held is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    held = _Held(numbers)
+    held = _Held((*_RAISE, signal.SIGTERM) if sigterm else _RAISE)
     try:
         _held = held
         held.hold()
@@ -87,7 +95,7 @@ def let_through_meanwhile() -> Iterator[None]:
 @contextmanager
 def killed_at_the_end(start: Callable[[], P]) -> Iterator[P]:
     """A process that ends with the block. An interrupt is raised in the block, never while the process is nobody's."""
-    with held_back(signal.SIGINT, signal.SIGTERM):
+    with held_back(sigterm=True):
         process = start()
         try:
             with let_through_meanwhile():

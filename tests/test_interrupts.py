@@ -14,7 +14,7 @@ from processes import children
 from checkflow.interrupts import held_back, killed_at_the_end, let_through
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_what_is_held_back_comes_at_the_end_or_where_it_is_let_through(number: signal.Signals) -> None:
     """Once, and by the handler that the program had."""
     seen: list[int] = []
@@ -24,8 +24,8 @@ def test_what_is_held_back_comes_at_the_end_or_where_it_is_let_through(number: s
 
     before = signal.signal(number, handler)
     try:
-        with held_back(number):
-            with held_back(number):
+        with held_back(sigterm=True):
+            with held_back(sigterm=True):
                 signal.raise_signal(number)
                 assert not seen
             assert not seen
@@ -43,7 +43,7 @@ def test_what_is_held_back_comes_at_the_end_or_where_it_is_let_through(number: s
 def test_a_handler_that_raises_leaves_both_as_they_were() -> None:
     """Of two that were held back the first ends the block; the handlers are the program's again."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), held_back(signal.SIGINT, signal.SIGTERM):
+    with pytest.raises(KeyboardInterrupt), held_back(sigterm=True):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before

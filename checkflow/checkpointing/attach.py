@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from checkflow.about import Run
+from checkflow.checkpointing import voices
 from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.arguments import check_arguments, check_first, check_kinds, learned_by
 from checkflow.checkpointing.behind import Hearers
@@ -60,15 +58,6 @@ SIGTERM_DEADLINE_S = 20.0
 CLOSE_S = 5.0  # after attaching failed: nothing is to be written
 
 
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
-
-
-def _to_stderr(message: str) -> None:
-    sys.stderr.write(f"checkflow: {message}\n")
-    sys.stderr.flush()
-
-
 @paused_collector()
 def attach(
     model: torch.nn.Module | Sequence[torch.nn.Module],
@@ -96,8 +85,8 @@ def attach(
     start_over: bool = False,
     sigterm_deadline_s: float | None = SIGTERM_DEADLINE_S,
     audit: bool = False,
-    notify: Callable[[str], None] = _warn,
-    tell: Callable[[str], None] = _to_stderr,
+    notify: Callable[[str], None] = voices.warn,
+    tell: Callable[[str], None] = voices.to_stderr,
     on_event: Callable[[Event], object] | None = None,
     config: object = None,
     dataset: str | None = None,
@@ -178,13 +167,15 @@ def attach(
     check_kinds(locals())
     check_first(store, peers_deadline_s)
     objects_behind = None if bucket is None else Objects.open(bucket)
-    together = Together.here(Path(store), peers_deadline_s, _to_stderr, objects_behind)
+    together = Together.here(Path(store).absolute(), peers_deadline_s, voices.to_stderr, objects_behind)
     with contextlib.nullcontext() if together is None else together.group.telling():
         store = Path(store) if together is None else together.store
-        tell = tell if together is None or together.is_first else _untold
+        place = store.absolute()  # whoever changes the working directory later does not move it
+        tell = told = voices.Voice(tell if together is None or together.is_first else _untold)
+        noted = voices.Voice(notify)
 
         def warn(line: str) -> None:
-            notify(plain(line))
+            noted(plain(line))
 
         def say(line: str) -> None:
             tell(f"{store}: {plain(line)}")
@@ -248,7 +239,7 @@ def attach(
 
         def open_store(fitting: Fitting, *, after: StoreHandle | None = None) -> StoreHandle:
             return StoreHandle.open(
-                Path(store),
+                place,
                 fitting.layouts,
                 after=after,
                 slots=slots,
@@ -270,14 +261,12 @@ def attach(
         with contextlib.ExitStack() as undo:
             if together is not None:
                 undo.callback(together.close, complete=False)
-            with held_back(signal.SIGINT):
+            with held_back(sigterm=False):
                 if schedule is None:
                     by, why = learned_by(policy, training)
                     if why:
                         say(why)
-                    learner = Learner(
-                        training, Path(store), interval, by, lambda: inside.depth > 0, say, say_warning, lacks
-                    )
+                    learner = Learner(training, place, interval, by, lambda: inside.depth > 0, say, say_warning, lacks)
                     undo.callback(learner.close)
                     planned = _fits_still(learner, training, objects, slots)
                     if planned and planned.schedule.policy != by:
@@ -306,14 +295,14 @@ def attach(
                         behind = together.put_behind(objects_behind, handle.path, hearers, start_over=start_over)
                         behind.start(handle, slots, retention, retry_s)
                     undo.callback(behind.close, 0.0)
-                engine = Engine(training, objects, fitting, handle, open_store, settings, Path(store), inside, warn)
+                engine = Engine(training, objects, fitting, handle, open_store, settings, store, inside, warn)
                 undo.callback(engine.close)
                 advises = policy is None and interval is None and overhead is None and together is None and slots > 1
                 checkpointer = Checkpointer(
                     engine,
                     training,
                     objects,
-                    Path(store),
+                    store,
                     None if learner is None else Adapting(engine, learner, training, objects, say, advises=advises),
                     None if overhead is None else Pacing(engine, overhead),
                     together,
@@ -322,6 +311,7 @@ def attach(
                     sigterm_deadline_s=sigterm_deadline_s,
                     notify=warn,
                     tell=tell,
+                    said=(noted, told),
                     on_event=on_event,
                 )
                 undo.push(checkpointer.__exit__)
@@ -335,6 +325,8 @@ def attach(
                     together.keep_stored()
             size_bytes = sum(layout.size_bytes for layout in planned.layouts) if planned else None
             tell(f"{store}: {_plan(engine.interval, size_bytes, slots, persist_every)}")
+            noted.attached()
+            told.attached()
             undo.pop_all()
         return checkpointer
 

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -22,10 +22,11 @@ from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
-from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, refusal
+from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, overrun
 from checkflow.checkpointing.resumed import Freezing, doubts, of_losses, remarks
 from checkflow.checkpointing.terminating import on_terminate, told
 from checkflow.checkpointing.together import Together
+from checkflow.checkpointing.voices import Voice
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, PeerError, StoreError
 from checkflow.events import Doubted, Event, Resumed
@@ -64,6 +65,7 @@ class Checkpointer:
         sigterm_deadline_s: float | None,
         notify: Callable[[str], None],
         tell: Callable[[str], None],
+        said: Sequence[Voice],
         on_event: Callable[[Event], object] | None,
     ) -> None:
         self._engine = engine
@@ -77,6 +79,7 @@ class Checkpointer:
         self._store = store
         self._notify = notify
         self._tell = tell
+        self._said = said
         self._start_over = start_over
         self._owner = os.getpid()
         self._warned = False
@@ -85,7 +88,8 @@ class Checkpointer:
         self._narrator = Narrator(store, engine.events, on_event, engine.counters)
         self._closed = False
         self._metadata: Mapping[str, object] = {}
-        self._refuse_to_overrun()
+        if not start_over and (refused := overrun(self._left())):
+            engine.executor.await_restore(refused)
         engine.start()
         self._on_terminate = None
         if sigterm_deadline_s is not None:
@@ -100,15 +104,13 @@ class Checkpointer:
     def _handle(self) -> StoreHandle:
         return self._engine.handle
 
-    def _refuse_to_overrun(self) -> None:
-        """What an earlier run left has to be resumed, unless it is kept: to train on beside it would prune it."""
-        found, where = iterations_in([self._handle.path]), str(self._store)
-        if self._together is not None and not found:
-            found = self._together.iterations()
-        if self._behind is not None and not found:
-            found, where = self._behind.iterations, self._behind.url
-        if found and not self._start_over:
-            self._executor.await_restore(refusal(where, found))
+    def _left(self) -> Iterator[tuple[str, Callable[[], list[int]]]]:
+        """Where an earlier run may have left checkpoints, and how their iterations are found."""
+        yield str(self._store), lambda: iterations_in([self._handle.path])
+        if self._together is not None:
+            yield str(self._store), self._together.iterations
+        if (behind := self._behind) is not None:
+            yield behind.url, lambda: behind.iterations
 
     def restore(self, iteration: int | None = None) -> int:
         """Bring everything back to the newest checkpoint that verifies, or to that of an iteration.
@@ -123,10 +125,8 @@ class Checkpointer:
         """
         if self._forked("restore"):
             return self._executor.completed
-        with (
-            self._narrated("restore"),
-            contextlib.nullcontext() if self._together is None else self._together.group.telling(),
-        ):
+        telling = contextlib.nullcontext() if self._together is None else self._together.group.telling()
+        with self._narrated("restore"), telling:
             return self._restore(iteration)
 
     def _restore(self, iteration: int | None) -> int:
@@ -177,7 +177,8 @@ class Checkpointer:
                 self._adapting.restored()
             self._executor.resume(restored.iteration)
             self._handle.restored(found.checkpoint)
-            seconds = time.monotonic() - started
+            seconds, run = time.monotonic() - started, self._objects.run
+            about = About() if run is None else run.about(wait_s=GIT_S)
             self._tell(f"{self._store}: resumed iteration {restored.iteration} in {seconds:.1f} s")
             self._engine.events.append(
                 Resumed(
@@ -185,7 +186,7 @@ class Checkpointer:
                     found.checkpoint.path.name,
                     seconds,
                     tuple(map(str, found.skipped)),
-                    changes(restored.about, self._about_now(), restored.versions, versions()),
+                    changes(restored.about, about, restored.versions, versions()),
                 )
             )
             for line in doubts(restored.iteration, self._training, self._objects):
@@ -197,10 +198,6 @@ class Checkpointer:
         if self._together is not None:
             self._together.fits()
         self._executor.begin_restore()
-
-    def _about_now(self) -> About:
-        run = self._objects.run
-        return About() if run is None else run.about(wait_s=GIT_S)
 
     @property
     def metadata(self) -> Mapping[str, object]:
@@ -258,9 +255,7 @@ class Checkpointer:
     def save(self, *, keep: bool = True) -> None:
         """Checkpoint the iteration that just ended, or was restored, and return when it is durable.
 
-        `keep`: retain it for good.
-
-        Raises InputError where the next iteration has begun already and this one was not saved.
+        `keep`: retain it for good. Raises InputError where the next iteration has begun and this one was not saved.
         """
         if not self._forked("save"):
             with self._narrated("save"), self._inside:
@@ -370,13 +365,15 @@ class Checkpointer:
     def _narrated(self, call: str) -> Iterator[None]:
         """What happened until the inside ended is told then; an error of the inside goes before one of the callback.
 
-        In a forked child nothing is. Raises InputError where the callback made this call: it is inside another one.
+        In a forked child nothing is. Raises InputError where the callback, or a signal's handler, made this call: it is
+        inside another one.
         """
         if self._executor.lifecycle.phase is Phase.FORKED:
             yield
             return
         if self._narrator.telling:
             raise InputError(f"{call}: on_event called it, inside another call; do that in the training loop")
+        self._inside.refuse(call)
         try:
             yield
         except Exception as error:
@@ -386,6 +383,8 @@ class Checkpointer:
             raise
         if self._engine.events:
             self._narrator.tell()
+        for voice in self._said:
+            voice.raise_problem()
 
     def _forked(self, call: str) -> bool:
         """Whether this is a child's copy, which is told once that its calls do nothing."""

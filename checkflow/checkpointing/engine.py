@@ -6,7 +6,6 @@ state has other sizes than the slots, all that is staged is durable before they 
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -104,7 +103,7 @@ class Engine:
 
         Raises StoreError where there is no memory for slots of another size; what was staged is durable then.
         """
-        with self.inside, held_back(signal.SIGINT):
+        with self.inside, held_back(sigterm=False):
             self._take_hooks_off()
             before = self.executor
             before.retire()

@@ -53,9 +53,9 @@ class Narrator:
 
     def tell(self) -> None:
         """Everything that waits. Raises InputError for what the callback raised, which is not called again."""
-        self.telling = True
         problem: InputError | None = None
         try:
+            self.telling = True
             while self.events:
                 event = self.events.popleft()
                 if _LOG.isEnabledFor(event.level):

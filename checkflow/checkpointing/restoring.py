@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,11 +64,17 @@ def newest_of(behind: BehindOne, store: Path, iteration: int | None) -> Found | 
     return found
 
 
-def refusal(store: str, iterations: Sequence[int]) -> str:
-    """Why no step is taken: what an earlier run left would be pruned, if it is not resumed."""
-    found = ", ".join(map(str, iterations[:_NAMED]))
-    more = f" and {len(iterations) - _NAMED} more" if len(iterations) > _NAMED else ""
+def overrun(left: Iterable[tuple[str, Callable[[], list[int]]]]) -> str:
+    """Why no step is taken: what an earlier run left would be pruned, if it is not resumed. "" where there is nothing.
+
+    `left`: places, in the order in which they are looked at, and the iterations that are found there.
+    """
+    where, found = next(((where, found) for where, find in left if (found := find())), ("", []))
+    if not found:
+        return ""
+    named = ", ".join(map(str, found[:_NAMED]))
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return (
-        f"{store} holds checkpoints of iterations {found}{more}, and nothing was restored; call restore() first, or "
+        f"{where} holds checkpoints of iterations {named}{more}, and nothing was restored; call restore() first, or "
         "attach(..., start_over=True) to begin anew beside them"
     )

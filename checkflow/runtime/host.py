@@ -17,6 +17,7 @@ from checkflow.runtime.device import Batch, CopyEvent, Snapshot
 from checkflow.torch_internals import foreach_copy
 
 _NOTHING = 2**63
+_STOPPED = "copies to host memory stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,8 @@ class HostDevice:
         if self._ended == order - 1 and batch.size_bytes <= self.inline_bytes:
             try:
                 self._serve(order, batch)
-            except Exception as error:  # noqa: BLE001 (as of the thread; an interrupt is the training's own)
-                self._error = error
-                self.check()
+            except RuntimeError as error:  # torch's; what else is raised here, a signal's handler has raised
+                raise DeviceError(f"{_STOPPED}: {error}") from error
         else:
             self._jobs.put((order, batch))
         return HostEvent(order)
@@ -92,7 +92,7 @@ class HostDevice:
 
     def check(self) -> None:
         if self._error is not None:
-            raise DeviceError(f"copies to host memory stopped: {self._error}") from self._error
+            raise DeviceError(f"{_STOPPED}: {self._error}") from self._error
 
     def collect(self) -> None:
         """Always up to date."""

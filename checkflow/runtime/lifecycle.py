@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+
+from checkflow.errors import InputError
 
 
 class Phase(StrEnum):
@@ -51,6 +57,21 @@ class Lifecycle:
         self.phase, self.refusal, self.deaf = Phase.FORKED, "is its parent's in a forked process", True
 
 
+def _works_above() -> bool:
+    """Whether code that works on checkpoints has called who calls the user's side of it, in this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (_is_ours(frame) or frame.f_code.co_filename == contextlib.__file__):  # the call itself
+        frame = frame.f_back
+    while frame is not None and not _is_ours(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_WORKING)
+
+
+_WORKING = tuple(str(Path(__file__).parent.parent / part) for part in ("runtime", "checkpointing", "store"))
 _all: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
 
@@ -68,11 +89,13 @@ class Inside:
 
     def __init__(self) -> None:
         self.depth = 0
+        self._thread = 0
         self._lock = threading.RLock()
         self._later: Callable[[], None] | None = None
 
     def __enter__(self) -> None:
         self._lock.acquire()
+        self._thread = threading.get_ident()
         self.depth += 1
 
     def __exit__(self, *_: object) -> None:
@@ -80,6 +103,21 @@ class Inside:
         self._lock.release()
         if self._later is not None and not self.depth:
             self._run()
+
+    def refuse(self, call: str) -> None:
+        """Raises InputError where this thread is inside already, so that what it interrupts would wait for itself.
+
+        The stack says so: an exception of a signal's handler on the way out leaves a depth behind that is none.
+        """
+        if not self.depth or self._thread != threading.get_ident():
+            return
+        if _works_above():
+            raise InputError(
+                f"{call}: something called it in the middle of step() or of a hook, as a signal's handler does; set a "
+                "flag there, and call it in the training loop"
+            )
+        while self.depth:
+            self.__exit__()
 
     def when_left(self, action: Callable[[], None]) -> None:
         """Run an action now, or when the work in progress ends."""

@@ -25,7 +25,7 @@ from checkflow.state.names import StateName, nearest, owner
 from checkflow.state.shards import local
 from checkflow.training import Training
 
-_ADVICE = "attach what the schedule was compiled for, or compile it again"
+_ADVICE = "make such a change before attach; a compiled schedule has to be of this very training"
 _UNPLANNED = -1  # BoundStorage.id of what no row of the schedule has
 
 

@@ -246,17 +246,23 @@ class Pipeline:
             if checkpoint.written_unseen or any(s.version() != version for s, version in checkpoint.checks.items()):
                 self._discard(checkpoint)
                 continue
-            record = checkpoint.record
             try:
-                if record is None:
-                    self._sink.stage(checkpoint.slot, checkpoint.iteration, b"{}", whole=False)
-                    continue
-                self._sink.stage(checkpoint.slot, checkpoint.iteration, record())
-            except Exception as error:  # noqa: BLE001 (the record is made by a user's objects)
-                self.problems.append(error)
-                self._discard(checkpoint, str(error) or type(error).__name__)  # the slot is still ours
+                record = b"{}" if checkpoint.record is None else checkpoint.record()
+            except Exception as error:  # noqa: BLE001 (it is made by a user's objects)
+                self._failed(checkpoint, error)
                 continue
-            self.staged, self.last_staged = self.staged + 1, checkpoint.iteration
+            try:  # what a signal's handler raises in here is no failure of it, as Ctrl-C is none
+                self._sink.stage(checkpoint.slot, checkpoint.iteration, record, whole=checkpoint.record is not None)
+            except CheckflowError as error:
+                self._failed(checkpoint, error)
+                continue
+            if checkpoint.record is not None:
+                self.staged, self.last_staged = self.staged + 1, checkpoint.iteration
+
+    def _failed(self, checkpoint: InFlight, error: Exception) -> None:
+        """It cannot be staged; the slot is still ours."""
+        self.problems.append(error)
+        self._discard(checkpoint, str(error) or type(error).__name__)
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Complete and stage everything in flight; False where the time did not suffice."""

@@ -67,7 +67,7 @@ class Pool:
         """What the workers say, until all jobs are done. Jobs may be submitted meanwhile."""
         while self._jobs or self._busy:
             while self._jobs and (self._idle or len(self._busy) < self._size):
-                with held_back(signal.SIGINT, signal.SIGTERM):  # what is started is what kill() reaches
+                with held_back(sigterm=True):  # what is started is what kill() reaches
                     worker = self._idle.pop() if self._idle else _Worker(self._folder.name)
                     job = self._jobs.popleft()
                     self._busy[worker.connection] = _Working(worker, job, job.replies)

@@ -1,10 +1,11 @@
-"""Ctrl-C within step(), in a notebook: the loop goes on, and so do its checkpoints."""
+"""Ctrl-C within step(), in a notebook, or what a time-out raises: the loop goes on, and so do its checkpoints."""
 
 from __future__ import annotations
 
 import random
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -19,10 +20,11 @@ SPREAD = 700  # lines: more than a step has
 
 
 class Interrupt:
-    """Ctrl-C at a line of checkflow's own code, in this thread."""
+    """A signal at a line of checkflow's own code, in this thread."""
 
-    def __init__(self, after_lines: int) -> None:
+    def __init__(self, after_lines: int, number: signal.Signals = signal.SIGINT) -> None:
         self._left = after_lines
+        self._number = number
         self.is_raised = False
 
     def __enter__(self) -> Interrupt:
@@ -41,13 +43,30 @@ class Interrupt:
             if self._left < 0 and not self.is_raised:
                 self.is_raised = True
                 sys.settrace(None)
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(self._number)
         return self._line
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGALRM], ids=["Ctrl-C", "time-out"])
+def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """Of a signal whose handler raises."""
+
+    def expired(_number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError("time is over")
+
+    found: signal.Signals = request.param
+    before = signal.getsignal(found)
+    if found is not signal.SIGINT:
+        signal.signal(found, expired)
+    yield found
+    signal.signal(found, before)
 
 
 @pytest.mark.parametrize("policy", ["checkflow", "rolling"])
 @pytest.mark.parametrize("width", [8, 400], ids=["copied at once", "copied by the thread"])
-def test_whatever_is_interrupted_the_next_checkpoints_are_made(tmp_path: Path, policy: str, width: int) -> None:
+def test_whatever_is_interrupted_the_next_checkpoints_are_made(
+    tmp_path: Path, policy: str, width: int, number: signal.Signals
+) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Linear(width, 1))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -64,9 +83,9 @@ def test_whatever_is_interrupted_the_next_checkpoints_are_made(tmp_path: Path, p
         for time in range(TIMES):
             iterate()
             try:
-                with Interrupt(choose.randrange(SPREAD)) as interrupt:
+                with Interrupt(choose.randrange(SPREAD), number) as interrupt:
                     ckpt.step()
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, TimeoutError):
                 assert interrupt.is_raised
                 raised += 1
             for _ in range(3):
@@ -89,3 +108,34 @@ def test_whatever_is_interrupted_the_next_checkpoints_are_made(tmp_path: Path, p
     ) as ckpt:
         assert ckpt.restore() == saved
     assert all(torch.equal(one, other) for one, other in zip(again.parameters(), expected, strict=True))
+
+
+def test_a_handler_that_saves_in_the_middle_of_a_step_is_refused(tmp_path: Path) -> None:
+    """It would wait for itself. Between steps it saves, and afterwards the loop goes on as before."""
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    choose, refused, saved = random.Random(0), list[str](), 0
+    with checkflow.attach(model, optimizer, store=tmp_path, notify=lambda _: None, tell=lambda _: None) as ckpt:
+
+        def save(_number: int, _frame: FrameType | None) -> None:
+            nonlocal saved
+            try:
+                ckpt.save()
+                saved += 1
+            except checkflow.InputError as error:
+                refused.append(str(error))
+
+        before = signal.signal(signal.SIGUSR1, save)
+        try:
+            for _ in range(TIMES):
+                torch.autograd.backward(model(torch.randn(2, 8)).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+                with Interrupt(choose.randrange(SPREAD // 2), signal.SIGUSR1):
+                    ckpt.step()
+            signal.raise_signal(signal.SIGUSR1)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert saved and ckpt.status().durable_iteration == TIMES
+    assert len(refused) > TIMES / 4
+    assert any("as a signal's handler does" in line for line in refused)

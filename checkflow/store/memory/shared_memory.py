@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -344,7 +343,7 @@ class SharedMemory:
 
         An interrupt waits until they are done: who was interrupted on the way in would keep the lock.
         """
-        with held_back(signal.SIGINT, signal.SIGTERM), self._mutex:
+        with held_back(sigterm=True), self._mutex:
             held = _lock(self.fd, timeout_s)
             try:
                 yield held

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
 import time
 import warnings
 import weakref
@@ -138,7 +137,7 @@ class StoreHandle:
             replica=replica,
         ).dump()
         with contextlib.ExitStack() as undo:
-            with held_back(signal.SIGINT):
+            with held_back(sigterm=False):
                 tally = Tally() if after is None else after._tally
                 lock = StoreLock.acquire(path, notify) if after is None else after._hand_over()
                 undo.callback(lock.close)
@@ -308,7 +307,7 @@ class StoreHandle:
         if self._closed:
             return
         deadline = time.monotonic() + deadline_s
-        with held_back(signal.SIGINT), contextlib.ExitStack() as last:
+        with held_back(sigterm=False), contextlib.ExitStack() as last:
             last.callback(self._let_go)  # what is told names the store, whose path its lock knows
             try:
                 self._saver.tell(LAST)

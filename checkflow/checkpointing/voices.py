@@ -1,0 +1,47 @@
+"""Lines that a person is told, by functions that the user gives."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable
+
+
+def warn(message: str) -> None:
+    """As Python tells of what a person should see to."""
+    warnings.warn(message, stacklevel=2)
+
+
+def to_stderr(message: str) -> None:
+    """Where there is none, or nobody reads it any more, training goes on."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(f"checkflow: {message}\n")
+        sys.stderr.flush()
+
+
+class Voice:
+    """Such a function. What it raises is raised at once while a training is attached, and costs no iteration later."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._waits = False
+        self._problem: Exception | None = None
+
+    def __call__(self, line: str) -> None:
+        try:
+            self._say(line)
+        except Exception as error:
+            if not self._waits:
+                raise
+            self._problem = self._problem or error
+
+    def attached(self) -> None:
+        """From now on what it raises waits until that can be raised."""
+        self._waits = True
+
+    def raise_problem(self) -> None:
+        """The first that waits, once."""
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
