@@ -7,7 +7,10 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,8 +22,10 @@ from small_store import DIRECT, is_whole, load_again, record_of, silent, stage, 
 from checkflow.store.both.config import BucketConfig
 from checkflow.store.bucket.download import download
 from checkflow.store.bucket.names import UPLOADS, BucketContents, content_of, serial_of
-from checkflow.store.bucket.objects import Objects, first_line
+from checkflow.store.bucket.objects import BucketError, Objects, first_line
+from checkflow.store.bucket.upload import Uploads
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
+from checkflow.store.format.manifest import KEPT
 from checkflow.store.format.reader import load_newest, newest
 from checkflow.store.format.retention import Retention
 from checkflow.store.trainer.bucket_process import BucketProcess
@@ -165,6 +170,79 @@ def test_of_a_rank_no_more_is_uploaded_at_the_end_than_may_be_what_all_have(
         uploader = handle.start_uploader(BucketConfig(tmp_path / "store", server.url, Retention(), in_doubt=2))
         uploader.close(60)
     assert sorted(whole_in(server, tmp_path)) == [5, 6]
+
+
+def test_what_another_run_marks_as_kept_is_kept(server: BucketServer, tmp_path: Path) -> None:
+    """Though this one has uploaded it, and knows it as none that is."""
+    config = BucketConfig(tmp_path / "store", server.url, Retention(last=1))
+    with StoreHandle.open(tmp_path / "store", [DIRECT], notify=silent, persist_every=EACH) as handle:
+        uploader = handle.start_uploader(config)
+        for iteration in range(1, 6):
+            stage(handle, DIRECT, iteration)
+            until_uploaded(handle, uploader, iteration)
+            if iteration == 2:
+                server.objects.put(f"{server.names()[0]}/{KEPT}", iter([b""]), 0)
+        uploader.close(60)
+    assert whole_in(server, tmp_path) == [5, 2]
+
+
+class Lossy(Objects):
+    """Accepts what it is given, and has half of each tensor file."""
+
+    def put(self, name: str, blocks: Iterator[bytes], size_bytes: int) -> None:  # noqa: ARG002
+        data = b"".join(blocks)
+        kept = data[: len(data) // 2] if name.endswith(".safetensors") else data
+        super().put(name, iter([kept]), len(kept))
+
+
+def test_what_was_accepted_and_is_not_there_does_not_count(tmp_path: Path) -> None:
+    """Nor is anything older removed for it."""
+    sound = Objects.open(f"file://{tmp_path}/bucket")
+    lossy = Lossy(sound.url, sound._store, sound._for_parts)
+    names = list[list[str]]()
+    with StoreHandle.open(tmp_path / "store", [DIRECT], notify=silent, persist_every=EACH) as handle:
+        for iteration, objects in ((1, sound), (2, lossy)):
+            stage(handle, DIRECT, iteration)
+            until_verified(handle, iteration)
+            checkpoint = newest(tmp_path / "store").checkpoint
+            assert checkpoint is not None
+            lost = contextlib.nullcontext() if objects is sound else pytest.raises(BucketError, match="not there whole")
+            with lost:
+                Uploads(objects, Retention(last=1), tmp_path / "store").upload(checkpoint, to_cache=True)
+            names.append(BucketContents.of(sound.sizes()).newest_first)
+    assert names[0] == names[1] and len(names[0]) == 1
+
+
+def test_an_answer_of_somebody_else_is_no_empty_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a login page between here and there."""
+
+    class Portal(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page = b"<html><body>Log in</body></html>"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Portal) as portal:
+        thread = threading.Thread(target=portal.serve_forever)
+        thread.start()
+        for name, value in (
+            ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{portal.server_port}"),
+            ("AWS_ACCESS_KEY_ID", "key"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            ("AWS_DEFAULT_REGION", "us-east-1"),
+        ):
+            monkeypatch.setenv(name, value)
+        try:
+            with pytest.raises(BucketError, match="no bucket"):
+                Objects.open("s3://bucket/prefix").sizes()
+        finally:
+            portal.shutdown()
+            thread.join()
 
 
 def test_what_is_damaged_on_disk_is_not_uploaded(server: BucketServer, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -85,11 +86,24 @@ class Objects:
         return Objects.open(f"{self.url.rstrip('/')}/{name}")
 
     def sizes(self) -> dict[str, int]:
-        """Every object and its size in bytes. Whoever asks after an object was put sees it."""
+        """Every object and its size in bytes. Whoever asks after an object was put sees it.
+
+        Raises BucketError, too, for an answer of somebody else, such as a login page: it lists nothing, and reads so.
+        """
         import obstore
 
         with _told():
-            return {meta["path"]: meta["size"] for page in obstore.list(self._store) for meta in page}
+            found = {meta["path"]: meta["size"] for page in obstore.list(self._store) for meta in page}
+        if not found and self._has(f"{secrets.token_hex(8)}.absent"):
+            raise BucketError(f"{self.url}: has even what nobody put there, so that it is no bucket")
+        return found
+
+    def _has(self, name: str) -> bool:
+        """Whether it can be read: what is refused cannot."""
+        with contextlib.suppress(BucketError):
+            self.read(name)
+            return True
+        return False
 
     def read(self, name: str) -> bytes:
         """A small object whole."""

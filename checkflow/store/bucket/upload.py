@@ -11,6 +11,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -138,8 +139,8 @@ class Uploads:
         if serial is not None and not contents.was_whole:
             self._objects.put(WHOLE, iter([b""]), 0)
         for name in contents.newest_first:
-            if name not in self._known:
-                self._known[name] = self._retained(contents, name)
+            known = self._known.get(name) or self._retained(contents, name)
+            self._known[name] = replace(known, keep=known.keep or contents.is_kept(name))  # as another run may mark it
         for name in self._known.keys() - contents.checkpoints.keys():
             del self._known[name]
         serials = set(to_prune(self._known.values(), newest_serial, self._retention))
@@ -184,7 +185,9 @@ class Uploads:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if is_kept:
             self._objects.put(f"{name}/{KEPT}", iter([b""]), 0)
-        self._look()
+        there = self._look().unfinished.get(name, {})
+        if lost := [entry.name for entry, _ in files if there.get(entry.name) != entry.size_bytes]:
+            raise BucketError(f"{name}/{lost[0]}: was accepted, and is not there whole")
         if not self._put_mine(f"{name}/{MANIFEST}", manifest.render()):
             raise BucketError(f"{name}/{MANIFEST}: somebody else has put it")
         self._known[name] = Retained(manifest.serial, manifest.iteration, checkpoint.kept)
