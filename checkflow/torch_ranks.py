@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -29,32 +30,39 @@ class KeyValues(Protocol):
 @dataclass(frozen=True, slots=True)
 class MeetingPlace:
     """Of torch.distributed's processes: which of how many this one is, and a connection to their store, in which keys
-    begin with a prefix."""
+    begin with a prefix. `number` counts how often this process has met its present group, from 1 on."""
 
     rank: int
     size: int
     connect: Callable[[str], KeyValues]
+    number: int = 1
+
+
+_meetings: WeakKeyDictionary[torch.distributed.ProcessGroup, int] = WeakKeyDictionary()
 
 
 def ranks_here() -> int:
     """Of torch.distributed's group of this process; 1 where there is none."""
-    return torch.distributed.get_world_size() if _is_in_group() else 1
+    return torch.distributed.get_world_size() if is_in_group() else 1
 
 
-def _is_in_group() -> bool:
+def is_in_group() -> bool:
+    """Whether this process is one of torch.distributed's processes."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def meeting_place() -> MeetingPlace | None:
     """Of this process. None where torch.distributed is not initialized."""
-    if not _is_in_group():
+    if not is_in_group():
         return None
-    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_group, _get_default_store
 
     def connect(prefix: str) -> KeyValues:
         return PrefixStore(prefix, _get_default_store().clone())  # type: ignore[attr-defined]
 
-    return MeetingPlace(torch.distributed.get_rank(), torch.distributed.get_world_size(), connect)
+    group = _get_default_group()  # init_process_group anew makes another, with processes that may be new
+    _meetings[group] = _meetings.get(group, 0) + 1
+    return MeetingPlace(torch.distributed.get_rank(), torch.distributed.get_world_size(), connect, _meetings[group])
 
 
 def own_values() -> KeyValues:
