@@ -160,10 +160,36 @@ def place_in_whole(tensor: DTensor) -> tuple[int, ...]:
     return tuple(offsets)
 
 
-def kept_alike(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.nn.Parameter]:
-    """The parameters that are the same on each of its ranks, unless they `may_differ`."""
-    named = ddp.module.named_parameters()
-    return [parameter for name, parameter in named if name not in ddp.parameters_to_ignore]
+def received_by(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.nn.Parameter]:
+    """The parameters that it was made with, and does not ignore: each of its ranks has been sent their values."""
+    return list(ddp._module_parameters)
+
+
+def summed_by(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.nn.Parameter]:
+    """Those whose gradients it sums: that required one when it was made, whether or not they do now."""
+    every: list[torch.nn.Parameter] = ddp._module_parameters
+    if ddp._get_ddp_logging_data()["num_parameter_tensors"] == len(every):  # type: ignore[no-untyped-call]
+        return list(every)
+    buckets = ddp.reducer._get_zeros_like_grad_buckets()  # as large as the gradients for a moment, but of a part only
+    return [parameter for bucket in buckets for parameter in bucket.parameters()]  # type: ignore[misc]
+
+
+def notes_join(ddp: torch.nn.parallel.DistributedDataParallel) -> None:
+    """To be called before each of its forward passes, for `is_in_join`."""
+    if ddp._join_config.enable:  # Join leaves that as it is, but its end sets this
+        ddp._authoritative_rank = None
+
+
+def is_in_join(ddp: torch.nn.parallel.DistributedDataParallel) -> bool:
+    """Whether it is within `with Join([ddp])`, where some ranks may have no batch any more."""
+    return ddp._join_config.enable and getattr(ddp, "_authoritative_rank", None) is None
+
+
+def hook_states(ddp: torch.nn.parallel.DistributedDataParallel) -> list[object]:
+    """What its communication hooks keep from one iteration to the next, as far as one can tell."""
+    group = torch.distributed.ProcessGroup
+    states = (state for _, state in ddp._comm_hooks if state is not None and not isinstance(state, group))
+    return [state for state in states if not type(state).__module__.endswith(".mixed_precision_hooks")]  # streams
 
 
 def sums_gradients(module: torch.nn.Module) -> bool:
@@ -173,11 +199,12 @@ def sums_gradients(module: torch.nn.Module) -> bool:
 
 
 def may_differ(module: torch.nn.Module) -> bool:
-    """Whether this module of DDP or FSDP2 may now hand each replica another gradient: by a hook other than torch's own,
-    or because it leaves out the all-reduce."""
+    """Whether this module of DDP or FSDP2 may now hand each replica another gradient: by a hook that is none of torch's
+    that sum, or because it leaves out the all-reduce."""
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-        own = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
-        return not all(hook.__module__.startswith(own) for hook, _ in module._comm_hooks)
+        own = sys.modules.get("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")  # where one is used
+        summing = () if own is None else (own.allreduce_hook, own.fp16_compress_hook, own.bf16_compress_hook)
+        return not all(any(hook is each for each in summing) for hook, _ in module._comm_hooks)
     if not sums_gradients(module):
         return False
     state: Any = module._get_fsdp_state()  # type: ignore[operator]
