@@ -72,6 +72,10 @@ class Variables:
         self._namespace = namespace
         self._names = names
 
+    def are_of(self, holder: object) -> bool:
+        """Whether its namespace is `vars(holder)`."""
+        return self._namespace is getattr(holder, "__dict__", None)
+
     def state_dict(self) -> dict[str, object]:
         return {name: self._namespace[name] for name in self._names}
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -29,32 +30,39 @@ class KeyValues(Protocol):
 @dataclass(frozen=True, slots=True)
 class MeetingPlace:
     """Of torch.distributed's processes: which of how many this one is, and a connection to their store, in which keys
-    begin with a prefix."""
+    begin with a prefix. `number` counts how often this process has met its present group, from 1 on."""
 
     rank: int
     size: int
     connect: Callable[[str], KeyValues]
+    number: int = 1
+
+
+_meetings: WeakKeyDictionary[torch.distributed.ProcessGroup, int] = WeakKeyDictionary()
 
 
 def ranks_here() -> int:
     """Of torch.distributed's group of this process; 1 where there is none."""
-    return torch.distributed.get_world_size() if _is_in_group() else 1
+    return torch.distributed.get_world_size() if is_in_group() else 1
 
 
-def _is_in_group() -> bool:
+def is_in_group() -> bool:
+    """Whether this process is one of torch.distributed's processes."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def meeting_place() -> MeetingPlace | None:
     """Of this process. None where torch.distributed is not initialized."""
-    if not _is_in_group():
+    if not is_in_group():
         return None
-    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_group, _get_default_store
 
     def connect(prefix: str) -> KeyValues:
         return PrefixStore(prefix, _get_default_store().clone())  # type: ignore[attr-defined]
 
-    return MeetingPlace(torch.distributed.get_rank(), torch.distributed.get_world_size(), connect)
+    group = _get_default_group()  # init_process_group anew makes another, with processes that may be new
+    _meetings[group] = _meetings.get(group, 0) + 1
+    return MeetingPlace(torch.distributed.get_rank(), torch.distributed.get_world_size(), connect, _meetings[group])
 
 
 def own_values() -> KeyValues:
@@ -152,10 +160,36 @@ def place_in_whole(tensor: DTensor) -> tuple[int, ...]:
     return tuple(offsets)
 
 
-def kept_alike(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.nn.Parameter]:
-    """The parameters that are the same on each of its ranks, unless they `may_differ`."""
-    named = ddp.module.named_parameters()
-    return [parameter for name, parameter in named if name not in ddp.parameters_to_ignore]
+def received_by(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.nn.Parameter]:
+    """The parameters that it was made with, and does not ignore: each of its ranks has been sent their values."""
+    return list(ddp._module_parameters)
+
+
+def summed_by(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.nn.Parameter]:
+    """Those whose gradients it sums: that required one when it was made, whether or not they do now."""
+    every: list[torch.nn.Parameter] = ddp._module_parameters
+    if ddp._get_ddp_logging_data()["num_parameter_tensors"] == len(every):  # type: ignore[no-untyped-call]
+        return list(every)
+    buckets = ddp.reducer._get_zeros_like_grad_buckets()  # as large as the gradients for a moment, but of a part only
+    return [parameter for bucket in buckets for parameter in bucket.parameters()]  # type: ignore[misc]
+
+
+def notes_join(ddp: torch.nn.parallel.DistributedDataParallel) -> None:
+    """To be called before each of its forward passes, for `is_in_join`."""
+    if ddp._join_config.enable:  # Join leaves that as it is, but its end sets this
+        ddp._authoritative_rank = None
+
+
+def is_in_join(ddp: torch.nn.parallel.DistributedDataParallel) -> bool:
+    """Whether it is within `with Join([ddp])`, where some ranks may have no batch any more."""
+    return ddp._join_config.enable and getattr(ddp, "_authoritative_rank", None) is None
+
+
+def hook_states(ddp: torch.nn.parallel.DistributedDataParallel) -> list[object]:
+    """What its communication hooks keep from one iteration to the next, as far as one can tell."""
+    group = torch.distributed.ProcessGroup
+    states = (state for _, state in ddp._comm_hooks if state is not None and not isinstance(state, group))
+    return [state for state in states if not type(state).__module__.endswith(".mixed_precision_hooks")]  # streams
 
 
 def sums_gradients(module: torch.nn.Module) -> bool:
@@ -165,11 +199,12 @@ def sums_gradients(module: torch.nn.Module) -> bool:
 
 
 def may_differ(module: torch.nn.Module) -> bool:
-    """Whether this module of DDP or FSDP2 may now hand each replica another gradient: by a hook other than torch's own,
-    or because it leaves out the all-reduce."""
+    """Whether this module of DDP or FSDP2 may now hand each replica another gradient: by a hook that is none of torch's
+    that sum, or because it leaves out the all-reduce."""
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-        own = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
-        return not all(hook.__module__.startswith(own) for hook, _ in module._comm_hooks)
+        own = sys.modules.get("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")  # where one is used
+        summing = () if own is None else (own.allreduce_hook, own.fp16_compress_hook, own.bf16_compress_hook)
+        return not all(any(hook is each for each in summing) for hook, _ in module._comm_hooks)
     if not sums_gradients(module):
         return False
     state: Any = module._get_fsdp_state()  # type: ignore[operator]

@@ -18,6 +18,7 @@ from checkflow.torch_internals import runs_step_hooks
 if TYPE_CHECKING:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+_ASK_RANKS = {"_FabricOptimizer"}  # whose state_dict() may gather it from all ranks, and adds nothing
 _MODULES = {"_FabricModule": "_forward_module"}  # class -> where the wrapped module is
 
 
@@ -46,6 +47,19 @@ def _optimizers_in(optimizer: torch.optim.Optimizer, seen: set[int]) -> Iterator
     state = getattr(optimizer, "state", None)
     if not any(state is getattr(inner, "state", None) for inner in held):
         yield optimizer
+
+
+def added_by(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.optim.Optimizer, str]]:
+    """What optimizers that pass on the state of those they hold add to it in their state_dict(), as
+    PostLocalSGDOptimizer does: no checkpoint has that."""
+    held = [] if is_zero(optimizer) else held_by(optimizer)
+    for inner in held:
+        yield from added_by(inner)
+    asks_ranks = any(map(is_zero, held)) or any(base.__name__ in _ASK_RANKS for base in type(optimizer).__mro__)
+    if not held or asks_ranks or optimizer in optimizers_in(optimizer):
+        return
+    passed_on = set().union(*(inner.state_dict() for inner in held))
+    yield from ((optimizer, str(key)) for key in optimizer.state_dict() if key not in passed_on)
 
 
 def held_by(optimizer: object) -> list[torch.optim.Optimizer]:

@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "state": {
         "about", "division", "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra",
-        "wrapped", "torch_internals", "torch_ranks", "lanes",
+        "wrapped", "torch_internals", "torch_ranks", "lanes", "module_hook",
     },
     "runtime": {
         "errors", "events", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals",
@@ -86,7 +86,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpointing": {
         "about", "collector", "data", "division", "errors", "events", "interrupts", "text", "dtypes", "units",
         "unlisted", "training", "extra", "jsonfile", "state", "schedule", "runtime", "store", "torch_internals",
-        "learning", "lanes", "distributed", "wrapped",
+        "learning", "lanes", "distributed", "wrapped", "torch_ranks",
     },
     "replica": {"errors", "state", "store"},
     "integrations": {"checkpointing", "data", "distributed", "errors", "state", "store"},
@@ -139,7 +139,8 @@ ALLOWED_WITHIN: dict[str, dict[str, set[str]]] = {
         "shards": set(),
         "refused": {"names", "memory", "holders", "shards"},
         "live": {"names", "groups", "holders", "refused", "shards"},
-        "divided": {"names", "live", "shards"},
+        "sums": set(),
+        "divided": {"names", "live", "shards", "sums"},
         "host": {"names", "memory", "holders", "refused", "live", "divided", "shards"},
         "restore": {"names", "memory", "groups", "holders", "live", "host", "divided", "shards"},
         "__init__": set(),

@@ -19,11 +19,11 @@ from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.earlier import of_now
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.fitting import Fitting, fit
-from checkflow.checkpointing.listing import added, carried, drawn_by_cudnn, missing, unplanned
+from checkflow.checkpointing.listing import carried, missing, unplanned, untaken
 from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.together import Together, kind_of
 from checkflow.collector import paused_collector
-from checkflow.distributed.group import DEADLINE_S
+from checkflow.distributed.group import DEADLINE_S, not_met
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
 from checkflow.events import Event
 from checkflow.extra import Stateful
@@ -35,7 +35,6 @@ from checkflow.learning.provisional import provisional
 from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.settings import Settings
 from checkflow.schedule import Schedule, read_schedule
-from checkflow.state.holders import models_of
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.live import live_state
 from checkflow.state.refused import check_supported
@@ -278,8 +277,7 @@ def attach(
                     planned = fit(of_now(schedule, training), training, objects)
                 fitting = planned or fit(provisional(training), training, objects)
                 lacks(carried(fitting.schedule))
-                models = models_of(training)
-                for beside in (*added(models, training.listed), *drawn_by_cudnn(models)):
+                for beside in (*untaken(training), *not_met()):
                     warn(beside)
                 if planned and (line := unplanned(planned.schedule, training.listed)):
                     warn(line)

@@ -7,11 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from checkflow.extra import Extra, Holder, added_entries, key_of
+from checkflow.extra import Extra, Holder, Variables, added_entries, key_of
 from checkflow.schedule import Schedule
+from checkflow.state.holders import models_of
 from checkflow.state.live import asked_state, listed_state
 from checkflow.state.names import StateName
+from checkflow.torch_ranks import hook_states
+from checkflow.training import Training
 from checkflow.unlisted import Unlisted, lines_of
+from checkflow.wrapped import added_by
 
 _ADVICE = "list it: attach(extra={...})"
 
@@ -35,6 +39,49 @@ def missing(found: Iterable[Unlisted], extra: Extra, *, scaler: bool) -> tuple[s
         elif not (one.scaler and scaler) and keys.isdisjoint(one.name.split(".")):
             left.append(one)
     return lines_of(left, _ADVICE)
+
+
+def untaken(training: Training) -> Iterator[str]:
+    """What models and optimizers keep, that no checkpoint has, a line for each."""
+    models = models_of(training)
+    yield from added(models, training.listed)
+    yield from drawn_by_cudnn(models)
+    yield from kept_by_hooks(models, training.listed)
+    yield from added_by_wrappers(training)
+
+
+def kept_by_hooks(models: Mapping[str, torch.nn.Module], extra: Extra) -> Iterator[str]:
+    """What communication hooks of DistributedDataParallel keep, a line for each."""
+    for holder, model in models.items():
+        for ddp in (part for part in model.modules() if isinstance(part, torch.nn.parallel.DistributedDataParallel)):
+            for state in hook_states(ddp):
+                if not _is_listed(state, extra):
+                    yield (
+                        f"{holder}: what its communication hook keeps ({type(state).__name__}) is in no checkpoint, so "
+                        "a resumed run will differ; list an object that gives and takes it: attach(extra={...})"
+                    )
+
+
+def added_by_wrappers(training: Training) -> Iterator[str]:
+    """What an optimizer adds to the state of those that it holds, a line for each."""
+    given = training.optimizer
+    for optimizer in (given,) if isinstance(given, torch.optim.Optimizer) else given:
+        for wrapper, key in added_by(optimizer):
+            if not any(_is_listed(each, training.listed) for each in (wrapper, *vars(wrapper).values())):
+                yield (
+                    f"{type(wrapper).__name__}: its state_dict() has {key!r} beside what the optimizer in it has, and "
+                    'no checkpoint does; list who counts it: attach(extra={"own": checkflow.Variables(vars(...), ...)})'
+                )
+
+
+def _is_listed(holder: object, extra: Extra) -> bool:
+    """Whether it is taken along: itself, some of its variables, or by an object that has it."""
+    return any(
+        member is holder
+        or (isinstance(member, Variables) and member.are_of(holder))
+        or any(each is holder for each in getattr(member, "__dict__", {}).values())
+        for member in extra.objects.values()
+    )
 
 
 def added(models: Mapping[str, torch.nn.Module], extra: Extra) -> Iterator[str]:

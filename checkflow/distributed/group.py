@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +21,12 @@ from checkflow.errors import CheckflowError, PeerError
 from checkflow.interrupts import let_through
 from checkflow.jsonfile import digest_of
 from checkflow.store.format.ranks import ranks_have
-from checkflow.torch_ranks import KeyValues, meeting_place, own_values
+from checkflow.torch_ranks import KeyValues, is_in_group, meeting_place, own_values
 
 DEADLINE_S = 600.0
 LEAVING_S = 10.0
 _FAILED = "failed"
 _PAUSE_S = (0.001, 0.05)  # between looks, at first and at most
-_attached = itertools.count(1)  # of several processes: every rank attaches its trainings in the same order
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class Group:
         met = meeting_place()
         if met is None or met.size == 1:
             return None
-        values = met.connect(f"checkflow/{next(_attached)}")
+        values = met.connect(f"checkflow/{met.number}")  # every rank attaches its trainings in the same order
         meeting = cls(met.rank, met.size, deadline_s, values, values)._met()
         return cls(met.rank, met.size, deadline_s, met.connect(meeting), met.connect(meeting))
 
@@ -187,6 +187,17 @@ class Group:
             self.values.compare_set(_FAILED, "", message)
         except RuntimeError:
             return  # nobody is left to hear it
+
+
+def not_met() -> Iterator[str]:
+    """A line where this process is one of several that torchrun started, and no group of them is there yet."""
+    several = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
+    is_torchruns = all(name in os.environ for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR"))
+    if several and is_torchruns and not is_in_group():
+        yield (
+            f"this is one of {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), and attached as if it trained alone; "
+            "if they train together, call init_process_group before attach"
+        )
 
 
 @contextmanager

@@ -1,26 +1,29 @@
 """Of the state that several ranks have alike, what this rank saves, and what others do.
 
-Alike are the parameters of DistributedDataParallel, the same part of a DTensor (replicas in HSDP have it), and what
-optimizers keep of both. All else is each rank's own: buffers, what was listed, random generators, what is on the host.
+Alike are the parameters that DistributedDataParallel has updated alike, the same part of a DTensor (replicas in HSDP
+have it), and what optimizers keep of both, where they begin with the same bytes. All else is each rank's own: buffers,
+what was listed, random generators, what is on the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import xxhash
 from torch.distributed import get_process_group_ranks
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from checkflow.division import Division
-from checkflow.errors import InputError
 from checkflow.state.live import Live, live_state, parameter_names, parameters_of
 from checkflow.state.names import StateName
 from checkflow.state.shards import is_shared, local, ranks_alike
+from checkflow.state.sums import Summing, watch, watch_anew
+from checkflow.state.sums import require_alike as require_alike
 from checkflow.torch_internals import storage_id
-from checkflow.torch_ranks import kept_alike, may_differ, sums_gradients
+from checkflow.torch_ranks import may_differ, received_by, summed_by, sums_gradients
 from checkflow.training import Training
 from checkflow.wrapped import is_zero
 
@@ -29,25 +32,31 @@ _STRETCH = 2**22  # elements that are brought to the host at once
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Parameters that these ranks, ascending, have alike: the bytes of this rank's part of each, by name."""
+    """Parameters that these ranks, ascending, have alike if they begin so: the bytes of this rank's part of each, by
+    name."""
 
     ranks: tuple[int, ...]
     sizes_bytes: Mapping[str, int]
-    is_made_so: bool  # by DistributedDataParallel; where not, who trains has to begin with the same on each
 
 
 def modules_alike(training: Training) -> list[DistributedDataParallel]:
-    """The modules that DistributedDataParallel keeps the same on its ranks, in order."""
+    """The modules that DistributedDataParallel wraps, as it has them, in order."""
     return [part for part in _modules(training) if isinstance(part, DistributedDataParallel)]
 
 
 def alike_in(training: Training) -> list[Alike]:
     """What this rank has as others do, by who they are."""
+    updated = {
+        id(parameter)
+        for optimizer in training.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     of_ddp = {
         id(parameter): tuple(get_process_group_ranks(ddp.process_group))
         for ddp in modules_alike(training)
         if not may_differ(ddp)
-        for parameter in kept_alike(ddp)
+        for parameter in _kept_alike(ddp, updated)
     }
     replicas_differ = any(
         may_differ(part) for part in _modules(training) if not isinstance(part, DistributedDataParallel)
@@ -55,13 +64,22 @@ def alike_in(training: Training) -> list[Alike]:
     found: dict[tuple[tuple[int, ...], bool], dict[str, int]] = {}
     for name, parameter in parameters_of(training):
         if is_shared(parameter):
-            key = (() if replicas_differ else ranks_alike(parameter)), False
+            key = (() if replicas_differ else ranks_alike(parameter)), True
         else:
-            key = of_ddp.get(id(parameter), ()), True
+            key = of_ddp.get(id(parameter), ()), False
         part = local(parameter)
         if key[0] and part.numel():
             found.setdefault(key, {})[str(name)] = part.numel() * part.element_size()
-    return [Alike(ranks, sizes_bytes, is_made_so) for (ranks, is_made_so), sizes_bytes in found.items()]
+    return [Alike(ranks, sizes_bytes) for (ranks, _), sizes_bytes in found.items()]
+
+
+def _kept_alike(ddp: DistributedDataParallel, updated: Collection[int]) -> list[torch.nn.Parameter]:
+    """Of these parameters, by identity, that optimizers update, those that are updated by what it sums. With them, what
+    is frozen beside them: a copy of the model, in which it trains nothing, may be written on one rank alone."""
+    summed = set(map(id, summed_by(ddp)))
+    received = received_by(ddp)
+    trained = [each for each in received if each.requires_grad and id(each) in summed and id(each) in updated]
+    return [*trained, *(each for each in received if not each.requires_grad)] if trained else []
 
 
 def content_of(alike: Alike, training: Training) -> str:
@@ -69,7 +87,7 @@ def content_of(alike: Alike, training: Training) -> str:
     names = parameter_names(training)
     found = xxhash.xxh3_128()
     for live in live_state(training):
-        if _parameter_of(live, names) in alike.sizes_bytes:
+        if _parameter_of(live, names) in alike.sizes_bytes and not _is_own(live, training):
             flat = live.tensor.detach().reshape(-1)
             found.update(live.name.encode())
             for start in range(0, flat.numel(), _STRETCH):
@@ -77,23 +95,29 @@ def content_of(alike: Alike, training: Training) -> str:
     return found.hexdigest()
 
 
-def modules_divided(training: Training) -> list[torch.nn.Module]:
-    """Those that sum gradients over ranks, of parameters that another rank may save."""
-    names, division = parameter_names(training), training.division
-    if division is None:
-        return []
-    parts = (part for part in _modules(training) if sums_gradients(part))
-    return [part for part in parts if any(names.get(id(each)) in division.savers for each in part.parameters())]
+def modules_divided(training: Training) -> list[Summing]:
+    """Those that sum gradients over ranks, and of which of them another rank may save parameters."""
+    names, savers = parameter_names(training), _savers(training)
+    return [
+        Summing(part, any(names.get(id(each)) in savers for each in part.parameters()))
+        for part in _modules(training)
+        if sums_gradients(part)
+    ]
 
 
-def require_alike(divided: Iterable[torch.nn.Module]) -> None:
-    """Raises InputError where what is saved once may now differ by rank."""
-    if any(map(may_differ, divided)):
-        raise InputError(
-            "step: ranks that had parameters alike may not have them so any more: the sum of their gradients is "
-            "off or has a hook (set_requires_all_reduce, set_all_reduce_hook, register_comm_hook); have it on from the "
-            "last backward pass of an iteration to its step(), or set this before attach"
-        )
+def watch_sums(training: Training) -> list[RemovableHandle]:
+    """From now on `require_alike` knows what forward passes of DistributedDataParallel do, until these are removed."""
+    named = [(name, parameter) for name, parameter in parameters_of(training) if name in _savers(training)]
+    found: dict[DistributedDataParallel, dict[str, torch.nn.Parameter]] = {}
+    for ddp in modules_alike(training):
+        unsummed = set(map(id, received_by(ddp))) - set(map(id, summed_by(ddp)))
+        found[ddp] = {str(name): parameter for name, parameter in named if id(parameter) in unsummed}
+    return watch(found)
+
+
+def sums_anew(training: Training) -> None:
+    """A checkpoint is about to become its state: what was done to that before is of no account."""
+    watch_anew(modules_alike(training))
 
 
 def elsewhere(training: Training, lives: Sequence[Live]) -> dict[StateName, int]:
@@ -147,9 +171,15 @@ def saved_here(training: Training) -> list[Live]:
 def _saver_of(live: Live, training: Training, division: Division, names: Mapping[int, StateName]) -> int | None:
     """None for what is each rank's own."""
     name = _parameter_of(live, names)
-    if name not in division.savers or live.is_host_scalar or _is_partitioned(live, training):
-        return None
-    return division.saver_of(name, live.entry)
+    return None if name not in division.savers or _is_own(live, training) else division.saver_of(name, live.entry)
+
+
+def _savers(training: Training) -> Mapping[str, tuple[int, ...]]:
+    return {} if training.division is None else training.division.savers
+
+
+def _is_own(live: Live, training: Training) -> bool:
+    return live.is_host_scalar or _is_partitioned(live, training)
 
 
 def _is_partitioned(live: Live, training: Training) -> bool:

@@ -155,6 +155,11 @@ def check_stored(name: StateName, tensor: torch.Tensor) -> None:
         raise InputError(f"{name}: has no data yet (meta device); materialize it first")
     if tensor.device.type not in ("cpu", "cuda"):
         raise InputError(f"{name}: device {tensor.device} is not supported; use cuda or cpu")
+    if is_shared(tensor):
+        raise InputError(
+            f"{name}: ranks share it (DTensor), which is not supported in what is asked for its state; list a module "
+            "that has it, or keep this rank's part of it there (to_local())"
+        )
 
 
 def check_shared_alike(name: StateName, entry: torch.Tensor, parameter: torch.Tensor) -> None:

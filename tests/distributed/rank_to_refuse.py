@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from rank_to_kill import leave
+from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -146,6 +147,68 @@ def hooked(store: Path) -> None:
         checkpointer.step()
 
 
+def summed_at_times(store: Path) -> None:
+    """Micro-batches whose gradients are not summed are of no account, updates by them are."""
+    model, _ = training()
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    with checkflow.attach(wrapped, optimizer, store=store, tell=lambda _: None) as checkpointer:
+        for _ in range(2):
+            with wrapped.no_sync():
+                wrapped(torch.ones(1, 3)).sum().backward()
+                checkpointer.step()
+            wrapped(torch.ones(1, 3)).sum().backward()
+            with torch.no_grad():
+                wrapped(torch.ones(1, 3))
+            optimizer.step()
+            optimizer.zero_grad()
+            checkpointer.step()
+        with wrapped.no_sync():
+            wrapped(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        wrapped(torch.ones(1, 3)).sum().backward()  # summed, but too late
+        checkpointer.step()
+
+
+def thawed(store: Path) -> None:
+    """A parameter is trained that DDP knows as a frozen one; as long as it is that, there is nothing to say."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    with checkflow.attach(wrapped, optimizer, store=store, tell=lambda _: None) as checkpointer:
+        checkpointer.step()
+        model[0].requires_grad_(True)
+        checkpointer.step()
+
+
+def joined(store: Path, rank: int) -> None:
+    """One rank has more batches. Where they have joined it is as ever, each time."""
+    model, _ = training()
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    with checkflow.attach(wrapped, optimizer, store=store, tell=lambda _: None) as checkpointer:
+        for epoch in range(3):
+            with Join([wrapped]):
+                for _ in range(2 + rank):
+                    wrapped(torch.ones(1, 3)).sum().backward()
+                    optimizer.step()
+                    if epoch == 2:
+                        checkpointer.step()
+            checkpointer.step()
+
+
+def not_sent(store: Path, rank: int) -> None:
+    """DDP is told not to send what the first rank begins with; it ends with what it was told."""
+    told: list[str] = []
+    torch.manual_seed(rank)
+    wrapped = DistributedDataParallel(torch.nn.Linear(3, 2), init_sync=False)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    with checkflow.attach(wrapped, optimizer, store=store, tell=lambda _: None, notify=told.append) as checkpointer:
+        checkpointer.step()
+    raise checkflow.CheckflowError("; ".join(told))
+
+
 def _own_gradient(_state, bucket):  # type: ignore[no-untyped-def] # torch refuses other annotations
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
@@ -181,6 +244,10 @@ def main(folder: Path) -> None:
         "replicas": lambda: replicas(folder / "f"),
         "unlike": lambda: replicas(folder / "g", begins=float(rank)),
         "hooked": lambda: hooked(folder / "h"),
+        "summed": lambda: summed_at_times(folder / "i"),
+        "thawed": lambda: thawed(folder / "j"),
+        "joined": lambda: joined(folder / "k", rank),
+        "not sent": lambda: not_sent(folder / "l", rank),
         "waits": lambda: steps_alone(folder / "d", rank),
         "late": lambda: steps_late(folder / "e", rank),
         "missing": lambda: attach(folder / "a", peers_deadline_s=0.5) if rank == 0 else None,

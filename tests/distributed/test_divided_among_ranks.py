@@ -180,7 +180,7 @@ def test_what_is_not_kept_alike_is_not_divided() -> None:
         return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1, bias=False))
 
     def sizes_alike(training: Training) -> dict[str, int]:
-        (found,) = alike_in(training) or [Alike((), {}, is_made_so=True)]
+        (found,) = alike_in(training) or [Alike((), {})]
         return dict(found.sizes_bytes)
 
     every = {"model/0.weight": 24, "model/0.bias": 12, "model/1.weight": 12}
@@ -197,6 +197,33 @@ def test_what_is_not_kept_alike_is_not_divided() -> None:
     other = DistributedDataParallel(net())
     other.register_comm_hook(None, _another_hook)
     assert sizes_alike(training(other)) == {}
+    within = DistributedDataParallel(net())
+    within.register_comm_hook(None, default_hooks.fp16_compress_wrapper(_another_hook))
+    assert sizes_alike(training(within)) == {}
+
+
+@pytest.mark.usefixtures("alone")
+def test_of_what_is_wrapped_only_that_is_alike_which_its_sum_updates() -> None:
+    def named(training: Training) -> set[str]:
+        return {name for found in alike_in(training) for name in found.sizes_bytes}
+
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1, bias=False))
+    net[0].requires_grad_(False)
+    wrapped = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    every = {"model/0.weight", "model/0.bias", "model/1.weight"}
+    assert named(Training(wrapped, optimizer, lambda: None)) == every
+    assert named(Training(wrapped, torch.optim.SGD(net[1].parameters(), lr=0.1), lambda: None)) == every
+    average = torch.optim.swa_utils.AveragedModel(wrapped)
+    assert named(Training([wrapped, average], optimizer, lambda: None)) == {
+        name.replace("model/", "model.0/") for name in every
+    }
+    average.requires_grad_(False)
+    assert all(name.startswith("model.0/") for name in named(Training([wrapped, average], optimizer, lambda: None)))
+    net[0].bias.requires_grad_(True)
+    net.append(torch.nn.Linear(1, 1))
+    after = torch.optim.SGD(net.parameters(), lr=0.1)
+    assert named(Training(wrapped, after, lambda: None)) == every - {"model/0.bias"}
 
 
 def _another_hook(_state, bucket):  # type: ignore[no-untyped-def] # torch refuses other annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -81,7 +80,6 @@ def test_ranks_of_another_life_hear_nothing_of_the_one_before(monkeypatch: pytes
     monkeypatch.setattr(
         group, "meeting_place", lambda: MeetingPlace(here.rank, 2, lambda prefix: PrefixStore(prefix, store))
     )
-    monkeypatch.setattr(group, "_attached", itertools.repeat(1))
     for life in range(3):
 
         def says(own: Group, life: int = life) -> list[object]:

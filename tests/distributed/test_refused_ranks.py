@@ -37,6 +37,10 @@ BOTH = {
     "unsharded": r"done",
     "replicas": r"\w+: (rank \d: )?step: ranks that had parameters alike may not have them so any more: the sum",
     "hooked": r"\w+: (rank \d: )?step: ranks that had parameters alike may not have them so any more: the sum",
+    "summed": r"InputError: step: ranks that had parameters alike .* is off or has a hook \(no_sync.*, or attach what",
+    "thawed": r"InputError: step: model/0\.(weight|bias) was frozen when .*; wrap the model anew and attach that, or",
+    "joined": r"InputError: step: is called within Join, where ranks .*; call it after the with block",
+    "not sent": r"CheckflowError: model/\w+: ranks 0, 1 are replicas and do not begin with the same bytes; give each",
     "unlike": r"CheckflowError: model/weight: ranks 0, 1 are replicas and do not begin with the same bytes; give each",
 }
 EACH = {
