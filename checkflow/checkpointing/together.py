@@ -46,6 +46,7 @@ class Together:
         self.group = group
         self.member = Member(group.rank, group.size)
         self.agreement = Agreement(group, lambda line: tell(f"{root}: {line}"))
+        self.agreement.vouches = self.member.vouches
         self._mirror: MirrorProcess | None = None
         self._stored: tuple[Mark, ...] = ()
         self._training: Training | None = None

@@ -18,7 +18,7 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -36,6 +36,12 @@ _LISTENED = 64  # of a kind, matters whose ruling is listened for: more than the
 _CLOSE_S = 30.0  # for a store that does not answer
 _VOID = "null"  # a ruling is JSON, and none of them rules nothing
 _NO_RULING = "?"  # no JSON
+_PARTED = "parted"  # a ruling: ranks do not have alike what one of them saves for the others
+_WHY_PARTED = (
+    "ranks that train the same parameters keep other optimizer state of them, as where they divide an optimizer's work "
+    "by hand, so that no checkpoint has all of it; attach what DistributedDataParallel wraps (ddp.module), so that "
+    "each rank saves all of its own"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +51,7 @@ class _Matter:
     rules: Callable[[], object]
     agreed: Callable[[object], None]  # with None where it is void
     staged: Mark | None = None  # what every rank has to stage
+    vouches: int = 0  # of what ranks take each other to have; over all of them 0 where they do
     since: float = field(default_factory=time.monotonic)
 
 
@@ -66,6 +73,7 @@ class Agreement:
     def __init__(self, group: Group, tell: Callable[[str], None] = lambda _: None) -> None:
         """`tell`: called in the thread with what a person should know though training stands still."""
         self.attempt = 0
+        self.vouches: Mapping[int, int] = {}  # by iteration
         self.on_whole: Callable[[Mark, int], None] = lambda _mark, _serial: None
         self.on_counted: Callable[[], None] = lambda: None
         self._group = group
@@ -75,6 +83,7 @@ class Agreement:
         self._counted: dict[str, OrderedDict[str, object]] = {}  # by kind: what this rank has counted itself under
         self._past: dict[str, OrderedDict[str, object]] = {}  # by kind: what this rank is through with, and rulings
         self._trouble: str | None = None
+        self._failure: str | None = None
         self._next_slow_s = 0.0  # time.monotonic
         self._is_late = False  # some rank is, and that was told
         self._thread: threading.Thread | None = None  # until there is something to say
@@ -91,12 +100,14 @@ class Agreement:
         """See there."""
 
         def ruled(ruling: object) -> None:
+            if ruling == _PARTED:
+                self._failure, ruling = _WHY_PARTED, None
             agreed(None if ruling is None else bool(ruling))
             if ruling is not None:
                 self.on_counted()
 
-        mark = Mark(self.attempt, iteration)
-        return partial(self._put, _Matter("staged", _name(mark), rules, ruled, mark))
+        mark, vouches = Mark(self.attempt, iteration), self.vouches.get(iteration, 0)
+        return partial(self._put, _Matter("staged", _name(mark), rules, ruled, mark, vouches))
 
     def skipped(self, iteration: int) -> None:
         """See there."""
@@ -137,6 +148,11 @@ class Agreement:
     def trouble(self) -> str | None:
         """See there."""
         found, self._trouble = self._trouble, None
+        return found
+
+    def failure(self) -> str | None:
+        """See there."""
+        found, self._failure = self._failure, None
         return found
 
     def close(self) -> None:
@@ -189,15 +205,18 @@ class Agreement:
             counted = self._counted.setdefault(matter.kind, OrderedDict())
             if name not in counted:
                 _remember(counted, name, None)
+                if matter.vouches:
+                    values.add(_vouched(name), matter.vouches)
                 if values.add(name, 1) == self._group.size:
-                    values.compare_set(_ruling(name), "", json.dumps(matter.rules()))
+                    parted = values.add(_vouched(name), 0) != 0
+                    values.compare_set(_ruling(name), "", json.dumps(_PARTED if parted else matter.rules()))
 
     def _is_through(self, kind: str, name: str, ruling: object) -> None:
         """This rank needs no more of it; the last one forgets it. What some rank never comes to stays in the store."""
         values = self._group.more
         _remember(self._past[kind], name, ruling)
         if values.add(_through(name), 1) == self._group.size:
-            for key in (name, _ruling(name), _through(name)):
+            for key in (name, _ruling(name), _through(name), _vouched(name)):
                 values.delete_key(key)
 
     def _pause_s(self, pause_s: float) -> float:
@@ -260,3 +279,7 @@ def _ruling(name: str) -> str:
 
 def _through(name: str) -> str:
     return f"{name}/through"
+
+
+def _vouched(name: str) -> str:
+    return f"{name}/vouched"

@@ -145,6 +145,30 @@ def elsewhere(training: Training, lives: Sequence[Live]) -> dict[StateName, int]
     return found
 
 
+def vouched(training: Training, lives: Iterable[Live]) -> int:
+    """A number of what this rank takes others to have as it has it, which adds up to 0 over ranks that do.
+
+    Among the ranks that have the same parameters alike, the first gives one less than there are times a hash of the
+    names, and each other rank takes it away once.
+    """
+    division, found = training.division, dict[tuple[int, ...], list[str]]()
+    if division is None:
+        return 0
+    names = parameter_names(training)
+    for live in lives:
+        if _saver_of(live, training, division, names) is not None:
+            ranks = division.savers[_parameter_of(live, names)]
+            found.setdefault(tuple(sorted(ranks)), []).append(live.name)
+    return sum(
+        _hash(sorted(alike)) * (len(ranks) - 1 if division.rank == ranks[0] else -1) for ranks, alike in found.items()
+    )
+
+
+def _hash(names: Iterable[str]) -> int:
+    """So small that a thousand of them add up to 64 bits."""
+    return xxhash.xxh3_64_intdigest("\0".join(names).encode()) >> 16
+
+
 def shared_out(training: Training, rank: int, shares: Iterable[tuple[Sequence[int], Mapping[str, int]]]) -> Training:
     """The training as this rank saves it, if ranks save `shares`, as of Division.of, once."""
     division = Division.of(rank, shares)

@@ -198,6 +198,23 @@ def joined(store: Path, rank: int) -> None:
             checkpointer.step()
 
 
+def parted(store: Path, rank: int) -> None:
+    """One rank alone makes the update, and sends what comes of it."""
+    model, optimizer = training()
+    wrapped = DistributedDataParallel(model)
+    with checkflow.attach(wrapped, optimizer, store=store, tell=lambda _: None) as checkpointer:
+        for number in range(1000):
+            if number < 3:
+                wrapped(torch.ones(1, 3)).sum().backward()
+                if rank == 0:
+                    optimizer.step()
+                for parameter in model.parameters():
+                    dist.broadcast(parameter.detach(), 0)
+                optimizer.zero_grad()
+            time.sleep(0.01)  # one hears of it before the other
+            checkpointer.step()
+
+
 def not_sent(store: Path, rank: int) -> None:
     """DDP is told not to send what the first rank begins with; it ends with what it was told."""
     told: list[str] = []
@@ -250,6 +267,7 @@ def main(folder: Path) -> None:
         "not sent": lambda: not_sent(folder / "l", rank),
         "waits": lambda: steps_alone(folder / "d", rank),
         "late": lambda: steps_late(folder / "e", rank),
+        "parted": lambda: parted(folder / "m", rank),
         "missing": lambda: attach(folder / "a", peers_deadline_s=0.5) if rank == 0 else None,
     }
     for name, attempt in tries.items():

@@ -41,6 +41,7 @@ BOTH = {
     "thawed": r"InputError: step: model/0\.(weight|bias) was frozen when .*; wrap the model anew and attach that, or",
     "joined": r"InputError: step: is called within Join, where ranks .*; call it after the with block",
     "not sent": r"CheckflowError: model/\w+: ranks 0, 1 are replicas and do not begin with the same bytes; give each",
+    "parted": r"StoreError: .*ranks that train the same parameters keep other optimizer state of them, .*; attach what",
     "unlike": r"CheckflowError: model/weight: ranks 0, 1 are replicas and do not begin with the same bytes; give each",
 }
 EACH = {

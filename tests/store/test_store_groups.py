@@ -264,6 +264,9 @@ class Alone:
         self.said.append((attempt, iteration))
         agreed()
 
+    def failure(self) -> None:
+        return None
+
     def trouble(self) -> None:
         return None
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from checkflow import about
-from checkflow.state.divided import elsewhere, modules_alike, modules_divided, require_alike
+from checkflow.state.divided import elsewhere, modules_alike, modules_divided, require_alike, vouched
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.encode import encode
 from checkflow.state.host.json_values import Json, dump
@@ -80,6 +80,7 @@ class HostState:
         names = {id(parameter): name for name, parameter in self._named}
         self._keep = tuple(training.models)  # ids in `names` stay theirs
         self._elsewhere: dict[StateName, int] = {}
+        self._vouches = 0
         self._optimizers = [
             OptimizerReader(holder, optimizer, names, lambda name: stored(name) or name in self._elsewhere)
             for holder, optimizer in optimizers_of(training).items()
@@ -103,6 +104,8 @@ class HostState:
         """The state after `iteration` completed iterations. Raises InputError that names what cannot be saved."""
         require_alike(self._divided)
         several = self._several_text()
+        if self._objects.member is not None:
+            self._objects.member.vouch(iteration, self._vouches)
         optimizers = ",".join(reader.read() for reader in self._optimizers)
         before = f'{self._head},"iteration":{iteration},"models":[{self._model_texts()}],"optimizers":[{optimizers}]'
         self._tensors = {}
@@ -156,6 +159,7 @@ class HostState:
         if known != self._several[0]:
             lives = list(walk(self._training))
             self._elsewhere = elsewhere(self._training, lives)
+            self._vouches = vouched(self._training, lives)
             places = {live.name: place_of(live.held) for live in lives}
             found = {
                 name: {"shape": list(place.shape), "offsets": list(place.offsets), "sizes": list(place.sizes)}

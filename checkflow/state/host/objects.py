@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -14,15 +15,27 @@ from checkflow.state.host.losses import Losses
 from checkflow.torch_internals import scaler_tensors
 
 _PREPARED = ("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader")  # have the two methods, and no position
+_VOUCHES = 64  # iterations, more than are in flight
 
 
 @dataclass(slots=True)
 class Member:
-    """Which of a training's processes this one is. `attempt` counts its starts and restores, alike on all of them."""
+    """Which of a training's processes this one is. `attempt` counts its starts and restores, alike on all of them.
+
+    `vouches`: by iteration, of the last few, a number that says what this rank believes others to have as it does; over
+    all ranks they add up to 0 where they do.
+    """
 
     rank: int
     size: int
     attempt: int = 0
+    vouches: OrderedDict[int, int] = field(default_factory=OrderedDict)
+
+    def vouch(self, iteration: int, number: int) -> None:
+        self.vouches.pop(iteration, None)  # after a restore it comes again, as the last
+        self.vouches[iteration] = number
+        if len(self.vouches) > _VOUCHES:
+            self.vouches.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)

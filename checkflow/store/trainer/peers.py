@@ -33,3 +33,6 @@ class Peers(Protocol):
 
     def trouble(self) -> str | None:
         """What keeps them from agreeing, in a line, once."""
+
+    def failure(self) -> str | None:
+        """Why no checkpoint of this training can count, in a line, each time that it was found."""

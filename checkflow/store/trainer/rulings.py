@@ -99,6 +99,8 @@ class Rulings:
         while self._saver.verified:
             report = self._saver.verified.popleft()
             self._tell_verified(report)
+        if (failure := self._peers.failure()) is not None:
+            self._saver.fail(failure)
         return self._peers.trouble()
 
     def wait(self, deadline: float) -> None:
