@@ -21,7 +21,6 @@ from checkflow.state.live import Live, live_state, parameter_names, parameters_o
 from checkflow.state.names import StateName
 from checkflow.state.shards import is_shared, local, ranks_alike
 from checkflow.state.sums import Summing, watch, watch_anew
-from checkflow.state.sums import require_alike as require_alike
 from checkflow.torch_internals import storage_id
 from checkflow.torch_ranks import may_differ, received_by, summed_by, sums_gradients
 from checkflow.training import Training

@@ -213,6 +213,29 @@ def test_what_was_accepted_and_is_not_there_does_not_count(tmp_path: Path) -> No
     assert names[0] == names[1] and len(names[0]) == 1
 
 
+class Flipping(Objects):
+    """What is read in blocks comes with a bit flipped in the first of them."""
+
+    def blocks(self, name: str, size_bytes: int) -> Iterator[bytes]:
+        first, *others = super().blocks(name, size_bytes)
+        yield from (bytes([first[0] ^ 1]) + first[1:], *others)
+
+
+def test_a_block_that_comes_damaged_is_read_once_more(server: BucketServer, tmp_path: Path) -> None:
+    config = BucketConfig(tmp_path / "store", server.url, Retention())
+    with StoreHandle.open(tmp_path / "store", [DIRECT], notify=silent, persist_every=EACH) as handle:
+        uploader = handle.start_uploader(config)
+        stage(handle, DIRECT, 1)
+        until_uploaded(handle, uploader, 1)
+        uploader.close(60)
+    flipping, contents = Flipping(server.url, server.objects._store, server.objects._for_parts), server.contents()
+    (name,) = contents.newest_first
+    (tmp_path / "there").mkdir()
+    download(flipping, name, contents.checkpoints[name], tmp_path / "there")
+    loaded = load_newest(tmp_path / "there").loaded
+    assert loaded is not None and is_whole(loaded, DIRECT)
+
+
 def test_an_answer_of_somebody_else_is_no_empty_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a login page between here and there."""
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from checkflow import about
-from checkflow.state.divided import elsewhere, modules_alike, modules_divided, require_alike, vouched
+from checkflow.state.divided import elsewhere, modules_alike, modules_divided, vouched
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.encode import encode
 from checkflow.state.host.json_values import Json, dump
@@ -32,6 +32,7 @@ from checkflow.state.host.tensors import Room, split
 from checkflow.state.live import parameters_of, walk
 from checkflow.state.names import StateName, file_of, is_of_kind, subject_of
 from checkflow.state.shards import place_of
+from checkflow.state.sums import require_alike
 from checkflow.training import Training
 from checkflow.wrapped import updater
 

@@ -125,6 +125,14 @@ class Objects:
                 )
             yield from map(bytes, found)
 
+    def block(self, name: str, number: int, size_bytes: int) -> bytes:
+        """One of them by itself."""
+        import obstore
+
+        start = number * BLOCK_BYTES
+        with _told():
+            return bytes(obstore.get_range(self._store, name, start=start, end=min(start + BLOCK_BYTES, size_bytes)))
+
     def put(self, name: str, blocks: Iterator[bytes], size_bytes: int) -> None:
         """Whole or not at all; in parts where it is larger than one. What `blocks` raises is raised."""
         import obstore

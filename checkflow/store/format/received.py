@@ -45,13 +45,18 @@ def _with_serial(manifest: Manifest, serial: int) -> bytes:
     return manifest.model_copy(update={"serial": serial}).render()
 
 
+def is_block(entry: FileEntry, number: int, block: bytes) -> bool:
+    """Whether it is what was written as the file's block of this number."""
+    return xxhash.xxh3_128_hexdigest(block) == entry.block_hash(number)
+
+
 def verified(entry: FileEntry, blocks: Iterator[bytes]) -> Iterator[bytes]:
     """The blocks of a file, each once its hash was found to be right. Raises CorruptStoreError."""
     left_bytes = entry.size_bytes
     for number in range(entry.block_count):
         block = next(blocks)
         left_bytes -= len(block)
-        if xxhash.xxh3_128_hexdigest(block) != entry.block_hash(number):
+        if not is_block(entry, number, block):
             raise CorruptStoreError(f"{entry.name}: block {number} is not what was written")
         yield block
     if left_bytes:
