@@ -40,9 +40,10 @@ def command(store: str, target: str, output: Path, iteration: int | None, as_jso
     """Write a checkpoint of STORE for other tools.
 
     safetensors: the files as they are. torch: one file for torch.load(weights_only=True), a dictionary of each file's
-    tensors by name, with the commit record as "commit". dcp: the same for torch.distributed.checkpoint. The parts of a
-    training in several processes are put together; what each had by itself is the first one's. STORE may be the URL of
-    a bucket, s3://bucket/prefix: the checkpoint then lies beside the output for a while, too.
+    tensors by name, with the commit record as "commit": "model" is what load_state_dict() of the model takes,
+    "optimizer" is by parameter and entry. dcp: the same for torch.distributed.checkpoint. The parts of a training in
+    several processes are put together; what each had by itself is the first one's. STORE may be the URL of a bucket,
+    s3://bucket/prefix: the checkpoint then lies beside the output for a while, too.
     """
     if os.path.lexists(output):
         raise InputError(f"--output {output}: exists; choose a new name, nothing is overwritten")

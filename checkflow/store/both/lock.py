@@ -222,7 +222,10 @@ def _busy(store: Path) -> str:
         return f"{store}: {who} has ended, but a process that it forked still holds the store; end that one"
     advice = "end that one, or give each run its own store"
     if (holder.host, holder.trainer_pid) == (socket.gethostname(), os.getpid()):
-        advice = "that is this process: close() the Checkpointer that it has"
+        advice = (
+            "that is this process: close() the Checkpointer that it has, as `with attach(...)` does at its end; where "
+            "nothing refers to that any more, start the process again"
+        )
     return f"{store}: another trainer, {who}, writes to it; {advice}"
 
 
