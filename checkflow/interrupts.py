@@ -40,9 +40,13 @@ class _Held:
         self.pass_on()
 
     def pass_on(self) -> None:
-        while self._received:
+        """One that raises leaves none out."""
+        if self._received:
             number, frame = self._received.pop(0)
-            self.handlers[signal.Signals(number)](number, frame)
+            try:
+                self.handlers[signal.Signals(number)](number, frame)
+            finally:
+                self.pass_on()
 
 
 _held: _Held | None = None

@@ -165,26 +165,6 @@ def received_by(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.nn
     return list(ddp._module_parameters)
 
 
-def summed_by(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.nn.Parameter]:
-    """Those whose gradients it sums: that required one when it was made, whether or not they do now."""
-    every: list[torch.nn.Parameter] = ddp._module_parameters
-    if ddp._get_ddp_logging_data()["num_parameter_tensors"] == len(every):  # type: ignore[no-untyped-call]
-        return list(every)
-    buckets = ddp.reducer._get_zeros_like_grad_buckets()  # as large as the gradients for a moment, but of a part only
-    return [parameter for bucket in buckets for parameter in bucket.parameters()]  # type: ignore[misc]
-
-
-def notes_join(ddp: torch.nn.parallel.DistributedDataParallel) -> None:
-    """To be called before each of its forward passes, for `is_in_join`."""
-    if ddp._join_config.enable:  # Join leaves that as it is, but its end sets this
-        ddp._authoritative_rank = None
-
-
-def is_in_join(ddp: torch.nn.parallel.DistributedDataParallel) -> bool:
-    """Whether it is within `with Join([ddp])`, where some ranks may have no batch any more."""
-    return ddp._join_config.enable and getattr(ddp, "_authoritative_rank", None) is None
-
-
 def hook_states(ddp: torch.nn.parallel.DistributedDataParallel) -> list[object]:
     """What its communication hooks keep from one iteration to the next, as far as one can tell."""
     group = torch.distributed.ProcessGroup

@@ -58,8 +58,11 @@ def added_by(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.optim.Opt
     asks_ranks = any(map(is_zero, held)) or any(base.__name__ in _ASK_RANKS for base in type(optimizer).__mro__)
     if not held or asks_ranks or optimizer in optimizers_in(optimizer):
         return
-    passed_on = set().union(*(inner.state_dict() for inner in held))
-    yield from ((optimizer, str(key)) for key in optimizer.state_dict() if key not in passed_on)
+    try:
+        keys = optimizer.state_dict().keys() - set().union(*(inner.state_dict() for inner in held))
+    except Exception:  # noqa: BLE001 (the user's own; it only gives a hint)
+        return
+    yield from ((optimizer, str(key)) for key in sorted(map(str, keys)))
 
 
 def held_by(optimizer: object) -> list[torch.optim.Optimizer]:

@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "state": {
         "about", "division", "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra",
-        "wrapped", "torch_internals", "torch_ranks", "lanes", "module_hook",
+        "wrapped", "torch_internals", "torch_ranks", "lanes",
     },
     "runtime": {
         "errors", "events", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals",
@@ -139,8 +139,7 @@ ALLOWED_WITHIN: dict[str, dict[str, set[str]]] = {
         "shards": set(),
         "refused": {"names", "memory", "holders", "shards"},
         "live": {"names", "groups", "holders", "refused", "shards"},
-        "sums": set(),
-        "divided": {"names", "live", "shards", "sums"},
+        "divided": {"names", "live", "shards"},
         "host": {"names", "memory", "holders", "refused", "live", "divided", "shards"},
         "restore": {"names", "memory", "groups", "holders", "live", "host", "divided", "shards"},
         "__init__": set(),

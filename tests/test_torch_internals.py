@@ -39,14 +39,6 @@ def _ddp() -> torch.nn.parallel.DistributedDataParallel:
         return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
 
 
-def _joined() -> torch.nn.parallel.DistributedDataParallel:
-    with _alone():
-        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
-        with importlib.import_module("torch.distributed.algorithms.join").Join([ddp]):
-            ddp(torch.ones(1, 1)).sum().backward()
-    return ddp
-
-
 def _zero() -> Any:
     with warnings.catch_warnings(action="ignore"):  # torch's own imports warn of what torch deprecates
         zero = importlib.import_module("torch.distributed.optim").ZeroRedundancyOptimizer
@@ -95,10 +87,6 @@ SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_local_tensor": lambda: (importlib.import_module("torch.distributed.tensor").DTensor,),
     "_comm_hooks": lambda: (_ddp(),),
     "_module_parameters": lambda: (_ddp(),),
-    "_get_ddp_logging_data": lambda: (_ddp(),),
-    "_get_zeros_like_grad_buckets": lambda: (torch.distributed.Reducer,),  # type: ignore[attr-defined]
-    "_join_config": lambda: (_ddp(),),
-    "_authoritative_rank": lambda: (_joined(),),
     "_overlap_with_ddp": lambda: (_zero(),),
     "_cached_global_plan": lambda: (_planner(),),
     "_cached_plans_key": lambda: (_planner(),),

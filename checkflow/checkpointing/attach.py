@@ -19,7 +19,7 @@ from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.earlier import of_now
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.fitting import Fitting, fit
-from checkflow.checkpointing.listing import attached, carried, missing, unplanned, untaken
+from checkflow.checkpointing.listing import carried, missing, unplanned, untaken
 from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.together import Together, kind_of
 from checkflow.collector import paused_collector
@@ -219,12 +219,15 @@ def attach(
         live_state(training)  # what has no shape is refused here, before anything asks for that
 
         def lacks(found: Iterable[Unlisted]) -> None:
-            lines = missing(found, training, scaler=scaler is not None)
+            lines = missing(found, training.listed, scaler=scaler is not None)
             if lines and audit:
                 raise AuditError(f"audit: {lines[0]}")
             for line in lines:
-                warn(line)
+                if line not in lacking:  # each is told once
+                    lacking.add(line)
+                    warn(line)
 
+        lacking = set[str]()
         objects = HostObjects.of(
             scheduler=scheduler,
             scaler=scaler,
@@ -323,7 +326,6 @@ def attach(
                     together.keep_stored()
             size_bytes = sum(layout.size_bytes for layout in planned.layouts) if planned else None
             tell(f"{store}: {_plan(engine.interval, size_bytes, slots, persist_every)}")
-            attached(training)
             noted.attached()
             told.attached()
             undo.pop_all()

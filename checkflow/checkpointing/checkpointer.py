@@ -26,7 +26,7 @@ from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in,
 from checkflow.checkpointing.resumed import Freezing, doubts, of_losses, remarks
 from checkflow.checkpointing.terminating import on_terminate, told
 from checkflow.checkpointing.together import Together
-from checkflow.checkpointing.voices import Voice
+from checkflow.checkpointing.voices import Voice, raise_problems
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, PeerError, StoreError
 from checkflow.events import Doubted, Event, Resumed
@@ -312,6 +312,7 @@ class Checkpointer:
         """
         with self._told(Exception, "exit: "):
             self._close(complete=False)
+        raise_problems(self._said)
 
     def _end(self, *, complete: bool) -> None:
         if self._adapting is not None:
@@ -356,6 +357,7 @@ class Checkpointer:
         else:  # it is the one to raise; and the loader may be ahead of the last iteration
             with self._told(Exception):
                 self._close(complete=False)
+            raise_problems(self._said)
 
     def _told(self, kind: type[Exception], what: str = "") -> contextlib.AbstractContextManager[None]:
         """What goes wrong inside is told, not raised."""
@@ -383,8 +385,7 @@ class Checkpointer:
             raise
         if self._engine.events:
             self._narrator.tell()
-        for voice in self._said:
-            voice.raise_problem()
+        raise_problems(self._said)
 
     def _forked(self, call: str) -> bool:
         """Whether this is a child's copy, which is told once that its calls do nothing."""

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from weakref import WeakValueDictionary
 
 import torch
 
 from checkflow.extra import Extra, Holder, Variables, added_entries, key_of
 from checkflow.schedule import Schedule
 from checkflow.state.holders import models_of
-from checkflow.state.live import asked_state, listed_state, walk
+from checkflow.state.live import asked_state, listed_state
 from checkflow.state.names import StateName
 from checkflow.torch_ranks import hook_states
 from checkflow.training import Training
 from checkflow.unlisted import Unlisted, lines_of
 from checkflow.wrapped import added_by
 
-_attached: WeakValueDictionary[int, Training] = WeakValueDictionary()
 _ADVICE = "list it: attach(extra={...})"
 
 
@@ -27,22 +25,13 @@ def carried(schedule: Schedule) -> tuple[Unlisted, ...]:
     return tuple(Unlisted(row.name, row.bytes, row.where, row.scaler) for row in schedule.unlisted)
 
 
-def attached(training: Training) -> None:
-    """Others in this process need not list what it has."""
-    _attached[id(training)] = training
-
-
-def missing(found: Iterable[Unlisted], training: Training, *, scaler: bool) -> tuple[str, ...]:
+def missing(found: Iterable[Unlisted], extra: Extra, *, scaler: bool) -> tuple[str, ...]:
     """What an iteration carries and the attached training does not list, a line for each place.
 
-    It counts as listed where a part of its name is a key of `extra`, or a tensor there has its size; or where one has
-    of another training that is attached in this process, as in a loop that trains both.
+    It counts as listed where a part of its name is a key of `extra`, or a tensor there has its size.
     """
-    extra = training.listed
     keys = {key_of(holder) for holder in extra.holders}
-    others = (each for each in _attached.values() if each is not training)
-    beside = (live.tensor for other in others for live in walk(other))
-    sizes = Counter(tensor.numel() * tensor.element_size() for tensor in (*_tensors(extra).values(), *beside))
+    sizes = Counter(tensor.numel() * tensor.element_size() for tensor in _tensors(extra).values())
     left: list[Unlisted] = []
     for one in found:
         if sizes[one.size_bytes]:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from torch.utils.hooks import RemovableHandle
-
 from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.restoring import Found, Nothing
@@ -24,7 +22,7 @@ from checkflow.distributed.placement import address_here, machine_here, mirrors
 from checkflow.errors import InputError, StoreError
 from checkflow.jsonfile import digest_of
 from checkflow.schedule import Schedule
-from checkflow.state.divided import Alike, alike_in, content_of, saved_here, shared_out, sums_anew, watch_sums
+from checkflow.state.divided import Alike, alike_in, content_of, saved_here, shared_out
 from checkflow.state.host.objects import Member
 from checkflow.state.live import parameters_of
 from checkflow.state.shards import give_back_gathered
@@ -49,8 +47,6 @@ class Together:
         self.agreement.vouches = self.member.vouches
         self._mirror: MirrorProcess | None = None
         self._stored: tuple[Mark, ...] = ()
-        self._training: Training | None = None
-        self._watching: list[RemovableHandle] = []
         self.root = root
         self.store = root if group.size == 1 else root / directory_of(group.rank, group.size)
         self._seeking = Seeking(group, root, self.store, self._begin_attempt)
@@ -82,7 +78,6 @@ class Together:
         """
         divides = not in_parts if schedule is None else _is_of_a_share(schedule, training)
         divided = self._divided(training, warn, divides=divides)
-        self._training, self._watching = divided, watch_sums(divided)
         if schedule is not None and divides and (missing := _unplanned(schedule, divided)):
             raise InputError(
                 f"schedule: has no row for {missing[0]}, which this rank saves: it is of another training, or of "
@@ -180,8 +175,6 @@ class Together:
     def fits(self) -> None:
         """Every rank's part fits its training: they may be changed. Raises PeerError where another's does not."""
         self.group.gather("restore()", None)
-        if self._training is not None:
-            sums_anew(self._training)
         if not (self.store / COPIES).is_dir():
             return
         if self._mirror is None:
@@ -199,8 +192,6 @@ class Together:
         """Agree on nothing more. `complete`: this rank has its last checkpoint on disk, and waits for a little until
         all have theirs."""
         self.agreement.close()
-        for handle in self._watching:
-            handle.remove()
         newest: RankPart | None = None
         with contextlib.suppress(StoreError):  # what it does not see is not noted
             newest = newest_part(self.store) if complete else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 def warn(message: str) -> None:
@@ -45,3 +45,9 @@ class Voice:
         problem, self._problem = self._problem, None
         if problem is not None:
             raise problem
+
+
+def raise_problems(voices: Iterable[Voice]) -> None:
+    """What one of them waits to raise."""
+    for voice in voices:
+        voice.raise_problem()

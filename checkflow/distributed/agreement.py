@@ -27,6 +27,7 @@ from checkflow.distributed.group import Group, reached
 from checkflow.distributed.marks import Mark
 from checkflow.distributed.pulse import Pulse
 from checkflow.errors import PeerError
+from checkflow.state.host.objects import Vouches
 
 _PAUSE_S = (0.001, 0.02)  # between looks, at first and at most
 _SLOW = ("uploads", "uploaded")  # kinds of matters for which ranks take minutes
@@ -36,11 +37,16 @@ _LISTENED = 64  # of a kind, matters whose ruling is listened for: more than the
 _CLOSE_S = 30.0  # for a store that does not answer
 _VOID = "null"  # a ruling is JSON, and none of them rules nothing
 _NO_RULING = "?"  # no JSON
-_PARTED = "parted"  # a ruling: ranks do not have alike what one of them saves for the others
+_PARTED = "parted"  # a ruling: what one rank saves for others some rank lacks
+_OWN = "attach what DistributedDataParallel wraps (ddp.module), so that each rank saves all of its own"
 _WHY_PARTED = (
     "ranks that train the same parameters keep other optimizer state of them, as where they divide an optimizer's work "
-    "by hand, so that no checkpoint has all of it; attach what DistributedDataParallel wraps (ddp.module), so that "
-    "each rank saves all of its own"
+    f"by hand, so that no checkpoint has all of it; {_OWN}"
+)
+_WHY_DIFFER = (
+    "ranks that train the same parameters have other values of them, of which a checkpoint takes one rank's, so that a "
+    "resumed run will differ: gradients that are not summed (no_sync() around the last backward pass, a layer that was "
+    f"frozen when it was wrapped), or step() within Join, do that; {_OWN}"
 )
 
 
@@ -51,7 +57,7 @@ class _Matter:
     rules: Callable[[], object]
     agreed: Callable[[object], None]  # with None where it is void
     staged: Mark | None = None  # what every rank has to stage
-    vouches: int = 0  # of what ranks take each other to have; over all of them 0 where they do
+    vouches: Vouches = (0, 0)
     since: float = field(default_factory=time.monotonic)
 
 
@@ -73,7 +79,7 @@ class Agreement:
     def __init__(self, group: Group, tell: Callable[[str], None] = lambda _: None) -> None:
         """`tell`: called in the thread with what a person should know though training stands still."""
         self.attempt = 0
-        self.vouches: Mapping[int, int] = {}  # by iteration
+        self.vouches: Mapping[int, Vouches] = {}  # by iteration
         self.on_whole: Callable[[Mark, int], None] = lambda _mark, _serial: None
         self.on_counted: Callable[[], None] = lambda: None
         self._group = group
@@ -84,6 +90,7 @@ class Agreement:
         self._past: dict[str, OrderedDict[str, object]] = {}  # by kind: what this rank is through with, and rulings
         self._trouble: str | None = None
         self._failure: str | None = None
+        self._differed = False  # which was told
         self._next_slow_s = 0.0  # time.monotonic
         self._is_late = False  # some rank is, and that was told
         self._thread: threading.Thread | None = None  # until there is something to say
@@ -102,11 +109,14 @@ class Agreement:
         def ruled(ruling: object) -> None:
             if ruling == _PARTED:
                 self._failure, ruling = _WHY_PARTED, None
+            elif isinstance(ruling, list):
+                self._trouble = self._trouble if self._differed else _WHY_DIFFER
+                self._differed, ruling = True, ruling[0]
             agreed(None if ruling is None else bool(ruling))
             if ruling is not None:
                 self.on_counted()
 
-        mark, vouches = Mark(self.attempt, iteration), self.vouches.get(iteration, 0)
+        mark, vouches = Mark(self.attempt, iteration), self.vouches.get(iteration, (0, 0))
         return partial(self._put, _Matter("staged", _name(mark), rules, ruled, mark, vouches))
 
     def skipped(self, iteration: int) -> None:
@@ -205,18 +215,25 @@ class Agreement:
             counted = self._counted.setdefault(matter.kind, OrderedDict())
             if name not in counted:
                 _remember(counted, name, None)
-                if matter.vouches:
-                    values.add(_vouched(name), matter.vouches)
+                for key, number in zip(_sums(name), matter.vouches, strict=True):
+                    if number:
+                        values.add(key, number)
                 if values.add(name, 1) == self._group.size:
-                    parted = values.add(_vouched(name), 0) != 0
-                    values.compare_set(_ruling(name), "", json.dumps(_PARTED if parted else matter.rules()))
+                    values.compare_set(_ruling(name), "", json.dumps(self._ruled(matter, name)))
+
+    def _ruled(self, matter: _Matter, name: str) -> object:
+        """By the last rank to count."""
+        if matter.staged is None:
+            return matter.rules()
+        names, content = (self._group.more.add(key, 0) for key in _sums(name))
+        return _PARTED if names else [matter.rules()] if content else matter.rules()
 
     def _is_through(self, kind: str, name: str, ruling: object) -> None:
         """This rank needs no more of it; the last one forgets it. What some rank never comes to stays in the store."""
         values = self._group.more
         _remember(self._past[kind], name, ruling)
         if values.add(_through(name), 1) == self._group.size:
-            for key in (name, _ruling(name), _through(name), _vouched(name)):
+            for key in (name, _ruling(name), _through(name), *(_sums(name) if kind == "staged" else ())):
                 values.delete_key(key)
 
     def _pause_s(self, pause_s: float) -> float:
@@ -281,5 +298,6 @@ def _through(name: str) -> str:
     return f"{name}/through"
 
 
-def _vouched(name: str) -> str:
-    return f"{name}/vouched"
+def _sums(name: str) -> tuple[str, str]:
+    """Of what ranks vouch for: names, content."""
+    return f"{name}/names", f"{name}/content"

@@ -120,7 +120,7 @@ class Learner:
         self._planner: Planner | None = None  # is started, plans, or has answered
         self._planned_kind = ""
         self._unplanned, self._again = 0, _AGAIN  # iterations without a plan, and after how many it is tried again
-        self._why_not = ""  # there was none; as was told
+        self._was_told = False  # that there was none
         self._still = ""  # the kind whose plan is in force, and stays so where the link allows no other
         if self.kept is None:
             self._has_planner()  # what it imports is there by the time that it is asked
@@ -244,7 +244,7 @@ class Learner:
         if not isinstance(answer, Planned):
             self._give_up(answer.why)
             return None
-        self._stage, self._known, self._recorded, self._why_not = Stage.KNOWING, self._planned_kind, 0, ""
+        self._stage, self._known, self._recorded, self._was_told = Stage.KNOWING, self._planned_kind, 0, False
         self._link.follows(answer.schedule)
         return answer.schedule
 
@@ -295,12 +295,10 @@ class Learner:
     def _give_up(self, why: str) -> None:
         self._stop_recording()
         self._stage, self._known = Stage.KNOWING, self._still
-        if why != self._why_not:
-            self._why_not = why
-            self._notify(
-                f"no schedule was learned ({why}); each checkpoint is read when its iteration ends, or as planned "
-                "before, and it is tried again later"
-            )
+        if not self._was_told or self._still:
+            self._was_told = True
+            then = "as planned before" if self._still else "when its iteration ends, and it is tried again later"
+            self._notify(f"no schedule was learned ({why}); each checkpoint is read {then}")
 
     def _stop_recording(self) -> None:
         """Also of what could not be stopped before."""

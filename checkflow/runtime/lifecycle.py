@@ -89,13 +89,11 @@ class Inside:
 
     def __init__(self) -> None:
         self.depth = 0
-        self._thread = 0
         self._lock = threading.RLock()
         self._later: Callable[[], None] | None = None
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        self._thread = threading.get_ident()
         self.depth += 1
 
     def __exit__(self, *_: object) -> None:
@@ -107,17 +105,23 @@ class Inside:
     def refuse(self, call: str) -> None:
         """Raises InputError where this thread is inside already, so that what it interrupts would wait for itself.
 
-        The stack says so: an exception of a signal's handler on the way out leaves a depth behind that is none.
+        The stack says so: an exception of a signal's handler on the way in or out leaves behind what is none.
         """
-        if not self.depth or self._thread != threading.get_ident():
+        if not self._is_mine():
             return
         if _works_above():
             raise InputError(
                 f"{call}: something called it in the middle of step() or of a hook, as a signal's handler does; set a "
                 "flag there, and call it in the training loop"
             )
-        while self.depth:
-            self.__exit__()
+        self.depth = 0
+        while self._is_mine():
+            self._lock.release()
+        self._run()
+
+    def _is_mine(self) -> bool:
+        found: bool = self._lock._is_owned()  # type: ignore[attr-defined]
+        return found
 
     def when_left(self, action: Callable[[], None]) -> None:
         """Run an action now, or when the work in progress ends."""

@@ -14,15 +14,14 @@ import torch
 import xxhash
 from torch.distributed import get_process_group_ranks
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from checkflow.division import Division
+from checkflow.errors import InputError
 from checkflow.state.live import Live, live_state, parameter_names, parameters_of
 from checkflow.state.names import StateName
 from checkflow.state.shards import is_shared, local, ranks_alike
-from checkflow.state.sums import Summing, watch, watch_anew
 from checkflow.torch_internals import storage_id
-from checkflow.torch_ranks import may_differ, received_by, summed_by, sums_gradients
+from checkflow.torch_ranks import may_differ, received_by, sums_gradients
 from checkflow.training import Training
 from checkflow.wrapped import is_zero
 
@@ -73,11 +72,10 @@ def alike_in(training: Training) -> list[Alike]:
 
 
 def _kept_alike(ddp: DistributedDataParallel, updated: Collection[int]) -> list[torch.nn.Parameter]:
-    """Of these parameters, by identity, that optimizers update, those that are updated by what it sums. With them, what
-    is frozen beside them: a copy of the model, in which it trains nothing, may be written on one rank alone."""
-    summed = set(map(id, summed_by(ddp)))
+    """Of these parameters, by identity, that optimizers update, those that it has sent to all ranks. With them, what is
+    frozen beside them: a copy of the model, in which it trains nothing, may be written on one rank alone."""
     received = received_by(ddp)
-    trained = [each for each in received if each.requires_grad and id(each) in summed and id(each) in updated]
+    trained = [each for each in received if each.requires_grad and id(each) in updated]
     return [*trained, *(each for each in received if not each.requires_grad)] if trained else []
 
 
@@ -94,29 +92,21 @@ def content_of(alike: Alike, training: Training) -> str:
     return found.hexdigest()
 
 
-def modules_divided(training: Training) -> list[Summing]:
-    """Those that sum gradients over ranks, and of which of them another rank may save parameters."""
+def modules_divided(training: Training) -> list[torch.nn.Module]:
+    """Those that sum gradients over ranks, of parameters that another rank may save."""
     names, savers = parameter_names(training), _savers(training)
-    return [
-        Summing(part, any(names.get(id(each)) in savers for each in part.parameters()))
-        for part in _modules(training)
-        if sums_gradients(part)
-    ]
+    parts = (part for part in _modules(training) if sums_gradients(part))
+    return [part for part in parts if any(names.get(id(each)) in savers for each in part.parameters())]
 
 
-def watch_sums(training: Training) -> list[RemovableHandle]:
-    """From now on `require_alike` knows what forward passes of DistributedDataParallel do, until these are removed."""
-    named = [(name, parameter) for name, parameter in parameters_of(training) if name in _savers(training)]
-    found: dict[DistributedDataParallel, dict[str, torch.nn.Parameter]] = {}
-    for ddp in modules_alike(training):
-        unsummed = set(map(id, received_by(ddp))) - set(map(id, summed_by(ddp)))
-        found[ddp] = {str(name): parameter for name, parameter in named if id(parameter) in unsummed}
-    return watch(found)
-
-
-def sums_anew(training: Training) -> None:
-    """A checkpoint is about to become its state: what was done to that before is of no account."""
-    watch_anew(modules_alike(training))
+def require_alike(divided: Iterable[torch.nn.Module]) -> None:
+    """Raises InputError where what is saved once may now differ by rank."""
+    if any(map(may_differ, divided)):
+        raise InputError(
+            "step: ranks that had parameters alike may not have them so any more: the sum of their gradients is "
+            "off or has a hook (set_requires_all_reduce, set_all_reduce_hook, register_comm_hook); have it on from the "
+            "last backward pass of an iteration to its step(), or set this before attach"
+        )
 
 
 def elsewhere(training: Training, lives: Sequence[Live]) -> dict[StateName, int]:
@@ -144,28 +134,37 @@ def elsewhere(training: Training, lives: Sequence[Live]) -> dict[StateName, int]
     return found
 
 
-def vouched(training: Training, lives: Iterable[Live]) -> int:
+def vouched(training: Training, lives: Iterable[Live], *, content: bool) -> int:
     """A number of what this rank takes others to have as it has it, which adds up to 0 over ranks that do.
 
-    Among the ranks that have the same parameters alike, the first gives one less than there are times a hash of the
-    names, and each other rank takes it away once.
+    Among the ranks that have the same parameters alike, the first gives a hash as often as there are others, and each
+    other rank takes it away once. It is of names; with `content`, of an element of each tensor, which waits for the
+    device.
     """
-    division, found = training.division, dict[tuple[int, ...], list[str]]()
+    division, found = training.division, dict[tuple[int, ...], list[Live]]()
     if division is None:
         return 0
     names = parameter_names(training)
     for live in lives:
         if _saver_of(live, training, division, names) is not None:
             ranks = division.savers[_parameter_of(live, names)]
-            found.setdefault(tuple(sorted(ranks)), []).append(live.name)
+            found.setdefault(tuple(sorted(ranks)), []).append(live)
+    hash_of = _content_hash if content else _names_hash
     return sum(
-        _hash(sorted(alike)) * (len(ranks) - 1 if division.rank == ranks[0] else -1) for ranks, alike in found.items()
+        hash_of(sorted(alike, key=lambda live: live.name)) * (len(ranks) - 1 if division.rank == ranks[0] else -1)
+        for ranks, alike in found.items()
     )
 
 
-def _hash(names: Iterable[str]) -> int:
-    """So small that a thousand of them add up to 64 bits."""
-    return xxhash.xxh3_64_intdigest("\0".join(names).encode()) >> 16
+def _names_hash(alike: Iterable[Live]) -> int:
+    """Of 48 bits, as the other: 32768 of them add up to what 64 can say."""
+    return xxhash.xxh3_64_intdigest("\0".join(live.name for live in alike).encode()) >> 16
+
+
+def _content_hash(alike: Iterable[Live]) -> int:
+    flat = (live.tensor.detach().reshape(-1) for live in alike)
+    middles = [each[each.numel() // 2 :][:1].view(torch.uint8) for each in flat]
+    return xxhash.xxh3_64_intdigest(torch.cat(middles).cpu().numpy()) >> 16  # type: ignore[arg-type]
 
 
 def shared_out(training: Training, rank: int, shares: Iterable[tuple[Sequence[int], Mapping[str, int]]]) -> Training:

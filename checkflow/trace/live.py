@@ -49,7 +49,9 @@ class LiveIteration:
         ignores: Callable[[], bool] = lambda: False,
     ) -> None:
         ledger = Ledger()
-        ledger.on_cuda = any(parameter.device.type == "cuda" for _, parameter in parameters_of(training))
+        devices = (parameter.device for _, parameter in parameters_of(training))
+        device = next((each for each in devices if each.type == "cuda"), None)
+        ledger.on_cuda = device is not None
         self._over = self._left = False  # nothing is recorded any more; nor does the recorder see operators
         self._failure: Exception | None = None
         self._training = training
@@ -58,7 +60,7 @@ class LiveIteration:
             None,
             Values(ledger, everything=False),
             Stopwatch(on_cuda=ledger.on_cuda),
-            ScratchMeter(anew=False) if ledger.on_cuda else None,  # whose peaks are the training's own
+            None if device is None else ScratchMeter(anew=False, device=device),  # whose peaks are the training's own
             lambda: self._over or ignores(),
             self._fails,
         )

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from rank_to_kill import leave
-from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -147,55 +147,49 @@ def hooked(store: Path) -> None:
         checkpointer.step()
 
 
-def summed_at_times(store: Path) -> None:
-    """Micro-batches whose gradients are not summed are of no account, updates by them are."""
-    model, _ = training()
-    wrapped = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    with checkflow.attach(wrapped, optimizer, store=store, tell=lambda _: None) as checkpointer:
-        for _ in range(2):
-            with wrapped.no_sync():
-                wrapped(torch.ones(1, 3)).sum().backward()
-                checkpointer.step()
-            wrapped(torch.ones(1, 3)).sum().backward()
-            with torch.no_grad():
-                wrapped(torch.ones(1, 3))
-            optimizer.step()
-            optimizer.zero_grad()
-            checkpointer.step()
-        with wrapped.no_sync():
-            wrapped(torch.ones(1, 3)).sum().backward()
-        optimizer.step()
-        wrapped(torch.ones(1, 3)).sum().backward()  # summed, but too late
-        checkpointer.step()
-
-
-def thawed(store: Path) -> None:
-    """A parameter is trained that DDP knows as a frozen one; as long as it is that, there is nothing to say."""
+def told_of(store: Path, kind: str, rank: int) -> None:
+    """Ranks whose parameters part, or do not: it ends with what they are told while iterations go on."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
-    model[0].requires_grad_(False)
-    wrapped = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    with checkflow.attach(wrapped, optimizer, store=store, tell=lambda _: None) as checkpointer:
-        checkpointer.step()
-        model[0].requires_grad_(True)
-        checkpointer.step()
+    model[0].requires_grad_(kind != "thawed")
+    wrapped, told = DistributedDataParallel(model), list[str]()
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    x = torch.full((1, 3), 1.0 + rank)
 
+    def backward() -> None:
+        wrapped(x).sum().backward()
 
-def joined(store: Path, rank: int) -> None:
-    """One rank has more batches. Where they have joined it is as ever, each time."""
-    model, _ = training()
-    wrapped = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    with checkflow.attach(wrapped, optimizer, store=store, tell=lambda _: None) as checkpointer:
-        for epoch in range(3):
-            with Join([wrapped]):
-                for _ in range(2 + rank):
-                    wrapped(torch.ones(1, 3)).sum().backward()
-                    optimizer.step()
-                    if epoch == 2:
-                        checkpointer.step()
+    def iterate(number: int) -> None:
+        if kind in ("local", "by hand", "accumulated", "ascent"):
+            with wrapped.no_sync():
+                backward()
+        before = [each.detach().clone() for each in model.parameters()]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if kind == "by hand":
+                    dist.all_reduce(parameter.grad)
+                if kind == "ascent":
+                    parameter.add_(parameter.grad)  # type: ignore[arg-type]
+        if kind in ("accumulated", "ascent", "thawed"):
+            backward()
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), before, strict=True):
+                parameter.copy_(value)
+        optimizer.step()
+        optimizer.zero_grad()
+        if kind == "local" and number % 4 == 3:
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.detach())
+
+    with checkflow.attach(
+        wrapped, optimizer, store=store, tell=lambda _: None, notify=told.append, when_full="wait"
+    ) as checkpointer:
+        model.requires_grad_(True)
+        for number in range(100):
+            if number < 8:
+                iterate(number)
             checkpointer.step()
+            time.sleep(0.01)
+    raise checkflow.CheckflowError("; ".join(line for line in told if "no schedule" not in line))
 
 
 def parted(store: Path, rank: int) -> None:
@@ -261,9 +255,10 @@ def main(folder: Path) -> None:
         "replicas": lambda: replicas(folder / "f"),
         "unlike": lambda: replicas(folder / "g", begins=float(rank)),
         "hooked": lambda: hooked(folder / "h"),
-        "summed": lambda: summed_at_times(folder / "i"),
-        "thawed": lambda: thawed(folder / "j"),
-        "joined": lambda: joined(folder / "k", rank),
+        **{
+            kind: partial(told_of, folder / kind, kind, rank)
+            for kind in ("local", "thawed", "by hand", "accumulated", "ascent")
+        },
         "not sent": lambda: not_sent(folder / "l", rank),
         "waits": lambda: steps_alone(folder / "d", rank),
         "late": lambda: steps_late(folder / "e", rank),

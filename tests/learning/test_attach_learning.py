@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -287,24 +286,6 @@ def test_with_audit_it_is_an_error(tmp_path: Path) -> None:
             hidden = hidden * 0.5 + number
             ckpt.step()
     assert hidden.sum() > 0
-
-
-def test_what_another_training_of_this_process_has_is_not_told_of(tmp_path: Path) -> None:
-    """A loop that trains both hands each one's state on, and each has its own checkpoints."""
-    one, other, told = Loop(), Loop(), list[str]()
-    with (
-        attached(one, tmp_path / "one", told, audit=True) as ckpt,
-        attached(other, tmp_path / "other", told, audit=True) as beside,
-    ):
-
-        def both(number: int, then: Checkpointer) -> None:
-            one.iterate(number)
-            other.iterate(number)
-            then.step()
-
-        until_learned(ckpt, partial(both, then=beside))
-        until_learned(beside, partial(both, then=ckpt))
-    assert not any("in no checkpoint" in line for line in told), told
 
 
 def test_what_is_listed_is_not_told_of(tmp_path: Path) -> None:

@@ -79,8 +79,8 @@ def test_scratch_is_what_is_freed_again(
     """Each case has memory now, its peak, and all that was ever asked for; before an operator and after it."""
     begun: list[None] = []
     told = [dict(zip(("current", "peak", "allocated"), each, strict=True)) for each in found]
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: begun.append(None))
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: {"requested_bytes": {"all": told.pop(0)}})
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: begun.append(None))
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: {"requested_bytes": {"all": told.pop(0)}})
     meter = ScratchMeter(anew=anew)
     meter.start()
     assert meter.stop()() == taken
@@ -88,11 +88,15 @@ def test_scratch_is_what_is_freed_again(
 
 
 def test_scratch_is_not_known_of_an_allocator_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses() -> None:
+    def refuses(_: object) -> None:
         raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
 
     meter = ScratchMeter(anew=False)
-    for stats in (refuses, dict):
+
+    def knows_nothing(_: object) -> dict[str, object]:
+        return {}
+
+    for stats in (refuses, knows_nothing):
         monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", stats)
         meter.start()
         assert meter.stop()() == 0
@@ -110,7 +114,7 @@ def test_what_is_recorded_of_a_running_training_has_scratch(monkeypatch: pytest.
     monkeypatch.setattr(
         torch.cuda,
         "memory_stats_as_nested_dict",
-        lambda: {"requested_bytes": {"all": {"current": 0, "peak": 1000, "allocated": next(asked)}}},
+        lambda _: {"requested_bytes": {"all": {"current": 0, "peak": 1000, "allocated": next(asked)}}},
     )
     taken = recorded(embedding(), "m")
     check_graph(taken)

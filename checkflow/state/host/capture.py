@@ -18,13 +18,14 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
+import xxhash
 
 from checkflow import about
-from checkflow.state.divided import elsewhere, modules_alike, modules_divided, vouched
+from checkflow.state.divided import elsewhere, modules_alike, modules_divided, require_alike, vouched
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.encode import encode
 from checkflow.state.host.json_values import Json, dump
-from checkflow.state.host.objects import HostObjects, read_without_waiting, state_of
+from checkflow.state.host.objects import HostObjects, Vouches, read_without_waiting, state_of
 from checkflow.state.host.optimizers import IsStored, OptimizerReader
 from checkflow.state.host.record import FORMAT, VERSION
 from checkflow.state.host.rng import RngReader
@@ -32,11 +33,11 @@ from checkflow.state.host.tensors import Room, split
 from checkflow.state.live import parameters_of, walk
 from checkflow.state.names import StateName, file_of, is_of_kind, subject_of
 from checkflow.state.shards import place_of
-from checkflow.state.sums import require_alike
 from checkflow.training import Training
 from checkflow.wrapped import updater
 
 _ROOM_BYTES = 2**16
+_LOOKS_EACH = 64  # iterations, on average
 _ROOM_BYTES_A_PARAMETER = 256  # its name, and its optimizer state where it has none yet
 
 
@@ -81,7 +82,7 @@ class HostState:
         names = {id(parameter): name for name, parameter in self._named}
         self._keep = tuple(training.models)  # ids in `names` stay theirs
         self._elsewhere: dict[StateName, int] = {}
-        self._vouches = 0
+        self._names = 0
         self._optimizers = [
             OptimizerReader(holder, optimizer, names, lambda name: stored(name) or name in self._elsewhere)
             for holder, optimizer in optimizers_of(training).items()
@@ -106,7 +107,7 @@ class HostState:
         require_alike(self._divided)
         several = self._several_text()
         if self._objects.member is not None:
-            self._objects.member.vouch(iteration, self._vouches)
+            self._objects.member.vouch(iteration, self._vouches(iteration))
         optimizers = ",".join(reader.read() for reader in self._optimizers)
         before = f'{self._head},"iteration":{iteration},"models":[{self._model_texts()}],"optimizers":[{optimizers}]'
         self._tensors = {}
@@ -160,7 +161,7 @@ class HostState:
         if known != self._several[0]:
             lives = list(walk(self._training))
             self._elsewhere = elsewhere(self._training, lives)
-            self._vouches = vouched(self._training, lives)
+            self._names = vouched(self._training, lives, content=False)
             places = {live.name: place_of(live.held) for live in lives}
             found = {
                 name: {"shape": list(place.shape), "offsets": list(place.offsets), "sizes": list(place.sizes)}
@@ -171,6 +172,13 @@ class HostState:
             others = f',"elsewhere":{dump(dict(self._elsewhere))}' if self._elsewhere else ""  # type: ignore[arg-type]
             self._several = (known, f"{shards}{others}")
         return self._several[1]
+
+    def _vouches(self, iteration: int) -> Vouches:
+        """Content is looked at in the first iterations, and then now and then, at no even distance: a training that
+        makes ranks alike again each so many iterations would be found so each time."""
+        looks = iteration < _LOOKS_EACH or xxhash.xxh3_64_intdigest(iteration.to_bytes(8)) % _LOOKS_EACH == 0
+        content = vouched(self._training, walk(self._training), content=True) if self._names and looks else 0
+        return self._names, content
 
     def _losses_text(self) -> str:
         known = self._objects.losses.known

@@ -15,6 +15,9 @@ from checkflow.state.host.losses import Losses
 from checkflow.torch_internals import scaler_tensors
 
 _PREPARED = ("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader")  # have the two methods, and no position
+Vouches = tuple[int, int]
+"""Numbers of the names and of the content of what ranks have alike, which add up to 0 over ranks that do; the second is
+0 where nobody looked."""
 _VOUCHES = 64  # iterations, more than are in flight
 
 
@@ -22,18 +25,18 @@ _VOUCHES = 64  # iterations, more than are in flight
 class Member:
     """Which of a training's processes this one is. `attempt` counts its starts and restores, alike on all of them.
 
-    `vouches`: by iteration, of the last few, a number that says what this rank believes others to have as it does; over
-    all ranks they add up to 0 where they do.
+    `vouches`: by iteration, of the last few, what this rank believes others to have as it does.
     """
 
     rank: int
     size: int
     attempt: int = 0
-    vouches: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    vouches: OrderedDict[int, Vouches] = field(default_factory=OrderedDict)
 
-    def vouch(self, iteration: int, number: int) -> None:
+    def vouch(self, iteration: int, vouches: Vouches) -> None:
+        """Of the state after so many iterations."""
         self.vouches.pop(iteration, None)  # after a restore it comes again, as the last
-        self.vouches[iteration] = number
+        self.vouches[iteration] = vouches
         if len(self.vouches) > _VOUCHES:
             self.vouches.popitem(last=False)
 

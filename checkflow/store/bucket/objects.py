@@ -131,7 +131,9 @@ class Objects:
 
         start = number * BLOCK_BYTES
         with _told():
-            return bytes(obstore.get_range(self._store, name, start=start, end=min(start + BLOCK_BYTES, size_bytes)))
+            return bytes(
+                obstore.get_range(self._for_parts, name, start=start, end=min(start + BLOCK_BYTES, size_bytes))
+            )
 
     def put(self, name: str, blocks: Iterator[bytes], size_bytes: int) -> None:
         """Whole or not at all; in parts where it is larger than one. What `blocks` raises is raised."""

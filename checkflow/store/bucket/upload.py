@@ -38,6 +38,8 @@ from checkflow.store.format.regular_file import open_regular, read_at
 from checkflow.store.format.retention import Retained, Retention, to_prune
 from checkflow.text import plain
 
+_LATE_S = (0.5, 2.0)  # pauses, where a bucket lists late what it has
+
 
 class OvertakenError(Exception):
     """Another run uploads to this bucket since."""
@@ -185,9 +187,14 @@ class Uploads:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if is_kept:
             self._objects.put(f"{name}/{KEPT}", iter([b""]), 0)
-        there = self._look().unfinished.get(name, {})
-        if lost := [entry.name for entry, _ in files if there.get(entry.name) != entry.size_bytes]:
-            raise BucketError(f"{name}/{lost[0]}: was accepted, and is not there whole")
+        for pause_s in (*_LATE_S, None):
+            there = self._look().unfinished.get(name, {})
+            lost = [entry.name for entry, _ in files if there.get(entry.name) != entry.size_bytes]
+            if not lost:
+                break
+            if pause_s is None:
+                raise BucketError(f"{name}/{lost[0]}: was accepted, and is not there whole")
+            time.sleep(pause_s)
         if not self._put_mine(f"{name}/{MANIFEST}", manifest.render()):
             raise BucketError(f"{name}/{MANIFEST}: somebody else has put it")
         self._known[name] = Retained(manifest.serial, manifest.iteration, checkpoint.kept)

@@ -123,6 +123,8 @@ class Rulings:
         """Every rank has staged its part, or some rank never will."""
         if due is not None:
             self._pace.ruled(iteration, time.monotonic(), due=due)
+        else:
+            self._attempts.pop(sequence, None)  # that this rank has verified its part is nothing to the others
         with self._lock:
             if self._closed:
                 return
