@@ -106,7 +106,7 @@ def test_another_ranks_schedule_is_refused_where_parts_are_uneven(tmp_path: Path
     with Job(2, "fsdp", tmp_path / "store", tmp_path / "schedule-0.json", 3, script=RUNS) as job:
         assert set(job.wait().values()) == {1}
     for lines in job.errors.values():
-        assert any("model/4.weight: has shape (0, 32), (1, 32) in the schedule; attach what" in line for line in lines)
+        assert any("model/4.weight: has shape (0, 32), (1, 32) in the schedule; make such" in line for line in lines)
 
 
 def resident(graph: Graph) -> list[tuple[str, int]]:

@@ -113,10 +113,10 @@ def test_a_checkpoint_that_cannot_be_staged_gives_its_slot_back(monkeypatch: pyt
     made = rig(trainings.sgd, random_schedule(trainings.sgd, 0, snapshots=0.0), lag=5, slots=2)
     stage = made.sink.stage
 
-    def refuse(slot: NamedSlot, iteration: int, record: bytes) -> None:
+    def refuse(slot: NamedSlot, iteration: int, record: bytes, *, whole: bool) -> None:
         if iteration == 2:
             raise StoreError("too long")
-        stage(slot, iteration, record)
+        stage(slot, iteration, record, whole=whole)
 
     monkeypatch.setattr(made.sink, "stage", refuse)
     made.run(2)
