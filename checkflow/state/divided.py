@@ -162,9 +162,15 @@ def _names_hash(alike: Iterable[Live]) -> int:
 
 
 def _content_hash(alike: Iterable[Live]) -> int:
-    flat = (live.tensor.detach().reshape(-1) for live in alike)
-    middles = [each[each.numel() // 2 :][:1].view(torch.uint8) for each in flat]
-    return xxhash.xxh3_64_intdigest(torch.cat(middles).cpu().numpy()) >> 16  # type: ignore[arg-type]
+    middles: dict[torch.device, list[torch.Tensor]] = {}
+    for live in alike:
+        if live.tensor.numel():
+            one = live.tensor.detach()[tuple(size // 2 for size in live.tensor.shape)]
+            middles.setdefault(one.device, []).append(one.reshape(1).view(torch.uint8))
+    found = xxhash.xxh3_64()
+    for each in middles.values():
+        found.update(torch.cat(each).cpu().numpy())  # type: ignore[arg-type]
+    return found.intdigest() >> 16
 
 
 def shared_out(training: Training, rank: int, shares: Iterable[tuple[Sequence[int], Mapping[str, int]]]) -> Training:
