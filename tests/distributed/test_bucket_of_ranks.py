@@ -234,7 +234,7 @@ def test_two_lives_that_do_not_see_each_other_begin_other_attempts() -> None:
 
 
 def test_what_all_have_on_disk_at_sigterm_is_there_when_they_end(server: BucketServer, tmp_path: Path) -> None:
-    with Job(2, "ddp", tmp_path / "disk-{rank}", NO_END, PAUSE_S, f"bucket={server.url}") as job:
+    with Job(2, "ddp", tmp_path / "disk-{rank}", NO_END, PAUSE_S, f"bucket={server.url}", "when_full=wait") as job:
         job.reach(20)
         beside = [pid for process in job.ranks.values() for pid in children(process.pid)]
         job.kill(number=signal.SIGTERM)
