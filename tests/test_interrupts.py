@@ -49,6 +49,26 @@ def test_a_handler_that_raises_leaves_both_as_they_were() -> None:
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
+def test_a_handler_that_raises_leaves_none_of_the_others_out() -> None:
+    """A preempted job's signal is not lost to a time-out that came with it."""
+    seen: list[int] = []
+
+    def expired(_number: int, _: object) -> None:
+        raise TimeoutError
+
+    numbers = (signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM)
+    before = [signal.signal(number, lambda received, _: seen.append(received)) for number in numbers]
+    signal.signal(signal.SIGALRM, expired)
+    try:
+        with pytest.raises(TimeoutError), held_back(sigterm=True):
+            for number in numbers:
+                signal.raise_signal(number)
+        assert seen == [signal.SIGUSR1, signal.SIGTERM]
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
 def _sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-IS", "-c", "import time; time.sleep(600)"])
 

@@ -71,6 +71,21 @@ def test_an_iteration_in_which_it_raises_counts_and_is_saved(tmp_path: Path, whi
     assert torch.equal(again.weight, model.weight)
 
 
+def test_what_is_told_while_an_error_leaves_the_block_is_not_lost(tmp_path: Path) -> None:
+    """Telling it fails, and telling of that; the training's own error is seen with it."""
+    model, notify = torch.nn.Linear(4, 4), Raising()
+    optimizer = torch.optim.SGD(model.parameters())
+    with (
+        pytest.raises(ValueError, match="call 2") as caught,
+        checkflow.attach(model, optimizer, store=tmp_path, tell=lambda _: None, notify=notify) as ckpt,
+    ):
+        ckpt.step()
+        ckpt._notify("the disk is full")
+        raise KeyError("of the training")
+    assert isinstance(caught.value.__context__, KeyError)
+    assert notify.lines == ["the disk is full", f"{tmp_path}: call 1"]
+
+
 def test_while_attaching_it_is_raised_at_once(tmp_path: Path) -> None:
     model = torch.nn.Linear(4, 4)
     with pytest.raises(ValueError, match="call 1"):

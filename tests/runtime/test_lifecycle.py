@@ -200,3 +200,24 @@ def test_what_has_to_wait_runs_when_the_work_in_progress_ends() -> None:
     leave.set()
     thread.join()
     assert ran[-1] == "there"
+
+
+@pytest.mark.parametrize("at", ["depth", "lock"])
+def test_what_an_exception_left_of_being_inside_is_let_go_at_the_next_call(at: str) -> None:
+    """It came on the way out; nothing of checkflow is on the stack, so that nobody is inside."""
+    inside, acted = Inside(), list[str]()
+    inside.__enter__()
+    if at == "lock":
+        inside.depth = 0
+    else:
+        inside.when_left(lambda: acted.append("SIGTERM"))
+    inside.refuse("step")
+
+    def enter() -> None:
+        with inside:
+            acted.append("entered")
+
+    free = threading.Thread(target=enter, daemon=True)
+    free.start()
+    free.join(10)
+    assert acted == (["entered"] if at == "lock" else ["SIGTERM", "entered"])

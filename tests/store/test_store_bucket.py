@@ -20,6 +20,7 @@ from processes import runs
 from small_store import DIRECT, is_whole, load_again, record_of, silent, stage, trainer_command, until, until_verified
 
 from checkflow.store.both.config import BucketConfig
+from checkflow.store.bucket import upload
 from checkflow.store.bucket.download import download
 from checkflow.store.bucket.names import UPLOADS, BucketContents, content_of, serial_of
 from checkflow.store.bucket.objects import BucketError, Objects, first_line
@@ -211,6 +212,31 @@ def test_what_was_accepted_and_is_not_there_does_not_count(tmp_path: Path) -> No
                 Uploads(objects, Retention(last=1), tmp_path / "store").upload(checkpoint, to_cache=True)
             names.append(BucketContents.of(sound.sizes()).newest_first)
     assert names[0] == names[1] and len(names[0]) == 1
+
+
+class Late(Objects):
+    """Lists nothing the first time that something is looked for."""
+
+    def sizes(self) -> dict[str, int]:
+        found, LOOKS[self.url] = super().sizes(), LOOKS.get(self.url, 0) + 1
+        return {} if LOOKS[self.url] == 2 else found
+
+
+LOOKS: dict[str, int] = {}  # by bucket
+
+
+def test_what_a_bucket_lists_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "_LATE_S", (0.01,))
+    sound = Objects.open(f"file://{tmp_path}/bucket")
+    with StoreHandle.open(tmp_path / "store", [DIRECT], notify=silent, persist_every=EACH) as handle:
+        stage(handle, DIRECT, 1)
+        until_verified(handle, 1)
+    checkpoint = newest(tmp_path / "store").checkpoint
+    assert checkpoint is not None
+    late = Late(sound.url, sound._store, sound._for_parts)
+    Uploads(late, Retention(), tmp_path / "store").upload(checkpoint, to_cache=True)
+    assert LOOKS[sound.url] == 3
+    assert len(BucketContents.of(sound.sizes()).newest_first) == 1
 
 
 class Flipping(Objects):

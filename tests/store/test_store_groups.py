@@ -330,3 +330,31 @@ def test_what_troubles_ranks_while_a_store_is_closed_is_told_with_its_path(tmp_p
     with StoreHandle.open(tmp_path, [TINY], notify=told.append, peers=peers):
         peers.troubles = "rank 1 is gone"
     assert told == [f"{tmp_path}: rank 1 is gone"]
+
+
+class Parted(Alone):
+    """Of each checkpoint they rule that some rank has no part."""
+
+    def staging(
+        self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]
+    ) -> Callable[[], None]:
+        del iteration, rules
+        return lambda: agreed(None)
+
+
+def test_what_was_ruled_to_lack_a_part_is_not_said_to_be_verified(tmp_path: Path) -> None:
+    """Though it was saved: every rank would take it for whole, and prune what is."""
+    peers = Parted()
+    with StoreHandle.open(
+        tmp_path, [TINY], notify=silent, persist_every=PersistEvery(iterations=1), peers=peers
+    ) as handle:
+        stage(handle, TINY, 5)
+        assert handle.persist_now(keep=True) is not None
+        assert handle.drain(60)
+
+        def is_read_back() -> bool:
+            handle.poll()
+            return handle.status().verified_iteration == 5
+
+        until(is_read_back, "it is read back")
+    assert peers.said == []
