@@ -1,6 +1,6 @@
 """Handlers of signals raise at any line: within a few steps that belong together they would leave them half done.
 
-Ctrl-C's does, SIGTERM's may, and what programs install for SIGALRM, to give up after a time, or for SIGUSR1.
+Ctrl-C's does. So may a program's own: of SIGTERM, of SIGALRM to give up after a time, of SIGUSR1.
 
 One interrupt at any moment finds these steps done, or undone by their `finally`; a second, while the first is raised,
 may not. Handlers run in the main thread only, so that other threads need none of this.
@@ -60,7 +60,7 @@ def _ours() -> _Held | None:
 def held_back(*, sigterm: bool) -> Iterator[None]:
     """Signals' handlers, which nobody may change meanwhile, run at the end, or where they are let through.
 
-    `sigterm`: that of SIGTERM, too. Ours raises nothing, and long work would use up its deadline.
+    `sigterm`: SIGTERM's, too. Not for long work: checkflow's own handler raises nothing, and has a deadline to keep.
     """
     global _held
     if _held is not None or threading.current_thread() is not threading.main_thread():

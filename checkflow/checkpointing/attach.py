@@ -218,16 +218,17 @@ def attach(
         give_back_gathered(training.models)
         live_state(training)  # what has no shape is refused here, before anything asks for that
 
+        lacking = set[str]()  # as was told
+
         def lacks(found: Iterable[Unlisted]) -> None:
             lines = missing(found, training.listed, scaler=scaler is not None)
             if lines and audit:
                 raise AuditError(f"audit: {lines[0]}")
             for line in lines:
-                if line not in lacking:  # each is told once
+                if line not in lacking:
                     lacking.add(line)
                     warn(line)
 
-        lacking = set[str]()
         objects = HostObjects.of(
             scheduler=scheduler,
             scaler=scaler,

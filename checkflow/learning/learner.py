@@ -249,7 +249,8 @@ class Learner:
         return answer.schedule
 
     def _check(self, kind: str, running: Running) -> None:
-        """A plan is in force: is training, most of the time, still what it was made of? Or none is: is it due again?"""
+        """Whether training is, most of the time, still what the plan in force was made of. Without one: whether it is
+        time to try again."""
         if not self._known:
             self._unplanned += 1
             if self._unplanned >= self._again:

@@ -57,21 +57,6 @@ class Lifecycle:
         self.phase, self.refusal, self.deaf = Phase.FORKED, "is its parent's in a forked process", True
 
 
-def _works_above() -> bool:
-    """Whether code that works on checkpoints has called who calls the user's side of it, in this thread."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (_is_ours(frame) or frame.f_code.co_filename == contextlib.__file__):  # the call itself
-        frame = frame.f_back
-    while frame is not None and not _is_ours(frame):
-        frame = frame.f_back
-    return frame is not None
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_WORKING)
-
-
-_WORKING = tuple(str(Path(__file__).parent.parent / part) for part in ("runtime", "checkpointing", "store"))
 _all: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
 
@@ -81,6 +66,9 @@ def _fork_all() -> None:
 
 
 os.register_at_fork(after_in_child=_fork_all)
+
+
+_WORKING = tuple(str(Path(__file__).parent.parent / part) for part in ("runtime", "checkpointing", "store"))
 
 
 class Inside:
@@ -133,3 +121,17 @@ class Inside:
         action, self._later = self._later, None
         if action is not None:
             action()
+
+
+def _works_above() -> bool:
+    """Whether who called what is called now was itself called by code that works on checkpoints, in this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (_is_ours(frame) or frame.f_code.co_filename == contextlib.__file__):  # the call itself
+        frame = frame.f_back
+    while frame is not None and not _is_ours(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_WORKING)

@@ -1,8 +1,8 @@
 """Of the state that several ranks have alike, what this rank saves, and what others do.
 
-Alike are the parameters that DistributedDataParallel has updated alike, the same part of a DTensor (replicas in HSDP
-have it), and what optimizers keep of both, where they begin with the same bytes. All else is each rank's own: buffers,
-what was listed, random generators, what is on the host.
+Alike are parameters that DistributedDataParallel has sent to all ranks and an optimizer updates, the same part of a
+DTensor (replicas in HSDP have it), and what optimizers keep of both, where all of it begins with the same bytes. All
+else is each rank's own: buffers, what was listed, random generators, what is on the host.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ def alike_in(training: Training) -> list[Alike]:
     replicas_differ = any(
         may_differ(part) for part in _modules(training) if not isinstance(part, DistributedDataParallel)
     )
-    found: dict[tuple[tuple[int, ...], bool], dict[str, int]] = {}
+    found: dict[tuple[int, ...], dict[str, int]] = {}
     for name, parameter in parameters_of(training):
         if is_shared(parameter):
-            key = (() if replicas_differ else ranks_alike(parameter)), True
+            ranks = () if replicas_differ else ranks_alike(parameter)
         else:
-            key = of_ddp.get(id(parameter), ()), False
+            ranks = of_ddp.get(id(parameter), ())
         part = local(parameter)
-        if key[0] and part.numel():
-            found.setdefault(key, {})[str(name)] = part.numel() * part.element_size()
-    return [Alike(ranks, sizes_bytes) for (ranks, _), sizes_bytes in found.items()]
+        if ranks and part.numel():
+            found.setdefault(ranks, {})[str(name)] = part.numel() * part.element_size()
+    return [Alike(ranks, sizes_bytes) for ranks, sizes_bytes in found.items()]
 
 
 def _kept_alike(ddp: DistributedDataParallel, updated: Collection[int]) -> list[torch.nn.Parameter]:
-    """Of these parameters, by identity, that optimizers update, those that it has sent to all ranks. With them, what is
-    frozen beside them: a copy of the model, in which it trains nothing, may be written on one rank alone."""
+    """What it has sent to all ranks: of the parameters that optimizers update, by identity, and what is frozen beside
+    them. Nothing where none is updated: such a copy of a model may be written on one rank alone."""
     received = received_by(ddp)
     trained = [each for each in received if each.requires_grad and id(each) in updated]
     return [*trained, *(each for each in received if not each.requires_grad)] if trained else []

@@ -1,4 +1,4 @@
-"""A rank that attaches in ways that are refused, one after the other: python rank_to_refuse.py FOLDER.
+"""A rank that attaches in ways that are refused, one after the other: python rank_to_refuse.py FOLDER [KIND ...].
 
 It says "NAME: KIND: MESSAGE" of each.
 """
@@ -226,7 +226,7 @@ def _own_gradient(_state, bucket):  # type: ignore[no-untyped-def] # torch refus
     return done
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, kinds: list[str]) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     tries: dict[str, Callable[[], object]] = {
@@ -255,17 +255,14 @@ def main(folder: Path) -> None:
         "replicas": lambda: replicas(folder / "f"),
         "unlike": lambda: replicas(folder / "g", begins=float(rank)),
         "hooked": lambda: hooked(folder / "h"),
-        **{
-            kind: partial(told_of, folder / kind, kind, rank)
-            for kind in ("local", "thawed", "by hand", "accumulated", "ascent")
-        },
         "not sent": lambda: not_sent(folder / "l", rank),
         "waits": lambda: steps_alone(folder / "d", rank),
         "late": lambda: steps_late(folder / "e", rank),
         "parted": lambda: parted(folder / "m", rank),
         "missing": lambda: attach(folder / "a", peers_deadline_s=0.5) if rank == 0 else None,
     }
-    for name, attempt in tries.items():
+    told = {kind: partial(told_of, folder / kind, kind, rank) for kind in kinds}
+    for name, attempt in (told or tries).items():
         try:
             attempt()
             said = "done"
@@ -277,4 +274,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -88,7 +88,7 @@ class Objects:
     def sizes(self) -> dict[str, int]:
         """Every object and its size in bytes. Whoever asks after an object was put sees it.
 
-        Raises BucketError, too, for an answer of somebody else, such as a login page: it lists nothing, and reads so.
+        An answer of somebody else, such as a login page, reads as a listing of nothing; it raises BucketError, too.
         """
         import obstore
 
