@@ -1,16 +1,19 @@
 """Trainings into which hooks reach less far: what each adds to the peak, and how long it waits for copies.
 
     python benchmarks/reach.py [--iterations 30] [--rounds 3]
+    python benchmarks/reach.py --width 2048 --rows 4096 --iterations 12    # on a GPU: 1.6 GB of state, a copy of 30 ms
 
 A small transformer is attached without a schedule, in every way in which people run theirs; an iteration without
 checkpoints stands beside it. "learned" says whether a plan could be made; where it could not, each checkpoint is read
-when its iteration ends, and what overwrites it waits. "added" is what the plan adds to the training's peak.
+when its iteration ends, and what overwrites it waits. "added" is what the plan adds to the training's peak. On CUDA
+there are rows of CUDA graphs as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -31,7 +34,15 @@ import checkflow
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.units import format_bytes
 
-WIDTH, LAYERS, ROWS = 256, 4, 64
+LAYERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How wide the network is, and how many rows a batch has."""
+
+    width: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +50,25 @@ class Way:
     """One way to run the same training."""
 
     name: str
-    make: Callable[[], checkflow.Training]
+    make: Callable[[Size], checkflow.Training]
 
 
-def net() -> nn.Sequential:
+def net(size: Size) -> nn.Sequential:
     torch.manual_seed(0)
-    blocks = [nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(LAYERS)]
-    return nn.Sequential(*blocks, nn.BatchNorm1d(WIDTH)).to(overhead.DEVICE)
+    width = size.width
+    with torch.device(overhead.DEVICE):
+        blocks = [
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(LAYERS)
+        ]
+        return nn.Sequential(*blocks, nn.BatchNorm1d(width))
 
 
 def adamw(model: nn.Module, **options: Any) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=1e-4, **options)
 
 
-def batch() -> torch.Tensor:
-    return torch.randn(ROWS, WIDTH, device=overhead.DEVICE)
+def batch(size: Size) -> torch.Tensor:
+    return torch.randn(size.rows, size.width, device=overhead.DEVICE)
 
 
 def updated(
@@ -69,14 +84,14 @@ def updated(
     return iteration
 
 
-def eager(**options: bool) -> checkflow.Training:
-    model, x = net(), batch()
+def eager(size: Size, **options: bool) -> checkflow.Training:
+    model, x = net(size), batch(size)
     optimizer = adamw(model, **options)
     return checkflow.Training(model, optimizer, updated(lambda: model(x).square().mean(), optimizer))
 
 
-def recomputing() -> checkflow.Training:
-    model, x = net(), batch().requires_grad_()
+def recomputing(size: Size) -> checkflow.Training:
+    model, x = net(size), batch(size).requires_grad_()
     optimizer = adamw(model, foreach=True)
 
     def loss() -> torch.Tensor:
@@ -88,8 +103,8 @@ def recomputing() -> checkflow.Training:
     return checkflow.Training(model, optimizer, updated(loss, optimizer))
 
 
-def autocast() -> checkflow.Training:
-    model, x = net(), batch()
+def autocast(size: Size) -> checkflow.Training:
+    model, x = net(size), batch(size)
     optimizer = adamw(model, foreach=True)
 
     def loss() -> torch.Tensor:
@@ -100,9 +115,9 @@ def autocast() -> checkflow.Training:
     return checkflow.Training(model, optimizer, updated(loss, optimizer))
 
 
-def in_backward() -> checkflow.Training:
+def in_backward(size: Size) -> checkflow.Training:
     """One optimizer for each parameter, which steps as soon as its gradient is there."""
-    model, x = net(), batch()
+    model, x = net(size), batch(size)
     optimizers = {parameter: torch.optim.AdamW([parameter], lr=1e-4) for parameter in model.parameters()}
 
     def update(parameter: torch.Tensor) -> None:
@@ -116,17 +131,42 @@ def in_backward() -> checkflow.Training:
     )
 
 
-def compiled_model() -> checkflow.Training:
-    model, x = net(), batch()
+def compiled_model(size: Size) -> checkflow.Training:
+    model, x = net(size), batch(size)
     optimizer, ran = adamw(model, foreach=True), torch.compile(model)
     return checkflow.Training(model, optimizer, updated(lambda: ran(x).square().mean(), optimizer))
 
 
-def compiled_update() -> checkflow.Training:
-    model, x = net(), batch()
+def compiled_update(size: Size) -> checkflow.Training:
+    model, x = net(size), batch(size)
     optimizer = adamw(model, foreach=True)
     update = torch.compile(optimizer.step)
     return checkflow.Training(model, optimizer, updated(lambda: model(x).square().mean(), optimizer, update))
+
+
+def graphed(size: Size, *, update: bool) -> checkflow.Training:
+    """A CUDA graph of the forward and backward pass, and of the update as well if so asked."""
+    model, x = net(size), batch(size)
+    optimizer = adamw(model, foreach=True, capturable=update)
+    eagerly = updated(lambda: model(x).square().mean(), optimizer)
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            eagerly()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.autograd.backward(model(x).square().mean())
+        if update:
+            optimizer.step()
+
+    def iteration() -> None:
+        graph.replay()
+        if not update:
+            optimizer.step()
+
+    return checkflow.Training(model, optimizer, iteration)
 
 
 WAYS = (
@@ -139,33 +179,45 @@ WAYS = (
     Way("compiled model", compiled_model),
     Way("compiled update", compiled_update),
 )
+GRAPHED = (
+    Way("CUDA graph of forward and backward", partial(graphed, update=False)),
+    Way("CUDA graph of the iteration", partial(graphed, update=True)),
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=30, help="measured, after what is learned")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ways", default="", help=f"of {', '.join(way.name for way in WAYS)}")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--rows", type=int, default=64, help="of a batch")
+    parser.add_argument("--policy", help="by which is learned, and checkfreq copies where nothing is")
+    names = [way.name for way in WAYS + GRAPHED]
+    parser.add_argument("--ways", nargs="+", choices=names, metavar="WAY", default=names, help=f"of {'; '.join(names)}")
     chosen = parser.parse_args()
+    size = Size(chosen.width, chosen.rows)
     warnings.simplefilter("ignore")
     table = Table("", "learned", "added", "anchors", "none ms", "attached ms", "ratio", "stall ms", box=None)
-    for way in WAYS:
-        if not chosen.ways or way.name in chosen.ways.split(","):
-            table.add_row(way.name, *measured(way, chosen.iterations, chosen.rounds))
+    for way in WAYS + (GRAPHED if overhead.DEVICE == "cuda" else ()):
+        if way.name in chosen.ways:
+            row = measured(way, size, chosen.policy, chosen.iterations, chosen.rounds)
+            print(f"{way.name}: {' '.join(row)}", file=sys.stderr)
+            table.add_row(way.name, *row)
             torch._dynamo.reset()
             torch._dynamo.utils.counters.clear()
     Console(width=130).print(table)
 
 
-def measured(way: Way, iterations: int, rounds: int) -> tuple[str, ...]:
-    plain, training = way.make(), way.make()
+def measured(way: Way, size: Size, policy: str | None, iterations: int, rounds: int) -> tuple[str, ...]:
+    plain, training = way.make(size), way.make(size)
     none_s: list[float] = []
     attached_s: list[float] = []
     ratios: list[float] = []
     with (
         tempfile.TemporaryDirectory() as folder,
         checkflow.attach(
-            training.model, training.optimizer, store=Path(folder, "store"), when_full="wait", interval=1,
+            training.model, training.optimizer, store=Path(folder, "store"), when_full="wait",
+            interval=1, policy=policy,
             persist_every=PersistEvery(iterations=10**9), tell=lambda _: None, notify=lambda _: None,
         ) as ckpt,
     ):  # fmt: skip

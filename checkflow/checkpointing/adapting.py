@@ -14,8 +14,8 @@ from checkflow.errors import InputError, StoreError
 from checkflow.events import Learned
 from checkflow.learning.learner import Learner, Running
 from checkflow.learning.link import Copied
-from checkflow.learning.provisional import provisional
 from checkflow.runtime.binding import sizes_of
+from checkflow.runtime.compiled import has_cuda_graphs
 from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
 from checkflow.training import Training
@@ -39,8 +39,12 @@ class _OfEngine(Running):
         )
 
     @property
+    def state_bytes(self) -> int:
+        return self._engine.fitting.schedule.state_bytes
+
+    @property
     def opaque(self) -> bool:
-        return self._engine.executor.bound.opaque
+        return self._engine.executor.bound.opaque or has_cuda_graphs()
 
     @property
     def silent(self) -> bool:
@@ -56,16 +60,19 @@ class Adapting:
         learner: Learner,
         training: Training,
         objects: HostObjects,
+        unplanned: Callable[[], Schedule],
         tell: Callable[[str], None],
         *,
         advises: bool,
     ) -> None:
-        """`advises`: a user who chose no policy is told of one that has a checkpoint more often."""
+        """`unplanned`: what is followed where nothing is known. `advises`: a user who chose no policy is told of one
+        that has a checkpoint more often."""
         self._engine = engine
         self._running = _OfEngine(engine)
         self._learner = learner
         self._training = training
         self._objects = objects
+        self._unplanned = unplanned
         self._tell = tell
         self._advises = advises
         self._sizes = sizes_of(training)
@@ -135,7 +142,7 @@ class Adapting:
         if self._still_fits():
             return False
         self._learner.anew("its state has other tensors")
-        self._engine.change_over(fit(provisional(self._training), self._training, self._objects))
+        self._engine.change_over(fit(self._unplanned(), self._training, self._objects))
         self.learned_in = 0
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -118,8 +119,8 @@ def attach(
             load_state_dict. Of any size.
         metadata: the user's own JSON; read anew for each checkpoint. `Checkpointer.metadata` is what was restored.
         policy: by which a schedule is learned: "checkflow", the default; "rolling" or "lowdiff", which have a
-            checkpoint after each iteration also where the link cannot carry the state in one; any other that `compile`
-            has but "auto".
+            checkpoint after each iteration also where the link cannot carry the state in one; "checkfreq", which copies
+            it on the device first, all that compiled updates and CUDA graphs then wait for; others of `compile`'s.
         approximate: with "lowdiff_plus", whether what the host's updates make may differ from the training's state in
             the last bits, as it does from a GPU's. How far is measured, told, and in each checkpoint.
         interval: iterations from one checkpoint to the next; the schedule's unless given, or the fewest that the link
@@ -271,6 +272,7 @@ def attach(
                         say(why)
                     learner = Learner(training, place, interval, by, lambda: inside.depth > 0, say, say_warning, lacks)
                     undo.callback(learner.close)
+                    unplanned_yet = partial(provisional, training, by, interval or 1)
                     planned = _fits_still(learner, training, objects, slots)
                     if planned and planned.schedule.policy != by:
                         say(
@@ -279,7 +281,7 @@ def attach(
                         )
                 else:
                     planned = fit(of_now(schedule, training), training, objects)
-                fitting = planned or fit(provisional(training), training, objects)
+                fitting = planned or fit(unplanned_yet(), training, objects)
                 lacks(carried(fitting.schedule))
                 for beside in (*untaken(training), *not_met()):
                     warn(beside)
@@ -305,7 +307,9 @@ def attach(
                     training,
                     objects,
                     store,
-                    None if learner is None else Adapting(engine, learner, training, objects, say, advises=advises),
+                    None
+                    if learner is None
+                    else Adapting(engine, learner, training, objects, unplanned_yet, say, advises=advises),
                     None if overhead is None else Pacing(engine, overhead),
                     together,
                     behind,

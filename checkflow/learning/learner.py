@@ -14,7 +14,6 @@ Another schedule is due, too, where the link has come to carry much less than wa
 from __future__ import annotations
 
 import statistics
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -30,9 +29,11 @@ from checkflow.learning.link import Copied, LinkWatch
 from checkflow.learning.messages import DEFAULT_POLICY, Planned, Request
 from checkflow.learning.planner import Planner
 from checkflow.schedule import Schedule
+from checkflow.state.live import parameters_of
 from checkflow.torch_internals import compiled_from
 from checkflow.trace.live import LiveIteration
 from checkflow.trace.reachable import Reached, reachable_from
+from checkflow.trace.stopwatch import Elapsed, Stopwatch
 from checkflow.training import Training
 from checkflow.unlisted import Unlisted
 
@@ -41,6 +42,7 @@ _SEEN = 8  # iterations whose kinds are known when one is chosen to be planned f
 _RECORDED = 4  # at most, before a plan for one that is not common is better than none
 _WINDOW = 20  # iterations after which it is looked whether the plan is still of most of them; then twice as many
 _AGAIN = 50  # iterations after which it is tried again where there was no plan; then twice as many
+_AWAITS = 50  # iterations, at most, until copies have told what the link carries
 _OTHER_CODE = "other code runs"  # the calls are the same, but what is planned at an anchor waits for one that is gone
 
 
@@ -59,6 +61,10 @@ class Running(Protocol):
 
     @property
     def copied(self) -> Copied: ...
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a checkpoint."""
 
     @property
     def opaque(self) -> bool:
@@ -112,13 +118,16 @@ class Learner:
         self._window = _WINDOW
         self._said_they_differ = False
         self._link = LinkWatch(self.kept)
-        self._took_ns: deque[int] = deque(maxlen=_SEEN)  # iterations
-        self._began_ns = 0
+        on_cuda = any(parameter.is_cuda for _, parameter in parameters_of(training))
+        self._stopwatch = Stopwatch(on_cuda=on_cuda)  # the host may be iterations ahead of the device
+        self._took: deque[Elapsed] = deque(maxlen=_SEEN)  # iterations
+        self._timed = False  # the one that runs
         self._recorded = 0
         self._earlier: Mapping[str, Reached] = {}
         self._live: LiveIteration | None = None
         self._planner: Planner | None = None  # is started, plans, or has answered
         self._planned_kind = ""
+        self._awaited = 0  # iterations, until the link was known
         self._unplanned, self._again = 0, _AGAIN  # iterations without a plan, and after how many it is tried again
         self._was_told = False  # that there was none
         self._still = ""  # the kind whose plan is in force, and stays so where the link allows no other
@@ -154,11 +163,12 @@ class Learner:
 
     def ended(self, frame: FrameType, running: Running) -> Schedule | None:
         """An iteration ended, and nothing of it was checkpointed yet. A schedule to be followed from it on, or None."""
-        now = time.perf_counter_ns()
         kind = self._kinds.ended()
         self._recent.append(kind)
-        if self._stage is not Stage.RECORDING and self._began_ns:
-            self._took_ns.append(now - self._began_ns)
+        if self._stage is not Stage.KNOWING:
+            self._link.saw(running.copied)
+        if self._timed and self._stage is not Stage.RECORDING:
+            self._took.append(self._stopwatch.stop())
         if self._stage is Stage.RECORDING:
             self._recorded_one(frame, kind, running)
             return None
@@ -172,7 +182,9 @@ class Learner:
     def begins(self, frame: FrameType, running: Running) -> None:
         """The checkpoint of the iteration that ended is under way; the next one begins when this returns."""
         if self._stage is Stage.SETTLING:
-            if self._opaque(running):
+            if self._awaited < _AWAITS and self._link.awaits(running.copied, running.state_bytes):
+                self._awaited += 1
+            elif self._opaque(running):
                 self._give_up("code runs that was compiled, or captured as a CUDA graph, whose operators nobody sees")
             elif self._has_planner():
                 self._earlier = reachable_from(self._training, frame)
@@ -185,7 +197,9 @@ class Learner:
                 self._stage = Stage.RECORDING
             except Exception as error:  # noqa: BLE001 (training goes on without a plan)
                 self._give_up(_said(error))
-        self._began_ns = time.perf_counter_ns()
+        self._timed = self._stage is not Stage.KNOWING
+        if self._timed:
+            self._stopwatch.start()
 
     def interrupted(self) -> None:
         """Something else than an iteration happened since the last one ended."""
@@ -223,15 +237,15 @@ class Learner:
             self._planned_kind = kind
             bandwidth = self._link.asks(running.copied)
             self._planner.ask(
-                Request(self._timed(graph), bandwidth, self._policy, self._interval, self._factors, self._place)
+                Request(self._retimed(graph), bandwidth, self._policy, self._interval, self._factors, self._place)
             )
             self._stage = Stage.PLANNING
 
-    def _timed(self, graph: Graph) -> Graph:
+    def _retimed(self, graph: Graph) -> Graph:
         """No longer than iterations take that nobody records."""
-        if not self._took_ns:
+        if not self._took:
             return graph
-        usual_ns = round(statistics.median(self._took_ns))
+        usual_ns = round(statistics.median(elapsed() for elapsed in self._took))
         if graph.iteration_time_ns <= usual_ns:
             return graph
         return graph.retimed("measured", [op.time_ns * usual_ns // graph.iteration_time_ns for op in graph.ops])
@@ -253,8 +267,11 @@ class Learner:
         time to try again."""
         if not self._known:
             self._unplanned += 1
-            if self._unplanned >= self._again:
-                self._unplanned, self._again = 0, 2 * self._again
+            at_last = self._unplanned >= self._again
+            if at_last:
+                self._again *= 2
+            if at_last or (self._unplanned % _WINDOW == 0 and self._link.grew(running.copied)):
+                self._unplanned = 0
                 self.anew("there was no plan")
             return
         self._since.append(kind if kind != self._known or not running.silent else _OTHER_CODE)

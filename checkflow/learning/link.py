@@ -1,7 +1,9 @@
 """What the link carries while training runs: what was planned for, or so much less or more that another plan is due.
 
-Less counts where it hurts, for training waits or checkpoints are skipped; more where the plan makes do with less. A
-few bytes tell nothing of a link.
+Less counts where it hurts, for training waits or checkpoints are skipped; more where the plan makes do with less, or
+where there is none. A few bytes tell nothing of a link, and the first ones little: slots are touched for the first time
+and the driver loads what copies. So before anything is planned the fastest iteration counts, for all that comes between
+makes copies slower than the link, and a plan for a faster one is seen to hurt.
 """
 
 from __future__ import annotations
@@ -39,10 +41,27 @@ class LinkWatch:
 
     def _begin(self, now: Copied) -> None:
         self._before, self._before_ns = now, time.perf_counter_ns()
+        self._last, self._fastest, self._of_few = now, 0, 0
+
+    def saw(self, now: Copied) -> None:
+        """An iteration ended, which a plan may soon be made of."""
+        copied_bytes, busy_ns = now.bytes - self._last.bytes, now.busy_ns - self._last.busy_ns
+        if busy_ns:
+            found, self._last = copied_bytes * 10**9 // busy_ns, now
+            if copied_bytes < ENOUGH_BYTES:
+                self._of_few = max(self._of_few, found)
+            else:
+                self._fastest = max(self._fastest, found)
+
+    def awaits(self, now: Copied, state_bytes: int) -> bool:
+        """Whether there soon is more to be known: a checkpoint has begun, and little of it has arrived."""
+        few = now.bytes - self._before.bytes < min(ENOUGH_BYTES, state_bytes)
+        return few and not self._found and now.begun > self._before.begun
 
     def asks(self, now: Copied) -> int:
         """Another plan is asked for, of what it carries now: so many bytes per second."""
-        self._planned = self._found = self.carries(now)
+        self.saw(now)
+        self._planned = self._found = self._fastest or self._found or self._of_few or UNKNOWN_BYTES_PER_S
         self._begin(now)
         return self._planned
 
@@ -53,9 +72,13 @@ class LinkWatch:
     def carries(self, now: Copied) -> int:
         """Bytes per second while it was busy: since it was last looked at, or as was found then."""
         copied_bytes, busy_ns = now.bytes - self._before.bytes, now.busy_ns - self._before.busy_ns
-        if self._found and copied_bytes < ENOUGH_BYTES:
-            return self._found
-        return copied_bytes * 10**9 // busy_ns if busy_ns else UNKNOWN_BYTES_PER_S
+        return copied_bytes * 10**9 // busy_ns if copied_bytes >= ENOUGH_BYTES and busy_ns else self._found
+
+    def grew(self, now: Copied) -> bool:
+        """Whether it has come to carry so much more than where no plan was found that there may be one."""
+        self._found = self.carries(now)
+        self._begin(now)
+        return self._planned > 0 and self._found > FASTER * self._planned
 
     def changed(self, now: Copied, least_interval: int) -> str:
         """Why another plan is due; "" where none is.

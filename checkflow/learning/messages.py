@@ -12,7 +12,8 @@ DEFAULT_POLICY = "checkflow"
 REPLICATED = "lowdiff_plus"  # the one of which the host makes the updates, too
 IN_LANES = ("lowdiff", REPLICATED, "rolling")  # those that may have several kinds of slots
 IN_PARTS = ("gockpt", *IN_LANES)  # and those whose parts are rebuilt by gradients
-POLICIES = (DEFAULT_POLICY, "checkfreq", "checkfreq_cpu", *IN_PARTS, "synchronous")
+COPIES = "checkfreq"  # the one whose copies are made in the device's memory
+POLICIES = (DEFAULT_POLICY, COPIES, "checkfreq_cpu", *IN_PARTS, "synchronous")
 """By which a schedule can be learned. Names alone: whoever trains does not import what plans."""
 
 

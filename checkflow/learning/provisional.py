@@ -1,6 +1,7 @@
 """The schedule of a training of which nothing is known yet: all of its state is read when an iteration ends.
 
-It is correct for any iteration, and slower than a plan: to the runtime, all that happens in between is one operator.
+It is correct for any iteration, and slower than a plan: to the runtime, all that happens in between is one operator. By
+policy checkfreq the state is first copied in the device's memory, and leaves from there until the next checkpoint.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from checkflow.dtypes import name_of
 from checkflow.errors import InputError
 from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
 from checkflow.graphfile import graph_fingerprint, state_fingerprint
+from checkflow.learning.messages import COPIES
 from checkflow.schedule import ActionRow, AnchorRow, Certificate, Schedule, StateRow, ViewRow, sealed
 from checkflow.state.shards import give_back_gathered
 from checkflow.torch_internals import storage_id
@@ -21,13 +23,18 @@ MODEL = "this training"  # what stands where a schedule names the model that it 
 _AT_END = (0, 1)  # the only anchor, of the iteration that the checkpoint is of
 
 
-def provisional(training: Training) -> Schedule:
-    """Of the state that there is now. Raises InputError where it has none, or what no checkpoint can hold."""
+def provisional(training: Training, policy: str, interval: int) -> Schedule:
+    """Of the state that there is now, for a checkpoint each `interval` iterations.
+
+    Raises InputError where there is no state, or what no checkpoint can hold.
+    """
     give_back_gathered(training.models)
     tensors = _tensors(training)
     if not tensors:
         raise InputError("model: has no parameter and no buffer; there is nothing to checkpoint")
     indices = tuple(range(len(tensors)))
+    state_bytes = sum(tensor.size_bytes for tensor in tensors)
+    is_copied = policy == COPIES
     graph = Graph(
         model=MODEL,
         arguments=(),
@@ -55,7 +62,7 @@ def provisional(training: Training) -> Schedule:
             memory_limit_bytes=None,
             steps=1,
             iteration_time_ns=0,
-            state_bytes=sum(tensor.size_bytes for tensor in tensors),
+            state_bytes=state_bytes,
             static_state_bytes=0,
             certificate=Certificate(
                 training_peak_bytes=0,
@@ -63,7 +70,7 @@ def provisional(training: Training) -> Schedule:
                 lower_bound_bytes=None,
                 ideal_peak_bytes=None,
                 gap=None,
-                snapshot_bytes=0,
+                snapshot_bytes=state_bytes if is_copied else 0,
                 solver="none",
                 solver_why="nothing is known yet of an iteration: all is read when it ends",
             ),
@@ -78,7 +85,14 @@ def provisional(training: Training) -> Schedule:
             ),
             anchors=(AnchorRow(kind="iteration_end", subject="", occurrence=1, position=1),),
             actions=tuple(
-                ActionRow(tensor=index, offset=0, bytes=tensors[index].size_bytes, offload=_AT_END)
+                ActionRow(
+                    tensor=index,
+                    offset=0,
+                    bytes=tensors[index].size_bytes,
+                    snapshot=_AT_END if is_copied else None,
+                    offload=_AT_END,
+                    release=(interval, 1) if is_copied else None,
+                )
                 for index in sorted(indices, key=lambda index: tensors[index].role is not Role.BUFFER)
             ),
         )

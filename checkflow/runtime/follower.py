@@ -79,7 +79,7 @@ class Follower:
         self._planned = self.timetable.used != {self.timetable.anchor_count}  # something before an iteration's end
         self.pipeline = Pipeline(
             timetables, binding, device, sink, capture, counters,
-            keep_early=GuardKind.REWRITE in settings.disarmed, late=late, note=note,
+            keep_early=GuardKind.REWRITE in settings.disarmed, late=late, note=note, tell=tell,
         )  # fmt: skip
         self._problems = self.pipeline.problems
         self.completed = 0  # iterations
@@ -217,6 +217,11 @@ class Follower:
             self.bound.distrust()
             self.pipeline.protect(self.bound.storages, Cause.UNWATCHED)
 
+    def replaying(self) -> None:
+        """CUDA graphs may be replayed from now on, which write state and gradients without a hook or a count."""
+        self.compiling()
+        self._refuse_parts()
+
     # Inside
 
     @contextmanager
@@ -257,7 +262,12 @@ class Follower:
         self.bound.opaque = True
         self.bound.distrust()  # a guard that fired before will not fire before a replay
         self.pipeline.drop_unissued()
+        self._refuse_parts()
         return True
+
+    def _refuse_parts(self) -> None:
+        if self.parts is not None and not self.parts.refused:
+            self.parts.refuse("CUDA graphs may write gradients before they have left")
 
     def _advance(self, running: int, anchor: int) -> None:
         self._anchor = anchor

@@ -39,6 +39,7 @@ class Pipeline:
         keep_early: bool,
         late: Callable[[], Mapping[StateName, torch.Tensor]] = dict,
         note: Callable[[Skipped], None] = lambda _: None,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.started = self.staged = self.skipped = self.discarded = 0
         self.static_bytes = 0
@@ -65,7 +66,7 @@ class Pipeline:
         self._open: InFlight | None = None  # of the iteration that is running
         self._tried_to_open = -1  # iteration
         self._spares: dict[int, NamedSlot] = {}  # by lane
-        self._unmoved = Unmoved(device, counters, late)
+        self._unmoved = Unmoved(device, counters, late, tell)
 
     def rebind(self, binding: Binding) -> None:
         """Checkpoints that are closed keep the tensors that they began with. One that is only in parts is given up."""
@@ -181,6 +182,7 @@ class Pipeline:
         elif (updates := last.updates) is not None:
             state, record = record, lambda: with_fields(state(), updates.field(iteration))
         self.started += 1
+        self._unmoved.look(self._binding)
         for checkpoint in filled:
             slots = self._slots[checkpoint.slot.index % self.lanes]
             checkpoint.close(slots, record if checkpoint is last else None, keep_early=self._keep_early)

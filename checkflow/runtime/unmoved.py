@@ -1,4 +1,9 @@
-"""State that no action moves: what the iteration does not write, and what does not lie where the plan has it."""
+"""State that no action moves: what the iteration does not write, and what does not lie where the plan has it.
+
+Whether the former changed is told by version counters, which know nothing of a write through NumPy's memory, by another
+process or by an extension. So its bytes are summed up now and then, and more often where NumPy or another process could
+write: what changed uncounted is then copied for each checkpoint, and waited for.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +17,74 @@ from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device
 from checkflow.runtime.in_flight import InFlight
 from checkflow.runtime.slot_map import SlotMap
+from checkflow.state.memory import is_lent, sums_of
 from checkflow.state.names import StateName
 from checkflow.torch_internals import foreach_copy
+
+FIRST_LOOKS = 3  # at the first checkpoints
+SELDOM, OFTEN = 100, 20  # then looks take a hundredth of the time; a twentieth of it where somebody else may write
 
 
 class Unmoved:
     """Copies it into slots when an iteration has ended, and knows what each slot has of it.
 
-    `late`: tensors of the checkpoint whose host state was just captured.
+    `late`: tensors of the checkpoint whose host state was just captured. `tell`: told what is written uncounted.
     """
 
     def __init__(
-        self, device: Device, counters: Counters, late: Callable[[], Mapping[StateName, torch.Tensor]]
+        self,
+        device: Device,
+        counters: Counters,
+        late: Callable[[], Mapping[StateName, torch.Tensor]],
+        tell: Callable[[str], None],
     ) -> None:
         self._device = device
         self._counters = counters
         self._late = late
+        self._tell = tell
+        self._sums: dict[str, tuple[tuple[int, ...], torch.Tensor]] = {}  # by storage, of which version
+        self._uncounted: set[str] = set()  # storages that are written, and count it not
+        self._looks = 0
+        self._next_s = {False: 0.0, True: 0.0}  # look, by whether somebody else may write there
         self._statics: dict[tuple[int, str], tuple[int, ...]] = {}  # (slot, storage) -> version that the slot holds
 
     def forget(self) -> None:
         """No slot is known to hold any of it."""
         self._statics.clear()
+        self._sums.clear()
 
     def forget_slot(self, slot: int) -> None:
         """Another process has written it."""
         self._statics = {key: version for key, version in self._statics.items() if key[0] != slot}
+
+    def look(self, binding: Binding) -> None:
+        """An iteration has ended: what was written since the last time is another version, counted or not."""
+        static: dict[bool, list[BoundStorage]] = {False: [], True: []}
+        for storage in binding.storages.values():
+            if not storage.written:
+                static[is_lent(storage.data)].append(storage)
+        self._looks += 1
+        for lent, storages in static.items():
+            began_s = time.monotonic()
+            if self._looks <= FIRST_LOOKS or began_s >= self._next_s[lent]:
+                for storage in storages:
+                    self._compare(storage)
+                self._next_s[lent] = began_s + (OFTEN if lent else SELDOM) * (time.monotonic() - began_s)
+        for storage in (*static[False], *static[True]):
+            if storage.name in self._uncounted:
+                storage.epoch += 1
+
+    def _compare(self, storage: BoundStorage) -> None:
+        if storage.name in self._uncounted:
+            return
+        before, version, now = self._sums.get(storage.name), storage.version(), sums_of(storage.data)
+        self._sums[storage.name] = version, now
+        if before is not None and before[0] == version and not torch.equal(before[1], now):
+            self._uncounted.add(storage.name)
+            self._tell(
+                f"{storage.name}: is written uncounted (NumPy's memory, another process, an extension, a CUDA graph); "
+                "read when each iteration ends, which training waits for"
+            )
 
     def copy(self, checkpoint: InFlight, slots: SlotMap, binding: Binding) -> int:
         """What lies beside the device, and what the slot has not as it is now; the bytes of that.
@@ -58,6 +106,8 @@ class Unmoved:
             checkpoint.last = event
             for storage in changed:
                 storage.reading = event
+            if any(storage.name in self._uncounted or is_lent(storage.data) for storage in changed):
+                self._device.wait(event, Cause.UNWATCHED)  # no guard will
         return sum(storage.data.numel() for storage in changed)
 
     def copy_loose(self, filled: Iterable[tuple[InFlight, SlotMap]], binding: Binding) -> None:

@@ -32,3 +32,16 @@ def is_lent(tensor: torch.Tensor) -> bool:
         return False
     storage = tensor.untyped_storage()
     return storage.is_shared() or not storage.resizable()
+
+
+def sums_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Of its storage's words of eight bytes, and of the bytes after the last one: shape (2,), int64; no copy is made.
+
+    Where the bytes change, so do these, but for changes that cancel each other out.
+    """
+    storage = tensor.untyped_storage()
+    words, rest = divmod(storage.nbytes(), 8)
+    with torch.no_grad():
+        whole = torch.empty(0, dtype=torch.int64, device=tensor.device).set_(storage, 0, (words,), (1,))
+        end = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, words * 8, (rest,), (1,))
+        return torch.stack([whole.sum(), end.sum()])

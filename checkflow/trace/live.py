@@ -25,6 +25,7 @@ from checkflow.trace.scratch import ScratchMeter
 from checkflow.trace.stopwatch import Stopwatch
 from checkflow.trace.storages import Ledger, has_storage
 from checkflow.trace.unlisted import Watch
+from checkflow.trace.unseen import Unseen
 from checkflow.trace.values import Values
 from checkflow.training import Training
 
@@ -55,6 +56,7 @@ class LiveIteration:
         self._over = self._left = False  # nothing is recorded any more; nor does the recorder see operators
         self._failure: Exception | None = None
         self._training = training
+        self._unseen = Unseen(training)
         self._recorder = Recorder(
             ledger,
             None,
@@ -91,7 +93,9 @@ class LiveIteration:
         if self._failure is not None:
             raise self._failure
         self._reached = reached
-        return replace(self._record.graph(arguments), world_size=ranks_here())
+        graph = self._record.graph(arguments)
+        self._unseen.check(graph)
+        return replace(graph, world_size=ranks_here())
 
     def abandon(self) -> bool:
         """Look on no longer. False where that has to be tried again, when the loop has left a mode that it is in."""

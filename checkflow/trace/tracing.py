@@ -29,6 +29,7 @@ from checkflow.trace.recorder import Recorder
 from checkflow.trace.state import state_of
 from checkflow.trace.storages import Ledger, OutOfRoom
 from checkflow.trace.unlisted import Watch
+from checkflow.trace.unseen import Unseen
 from checkflow.trace.values import Values
 from checkflow.training import Training
 from checkflow.units import format_bytes
@@ -191,7 +192,7 @@ class _Attempt:
                     self.needed_bytes = expected_bytes(training, ledger)
                 raise
             self.progress("iteration 2 of 2, recording")
-            graph, record = self._record(training, recorder, said)
+            graph, record = self._record(training, recorder, said, is_real=fake is None)
             said += () if self.world is None else (share_of(training, self.world),)
             program = record.finished_program() if self.program else None
         if self.measure:
@@ -201,14 +202,19 @@ class _Attempt:
             graph = graph.retimed("measured", found.times_ns).with_scratch(found.scratch_bytes)
         return Traced(graph, program, real=fake is None, notes=tuple(said))
 
-    def _record(self, training: Training, recorder: Recorder, said: list[str]) -> tuple[Graph, IterationRecord]:
-        """Run one iteration under an active recorder. `said` gets notes."""
+    def _record(
+        self, training: Training, recorder: Recorder, said: list[str], *, is_real: bool
+    ) -> tuple[Graph, IterationRecord]:
+        """Run one iteration under an active recorder. `said` gets notes; `is_real`: so are its tensors."""
         gc.collect()
+        unseen = Unseen(training) if is_real else None
         program = FxProgram(recorder.ledger, sources_of(training, self.model), kept=self.program)
         record = IterationRecord(training, recorder, self.model, partial(reachable, training), program)
         with paused_collector(), record.open(), _users_code("iteration"):
             training.iteration()
         graph = record.graph(self.arguments)
+        if unseen is not None:
+            unseen.check(graph)
         graph = graph if self.world is None else replace(graph, world_size=self.world.size)
         said += record.notes
         return graph, record

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from slow_link import copies_take
 from torch import nn
 
 import checkflow
@@ -23,12 +24,15 @@ from checkflow.background import NICENESS
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.errors import AuditError
 from checkflow.graphfile import read_graph
+from checkflow.learning import learner
 from checkflow.learning.kept import FOLDER
 from checkflow.learning.messages import Request
 from checkflow.learning.planner import Planner
+from checkflow.runtime.counters import Cause
 from checkflow.schedule import read_schedule
 from checkflow.store.format.reader import list_checkpoints
 from checkflow.store.trainer.persist_every import PersistEvery
+from checkflow.trace.stopwatch import Stopwatch
 from checkflow.verify import verify
 
 LONG_S = 120.0
@@ -334,15 +338,45 @@ def test_an_iteration_that_cannot_be_recorded_runs_as_it_would_have(tmp_path: Pa
     assert list_checkpoints(tmp_path / "store")[0].iteration == 12
 
 
-def test_compiled_code_is_left_alone(tmp_path: Path) -> None:
-    """To look at its operators would run others; each checkpoint is right without."""
-    loop, told = Loop(), list[str]()
-    loop.model.compile(backend="eager")
-    with attached(loop, tmp_path / "store", told) as ckpt:
+def test_iterations_are_as_long_as_the_device_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the host, which may give a GPU several of them before the first has ended."""
+    usual_ns, asked = 12_345, list[Request]()
+
+    class OfDevice(Stopwatch):
+        def stop(self) -> Callable[[], int]:
+            return lambda: usual_ns
+
+    def noted(planner: Planner, request: Request) -> None:
+        asked.append(request)
+        ask(planner, request)
+
+    ask = Planner.ask
+    monkeypatch.setattr(learner, "Stopwatch", OfDevice)
+    monkeypatch.setattr(Planner, "ask", noted)
+    loop = Loop()
+    with attached(loop, tmp_path / "store") as ckpt:
         for number in range(8):
             loop.iterate(number)
             ckpt.step()
-        assert ckpt.stats().learned_in == 0
+    times = {round(request.graph.iteration_time_ns / usual_ns, 2) for request in asked}
+    assert times == {1.0}
+
+
+@pytest.mark.parametrize("policy", ["checkflow", "checkfreq"])
+def test_compiled_code_is_left_alone(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look at its operators would run others; each checkpoint is right without. By checkfreq none is waited for."""
+    copies_take(monkeypatch, lambda _: 0.02)
+    loop, told = Loop(), list[str]()
+    loop.model.compile(backend="eager")
+    with attached(loop, tmp_path / "store", told, policy=policy) as ckpt:
+        for number in range(8):
+            loop.iterate(number)
+            ckpt.step()
+        stats = ckpt.stats()
+        assert stats.learned_in == 0
+        waited = Cause.UNWATCHED in stats.stall_ns_by_cause
+        copied = stats.snapshot_bytes >= 7 * ckpt.schedule.state_bytes
+        assert (waited, copied) == (policy != "checkfreq", policy == "checkfreq"), stats
     assert any("compiled" in line for line in told), told
     other = Loop()
     with attached(other, tmp_path / "store") as ckpt:

@@ -176,6 +176,7 @@ WAYS: dict[str, Callable[[], Cuda]] = {
     "replayed": Replayed,
 }
 PAIRS = [(policy, way) for policy in POLICIES for way in ("foreach", "fused")]
+PAIRS += [("checkfreq", way) for way in ("compiled", "replayed")]
 PAIRS += [(policy, way) for policy in ("checkflow", "rolling") for way in WAYS if way not in ("foreach", "fused")]
 
 

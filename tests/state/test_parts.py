@@ -26,6 +26,7 @@ from checkflow.lower import lower
 from checkflow.plan import Infeasible, Problem, on_anchors, problem_of
 from checkflow.plan.rebuilt import in_lanes, over_iterations
 from checkflow.plan.streaming.planner import plan_streaming
+from checkflow.runtime import compiled, hook
 from checkflow.runtime.device import Snapshot
 from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
@@ -520,6 +521,40 @@ def test_no_more_is_copied_on_the_device_than_planned(tmp_path: Path) -> None:
             next(run.steps)
             ckpt.step()
         assert ckpt.stats().snapshot_bytes == 0
+
+
+@BOTH
+@pytest.mark.parametrize("when", ["before attach", "later"])
+def test_where_cuda_graphs_are_replayed_no_gradient_is_relied_upon(
+    parted: Parted, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They write the next ones in the same place, and nothing counts it."""
+    make = small(nothing)
+    schedule, passes = parted(traced(make), 3), iter(range(10**6))
+    assert schedule.gradients
+    if when == "before attach":
+        monkeypatch.setattr(hook, "has_cuda_graphs", lambda: True)
+    else:
+        monkeypatch.setattr(HostDevice, "capturing", lambda _: next(passes) in (20, 21))
+    expected, told = trained(make, schedule, tmp_path / "store")
+    assert [line for line in told if "CUDA graphs may write gradients" in line] == told != []
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+def test_any_cuda_graph_of_the_process_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Captured:
+        """In the place of a class that has no instances without CUDA."""
+
+    class Derived(Captured):
+        pass
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Captured)
+    graph = Derived()
+    assert not compiled.has_cuda_graphs(), "nothing is looked for where CUDA is not in use"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert compiled.has_cuda_graphs()
+    del graph
+    assert not compiled.has_cuda_graphs()
 
 
 @BOTH

@@ -1,0 +1,51 @@
+"""State that is written though no operator shows it: by a CUDA graph, through NumPy's memory, by another process.
+
+A plan would take it for state that never changes, and no version counter tells otherwise. So what an iteration was not
+seen to write has to be the same before and after it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from checkflow.errors import TraceError
+from checkflow.graph import Graph
+from checkflow.state.memory import sums_of
+from checkflow.torch_internals import storage_id, without_modes
+from checkflow.trace.state import TracedState, live_states
+from checkflow.training import Training
+
+
+class Unseen:
+    """Made before the iteration. Reads all state once, and once more what the graph does not write.
+
+    No recorder sees that.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        with without_modes():
+            self._before = {state.name: sums_of(state.tensor) for state in _states(training)}
+
+    def check(self, graph: Graph) -> None:
+        """Raises TraceError where the iteration wrote what its graph says it does not."""
+        written = {index for op in graph.ops for index in op.writes}
+        still = {view.name for i, tensor in enumerate(graph.tensors) if i not in written for view in tensor.views}
+        with without_modes():
+            for state in _states(self._training):
+                before = self._before.get(state.name)
+                if before is not None and str(state.name) in still and not torch.equal(before, sums_of(state.tensor)):
+                    raise TraceError(
+                        f"{graph.model}: {state.name} is written, and no operator shows where: by a CUDA graph, "
+                        "through NumPy's memory or by another process; write it with torch's operators"
+                    )
+
+
+def _states(training: Training) -> list[TracedState]:
+    """One for each storage that a checkpoint reads."""
+    found: dict[int, TracedState] = {}
+    for state in live_states(training):
+        tensor = state.tensor
+        if not state.host and not state.elsewhere and tensor.layout == torch.strided:
+            found.setdefault(storage_id(tensor.untyped_storage()), state)
+    return list(found.values())
