@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -175,6 +176,9 @@ class LateDevice:
     def release(self, _snapshot: Snapshot, event: CopyEvent) -> None:
         if not self.done(event):
             self.wait(event, Cause.RELEASE)
+
+    def stalling(self, cause: Cause) -> AbstractContextManager[None]:
+        return self._counters.stalling(cause)
 
     def capturing(self) -> bool:
         return self.captures

@@ -13,7 +13,8 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -119,12 +120,20 @@ class CudaDevice:
         end = self._end_of(event)
         if end is None:
             return
+        with self.stalling(cause):
+            torch.cuda.current_stream(self._device).wait_event(end)
+
+    @contextmanager
+    def stalling(self, cause: Cause) -> Iterator[None]:
+        """Between the two events the compute stream waits for what it is told to, or for the host to tell it more."""
         before, after = _timed_event(), _timed_event()
         stream = torch.cuda.current_stream(self._device)
         before.record(stream)
-        stream.wait_event(end)
-        after.record(stream)
-        self._stalls.append(_Stall(cause, before, after))
+        try:
+            yield
+        finally:
+            after.record(stream)
+            self._stalls.append(_Stall(cause, before, after))
 
     def done(self, event: CopyEvent) -> bool:
         end = self._end_of(event)

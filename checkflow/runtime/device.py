@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -95,6 +96,9 @@ class Device(Protocol):
 
     def synchronize(self, event: CopyEvent, timeout_s: float | None = None, /) -> bool:
         """The host waits until an offload has ended; False where that took longer."""
+
+    def stalling(self, cause: Cause, /) -> AbstractContextManager[None]:
+        """The host waits within; what the compute stream has nothing to do of that time is counted under `cause`."""
 
     def release(self, snapshot: Snapshot, event: CopyEvent, /) -> None:
         """Return a snapshot's memory: the compute stream waits for the offload that reads it, then frees."""

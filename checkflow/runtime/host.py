@@ -6,6 +6,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -81,6 +82,9 @@ class HostDevice:
 
     def synchronize(self, event: CopyEvent, timeout_s: float | None = None) -> bool:
         return self._await(event.order, timeout_s)
+
+    def stalling(self, cause: Cause) -> AbstractContextManager[None]:
+        return self._counters.stalling(cause)
 
     def release(self, _snapshot: Snapshot, event: CopyEvent) -> None:
         """The caller drops the last reference; the copy has to be over by then."""

@@ -266,21 +266,20 @@ class Pipeline:
         self.problems.append(error)
         self._discard(checkpoint, str(error) or type(error).__name__)
 
-    def drain(self, timeout_s: float | None = None) -> bool:
+    def drain(self, timeout_s: float | None = None, cause: Cause = Cause.DRAIN) -> bool:
         """Complete and stage everything in flight; False where the time did not suffice."""
         if not self._closed:
             return True
-        started = time.perf_counter_ns()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for checkpoint in self._closed:
             checkpoint.finish()
         in_time = True
-        for checkpoint in self._closed:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if checkpoint.last is not None:
-                in_time = in_time and self._device.synchronize(checkpoint.last, left)
-        self.stage_finished()
-        self.counters.stalled(Cause.DRAIN, time.perf_counter_ns() - started)
+        with self._device.stalling(cause):
+            for checkpoint in self._closed:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if checkpoint.last is not None:
+                    in_time = in_time and self._device.synchronize(checkpoint.last, left)
+            self.stage_finished()
         return in_time
 
     def complete(self) -> None:
@@ -350,19 +349,18 @@ class Pipeline:
     def _demanded_slot(self, lane: int, *, wait: bool) -> NamedSlot | None:
         """What is in flight has to be staged before anything is waited for: the sink frees only what is older."""
         if wait:
-            self.drain()
+            self.drain(cause=Cause.SLOT)
         else:
             self.stage_finished()
-        started = time.perf_counter_ns()
         slot = self._free_slot(lane)  # one that was given up may be free now
-        if slot is None:
+        if slot is not None:
+            return slot
+        with self._device.stalling(Cause.SLOT):  # its memory may still be on its way
             try:
-                slot = self._sink.acquire(lane)
+                return self._sink.acquire(lane)
             except CheckflowError as error:  # of an earlier checkpoint, maybe: this one goes without a slot
                 self.problems.append(error)
-        if wait or slot is not None:  # whose memory was still on its way
-            self.counters.stalled(Cause.SLOT, time.perf_counter_ns() - started)
-        return slot
+        return None
 
     def _passes_over(self, iteration: int, why: str) -> None:
         self._note(Skipped(iteration, why))

@@ -164,6 +164,27 @@ class Replayed(Cuda):
         self._graphed.graph.replay()
 
 
+class CapturedBefore(Cuda):
+    """Forward and backward are a CUDA graph from before attach on, which writes the running statistics unseen."""
+
+    def __init__(self) -> None:
+        super().__init__(foreach=True)
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for number in range(3):
+                super().iterate(number)
+        torch.cuda.current_stream().wait_stream(side)
+        self._graphed = _Graphed()
+        with torch.cuda.graph(self._graphed.graph):
+            torch.autograd.backward(self.loss(self._graphed.x))
+
+    def iterate(self, number: int) -> None:
+        self._graphed.x.copy_(self.batch(number))
+        self._graphed.graph.replay()
+        self.optimizer.step()
+
+
 WAYS: dict[str, Callable[[], Cuda]] = {
     "looped": lambda: Cuda(foreach=False),
     "foreach": lambda: Cuda(foreach=True),
@@ -174,9 +195,10 @@ WAYS: dict[str, Callable[[], Cuda]] = {
     "compiled": Compiled,
     "in_backward": InBackward,
     "replayed": Replayed,
+    "captured before": CapturedBefore,
 }
 PAIRS = [(policy, way) for policy in POLICIES for way in ("foreach", "fused")]
-PAIRS += [("checkfreq", way) for way in ("compiled", "replayed")]
+PAIRS += [("checkfreq", way) for way in ("compiled", "replayed", "captured before")]
 PAIRS += [(policy, way) for policy in ("checkflow", "rolling") for way in WAYS if way not in ("foreach", "fused")]
 
 

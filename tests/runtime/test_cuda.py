@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from functools import partial
 
 import pytest
@@ -47,6 +48,23 @@ def test_an_offload_reads_what_the_compute_stream_wrote_before_it() -> None:
     assert counters.offloaded_bytes == 5 * SIZE
     assert counters.link_busy_ns > 0
     assert counters.waits[Cause.OPTIMIZER] == 5
+    device.close()
+
+
+def test_the_host_may_wait_while_the_device_works() -> None:
+    """What it waits for is a stall only once the compute stream has nothing to do."""
+    device, counters = _device()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(10**9)  # type: ignore[no-untyped-call]  # half a second
+    with device.stalling(Cause.SLOT):
+        time.sleep(0.1)
+    with device.stalling(Cause.DRAIN):
+        torch.cuda.synchronize()
+        time.sleep(0.1)
+    torch.cuda.synchronize()
+    device.collect()
+    assert counters.stall_ns[Cause.SLOT] < 50_000_000
+    assert counters.stall_ns[Cause.DRAIN] > 50_000_000
     device.close()
 
 

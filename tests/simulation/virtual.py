@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
@@ -96,6 +97,9 @@ class VirtualDevice:
         assert isinstance(event, VirtualEvent)
         self.now = max(self.now, event.end_ticks)
         return True
+
+    def stalling(self, _cause: Cause, /) -> AbstractContextManager[None]:
+        return nullcontext()  # `wait` counts in ticks
 
     def release(self, _snapshot: Snapshot, event: CopyEvent) -> None:
         if not self.done(event):
