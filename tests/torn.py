@@ -169,6 +169,9 @@ class LateDevice:
     def done(self, event: CopyEvent) -> bool:
         return self._ended >= event.order
 
+    def done_meanwhile(self, event: CopyEvent) -> bool:
+        return self.done(event)
+
     def synchronize(self, event: CopyEvent, _timeout_s: float | None = None, /) -> bool:
         self._run(event.order)
         return True

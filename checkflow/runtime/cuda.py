@@ -27,6 +27,8 @@ from checkflow.runtime.device import Batch, CopyEvent, Snapshot
 from checkflow.torch_internals import foreach_copy
 from checkflow.units import format_bytes
 
+_LOOK_S = 0.0001
+
 
 @dataclass(frozen=True, slots=True)
 class CudaEvent:
@@ -138,6 +140,18 @@ class CudaDevice:
     def done(self, event: CopyEvent) -> bool:
         end = self._end_of(event)
         return end is None or _over(end)
+
+    def done_meanwhile(self, event: CopyEvent) -> bool:
+        end = self._end_of(event)
+        if end is None or _over(end):
+            return True
+        given = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        given.record(torch.cuda.current_stream(self._device))
+        while not _over(given):
+            if _over(end):
+                return True
+            time.sleep(_LOOK_S)
+        return _over(end)
 
     def synchronize(self, event: CopyEvent, timeout_s: float | None = None) -> bool:
         end = self._end_of(event)

@@ -94,6 +94,9 @@ class Device(Protocol):
     def done(self, event: CopyEvent) -> bool:
         """Whether an offload has ended. Never blocks."""
 
+    def done_meanwhile(self, event: CopyEvent) -> bool:
+        """Whether an offload ends before the compute stream has nothing more to do: the host waits for either."""
+
     def synchronize(self, event: CopyEvent, timeout_s: float | None = None, /) -> bool:
         """The host waits until an offload has ended; False where that took longer."""
 

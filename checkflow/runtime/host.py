@@ -80,6 +80,9 @@ class HostDevice:
     def done(self, event: CopyEvent) -> bool:
         return self._ended >= event.order
 
+    def done_meanwhile(self, event: CopyEvent) -> bool:
+        return self.done(event)  # the compute stream is the host itself
+
     def synchronize(self, event: CopyEvent, timeout_s: float | None = None) -> bool:
         return self._await(event.order, timeout_s)
 

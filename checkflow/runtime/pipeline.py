@@ -282,6 +282,13 @@ class Pipeline:
             self.stage_finished()
         return in_time
 
+    def _stage_meanwhile(self) -> None:
+        """Hand over what a device that is behind its host has yet to come to: waiting for that costs it no time."""
+        for checkpoint in self._closed:
+            if not checkpoint.issued or (checkpoint.last and not self._device.done_meanwhile(checkpoint.last)):
+                break
+        self.stage_finished()
+
     def complete(self) -> None:
         """Wait until all bytes of what has begun are in their slots."""
         for checkpoint in self._closed:
@@ -351,7 +358,7 @@ class Pipeline:
         if wait:
             self.drain(cause=Cause.SLOT)
         else:
-            self.stage_finished()
+            self._stage_meanwhile()
         slot = self._free_slot(lane)  # one that was given up may be free now
         if slot is not None:
             return slot

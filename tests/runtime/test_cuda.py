@@ -68,6 +68,22 @@ def test_the_host_may_wait_while_the_device_works() -> None:
     device.close()
 
 
+def test_an_offload_is_waited_for_while_the_device_has_more_to_do() -> None:
+    """Half a second of work before it, and as much after it; then none after it, and 1 GiB to copy."""
+    device, _ = _device()
+    target = torch.zeros(2**30, dtype=torch.uint8).pin_memory()
+    source = torch.ones(2**30, dtype=torch.uint8, device="cuda")
+    torch.cuda._sleep(10**9)  # type: ignore[no-untyped-call]
+    event = device.offload(Batch([Copy(target[:SIZE], source[:SIZE])]))
+    torch.cuda._sleep(10**9)  # type: ignore[no-untyped-call]
+    assert not device.done(event)
+    assert device.done_meanwhile(event)
+    torch.cuda.synchronize()
+    event = device.offload(Batch([Copy(target, source)]))
+    assert not device.done_meanwhile(event)
+    device.close()
+
+
 def test_a_snapshots_memory_returns_without_the_host_waiting() -> None:
     """Released behind its offload, and used again by the compute stream, which would be done long before it."""
     device, _ = _device()

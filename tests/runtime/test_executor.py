@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 import small_trainings as trainings
@@ -15,7 +16,8 @@ from torn import Case, Factory, LateDevice, Rig, memory_of, random_schedule, rig
 
 from checkflow.errors import AuditError, InputError
 from checkflow.runtime.binding import BoundStorage
-from checkflow.runtime.counters import Cause
+from checkflow.runtime.counters import Cause, Counters
+from checkflow.runtime.device import CopyEvent
 from checkflow.runtime.matching import bind
 from checkflow.state.names import StateName
 from checkflow.training import Training
@@ -73,6 +75,38 @@ def test_without_a_free_slot_skip_goes_on_and_wait_waits() -> None:
     assert waiting.sink.order == [1, 2, 3, 4, 5]
     assert waiting.sink.waited == 3
     assert waiting.counters.waits[Cause.SLOT] == 3
+
+
+class Behind(LateDevice):
+    """Its host gives it several iterations before the first of them has ended, as far as it may know."""
+
+    def __init__(self, counters: Counters, *, has_more_to_do: bool) -> None:
+        super().__init__(counters, lag=10**9, few_bytes=0)
+        self._known = 0
+        self._has_more_to_do = has_more_to_do
+
+    def done(self, event: CopyEvent) -> bool:
+        return event.order <= self._known
+
+    def done_meanwhile(self, event: CopyEvent) -> bool:
+        if self._has_more_to_do:
+            self.synchronize(event)
+        return self.done(event)
+
+    def synchronize(self, event: CopyEvent, _timeout_s: float | None = None, /) -> bool:
+        self._known = max(self._known, event.order)
+        return super().synchronize(event)
+
+
+@pytest.mark.parametrize("has_more_to_do", [False, True])
+def test_nothing_is_skipped_for_a_device_that_is_only_behind_its_host(has_more_to_do: bool) -> None:
+    """While it has more to do its copies are waited for, of those iterations that hold the slots."""
+    device = partial(Behind, has_more_to_do=has_more_to_do)
+    made = rig(trainings.sgd, random_schedule(trainings.sgd, 0, snapshots=0.0), device=device, wait=False)
+    made.run(8)
+    made.close()
+    assert made.torn() == []
+    assert made.executor.pipeline.skipped == (0 if has_more_to_do else 5)
 
 
 def test_static_state_is_copied_once_for_each_slot_and_again_when_it_changed() -> None:

@@ -93,6 +93,9 @@ class VirtualDevice:
         assert isinstance(event, VirtualEvent)
         return event.end_ticks <= self.now
 
+    def done_meanwhile(self, event: CopyEvent) -> bool:
+        return self.done(event)
+
     def synchronize(self, event: CopyEvent, _timeout_s: float | None = None, /) -> bool:
         assert isinstance(event, VirtualEvent)
         self.now = max(self.now, event.end_ticks)
