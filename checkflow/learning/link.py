@@ -2,8 +2,8 @@
 
 Less counts where it hurts, for training waits or checkpoints are skipped; more where the plan makes do with less, or
 where there is none. A few bytes tell nothing of a link, and the first ones little: slots are touched for the first time
-and the driver loads what copies. So before anything is planned the fastest iteration counts, for all that comes between
-makes copies slower than the link, and a plan for a faster one is seen to hurt.
+and the driver loads what copies. So as long as nothing is planned the fastest iteration counts, for all that comes
+between makes copies slower than the link, and a plan for a faster one is seen to hurt.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class LinkWatch:
     def asks(self, now: Copied) -> int:
         """Another plan is asked for, of what it carries now: so many bytes per second."""
         self.saw(now)
-        self._planned = self._found = self._fastest or self._found or self._of_few or UNKNOWN_BYTES_PER_S
+        fastest = self._fastest if self._plan is None else 0
+        self._planned = self._found = fastest or self.carries(now) or self._of_few or UNKNOWN_BYTES_PER_S
         self._begin(now)
         return self._planned
 
@@ -75,10 +76,12 @@ class LinkWatch:
         return copied_bytes * 10**9 // busy_ns if copied_bytes >= ENOUGH_BYTES and busy_ns else self._found
 
     def grew(self, now: Copied) -> bool:
-        """Whether it has come to carry so much more than where no plan was found that there may be one."""
+        """Whether it carries so much more than where no plan was found that there may be one. It says so once."""
         self._found = self.carries(now)
         self._begin(now)
-        return self._planned > 0 and self._found > FASTER * self._planned
+        grew = self._planned > 0 and self._found > FASTER * self._planned
+        self._planned = self._found if grew else self._planned
+        return grew
 
     def changed(self, now: Copied, least_interval: int) -> str:
         """Why another plan is due; "" where none is.

@@ -23,6 +23,7 @@ class Cause(StrEnum):
     SLOT = "no free slot"
     PROOF = "proof that updates are made again to the bit"
     DRAIN = "drain"
+    LOOK = "look for uncounted writes"
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """State that no action moves: what the iteration does not write, and what does not lie where the plan has it.
 
 Whether the former changed is told by version counters, which know nothing of a write through NumPy's memory, by another
-process or by an extension. So its bytes are summed up now and then, and more often where NumPy or another process could
+process or by an extension. So its bytes are looked at now and then, and more often where NumPy or another process could
 write: what changed uncounted is then copied for each checkpoint, and waited for.
 """
 
@@ -17,12 +17,12 @@ from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device
 from checkflow.runtime.in_flight import InFlight
 from checkflow.runtime.slot_map import SlotMap
-from checkflow.state.memory import is_lent, sums_of
+from checkflow.state.memory import fingerprint, is_lent
 from checkflow.state.names import StateName
 from checkflow.torch_internals import foreach_copy
 
 FIRST_LOOKS = 3  # at the first checkpoints
-SELDOM, OFTEN = 100, 20  # then looks take a hundredth of the time; a twentieth of it where somebody else may write
+SELDOM, OFTEN = 100, 50  # then looks take a hundredth of the time; a fiftieth of it where somebody else may write
 
 
 class Unmoved:
@@ -42,16 +42,17 @@ class Unmoved:
         self._counters = counters
         self._late = late
         self._tell = tell
-        self._sums: dict[str, tuple[tuple[int, ...], torch.Tensor]] = {}  # by storage, of which version
+        self._known: dict[str, tuple[tuple[int, ...], torch.Tensor]] = {}  # fingerprint by storage, of which version
         self._uncounted: set[str] = set()  # storages that are written, and count it not
         self._looks = 0
-        self._next_s = {False: 0.0, True: 0.0}  # look, by whether somebody else may write there
+        self._seldom_s = self._often_s = 0.0  # when it is looked again
+        self._lent: tuple[Binding | None, list[BoundStorage]] = None, []  # where somebody else may write
         self._statics: dict[tuple[int, str], tuple[int, ...]] = {}  # (slot, storage) -> version that the slot holds
 
     def forget(self) -> None:
         """No slot is known to hold any of it."""
         self._statics.clear()
-        self._sums.clear()
+        self._known.clear()
 
     def forget_slot(self, slot: int) -> None:
         """Another process has written it."""
@@ -59,32 +60,37 @@ class Unmoved:
 
     def look(self, binding: Binding) -> None:
         """An iteration has ended: what was written since the last time is another version, counted or not."""
-        static: dict[bool, list[BoundStorage]] = {False: [], True: []}
-        for storage in binding.storages.values():
-            if not storage.written:
-                static[is_lent(storage.data)].append(storage)
+        now_s = time.monotonic()
         self._looks += 1
-        for lent, storages in static.items():
-            began_s = time.monotonic()
-            if self._looks <= FIRST_LOOKS or began_s >= self._next_s[lent]:
-                for storage in storages:
-                    self._compare(storage)
-                self._next_s[lent] = began_s + (OFTEN if lent else SELDOM) * (time.monotonic() - began_s)
-        for storage in (*static[False], *static[True]):
-            if storage.name in self._uncounted:
-                storage.epoch += 1
+        if self._looks <= FIRST_LOOKS or now_s >= self._seldom_s:
+            static = [storage for storage in binding.storages.values() if not storage.written]
+            self._lent = binding, [storage for storage in static if is_lent(storage.data)]
+            self._seldom_s = now_s + SELDOM * self._compare(static)
+        elif self._lent[0] is binding and self._lent[1] and now_s >= self._often_s:
+            self._often_s = now_s + OFTEN * self._compare(self._lent[1])
+        if self._uncounted:
+            for storage in binding.storages.values():
+                if storage.name in self._uncounted:
+                    storage.epoch += 1
 
-    def _compare(self, storage: BoundStorage) -> None:
-        if storage.name in self._uncounted:
-            return
-        before, version, now = self._sums.get(storage.name), storage.version(), sums_of(storage.data)
-        self._sums[storage.name] = version, now
-        if before is not None and before[0] == version and not torch.equal(before[1], now):
-            self._uncounted.add(storage.name)
-            self._tell(
-                f"{storage.name}: is written uncounted (NumPy's memory, another process, an extension, a CUDA graph); "
-                "read when each iteration ends, which training waits for"
-            )
+    def _compare(self, storages: list[BoundStorage]) -> float:
+        """With what they were. The seconds that it took."""
+        if not storages:
+            return 0.0
+        began_s = time.monotonic()
+        with self._device.stalling(Cause.LOOK):
+            for storage in storages:
+                if storage.name in self._uncounted:
+                    continue
+                before, version, now = self._known.get(storage.name), storage.version(), fingerprint(storage.data)
+                self._known[storage.name] = version, now
+                if before is not None and before[0] == version and not torch.equal(before[1], now):
+                    self._uncounted.add(storage.name)
+                    self._tell(
+                        f"{storage.name}: is written uncounted (NumPy's memory, another process, an extension, a CUDA "
+                        "graph); read when each iteration ends, which training waits for"
+                    )
+        return time.monotonic() - began_s
 
     def copy(self, checkpoint: InFlight, slots: SlotMap, binding: Binding) -> int:
         """What lies beside the device, and what the slot has not as it is now; the bytes of that.
@@ -108,6 +114,8 @@ class Unmoved:
                 storage.reading = event
             if any(storage.name in self._uncounted or is_lent(storage.data) for storage in changed):
                 self._device.wait(event, Cause.UNWATCHED)  # no guard will
+                for storage in changed:
+                    checkpoint.checks.pop(storage)
         return sum(storage.data.numel() for storage in changed)
 
     def copy_loose(self, filled: Iterable[tuple[InFlight, SlotMap]], binding: Binding) -> None:

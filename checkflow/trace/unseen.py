@@ -1,7 +1,7 @@
 """State that is written though no operator shows it: by a CUDA graph, through NumPy's memory, by another process.
 
-A plan would take it for state that never changes, and no version counter tells otherwise. So what an iteration was not
-seen to write has to be the same before and after it.
+A plan would take it for state that never changes, and no version counter tells otherwise. So what no optimizer updates,
+and an iteration was not seen to write, has to be the same before and after it.
 """
 
 from __future__ import annotations
@@ -9,23 +9,20 @@ from __future__ import annotations
 import torch
 
 from checkflow.errors import TraceError
-from checkflow.graph import Graph
-from checkflow.state.memory import sums_of
+from checkflow.graph import Graph, Role
+from checkflow.state.memory import fingerprint
 from checkflow.torch_internals import storage_id, without_modes
 from checkflow.trace.state import TracedState, live_states
 from checkflow.training import Training
 
 
 class Unseen:
-    """Made before the iteration. Reads all state once, and once more what the graph does not write.
-
-    No recorder sees that.
-    """
+    """Made before the iteration. Reads buffers and frozen parameters, which no recorder sees."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
         with without_modes():
-            self._before = {state.name: sums_of(state.tensor) for state in _states(training)}
+            self._before = {state.name: fingerprint(state.tensor) for state in _states(training)}
 
     def check(self, graph: Graph) -> None:
         """Raises TraceError where the iteration wrote what its graph says it does not."""
@@ -33,8 +30,8 @@ class Unseen:
         still = {view.name for i, tensor in enumerate(graph.tensors) if i not in written for view in tensor.views}
         with without_modes():
             for state in _states(self._training):
-                before = self._before.get(state.name)
-                if before is not None and str(state.name) in still and not torch.equal(before, sums_of(state.tensor)):
+                before = self._before.get(state.name) if state.name in still else None
+                if before is not None and not torch.equal(before, fingerprint(state.tensor)):
                     raise TraceError(
                         f"{graph.model}: {state.name} is written, and no operator shows where: by a CUDA graph, "
                         "through NumPy's memory or by another process; write it with torch's operators"
@@ -42,10 +39,11 @@ class Unseen:
 
 
 def _states(training: Training) -> list[TracedState]:
-    """One for each storage that a checkpoint reads."""
+    """One for each storage that a plan may take for static. What `extra` lists it reads when the iteration ends."""
     found: dict[int, TracedState] = {}
     for state in live_states(training):
-        tensor = state.tensor
-        if not state.host and not state.elsewhere and tensor.layout == torch.strided:
+        tensor, updated = state.tensor, state.role is Role.OPTIMIZER or state.tensor.requires_grad
+        at_end = state.host or state.elsewhere or state.name.is_extra
+        if not updated and not at_end and tensor.layout == torch.strided:
             found.setdefault(storage_id(tensor.untyped_storage()), state)
     return list(found.values())

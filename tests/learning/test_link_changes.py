@@ -107,6 +107,27 @@ def test_what_a_plan_is_made_for_is_what_the_fastest_iteration_had(seen: list[tu
     assert watch.asks(now) == found
 
 
+def test_a_link_that_changes_is_planned_for_as_it_is_on_average() -> None:
+    """One fast iteration among slow ones is no reason to ask for the same plan again."""
+    watch, now = watching.LinkWatch(None), watching.Copied(bytes=100 * MB, busy_ns=10**9)
+    assert watch.asks(now) == 100 * MB
+    watch.follows(TIGHT.model_copy(update={"interval": 1, "bandwidth_bytes_per_s": 100 * MB}))
+    for busy_ns in [4 * 10**9, 10**9, 4 * 10**9, 4 * 10**9]:
+        now = watching.Copied(bytes=now.bytes + 100 * MB, busy_ns=now.busy_ns + busy_ns)
+        watch.saw(now)
+    assert watch.asks(now) == 400 * MB // 13
+
+
+def test_a_link_grows_once() -> None:
+    watch, now = watching.LinkWatch(None), watching.Copied(bytes=100 * MB, busy_ns=10**9)
+    assert not watch.grew(now), "nothing was asked of what it carried"
+    watch.asks(now)
+    for grown in (False, True, False, False, True):
+        rate = {False: 1.5, True: 3.0}[grown] * watch._planned
+        now = watching.Copied(bytes=now.bytes + round(rate), busy_ns=now.busy_ns + 10**9)
+        assert watch.grew(now) == grown
+
+
 def test_a_plan_awaits_what_has_begun() -> None:
     watch = watching.LinkWatch(None)
     assert not watch.awaits(watching.Copied(), 100 * MB), "its first checkpoint is far away"
