@@ -56,7 +56,7 @@ class LiveIteration:
         self._over = self._left = False  # nothing is recorded any more; nor does the recorder see operators
         self._failure: Exception | None = None
         self._training = training
-        self._unseen = Unseen(training)
+        self._unseen = Unseen(training, model)
         self._recorder = Recorder(
             ledger,
             None,

@@ -207,7 +207,7 @@ class _Attempt:
     ) -> tuple[Graph, IterationRecord]:
         """Run one iteration under an active recorder. `said` gets notes; `is_real`: so are its tensors."""
         gc.collect()
-        unseen = Unseen(training) if is_real else None
+        unseen = Unseen(training, self.model) if is_real else None
         program = FxProgram(recorder.ledger, sources_of(training, self.model), kept=self.program)
         record = IterationRecord(training, recorder, self.model, partial(reachable, training), program)
         with paused_collector(), record.open(), _users_code("iteration"):

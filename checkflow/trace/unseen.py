@@ -12,24 +12,25 @@ from checkflow.errors import TraceError
 from checkflow.graph import Graph, Role
 from checkflow.state.memory import fingerprint
 from checkflow.torch_internals import storage_id, without_modes
-from checkflow.trace.state import TracedState, live_states
+from checkflow.trace.state import TracedState, state_of
 from checkflow.training import Training
 
 
 class Unseen:
     """Made before the iteration. Reads buffers and frozen parameters, which no recorder sees."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Training, model: str) -> None:
+        """`model`: who the graph will be of. Raises TraceError for state that cannot be checkpointed."""
         self._training = training
         with without_modes():
-            self._before = {state.name: fingerprint(state.tensor) for state in _states(training)}
+            self._before = {state.name: fingerprint(state.tensor) for state in _states(training, model)}
 
     def check(self, graph: Graph) -> None:
         """Raises TraceError where the iteration wrote what its graph says it does not."""
         written = {index for op in graph.ops for index in op.writes}
         still = {view.name for i, tensor in enumerate(graph.tensors) if i not in written for view in tensor.views}
         with without_modes():
-            for state in _states(self._training):
+            for state in _states(self._training, graph.model):
                 before = self._before.get(state.name) if state.name in still else None
                 if before is not None and not torch.equal(before, fingerprint(state.tensor)):
                     raise TraceError(
@@ -38,10 +39,10 @@ class Unseen:
                     )
 
 
-def _states(training: Training) -> list[TracedState]:
+def _states(training: Training, model: str) -> list[TracedState]:
     """One for each storage that a plan may take for static. What `extra` lists it reads when the iteration ends."""
     found: dict[int, TracedState] = {}
-    for state in live_states(training):
+    for state in state_of(training, model):
         tensor, updated = state.tensor, state.role is Role.OPTIMIZER or state.tensor.requires_grad
         at_end = state.host or state.elsewhere or state.name.is_extra
         if not updated and not at_end and tensor.layout == torch.strided:

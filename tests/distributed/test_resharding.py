@@ -130,7 +130,7 @@ def test_several_are_listed_checked_and_exported_as_one(tmp_path: Path, capsys: 
     said = command(capsys, 2, "export", store, "--to", "torch", "-o", tmp_path / "x", "--iteration", 9)
     assert "has no checkpoint of iteration 9 that every rank has; it has 1, " in said
     *_, last = (line for line in command(capsys, 1, "check", store, "--json").splitlines() if line.startswith("{"))
-    assert json.loads(last)["whole"] == [1]
+    assert json.loads(last)["whole"] in ([1], [2, 1])  # the second may have come while the first was written
     shutil.rmtree(store / "rank-1-of-2")
     said = command(capsys, 1, "check", store)
     assert "verified" in said and "no checkpoint of which every rank has a part that verifies" in said

@@ -102,7 +102,7 @@ def test_a_saver_without_a_trainer_is_waited_for_whatever_became_of_the_lock(tmp
 
     StoreLock.acquire(tmp_path, tell, timeout_s=60).close()
     assert len(told) == 1 and "waiting for the previous run's saver" in told[0]
-    assert not runs(saver)
+    until(lambda: not runs(saver), "the saver has ended, whose locks go first")
     assert newest_whole(tmp_path) == 41
 
 
