@@ -82,6 +82,16 @@ class Job:
             assert all(process.poll() is None for process in self.ranks.values()), self.errors
             time.sleep(0.002)
 
+    def resumed(self) -> int:
+        """At which iteration; all ranks at one."""
+        deadline = time.monotonic() + LONGEST_S
+        while not all(self.numbers(rank, "resumed") for rank in self.ranks):
+            assert time.monotonic() < deadline, self.errors
+            assert all(process.poll() in (None, 0) for process in self.ranks.values()), self.errors
+            time.sleep(0.01)
+        (iteration,) = set.union(*(self.numbers(rank, "resumed") for rank in self.ranks))
+        return iteration
+
     def learned(self) -> None:
         """Wait until each rank follows what it learned."""
         deadline = time.monotonic() + LONGEST_S

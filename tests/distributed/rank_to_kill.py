@@ -242,6 +242,7 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
     options |= {"scheduler": scheduler}
     with checkflow.attach(model, optimizer, store=store.format(rank=rank), **options) as checkpointer:  # type: ignore[arg-type]
         resumed = iteration = checkpointer.restore()
+        say("resumed", resumed)
         while iteration < iterations:
             loss = model(torch.randn(8, 16, device=device)).square().mean()
             loss.backward()
