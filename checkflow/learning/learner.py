@@ -118,8 +118,8 @@ class Learner:
         self._window = _WINDOW
         self._said_they_differ = False
         self._link = LinkWatch(self.kept)
-        on_cuda = any(parameter.is_cuda for _, parameter in parameters_of(training))
-        self._stopwatch = Stopwatch(on_cuda=on_cuda)  # the host may be iterations ahead of the device
+        device = next((each.device for _, each in parameters_of(training) if each.is_cuda), None)
+        self._stopwatch = Stopwatch(on_cuda=device is not None, device=device)  # which its host may be far ahead of
         self._took: deque[Elapsed] = deque(maxlen=_SEEN)  # iterations
         self._timed = False  # the one that runs
         self._recorded = 0
@@ -197,9 +197,8 @@ class Learner:
                 self._stage = Stage.RECORDING
             except Exception as error:  # noqa: BLE001 (training goes on without a plan)
                 self._give_up(_said(error))
-        self._timed = self._stage is not Stage.KNOWING
-        if self._timed:
-            self._stopwatch.start()
+        self._timed = True
+        self._stopwatch.start()
 
     def interrupted(self) -> None:
         """Something else than an iteration happened since the last one ended."""

@@ -37,6 +37,7 @@ class LinkWatch:
     def __init__(self, plan: Schedule | None) -> None:
         self._plan = plan
         self._planned = self._found = 0 if plan is None else plan.bandwidth_bytes_per_s
+        self._tried = 0  # the most that no plan was found for
         self._begin(Copied())
 
     def _begin(self, now: Copied) -> None:
@@ -63,6 +64,8 @@ class LinkWatch:
         self.saw(now)
         fastest = self._fastest if self._plan is None else 0
         self._planned = self._found = fastest or self.carries(now) or self._of_few or UNKNOWN_BYTES_PER_S
+        if self._plan is None:
+            self._tried = max(self._tried, self._found)
         self._begin(now)
         return self._planned
 
@@ -79,8 +82,8 @@ class LinkWatch:
         """Whether it carries so much more than where no plan was found that there may be one. It says so once."""
         self._found = self.carries(now)
         self._begin(now)
-        grew = self._planned > 0 and self._found > FASTER * self._planned
-        self._planned = self._found if grew else self._planned
+        grew = self._tried > 0 and self._found > FASTER * self._tried
+        self._tried = self._found if grew else self._tried
         return grew
 
     def changed(self, now: Copied, least_interval: int) -> str:

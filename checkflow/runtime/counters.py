@@ -39,8 +39,8 @@ class Counters:
 
     @property
     def waited_ns(self) -> int:
-        """Training, for checkpoints; what save() and restore() wait for is the user's own."""
-        return self.stall_ns.total() - self.stall_ns[Cause.DRAIN]
+        """Training, for checkpoints: what save() waits for is the user's own, and looks are as many without them."""
+        return self.stall_ns.total() - self.stall_ns[Cause.DRAIN] - self.stall_ns[Cause.LOOK]
 
     @contextmanager
     def stalling(self, cause: Cause) -> Iterator[None]:

@@ -95,7 +95,7 @@ class Device(Protocol):
         """Whether an offload has ended. Never blocks."""
 
     def done_meanwhile(self, event: CopyEvent) -> bool:
-        """Whether an offload ends before the compute stream has nothing more to do: the host waits for either."""
+        """Whether an offload ends before the compute stream has nothing more to do; the host waits for either."""
 
     def synchronize(self, event: CopyEvent, timeout_s: float | None = None, /) -> bool:
         """The host waits until an offload has ended; False where that took longer."""

@@ -121,9 +121,9 @@ class Pipeline:
         if self._open is None and self._tried_to_open != iteration:
             self._tried_to_open = iteration
             lane = self.lane(iteration)
-            slot = self._free_slot(lane)  # without one the copies are made when the iteration ends
-            if slot is None and wait:
-                slot = self._demanded_slot(lane, wait=True)
+            slot = self._free_slot(lane)
+            if slot is None:  # without one the copies are made when the iteration ends
+                slot = self._demanded_slot(lane, wait=True) if wait else self._freed_meanwhile(lane)
             if slot is not None:
                 self._open = InFlight(iteration, slot, self._timetables[lane], self._slots[lane], self._device)
 
@@ -282,12 +282,17 @@ class Pipeline:
             self.stage_finished()
         return in_time
 
-    def _stage_meanwhile(self) -> None:
-        """Hand over what a device that is behind its host has yet to come to: waiting for that costs it no time."""
-        for checkpoint in self._closed:
-            if not checkpoint.issued or (checkpoint.last and not self._device.done_meanwhile(checkpoint.last)):
-                break
-        self.stage_finished()
+    def _freed_meanwhile(self, lane: int) -> NamedSlot | None:
+        """A slot that is free once a device that is behind its host has come by, while that has more to do."""
+        oldest = None
+        while True:
+            self.stage_finished()
+            slot, before = self._free_slot(lane), oldest
+            oldest = self._closed[0] if self._closed else None
+            if slot is not None or oldest is None or oldest is before or oldest.last is None:
+                return slot
+            if not (oldest.issued and self._device.done_meanwhile(oldest.last)):
+                return None
 
     def complete(self) -> None:
         """Wait until all bytes of what has begun are in their slots."""
@@ -357,17 +362,17 @@ class Pipeline:
         """What is in flight has to be staged before anything is waited for: the sink frees only what is older."""
         if wait:
             self.drain(cause=Cause.SLOT)
+            slot = self._free_slot(lane)  # one that was given up may be free now
         else:
-            self._stage_meanwhile()
-        slot = self._free_slot(lane)  # one that was given up may be free now
+            slot = self._freed_meanwhile(lane)
         if slot is not None:
             return slot
-        with self._device.stalling(Cause.SLOT):  # its memory may still be on its way
-            try:
-                return self._sink.acquire(lane)
-            except CheckflowError as error:  # of an earlier checkpoint, maybe: this one goes without a slot
-                self.problems.append(error)
-        return None
+        try:
+            with self._device.stalling(Cause.SLOT):  # its memory may still be on its way
+                slot = self._sink.acquire(lane)
+        except CheckflowError as error:  # of an earlier checkpoint, maybe: this one goes without a slot
+            self.problems.append(error)
+        return slot
 
     def _passes_over(self, iteration: int, why: str) -> None:
         self._note(Skipped(iteration, why))

@@ -78,19 +78,28 @@ class Unmoved:
         if not storages:
             return 0.0
         began_s = time.monotonic()
+        known: list[tuple[BoundStorage, torch.Tensor, torch.Tensor]] = []
         with self._device.stalling(Cause.LOOK):
             for storage in storages:
-                if storage.name in self._uncounted:
-                    continue
-                before, version, now = self._known.get(storage.name), storage.version(), fingerprint(storage.data)
-                self._known[storage.name] = version, now
-                if before is not None and before[0] == version and not torch.equal(before[1], now):
-                    self._uncounted.add(storage.name)
-                    self._tell(
-                        f"{storage.name}: is written uncounted (NumPy's memory, another process, an extension, a CUDA "
-                        "graph); read when each iteration ends, which training waits for"
-                    )
+                if storage.name not in self._uncounted:
+                    before, version, now = self._known.get(storage.name), storage.version(), fingerprint(storage.data)
+                    self._known[storage.name] = version, now
+                    if before is not None and before[0] == version:
+                        known.append((storage, before[1], now))
+            if known:
+                differ = torch.stack([now for _, _, now in known]) != torch.stack([before for _, before, _ in known])
+                changed = differ.reshape(len(known), -1).any(1).tolist()
+                for (storage, _, _), is_other in zip(known, changed, strict=True):
+                    if is_other:
+                        self._found(storage)
         return time.monotonic() - began_s
+
+    def _found(self, storage: BoundStorage) -> None:
+        self._uncounted.add(storage.name)
+        self._tell(
+            f"{storage.name}: is written uncounted (NumPy's memory, another process, an extension, a CUDA graph); "
+            "read when each iteration ends, which training waits for"
+        )
 
     def copy(self, checkpoint: InFlight, slots: SlotMap, binding: Binding) -> int:
         """What lies beside the device, and what the slot has not as it is now; the bytes of that.

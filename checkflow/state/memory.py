@@ -68,10 +68,11 @@ def _mixed(words: torch.Tensor, width: int) -> torch.Tensor:
     rows = words.numel() // width
     sums = words[: rows * width].view(rows, width).sum(0, dtype=torch.int64)
     found = torch.cat([sums, words[rows * width :].to(torch.int64)])
-    return (found * _odd(found.numel(), str(words.device))).sum()
+    return (found * _odd(str(words.device))[: found.numel()]).sum()
 
 
 @functools.cache
-def _odd(count: int, device: str) -> torch.Tensor:
-    made = torch.randint(-(1 << 62), 1 << 62, (count,), generator=torch.Generator().manual_seed(0), device="cpu")
+def _odd(device: str) -> torch.Tensor:
+    """As many as may be needed."""
+    made = torch.randint(-(1 << 62), 1 << 62, (2048,), generator=torch.Generator().manual_seed(0), device="cpu")
     return (2 * made + 1).to(device)

@@ -13,8 +13,10 @@ Elapsed = Callable[[], int]  # its nanoseconds; on CUDA it may be asked once the
 class Stopwatch:
     """One operator at a time."""
 
-    def __init__(self, *, on_cuda: bool) -> None:
+    def __init__(self, *, on_cuda: bool, device: torch.device | None = None) -> None:
+        """`device`: whose stream is looked at; None: that of the current one."""
         self._on_cuda = on_cuda
+        self._device = device
         self._began_ns = 0
         self._began: torch.cuda.Event | None = None
 
@@ -22,7 +24,7 @@ class Stopwatch:
         """The operator is about to be called."""
         if self._on_cuda:
             self._began = _event()
-            self._began.record()
+            self._began.record(torch.cuda.current_stream(self._device))
         else:
             self._began_ns = time.perf_counter_ns()
 
@@ -32,7 +34,7 @@ class Stopwatch:
             span_ns = time.perf_counter_ns() - self._began_ns
             return lambda: span_ns
         begin, end = self._began, _event()
-        end.record()
+        end.record(torch.cuda.current_stream(self._device))
         return lambda: _between(begin, end)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from checkflow.errors import TraceError
 from checkflow.graph import Graph, Role
+from checkflow.state.live import parameters_of
 from checkflow.state.memory import fingerprint
 from checkflow.torch_internals import storage_id, without_modes
 from checkflow.trace.state import TracedState, state_of
@@ -42,8 +43,9 @@ class Unseen:
 def _states(training: Training, model: str) -> list[TracedState]:
     """One for each storage that a plan may take for static. What `extra` lists it reads when the iteration ends."""
     found: dict[int, TracedState] = {}
+    trained = {name for name, parameter in parameters_of(training) if parameter.requires_grad}
     for state in state_of(training, model):
-        tensor, updated = state.tensor, state.role is Role.OPTIMIZER or state.tensor.requires_grad
+        tensor, updated = state.tensor, state.role is Role.OPTIMIZER or state.name in trained
         at_end = state.host or state.elsewhere or state.name.is_extra
         if not updated and not at_end and tensor.layout == torch.strided:
             found.setdefault(storage_id(tensor.untyped_storage()), state)

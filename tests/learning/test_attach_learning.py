@@ -355,9 +355,7 @@ def test_iterations_are_as_long_as_the_device_says(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Planner, "ask", noted)
     loop = Loop()
     with attached(loop, tmp_path / "store") as ckpt:
-        for number in range(8):
-            loop.iterate(number)
-            ckpt.step()
+        until_learned(ckpt, loop.iterate)
     times = {round(request.graph.iteration_time_ns / usual_ns, 2) for request in asked}
     assert times == {1.0}
 

@@ -123,7 +123,7 @@ def test_a_link_grows_once() -> None:
     assert not watch.grew(now), "nothing was asked of what it carried"
     watch.asks(now)
     for grown in (False, True, False, False, True):
-        rate = {False: 1.5, True: 3.0}[grown] * watch._planned
+        rate = {False: 1.5, True: 3.0}[grown] * watch._tried
         now = watching.Copied(bytes=now.bytes + round(rate), busy_ns=now.busy_ns + 10**9)
         assert watch.grew(now) == grown
 
@@ -229,7 +229,7 @@ def test_a_link_that_carries_no_plan_is_tried_again(
             if ckpt.stats().learned_in:
                 break
             assert time.monotonic() < deadline, (stages, told)
-    assert stages["planning"] == 2 if grown else stages["planning"] > 3
+    assert stages["planning"] > (1 if grown else 3)
     for what in ("no schedule was learned", "in no checkpoint"):
         assert sum(what in line for line in told) == 1, told
     assert not any("learns its schedule anew" in line for line in told), told
