@@ -15,7 +15,6 @@ from checkflow.events import Learned
 from checkflow.learning.learner import Learner, Running
 from checkflow.learning.link import Copied
 from checkflow.runtime.binding import sizes_of
-from checkflow.runtime.compiled import has_cuda_graphs
 from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
 from checkflow.training import Training
@@ -44,7 +43,10 @@ class _OfEngine(Running):
 
     @property
     def opaque(self) -> bool:
-        return self._engine.executor.bound.opaque or has_cuda_graphs()
+        executor = self._engine.executor
+        if not executor.bound.opaque:
+            executor.look_for_graphs()  # which may have been captured since, where no hook saw it
+        return executor.bound.opaque
 
     @property
     def silent(self) -> bool:
@@ -60,19 +62,16 @@ class Adapting:
         learner: Learner,
         training: Training,
         objects: HostObjects,
-        unplanned: Callable[[], Schedule],
         tell: Callable[[str], None],
         *,
         advises: bool,
     ) -> None:
-        """`unplanned`: what is followed where nothing is known. `advises`: a user who chose no policy is told of one
-        that has a checkpoint more often."""
+        """`advises`: a user who chose no policy is told of one that has a checkpoint more often."""
         self._engine = engine
         self._running = _OfEngine(engine)
         self._learner = learner
         self._training = training
         self._objects = objects
-        self._unplanned = unplanned
         self._tell = tell
         self._advises = advises
         self._sizes = sizes_of(training)
@@ -142,7 +141,7 @@ class Adapting:
         if self._still_fits():
             return False
         self._learner.anew("its state has other tensors")
-        self._engine.change_over(fit(self._unplanned(), self._training, self._objects))
+        self._engine.change_over(fit(self._learner.provisional(), self._training, self._objects))
         self.learned_in = 0
         return True
 

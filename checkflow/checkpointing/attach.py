@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,7 +31,6 @@ from checkflow.interrupts import held_back
 from checkflow.learning.kept import FOLDER
 from checkflow.learning.learner import Learner
 from checkflow.learning.messages import IN_PARTS
-from checkflow.learning.provisional import provisional
 from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.settings import Settings
 from checkflow.schedule import Schedule, read_schedule
@@ -272,16 +270,15 @@ def attach(
                         say(why)
                     learner = Learner(training, place, interval, by, lambda: inside.depth > 0, say, say_warning, lacks)
                     undo.callback(learner.close)
-                    unplanned_yet = partial(provisional, training, by, interval or 1)
                     planned = _fits_still(learner, training, objects, slots)
                     if planned and planned.schedule.policy != by:
                         say(
                             f"policy {by!r} could not be followed in an earlier run, so it is "
                             f"{planned.schedule.policy}'s; remove {FOLDER} from the store to try again"
                         )
+                    fitting = planned or fit(learner.provisional(), training, objects)
                 else:
-                    planned = fit(of_now(schedule, training), training, objects)
-                fitting = planned or fit(unplanned_yet(), training, objects)
+                    fitting = planned = fit(of_now(schedule, training), training, objects)
                 lacks(carried(fitting.schedule))
                 for beside in (*untaken(training), *not_met()):
                     warn(beside)
@@ -307,9 +304,7 @@ def attach(
                     training,
                     objects,
                     store,
-                    None
-                    if learner is None
-                    else Adapting(engine, learner, training, objects, unplanned_yet, say, advises=advises),
+                    None if learner is None else Adapting(engine, learner, training, objects, say, advises=advises),
                     None if overhead is None else Pacing(engine, overhead),
                     together,
                     behind,

@@ -28,6 +28,7 @@ from checkflow.learning.kinds import Kinds
 from checkflow.learning.link import Copied, LinkWatch
 from checkflow.learning.messages import DEFAULT_POLICY, Planned, Request
 from checkflow.learning.planner import Planner
+from checkflow.learning.provisional import provisional
 from checkflow.schedule import Schedule
 from checkflow.state.live import parameters_of
 from checkflow.torch_internals import compiled_from
@@ -119,7 +120,7 @@ class Learner:
         self._said_they_differ = False
         self._link = LinkWatch(self.kept)
         device = next((each.device for _, each in parameters_of(training) if each.is_cuda), None)
-        self._stopwatch = Stopwatch(on_cuda=device is not None, device=device)  # which its host may be far ahead of
+        self._stopwatch = Stopwatch(device)  # not the host's clock: that may be far ahead of it
         self._took: deque[Elapsed] = deque(maxlen=_SEEN)  # iterations
         self._timed = False  # the one that runs
         self._recorded = 0
@@ -140,6 +141,10 @@ class Learner:
         if self._stage is Stage.PLANNING and self._planner is not None and self._planner.answer is not None:
             return Stage.PLANNED
         return self._stage
+
+    def provisional(self) -> Schedule:
+        """What is followed as long as nothing is known. Raises InputError as provisional.py does."""
+        return provisional(self._training, self._policy, self._interval or 1)
 
     def anew(self, why: str) -> None:
         """What was learned is of no use."""

@@ -17,6 +17,7 @@ from checkflow.events import Skipped
 from checkflow.runtime.audit import Audit
 from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.bound import Bound
+from checkflow.runtime.compiled import has_cuda_graphs
 from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Device
 from checkflow.runtime.firings import Firings
@@ -217,10 +218,11 @@ class Follower:
             self.bound.distrust()
             self.pipeline.protect(self.bound.storages, Cause.UNWATCHED)
 
-    def replaying(self) -> None:
-        """CUDA graphs may be replayed from now on, which write state and gradients without a hook or a count."""
-        self.compiling()
-        self._refuse_parts()
+    def look_for_graphs(self) -> None:
+        """Where there are CUDA graphs, their replays may write state and gradients without a hook or a count."""
+        if has_cuda_graphs():
+            self.compiling()
+            self._refuse_parts()
 
     # Inside
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from checkflow.module_hook import ModuleHook
-from checkflow.runtime.compiled import OnCompile, has_cuda_graphs
+from checkflow.runtime.compiled import OnCompile
 from checkflow.runtime.factors import FactorHooks
 from checkflow.runtime.follower import Follower
 from checkflow.runtime.guards import Guard, GuardKind
@@ -41,8 +41,7 @@ class Removable(Protocol):
 def register(executor: Follower, training: Training) -> list[Removable]:
     """Hooks at the anchors of the timetable, and guards everywhere. Removing what is returned undoes it."""
     handles: list[Removable] = [OnCompile(executor.compiling)]
-    if has_cuda_graphs():
-        executor.replaying()
+    executor.look_for_graphs()
     guards: list[Guard] = []
     if executor.parts is not None and executor.parts.factors.names:
         handles.append(executor.parts.factors.watch_unscaling())

@@ -73,6 +73,6 @@ def _mixed(words: torch.Tensor, width: int) -> torch.Tensor:
 
 @functools.cache
 def _odd(device: str) -> torch.Tensor:
-    """As many as may be needed."""
+    """One for each sum and each word that is left, of which there are fewer than twice 1024."""
     made = torch.randint(-(1 << 62), 1 << 62, (2048,), generator=torch.Generator().manual_seed(0), device="cpu")
     return (2 * made + 1).to(device)

@@ -61,7 +61,7 @@ class LiveIteration:
             ledger,
             None,
             Values(ledger, everything=False),
-            Stopwatch(on_cuda=ledger.on_cuda),
+            Stopwatch(device),
             None if device is None else ScratchMeter(anew=False, device=device),  # whose peaks are the training's own
             lambda: self._over or ignores(),
             self._fails,

@@ -38,7 +38,9 @@ def measured(iteration: Callable[[], object], calls: Calls, *, on_cuda: bool, mo
     wanted = MEASURED_ITERATIONS + on_cuda
     for _ in range(_ATTEMPTS):
         meter = (
-            ScratchMeter(anew=True) if on_cuda and len(samples) == MEASURED_ITERATIONS else Stopwatch(on_cuda=on_cuda)
+            ScratchMeter(anew=True)
+            if on_cuda and len(samples) == MEASURED_ITERATIONS
+            else Stopwatch(torch.device("cuda") if on_cuda else None)
         )
         metered = _Metered(meter)
         with metered:

@@ -13,18 +13,17 @@ Elapsed = Callable[[], int]  # its nanoseconds; on CUDA it may be asked once the
 class Stopwatch:
     """One operator at a time."""
 
-    def __init__(self, *, on_cuda: bool, device: torch.device | None = None) -> None:
-        """`device`: whose stream is looked at; None: that of the current one."""
-        self._on_cuda = on_cuda
-        self._device = device
+    def __init__(self, cuda: torch.device | None) -> None:
+        """`cuda`: the device whose stream is looked at; None on a CPU."""
+        self._cuda = cuda
         self._began_ns = 0
         self._began: torch.cuda.Event | None = None
 
     def start(self) -> None:
         """The operator is about to be called."""
-        if self._on_cuda:
+        if self._cuda is not None:
             self._began = _event()
-            self._began.record(torch.cuda.current_stream(self._device))
+            self._began.record(torch.cuda.current_stream(self._cuda))
         else:
             self._began_ns = time.perf_counter_ns()
 
@@ -34,7 +33,7 @@ class Stopwatch:
             span_ns = time.perf_counter_ns() - self._began_ns
             return lambda: span_ns
         begin, end = self._began, _event()
-        end.record(torch.cuda.current_stream(self._device))
+        end.record(torch.cuda.current_stream(self._cuda))
         return lambda: _between(begin, end)
 
 

@@ -28,6 +28,7 @@ from checkflow.learning import learner
 from checkflow.learning.kept import FOLDER
 from checkflow.learning.messages import Request
 from checkflow.learning.planner import Planner
+from checkflow.runtime import follower
 from checkflow.runtime.counters import Cause
 from checkflow.schedule import read_schedule
 from checkflow.store.format.reader import list_checkpoints
@@ -360,25 +361,42 @@ def test_iterations_are_as_long_as_the_device_says(tmp_path: Path, monkeypatch: 
     assert times == {1.0}
 
 
+def test_a_graph_that_no_hook_saw_being_captured_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By who learns, who looks before it records; the runtime knows of it then, too."""
+    loop, told, captured = Loop(), list[str](), [False]
+    monkeypatch.setattr(follower, "has_cuda_graphs", lambda: captured[0])
+    with attached(loop, tmp_path / "store", told) as ckpt:
+        captured[0] = True
+        for number in range(8):
+            loop.iterate(number)
+            ckpt.step()
+        assert ckpt.stats().learned_in == 0
+        assert ckpt._engine.executor.bound.opaque
+    assert any("captured as a CUDA graph" in line for line in told), told
+
+
+@pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("policy", ["checkflow", "checkfreq"])
-def test_compiled_code_is_left_alone(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_is_left_alone(
+    policy: str, interval: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To look at its operators would run others; each checkpoint is right without. By checkfreq none is waited for."""
     copies_take(monkeypatch, lambda _: 0.02)
     loop, told = Loop(), list[str]()
     loop.model.compile(backend="eager")
-    with attached(loop, tmp_path / "store", told, policy=policy) as ckpt:
-        for number in range(8):
+    with attached(loop, tmp_path / "store", told, policy=policy, interval=interval) as ckpt:
+        for number in range(9):
             loop.iterate(number)
             ckpt.step()
         stats = ckpt.stats()
         assert stats.learned_in == 0
         waited = Cause.UNWATCHED in stats.stall_ns_by_cause
-        copied = stats.snapshot_bytes >= 7 * ckpt.schedule.state_bytes
+        copied = stats.snapshot_bytes >= (9 // interval - 1) * ckpt.schedule.state_bytes
         assert (waited, copied) == (policy != "checkfreq", policy == "checkfreq"), stats
     assert any("compiled" in line for line in told), told
     other = Loop()
     with attached(other, tmp_path / "store") as ckpt:
-        assert ckpt.restore() == 8
+        assert ckpt.restore() == 9
     assert same(other.state(), loop.state())
 
 

@@ -26,7 +26,7 @@ from checkflow.lower import lower
 from checkflow.plan import Infeasible, Problem, on_anchors, problem_of
 from checkflow.plan.rebuilt import in_lanes, over_iterations
 from checkflow.plan.streaming.planner import plan_streaming
-from checkflow.runtime import compiled, hook
+from checkflow.runtime import compiled, follower
 from checkflow.runtime.device import Snapshot
 from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
@@ -533,7 +533,7 @@ def test_where_cuda_graphs_are_replayed_no_gradient_is_relied_upon(
     schedule, passes = parted(traced(make), 3), iter(range(10**6))
     assert schedule.gradients
     if when == "before attach":
-        monkeypatch.setattr(hook, "has_cuda_graphs", lambda: True)
+        monkeypatch.setattr(follower, "has_cuda_graphs", lambda: True)
     else:
         monkeypatch.setattr(HostDevice, "capturing", lambda _: next(passes) in (20, 21))
     expected, told = trained(make, schedule, tmp_path / "store")
