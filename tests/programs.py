@@ -5,6 +5,7 @@ A new interpreter takes two and a half seconds for torch and for its compiler, w
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import sys
@@ -64,11 +65,16 @@ class Program:
         """Its exit code, negative for a signal; None while it runs."""
         return self._process.exitcode
 
-    def wait(self, timeout_s: float) -> int:
-        """The same once it has ended."""
+    def has_ended(self, timeout_s: float) -> bool:
+        """Within that time."""
         self._process.join(timeout_s)
+        return self._process.exitcode is not None
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit code once it has ended."""
+        assert self.has_ended(timeout_s), "it runs on"
         code = self._process.exitcode
-        assert code is not None, "it runs on"
+        assert code is not None
         self._watch.cancel()
         return code
 
@@ -112,6 +118,7 @@ def _run(
     if stderr is not None:
         with stderr.open("a") as file:
             os.dup2(file.fileno(), 2)
+    faulthandler.enable()  # what it was at, where it is aborted
     os.environ.clear()
     os.environ.update(environment)
     if "OMP_NUM_THREADS" in environment:  # which torch has read already

@@ -20,7 +20,7 @@ import sys, torch, checkflow
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.AdamW(model.parameters())
 with checkflow.attach(model, optimizer, store=sys.argv[1]) as ckpt:
-    for i in range(ckpt.restore(), 12):
+    for i in range(ckpt.restore(), int(sys.argv[2])):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -114,9 +114,9 @@ def test_whoever_changes_the_directory_moves_no_store(tmp_path: Path) -> None:
     begins.mkdir()
     other.mkdir()
     leaves = f"    import os; os.chdir({str(other)!r})\n    for i"
+    text = f"import os; os.chdir({str(begins)!r})" + TRAINS.replace("    for i", leaves)
     for end in (12, 13):
-        text = f"import os; os.chdir({str(begins)!r})" + TRAINS.replace("    for i", leaves).replace("12", str(end))
-        trainer = Program(text, "store")
+        trainer = Program(text, "store", str(end))
         with trainer.stdout, trainer.stderr:
             said, told = trainer.stdout.read(), trainer.stderr.read()
         assert trainer.wait(60.0) == 0, told
