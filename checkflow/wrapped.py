@@ -50,16 +50,16 @@ def _optimizers_in(optimizer: torch.optim.Optimizer, seen: set[int]) -> Iterator
 
 
 def added_by(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.optim.Optimizer, str]]:
-    """What optimizers that pass on the state of those they hold add to it in their state_dict(), as
-    PostLocalSGDOptimizer does: no checkpoint has that."""
+    """What an optimizer's own code adds in its state_dict() to state and param_groups, or to those of the optimizers
+    whose state it passes on, as PostLocalSGDOptimizer does: no checkpoint has that."""
     held = [] if is_zero(optimizer) else held_by(optimizer)
     for inner in held:
         yield from added_by(inner)
     asks_ranks = any(map(is_zero, held)) or any(base.__name__ in _ASK_RANKS for base in type(optimizer).__mro__)
-    if not held or asks_ranks or optimizer in optimizers_in(optimizer):
+    if asks_ranks or (held and optimizer in optimizers_in(optimizer)):
         return
     try:
-        keys = optimizer.state_dict().keys() - set().union(*(inner.state_dict() for inner in held))
+        keys = optimizer.state_dict().keys() - {"state", "param_groups"}.union(*(inner.state_dict() for inner in held))
     except Exception:  # noqa: BLE001 (the user's own; it only gives a hint)
         return
     yield from ((optimizer, str(key)) for key in sorted(map(str, keys)))

@@ -280,7 +280,7 @@ def attach(
                 else:
                     fitting = planned = fit(of_now(schedule, training), training, objects)
                 lacks(carried(fitting.schedule))
-                for beside in (*untaken(training), *not_met()):
+                for beside in (*untaken(training, objects.objects), *not_met()):
                     warn(beside)
                 if planned and (line := unplanned(planned.schedule, training.listed)):
                     warn(line)

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 
@@ -24,6 +23,7 @@ from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, overrun
 from checkflow.checkpointing.resumed import Freezing, doubts, of_losses, remarks
+from checkflow.checkpointing.saving import DURABLE_DEADLINE_S, make_durable, save, save_last
 from checkflow.checkpointing.terminating import on_terminate, told
 from checkflow.checkpointing.together import Together
 from checkflow.checkpointing.voices import Voice, raise_problems
@@ -41,8 +41,6 @@ from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.status import Status
 from checkflow.training import Training
 
-DURABLE_DEADLINE_S = 600.0
-CLOSE_RETRY_S = 30.0  # how long the last checkpoint is tried again, where the store does not do that by itself
 GIT_S = 1.0  # that a restore waits for git, to compare
 _LOG = logging.getLogger("checkflow")
 
@@ -139,11 +137,13 @@ class Checkpointer:
                 with self._told(StoreError):
                     self._executor.drain()  # of several processes, what is in flight is of the attempt that ends here
                     if iteration is None or iteration not in iterations_in([self._handle.path]):
-                        self._handle.drain(DURABLE_DEADLINE_S)
+                        make_durable(
+                            self._handle, "restore: the newest iteration is not durable, and an older one comes"
+                        )
             elif iteration is None and self._start_over:
                 return 0
             # both take memory, and this one is waited for
-            with paused_collector(), self._handle.shared.pages.paused():
+            with paused_collector(), self._handle.shared.restoring():
                 is_here = begun and iteration in (None, *iterations_in([self._handle.path]))
                 if self._together is not None:
                     found = self._together.load(iteration, self._training)
@@ -255,24 +255,14 @@ class Checkpointer:
     def save(self, *, keep: bool = True) -> None:
         """Checkpoint the iteration that just ended, or was restored, and return when it is durable.
 
-        `keep`: retain it for good. Raises InputError where the next iteration has begun and this one was not saved.
+        `keep`: retain it for good. Raises InputError where the next iteration has begun and this one was not saved,
+        StoreError where it is not durable in the end.
         """
         if not self._forked("save"):
             with self._narrated("save"), self._inside:
-                self._save(keep=keep)
-
-    def _save(self, *, keep: bool) -> None:
-        if not self._executor.save():  # every slot is full: one is free once the newest staged one is durable
-            self._handle.drain(DURABLE_DEADLINE_S)
-            if not self._executor.save():
-                if self._together is not None:
-                    raise StoreError("save: no slot is free; call step() on every rank")
-                raise StoreError("save: no slot is free; see what the saver reported, or use slots=3")
-        if self._handle.persist_now(keep=keep) is None and keep:
-            raise StoreError("save: the next checkpoint has the only slot; call it right after step()")
-        self._handle.drain(DURABLE_DEADLINE_S)
-        if keep and isinstance(self._behind, BehindRanks):
-            self._behind.keep(self._executor.completed)
+                save(self._engine, keep=keep, ranks=self._together is not None)
+                if keep and isinstance(self._behind, BehindRanks):
+                    self._behind.keep(self._executor.completed)
 
     def stats(self) -> Stats:
         """What checkpointing did and cost so far."""
@@ -319,7 +309,7 @@ class Checkpointer:
             self._adapting.close()
         try:
             if complete:
-                self._save_last()
+                save_last(self._engine, self._notify, f"{self._store}: ", ranks=self._together is not None)
         finally:
             with contextlib.ExitStack() as last:
                 if (behind := self._behind) is not None:  # last: ranks need not wait for each other's uploads
@@ -328,23 +318,6 @@ class Checkpointer:
                     last.push(lambda kind, *_: together.close(complete=complete and kind is None))
                 last.callback(lambda: self._handle.close(DURABLE_DEADLINE_S))
                 self._engine.close()
-
-    def _save_last(self) -> None:
-        """No later checkpoint makes up for the last one: what fails is told and tried again; the store raises it then.
-
-        The first error may be of an earlier checkpoint, and just not have been told.
-        """
-        pause_s, until, once = 0.0, time.monotonic() + CLOSE_RETRY_S, cache(self._notify)
-        while True:
-            with told(StoreError, once, f"{self._store}: "):
-                if self._executor.unsaved:
-                    self._save(keep=False)
-                if self._handle.drain(DURABLE_DEADLINE_S):
-                    return
-            if self._handle.saver_pid is None or time.monotonic() + pause_s > until:
-                return
-            time.sleep(pause_s)
-            pause_s = 2 * pause_s or 0.5
 
     def __enter__(self) -> Checkpointer:
         return self

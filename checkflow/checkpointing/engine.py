@@ -17,6 +17,7 @@ from checkflow.checkpointing.sink import StoreSink
 from checkflow.errors import CheckflowError, InputError
 from checkflow.interrupts import held_back
 from checkflow.lanes import lane_file
+from checkflow.runtime.binding import Binding
 from checkflow.runtime.bound import Bound
 from checkflow.runtime.counters import Counters
 from checkflow.runtime.cuda import CudaDevice
@@ -42,6 +43,7 @@ from checkflow.state.restore.lanes import gathered
 from checkflow.state.restore.replay import match_replay
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.training import Training
+from checkflow.wrapped import updater
 
 
 class OpenStore(Protocol):
@@ -80,6 +82,7 @@ class Engine:
             training, lambda: self.handle, settings.approximate, lambda line: notify(f"{store}: {line}")
         )
         self._restorable: object = None  # the structure of host state that was found to match the files
+        self._bound: Binding | None = None  # what the host's state knows the tensors by
         self._hooks: list[Removable] = []
         self._device = self._device_of(handle)
         self.executor = self._executor_of(fitting)
@@ -190,6 +193,9 @@ class Engine:
         )
 
     def _capture(self, iteration: int) -> Record:
+        if self.executor.bound.binding is not self._bound:
+            self._bound = self.executor.bound.binding
+            self.fitting.host.found_anew()
         captured = self.fitting.host.capture(iteration)
         if self.fitting.host.structure == self._restorable:
             return captured.record
@@ -197,7 +203,25 @@ class Engine:
         if has_shared(self._training):  # a forward pass may have gathered what ranks share by the time of the record
             record = self._checked(captured.record())
             return lambda: record
-        return lambda: self._checked(captured.record())
+        before = self._members()
+        return lambda: self._checked_later(captured.record(), before)
+
+    def _members(self) -> object:
+        """Changes where the training has other tensors, parameters or state than before."""
+        return self.executor.bound.binding, [
+            ([list(map(id, group["params"])) for group in optimizer.param_groups], len(optimizer.state))
+            for optimizer in map(updater, self._training.optimizers)
+        ]
+
+    def _checked_later(self, record: bytes, before: object) -> bytes:
+        """Once the next iteration has begun, which may have changed what it is compared with: then the next one is."""
+        try:
+            return self._checked(record)
+        except InputError:
+            if self._members() == before and not self.executor.bound.is_stale:
+                raise
+            self._restorable = None
+            return record
 
     def _as_read(self) -> Mapping[str, TensorFile]:
         """The files of a checkpoint, those that other ranks save among them."""

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from checkflow.extra import Extra, Holder, Variables, added_entries, key_of
+from checkflow.extra import Extra, Holder, Stateful, Variables, added_entries, key_of
 from checkflow.schedule import Schedule
-from checkflow.state.holders import models_of
-from checkflow.state.live import asked_state, listed_state
-from checkflow.state.names import StateName
+from checkflow.state.holders import models_of, optimizers_of
+from checkflow.state.live import asked_state, listed_state, live_state
+from checkflow.state.names import StateName, is_of_kind
 from checkflow.torch_ranks import hook_states
 from checkflow.training import Training
 from checkflow.unlisted import Unlisted, lines_of
-from checkflow.wrapped import added_by
+from checkflow.wrapped import added_by, held_by
 
 _ADVICE = "list it: attach(extra={...})"
 
@@ -41,13 +41,15 @@ def missing(found: Iterable[Unlisted], extra: Extra, *, scaler: bool) -> tuple[s
     return lines_of(left, _ADVICE)
 
 
-def untaken(training: Training) -> Iterator[str]:
-    """What models and optimizers keep, that no checkpoint has, a line for each."""
+def untaken(training: Training, objects: Mapping[str, Stateful]) -> Iterator[str]:
+    """What models and optimizers keep, and none of the attached objects, so that no checkpoint has it: lines."""
     models = models_of(training)
     yield from added(models, training.listed)
     yield from drawn_by_cudnn(models)
     yield from kept_by_hooks(models, training.listed)
     yield from added_by_wrappers(training)
+    yield from unscheduled(training, objects)
+    yield from shared_by_dicts(training)
 
 
 def kept_by_hooks(models: Mapping[str, torch.nn.Module], extra: Extra) -> Iterator[str]:
@@ -68,9 +70,35 @@ def added_by_wrappers(training: Training) -> Iterator[str]:
     for optimizer in (given,) if isinstance(given, torch.optim.Optimizer) else given:
         for wrapper, key in added_by(optimizer):
             if not any(_is_listed(each, training.listed) for each in (wrapper, *vars(wrapper).values())):
+                others = "what the optimizer in it has" if held_by(wrapper) else "state and param_groups"
                 yield (
-                    f"{type(wrapper).__name__}: its state_dict() has {key!r} beside what the optimizer in it has, and "
-                    'no checkpoint does; list who counts it: attach(extra={"own": checkflow.Variables(vars(...), ...)})'
+                    f"{type(wrapper).__name__}: its state_dict() has {key!r} beside {others}, and no checkpoint does; "
+                    'list who counts it: attach(extra={"own": checkflow.Variables(vars(...), ...)})'
+                )
+
+
+def unscheduled(training: Training, objects: Mapping[str, Stateful]) -> Iterator[str]:
+    """Optimizers whose learning rate a scheduler sets that nothing attached can be or have, a line for each."""
+    if all(isinstance(member, Holder) or is_of_kind(name, "loader") for name, member in objects.items()):
+        for holder, optimizer in optimizers_of(training).items():
+            if any("initial_lr" in group for group in optimizer.param_groups):
+                yield (
+                    f"{holder}: a scheduler sets its learning rate and is not attached, so that a resumed run begins "
+                    "its schedule anew; give it: attach(scheduler=...)"
+                )
+
+
+def shared_by_dicts(training: Training) -> Iterator[str]:
+    """Tensors in listed dicts that have memory in common with others that are saved, a line for each."""
+    of_dicts = {name: member for name, member in training.listed.objects.items() if isinstance(member, Holder)}
+    first = {live.tensor.untyped_storage().data_ptr(): live.name for live in live_state(training)}
+    for name, tensor in asked_state(of_dicts):
+        if tensor.layout is torch.strided and tensor.numel():
+            other = first.setdefault(tensor.untyped_storage().data_ptr(), name)
+            if other != name:
+                yield (
+                    f"{name}: has memory in common with {other}, and will not after a restore, which gives the dict "
+                    "tensors of its own; list one of them, and take the other from it"
                 )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
 from checkflow.distributed.group import Group
@@ -16,6 +16,7 @@ from checkflow.distributed.marks import Mark
 from checkflow.distributed.parts import marks_in
 from checkflow.distributed.placement import address_here
 from checkflow.errors import CorruptStoreError
+from checkflow.store.both.connections import Patient, accepted, connected, prove
 from checkflow.store.format.manifest import BLOCK_BYTES, MANIFEST
 from checkflow.store.format.ranks import COPIES, directory_of, ranks_in
 from checkflow.store.format.reader import Checkpoint
@@ -81,14 +82,14 @@ def adopt(group: Group, store: Path, mark: Mark, places: Places, seen: Seen, fet
     A part that does not arrive as it was written is asked for in the next place, the last of which is what `fetch` has
     stored of this rank's; it returns what is wrong with it.
     """
-    with _serving(seen) as own:
+    with _serving(seen, group.deadline_s) as own:
         addresses = group.gather("restore()", list(own))
         why = ""
         if group.rank in places.lacking(mark):
             for viewer in places.of(group.rank, mark):
                 host, port, key = _address(addresses[viewer])
                 try:
-                    with Client((host, port), authkey=key.encode()) as connection:
+                    with connected(host, port, key, group.deadline_s) as connection:
                         _fetch(connection, group, store, mark)
                     why = ""
                     break
@@ -105,52 +106,40 @@ def _address(said: object) -> tuple[str, int, str]:
     return str(host), int(port), str(key)
 
 
-def _fetch(connection: Connection, group: Group, store: Path, mark: Mark) -> None:
+def _fetch(connection: Patient, group: Group, store: Path, mark: Mark) -> None:
     connection.send_bytes(f"{group.rank} {mark.attempt} {mark.iteration}".encode())
-    receive_checkpoint(store, _next(connection, group.deadline_s), _blocks(connection, group.deadline_s))
-
-
-def _blocks(connection: Connection, deadline_s: float) -> Iterator[bytes]:
-    while True:
-        yield _next(connection, deadline_s)
-
-
-def _next(connection: Connection, deadline_s: float) -> bytes:
-    if not connection.poll(deadline_s):
-        raise TimeoutError(f"nothing came within {deadline_s:g} s")
-    return connection.recv_bytes()
+    receive_checkpoint(store, connection.recv_bytes(), iter(connection.recv_bytes, None))
 
 
 @contextlib.contextmanager
-def _serving(seen: Seen) -> Iterator[tuple[str, int, str]]:
+def _serving(seen: Seen, limit_s: float) -> Iterator[tuple[str, int, str]]:
     """Hand out what can be read here, to who knows the key. Yields host, port, key."""
     host, key = address_here(), secrets.token_hex(16)
-    listener = Listener((host, 0), backlog=128, authkey=key.encode())
+    listener = socket.create_server((host, 0), backlog=128)
+    port = int(listener.getsockname()[1])
     ending = threading.Event()
 
     def serve() -> None:
         while not ending.is_set():
-            with contextlib.suppress(OSError, EOFError, AuthenticationError):
-                connection = listener.accept()
-                threading.Thread(target=_hand_out, args=(connection, seen), daemon=True).start()
+            with contextlib.suppress(OSError, RuntimeError):
+                connection = accepted(listener, limit_s)
+                threading.Thread(target=_hand_out, args=(connection, key, seen), daemon=True).start()
 
     thread = threading.Thread(target=serve, name="checkflow-adopting", daemon=True)
     thread.start()
     try:
-        yield host, int(listener.address[1]), key
+        yield host, port, key
     finally:
         ending.set()
-        with (
-            contextlib.suppress(OSError, EOFError, AuthenticationError),
-            Client(listener.address, authkey=key.encode()),
-        ):  # so that it sees that
+        with contextlib.suppress(OSError), socket.create_connection((host, port), limit_s):  # so that it sees that
             pass
-        thread.join()
+        thread.join(limit_s)
         listener.close()
 
 
-def _hand_out(connection: Connection, seen: Seen) -> None:
-    with contextlib.suppress(OSError, EOFError), connection:
+def _hand_out(connection: Patient, key: str, seen: Seen) -> None:
+    with contextlib.suppress(OSError, EOFError, AuthenticationError), connection:
+        prove(connection, key)
         rank, attempt, iteration = map(int, connection.recv_bytes(256).split())
         checkpoint = seen.get(rank, {}).get(Mark(attempt, iteration))
         if checkpoint is None:

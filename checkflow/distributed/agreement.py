@@ -90,6 +90,8 @@ class Agreement:
         self._past: dict[str, OrderedDict[str, object]] = {}  # by kind: what this rank is through with, and rulings
         self._trouble: str | None = None
         self._failure: str | None = None
+        self._ended_by = ""  # what ended the thread
+        self._is_told = False
         self._differed = False  # which was told
         self._next_slow_s = 0.0  # time.monotonic
         self._is_late = False  # some rank is, and that was told
@@ -172,6 +174,10 @@ class Agreement:
             self._thread.join(_CLOSE_S)  # an interpreter that ends while it is in the store's code would abort
 
     def _put(self, matter: _Matter | _Void) -> None:
+        if self._ended_by:  # nobody takes it; that training goes on without checkpoints is an error
+            if matter.kind == "staged" and not self._is_told:
+                self._failure, self._is_told = self._ended_by, True
+            return
         self._said.put(matter)
         with self._starting:  # several threads say something
             if self._thread is None:
@@ -196,7 +202,7 @@ class Agreement:
                 self._look_for_who_is_late()
         except Exception as error:  # noqa: BLE001 (nobody else would hear of it)
             why = str(error) if isinstance(error, PeerError) else f"{type(error).__name__}: {error}"
-            self._trouble = (
+            self._trouble = self._ended_by = (
                 f"nothing more is agreed on with the other ranks, so nothing more is made durable or pruned: {why}"
             )
 

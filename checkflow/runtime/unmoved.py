@@ -97,8 +97,8 @@ class Unmoved:
     def _found(self, storage: BoundStorage) -> None:
         self._uncounted.add(storage.name)
         self._tell(
-            f"{storage.name}: is written uncounted (NumPy's memory, another process, an extension, a CUDA graph); "
-            "read when each iteration ends, which training waits for"
+            f"{storage.name}: is written uncounted (.data, NumPy's memory, another process, an extension, a CUDA "
+            "graph); read when each iteration ends, which training waits for"
         )
 
     def copy(self, checkpoint: InFlight, slots: SlotMap, binding: Binding) -> int:

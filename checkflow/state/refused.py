@@ -11,7 +11,7 @@ from checkflow.dtypes import CODES
 from checkflow.errors import InputError, ModelFileError, TraceError
 from checkflow.state.holders import models_of, modules_of, optimizers_of
 from checkflow.state.memory import memory_order
-from checkflow.state.names import StateName
+from checkflow.state.names import StateName, subject_of
 from checkflow.state.shards import are_shared_alike, is_shared
 from checkflow.torch_internals import overlaps
 from checkflow.training import Training
@@ -77,6 +77,12 @@ def _no_parts(training: Training) -> Iterator[tuple[str, str, str]]:
         if not isinstance(model, torch.nn.Module):
             reason = f"is {type(model).__name__}; give an nn.Module or a list of them"
             yield holder, reason, f"{holder} {reason}"
+            continue
+        for path, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                reason = "is TorchScript, whose code runs without hooks; train the module that was scripted"
+                subject = subject_of(holder, path)
+                yield subject, reason, f"{subject} {reason}"
     several = isinstance(training.optimizer, (torch.optim.Optimizer, Collection))
     for holder, optimizer in optimizers_of(training).items() if several else [("optimizer", training.optimizer)]:
         if (text := _no_optimizer(optimizer)) is not None:
@@ -114,7 +120,7 @@ def stray_parameter(holder: str, group: int, position: int, parameter: torch.Ten
     """No checkpoint of the models would hold it."""
     return InputError(
         f"{holder} updates parameter {position} of group {group}, shape {tuple(parameter.shape)}, which belongs to no "
-        "model; give its module too"
+        "model; give its module too, or make it an nn.Parameter, and give nn.ParameterList([...]) of it in model=[...]"
     )
 
 

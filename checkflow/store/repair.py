@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkflow.errors import CorruptStoreError, StoreError
+from checkflow.store.both.leftovers import leftovers
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.format.disk import LocalDisk
 from checkflow.store.format.reader import (
@@ -46,8 +47,7 @@ def check_store(store: Path, progress: Callable[[str], None] = lambda _: None) -
         except CorruptStoreError as error:
             if not is_gone(found.path):  # else a running trainer pruned it
                 wrong.append(SkippedCheckpoint(found.path, found.serial, found.iteration, str(error)))
-    leftovers = sorted(path for path in store.iterdir() if path.name.startswith((ARRIVING, INCOMPLETE, PRUNED)))
-    return Checked(tuple(verified), tuple(wrong), tuple(leftovers))
+    return Checked(tuple(verified), tuple(wrong), tuple(leftovers(store, (ARRIVING, INCOMPLETE, PRUNED))))
 
 
 def repair_store(store: Path, notify: Callable[[str], None], progress: Callable[[str], None]) -> Checked:

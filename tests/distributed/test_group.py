@@ -393,3 +393,25 @@ def test_what_is_in_flight_when_a_restore_begins_is_of_the_attempt_that_it_ends(
         may_copy.set()
         assert ckpt.restore(3) == 3
         assert (max(first), 6) in said and {attempt for attempt, _ in said} == first
+
+
+def test_who_trains_on_when_nothing_is_agreed_on_any_more_has_an_error_once() -> None:
+    """A line is told at once; that iterations are staged since, for nobody, is an error."""
+
+    class Gone:
+        def __getattr__(self, _name: str) -> Callable[..., Any]:
+            def fails(*_: object) -> None:
+                raise RuntimeError("Broken pipe")
+
+            return fails
+
+    gone: Any = Gone()
+    agreement = Agreement(Group(0, 2, 60.0, gone, gone))
+    agreement.skipped(1)
+    until(lambda: bool(agreement._ended_by))
+    assert "nothing more is agreed on" in (agreement.trouble() or "") and agreement.failure() is None
+    for iteration in range(2, 5):
+        agreement.staging(iteration, lambda: False, lambda _: None)()
+        assert ("nothing more is agreed on" in (agreement.failure() or "")) is (iteration == 2)
+    assert agreement._said.empty()
+    agreement.close()

@@ -6,12 +6,14 @@ import os
 import random
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing import Pipe
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,10 +24,12 @@ from hypothesis import strategies as st
 from job_of_ranks import Job
 from processes import children, command, runs, until
 
+from checkflow.distributed import adopting
 from checkflow.distributed.marks import common
 from checkflow.distributed.parts import marks_in
 from checkflow.distributed.placement import mirrors
 from checkflow.store.both.config import SaverConfig
+from checkflow.store.both.connections import Patient, accepted, connected, prove
 from checkflow.store.both.messages import FailedReport, Message
 from checkflow.store.both.mirroring import Answer, Begin, Commit, Hello, blocks_of, hear, say
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
@@ -36,6 +40,7 @@ from checkflow.store.memory.saver_slots import is_whole
 from checkflow.store.memory.shared_memory import NOT_YET_WHOLE, SharedMemory, SlotState, Word
 from checkflow.store.mirror.__main__ import Mirror
 from checkflow.store.mirror.slots import MirroredSlots, greeted
+from checkflow.store.trainer import sender as sender_module
 from checkflow.store.trainer.mirror_process import MirrorAddress
 from checkflow.store.trainer.sender import MirrorTarget, Sender
 
@@ -299,10 +304,10 @@ def test_what_was_filled_again_before_it_was_sent_breaks_no_mirror() -> None:
     shared = SharedMemory.create([layout] * 2, slots=6, record_room_bytes=4096, config=config)
     while shared.pages.wait_for_more():
         pass
-    with Listener(("localhost", 0), authkey=b"key") as listener:
-        mirror = Mirror(listener)
+    with socket.create_server(("localhost", 0)) as listener:
+        mirror, port = Mirror(listener, "key"), listener.getsockname()[1]
         threading.Thread(target=mirror.receive, daemon=True).start()
-        sender = Sender(shared, MirrorTarget(1, 2, 0, MirrorAddress("localhost", listener.address[1], "key")))
+        sender = Sender(shared, MirrorTarget(1, 2, 0, MirrorAddress("localhost", port, "key")))
         told = list[int]()
 
         def stage(sequence: int, slot: int, needs: int, *, lost: bool = False) -> None:
@@ -330,14 +335,14 @@ def test_the_slots_before_are_kept_until_all_have_a_checkpoint_in_those_that_fol
 ) -> None:
     """What they hold is on the rank's disk, which is lost with it."""
     monkeypatch.chdir(tmp_path)
-    with Listener(("localhost", 0), authkey=b"key") as listener:
-        mirror = Mirror(listener)
+    with socket.create_server(("localhost", 0)) as listener:
+        mirror, port = Mirror(listener, "key"), listener.getsockname()[1]
         threading.Thread(target=mirror.receive, daemon=True).start()
 
         def begin(lanes: int) -> Rank:
             before = len(mirror._slots)
             config = SaverConfig(Path("/store"), ((SPEC,),) * lanes, Retention(), {}, grouped=True).dump()
-            end = Client(("localhost", listener.address[1]), authkey=b"key")
+            end = connected("localhost", port, "key", 60.0)
             say(end, Hello(rank=1, size=2, slots=2 * lanes, record_room_bytes=4096))
             end.send_bytes(config)
             assert hear(end, Answer).why_not == ""
@@ -358,3 +363,72 @@ def test_the_slots_before_are_kept_until_all_have_a_checkpoint_in_those_that_fol
         os.close(directory)
         rank.end.close()
     assert sorted(found.iteration for found in list_checkpoints(tmp_path / copy_of(1, 2))) == written
+
+
+def shared_of(slots: int) -> SharedMemory:
+    config = SaverConfig(Path("/store"), ((SPEC,),), Retention(), {}, grouped=True).dump()
+    made = SharedMemory.create([Layout.of((SPEC,))], slots=slots, record_room_bytes=4096, config=config)
+    while made.pages.wait_for_more():
+        pass
+    return made
+
+
+def test_a_mirror_that_does_not_answer_is_an_error_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose machine stopped: the kernel takes what is sent, for as long as its buffers have room."""
+    monkeypatch.setattr(sender_module, "ANSWER_S", 0.2)
+    shared = shared_of(3)
+    with socket.create_server(("localhost", 0)) as listener:
+        address = MirrorAddress("localhost", listener.getsockname()[1], "key")
+
+        def stops() -> None:
+            connection = accepted(listener, 60.0)
+            prove(connection, "key")
+            hear(connection, Hello)
+            connection.recv_bytes()
+            say(connection, Answer())
+            held.append(connection)
+
+        held: list[Patient] = []
+        threading.Thread(target=stops, daemon=True).start()
+        sender, told = Sender(shared, MirrorTarget(1, 2, 0, address)), list[int]()
+        for sequence in (1, 2):
+            shared.put_record(sequence, sequence, sequence, b"{}")
+            shared.set_word(sequence, Word(SlotState.STAGED, sequence))
+            sender.send(sequence, sequence, sequence, partial(told.append, sequence))
+        until(lambda: told == [1, 2])
+        (trouble,) = sender.trouble
+        assert "holds no copies of this rank's checkpoints any more (it does not answer within 0.2 s)" in trouble
+        sender.close()
+        held.pop().close()
+    shared.close()
+
+
+def test_whoever_comes_to_a_mirror_and_says_nothing_keeps_nobody_waiting() -> None:
+    """Anything on the network may: a scan, or a rank whose machine was lost."""
+    shared = shared_of(2)
+    with socket.create_server(("localhost", 0)) as listener:
+        mirror, port = Mirror(listener, "key"), listener.getsockname()[1]
+        threading.Thread(target=mirror.receive, daemon=True).start()
+        with socket.create_connection(("localhost", port)), socket.create_connection(("localhost", port)):
+            sender, told = Sender(shared, MirrorTarget(1, 2, 0, MirrorAddress("localhost", port, "key"))), list[int]()
+            shared.put_record(0, 1, 1, b"{}")
+            shared.set_word(0, Word(SlotState.STAGED, 1))
+            sender.send(0, 1, 1, lambda: told.append(1))
+            until(lambda: told == [1])
+            assert not sender.trouble and len(sender.sent) == 1
+            sender.close()
+    shared.close()
+
+
+def test_nor_does_who_comes_to_a_rank_that_hands_out_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adopting, "address_here", lambda: "localhost")
+    began = time.monotonic()
+    with (
+        adopting._serving({}, 60.0) as (host, port, key),
+        socket.create_connection((host, port)),
+        connected(host, port, key, 60.0) as asking,
+    ):
+        asking.send_bytes(b"0 0 7")
+        with pytest.raises(EOFError):  # it has no such part
+            asking.recv_bytes()
+    assert time.monotonic() < began + 30

@@ -97,3 +97,19 @@ def test_what_goes_wrong_is_raised_by_the_next_call(tmp_path: Path) -> None:
     settler.add(written(tmp_path))
     with pytest.raises(ZeroDivisionError):
         settler.wait()
+
+
+def test_its_thread_is_there_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has none to spare later on keeps nothing from being settled."""
+    seen: list[Sequence[Written]] = []
+    settler = Settler(seen.append)
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    settler.add(written(tmp_path))
+    assert settler.wait() and len(seen) == 1
+    settler.close()
+    with pytest.raises(RuntimeError):  # which ends the saver, and the next one is tried later
+        Settler(seen.append)

@@ -26,6 +26,7 @@ from checkflow.store.format.disk import WRITE_BYTES, Disk
 from checkflow.store.format.pieces import packed
 from checkflow.store.format.reader import list_checkpoints
 from checkflow.store.format.writer import INCOMPLETE
+from checkflow.store.repair import repair_store
 
 
 def files(iteration: int) -> list[NewFile]:
@@ -210,3 +211,17 @@ def test_what_is_packed_is_all_of_it(size: int) -> None:
     assert b"".join(pieces)[:size] == data
     assert [len(piece) for piece in pieces[:-1]] == [WRITE_BYTES] * (len(pieces) - 1)
     assert len(pieces[-1]) % 4096 == 0 and sum(map(len, pieces)) - size < 4096
+
+
+def test_a_repair_leaves_alone_what_is_gone_on_with(tmp_path: Path) -> None:
+    """As a trainer's saver does."""
+    saver = InProcess(tmp_path)
+    saver.persist(1)
+    saver.close()
+    under_way = alone.begin(tmp_path, files(2), print)
+    (tmp_path / f"{INCOMPLETE}of-one-that-was-killed").mkdir()
+    told: list[str] = []
+    repair_store(tmp_path, told.append, lambda _: None)
+    assert len(told) == 1 and "of-one-that-was-killed" in told[0]
+    alone.publish(under_way, 2, record_of(2), {}, print)
+    assert newest_whole(tmp_path) == 2

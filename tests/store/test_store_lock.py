@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -25,8 +26,10 @@ from checkflow.errors import StoreBusyError, StoreError
 from checkflow.store.both import bytelocks, filesystem
 from checkflow.store.both.bytelocks import take_of_directory
 from checkflow.store.both.filesystem import Mount, mount_of
-from checkflow.store.both.lock import LOCK, StoreLock
+from checkflow.store.both.lock import LOCK, StoreLock, open_lock
 from checkflow.store.format.disk import LocalDisk
+from checkflow.store.saver import held_store
+from checkflow.store.saver.held_store import HeldStore
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.persist_every import PersistEvery
 
@@ -232,3 +235,44 @@ def test_what_another_makes_meanwhile_is_no_error(tmp_path: Path, monkeypatch: p
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"file/store: cannot be (made|opened)"):
         StoreLock.acquire(tmp_path / "file" / "store", lambda _: None)
+
+
+def test_a_full_disk_keeps_no_saver_from_its_own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who holds the store stands in the lock for messages alone."""
+    lock = StoreLock.acquire(tmp_path, silent)
+    held = HeldStore(tmp_path, os.dup(lock.directory_fd), os.dup(lock.saver_fd))
+    before = len(descriptors(os.getpid()))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    told: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        (tmp_path / LOCK).unlink()
+        held.look(told.append, trainer_lives=True)
+    held.look(told.append, trainer_lives=True)
+    assert len(told) == 1 and "is put back" in told[0]
+    assert len(descriptors(os.getpid())) == before + 1  # the trainer's, which its saver holds in its place
+    lock.close()
+
+
+def test_a_lock_that_cannot_be_opened_for_both_is_held_by_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is put back the next time."""
+    lock = StoreLock.acquire(tmp_path, silent)
+    held = HeldStore(tmp_path, os.dup(lock.directory_fd), os.dup(lock.saver_fd))
+    (tmp_path / LOCK).unlink()
+    before, calls = len(descriptors(os.getpid())), list[int]()
+
+    def once(directory_fd: int) -> int:
+        calls.append(directory_fd)
+        if len(calls) == 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return open_lock(directory_fd)
+
+    monkeypatch.setattr(held_store, "open_lock", once)
+    with pytest.raises(OSError, match="Too many open files"):
+        held.look(silent, trainer_lives=True)
+    assert len(descriptors(os.getpid())) == before
+    held.look(silent, trainer_lives=True)
+    lock.close()

@@ -25,7 +25,7 @@ from small_store import (
 )
 
 from checkflow.background import NICENESS
-from checkflow.errors import StoreBusyError
+from checkflow.errors import StoreBusyError, StoreError
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.saver_log import LOG
 from checkflow.store.trainer.handle import StoreHandle
@@ -202,3 +202,21 @@ def test_ten_thousand_iterations_are_flat(tmp_path: Path) -> None:
         assert private_kib(os.getpid()) - memory[0] < 4096
         assert private_kib(saver) - memory[1] < 4096
         assert handle.status().staged == 10_000
+
+
+def test_what_a_saver_tells_as_it_ends_reaches_who_goes_on_with_other_slots(tmp_path: Path) -> None:
+    """The next handle on the store delivers it: nobody asks the one before any more."""
+    first = StoreHandle.open(tmp_path, [SMALL], notify=silent, persist_every=PersistEvery(iterations=1))
+    assert stage(first, SMALL, 1)
+    until_idle(first, 1)
+    end = first._saver.end
+
+    def ends(deadline: float) -> None:
+        end(deadline)
+        first._saver.fail("the checkpoint of iteration 1 is not what was written")
+
+    first._saver.end = ends  # type: ignore[method-assign]
+    with StoreHandle.open(tmp_path, [SMALL], after=first, notify=silent) as second:
+        with pytest.raises(StoreError, match="iteration 1 is not what was written"):
+            second.poll()
+        assert second.status().errors == 1

@@ -348,3 +348,25 @@ def test_what_is_newer_is_not_written_before_what_is_due() -> None:
         assert taken is not None and taken.iteration == iteration
         give_back(shared, taken)
     shared.close()
+
+
+def test_who_was_interrupted_gives_back_its_own_slots_alone() -> None:
+    """The replica goes on in its slot; nobody else gets it meanwhile."""
+    shared = shared_of(2)
+    while shared.pages.wait_for_more():
+        pass
+    slots = Slots(shared, [TINY] * KINDS, "skip", replica=True)
+    for iteration, kind in ((1, WHOLE), (2, DELTA)):
+        slot = slots.try_acquire(kind)
+        assert slot is not None
+        slots.stage(slot, iteration, record_of(iteration), due=False)
+    step = next_step(shared)
+    mine = slots.try_acquire(DELTA)
+    assert step is not None and mine is not None
+    slots.reclaim(())
+    assert shared.word(mine.index).state is SlotState.FREE
+    assert shared.word(step.into) == Word(SlotState.FILLING, step.sequence)
+    assert slots.try_acquire(WHOLE) is None
+    made(shared, step, 2, record_of(2))
+    assert shared.word(step.into) == Word(SlotState.STAGED, step.sequence)
+    shared.close()

@@ -31,6 +31,7 @@ from checkflow.state.host.record import FORMAT, VERSION
 from checkflow.state.host.rng import RngReader
 from checkflow.state.host.tensors import Room, split
 from checkflow.state.live import parameters_of, walk
+from checkflow.state.memory import identity
 from checkflow.state.names import StateName, file_of, is_of_kind, subject_of
 from checkflow.state.shards import place_of
 from checkflow.training import Training
@@ -78,19 +79,21 @@ class HostState:
     ) -> None:
         self._models = modules_of(training)
         self._files = (*self._models, *training.listed.tensors)
-        self._named = tuple(parameters_of(training))
-        names = {id(parameter): name for name, parameter in self._named}
-        self._keep = tuple(training.models)  # ids in `names` stay theirs
+        self._training = training
+        self._names_by_id: dict[int, StateName] = {}
+        self._tied_in_files: dict[str, dict[str, str]] = {}  # of each model
+        self._tied: dict[str, dict[str, str]] = {}  # beside those, since
+        self.found_anew()
+        self._tied_in_files, self._tied = self._tied, {}
         self._elsewhere: dict[StateName, int] = {}
         self._names = 0
         self._optimizers = [
-            OptimizerReader(holder, optimizer, names, lambda name: stored(name) or name in self._elsewhere)
+            OptimizerReader(holder, optimizer, self._names_by_id, lambda name: stored(name) or name in self._elsewhere)
             for holder, optimizer in optimizers_of(training).items()
         ]
         self._objects = objects
         self._rooms = rooms
         self._about: tuple[object, str] = (None, "")  # what is known of the run, and its text
-        self._training = training
         self._alike = modules_alike(training)
         self._divided = modules_divided(training)
         self._several: tuple[tuple[int, ...] | None, str] = (None, "")  # how many parameters have state, and the text
@@ -101,6 +104,20 @@ class HostState:
         self._extra = {holder: extra_state_of(model) for holder, model in self._models.items()}
         head = {"format": FORMAT, "version": VERSION, "fingerprints": dict(fingerprints), "versions": versions()}
         self._head = dump(head)[:-1]  # type: ignore[arg-type]
+
+    def found_anew(self) -> None:
+        """A tensor of the training moved, or is another one: what each parameter is called, and what is tied."""
+        self._named = tuple(parameters_of(self._training))  # which keeps them, so that an id stays its parameter's
+        self._names_by_id.clear()
+        self._names_by_id.update((id(parameter), name) for name, parameter in self._named)
+        first: dict[tuple[object, ...], StateName] = {}
+        self._tied = {}
+        for live in walk(self._training):
+            if live.name.holder not in self._files or not live.tensor.numel():
+                continue
+            name = first.setdefault((live.name.holder, *identity(live.tensor)), live.name)
+            if name != live.name and name.path != self._tied_in_files.get(name.holder, {}).get(live.name.path):
+                self._tied.setdefault(name.holder, {})[live.name.path] = name.path
 
     def capture(self, iteration: int) -> Captured:
         """The state after `iteration` completed iterations. Raises InputError that names what cannot be saved."""
@@ -192,8 +209,8 @@ class HostState:
 
     @property
     def structure(self) -> tuple[tuple[str, ...], ...]:
-        """Changes when optimizers have other state than before."""
-        return tuple(reader.structure for reader in self._optimizers)
+        """Changes when optimizers have other state than before, or models other ties."""
+        return (*(reader.structure for reader in self._optimizers), (dump(self._tied),))  # type: ignore[arg-type]
 
     def _model_texts(self) -> str:
         extra: dict[str, dict[str, object]] = {}
@@ -201,10 +218,13 @@ class HostState:
             for path, module in modules.items():
                 where = f"{subject_of(holder, path)}._extra_state"
                 extra.setdefault(holder, {})[path] = encode(module.get_extra_state(), where)
-        return ",".join(
-            dump({"name": prefix, "file": file_of(prefix), "extra": extra.get(prefix, {})})  # type: ignore[dict-item]
+        fields: dict[str, dict[str, Json]] = {
+            prefix: {"name": prefix, "file": file_of(prefix), "extra": extra.get(prefix, {})}  # type: ignore[dict-item]
             for prefix in self._files
-        )
+        }
+        for prefix, tied in self._tied.items():
+            fields[prefix]["tied"] = dict(tied)
+        return ",".join(map(dump, fields.values()))
 
     def _object_parts(self) -> Iterator[str | Callable[[], str]]:
         between = ""

@@ -19,13 +19,15 @@ _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ModelRecord(BaseModel):
-    """A model's tensors are in `file`; `extra` holds what get_extra_state gave, by the module's path."""
+    """A model's tensors are in `file`; `extra` holds what get_extra_state gave, by the module's path. `tied` names the
+    tensor that another one is, where the file has each for itself: they were tied while training ran."""
 
     model_config = _STRICT
 
     name: str  # "model", "model.1"
     file: str
     extra: dict[str, Json]
+    tied: dict[str, str] = {}
 
 
 class GroupRecord(BaseModel):

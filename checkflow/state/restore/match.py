@@ -234,12 +234,13 @@ def _match_model(record: ModelRecord, lives: list[Live], file: TensorFile) -> li
             raise InputError(f"{live.name}: has shape {shape}, {source.shape} in the checkpoint; {_ADVICE}")
         if dtype != source.dtype:
             raise InputError(f"{live.name}: has dtype {dtype}, {source.dtype} in the checkpoint; {_ADVICE}")
-        here, there = ours.setdefault(_identity(live), live), saved.setdefault(stored, live)
+        tensor = record.tied.get(name, name)
+        there = saved.setdefault(file.aliases.get(tensor, tensor), live)
+        here = ours.setdefault(_identity(live), live)
         if here is not there:
-            tied, where = (
-                (here, "here, but not in the checkpoint") if here is not live else (there, "only in the checkpoint")
-            )
-            raise InputError(f"{live.name}: is tied to {tied.name} {where}; {_ADVICE}")
+            if here is not live:
+                raise InputError(f"{live.name}: is tied to {here.name} here, but not in the checkpoint; {_ADVICE}")
+            raise InputError(f"{live.name}: is tied to {there.name} only in the checkpoint; tie it before restore()")
         if here is live:
             found.append((live, source))
     for name in (*file.tensors, *file.aliases):

@@ -16,8 +16,10 @@ def start_beside(
 ) -> subprocess.Popen[bytes]:
     """`python -m module arguments descriptors`, in its own session. Raises OSError."""
     command = [sys.executable, "-P", "-m", module, *arguments, *map(str, inherited)]
-    # modules are found where the trainer finds them; one BLAS thread, for numpy starts one for each core
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
+    # Modules are found where the trainer finds them, which looks at nothing in sys.path but strings.
+    found = os.pathsep.join(path for path in sys.path if path and isinstance(path, str))
+    # One BLAS thread, for numpy starts one for each core.
+    environment = os.environ | {"PYTHONPATH": found, "OPENBLAS_NUM_THREADS": "1"}
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)  # inherited, until it ignores them by itself
     try:
         return subprocess.Popen(

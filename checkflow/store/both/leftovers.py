@@ -26,18 +26,19 @@ def hold(directory: Path) -> int:
     return fd
 
 
-def remove_leftovers(disk: Disk, store: Path) -> None:
-    """What killed or failed writers left half-written or half-removed; not what one holds.
+def leftovers(store: Path, names: tuple[str, ...] = (INCOMPLETE, PRUNED)) -> list[Path]:
+    """What killed or failed writers left half-written or half-removed; not what one holds. Raises OSError."""
+    return [path for path in sorted(store.iterdir()) if path.name.startswith(names) and not _is_held(path)]
 
-    One that cannot be removed does not keep the others. Raises OSError, the first one's, at the end.
-    """
+
+def remove_leftovers(disk: Disk, store: Path) -> None:
+    """One that cannot be removed does not keep the others. Raises OSError, the first one's, at the end."""
     failed: OSError | None = None
-    for path in sorted(store.iterdir()):
-        if path.name.startswith((INCOMPLETE, PRUNED)) and not _is_held(path):
-            try:
-                remove_tree(disk, path)
-            except OSError as error:
-                failed = failed or error  # the others may still make room
+    for path in leftovers(store):
+        try:
+            remove_tree(disk, path)
+        except OSError as error:
+            failed = failed or error  # the others may still make room
     if failed is not None:
         raise failed
 

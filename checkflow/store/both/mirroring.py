@@ -9,8 +9,6 @@ as torch's collectives are not. The hash of each block goes with it, and is comp
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Annotated, Literal, TypeVar
@@ -75,13 +73,6 @@ class Answer(BaseModel):
 Said = Hello | Begin | Commit | Answer
 _SAID: TypeAdapter[Said] = TypeAdapter(Annotated[Said, Field(discriminator="kind")])
 message = TypeVar("message", Hello, Begin, Commit, Answer)
-
-
-def hurried(connection: Connection) -> Connection:
-    """What is said goes out at once: the kernel else keeps what is little until more has come, or 40 ms have passed."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
 
 
 def say(connection: Connection, said: Said) -> None:

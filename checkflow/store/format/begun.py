@@ -7,12 +7,18 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from checkflow.store.format.disk import Disk, NewFiles, remove_tree
 from checkflow.store.format.manifest import MANIFEST, RECORD, FileEntry, Manifest, directory_name
-from checkflow.store.format.writer import INCOMPLETE, hash_blocks, name_for_good, next_serial
+from checkflow.store.format.writer import (
+    INCOMPLETE,
+    created,
+    hash_blocks,
+    name_for_good,
+    newest_created,
+    next_serial,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ def publish(disk: Disk, begun: Begun, iteration: int, record: bytes, versions: d
                 serial=serial,
                 iteration=iteration,
                 keep=False,
-                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                created=created(newest_created(begun.store)),
                 versions=versions,
                 files=(*begun.files, FileEntry(name=RECORD, size_bytes=len(record), blocks=blocks)),
             )

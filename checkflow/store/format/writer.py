@@ -17,6 +17,7 @@ from pathlib import Path
 
 import xxhash
 
+from checkflow.errors import StoreError
 from checkflow.lanes import lane_file
 from checkflow.store.format.disk import Disk, NewFiles, remove_tree
 from checkflow.store.format.layout import Layout
@@ -31,6 +32,7 @@ from checkflow.store.format.manifest import (
     parse_directory_name,
 )
 from checkflow.store.format.pieces import pieces
+from checkflow.store.format.reader import Checkpoint, list_checkpoints
 
 INCOMPLETE, PRUNED = ".incomplete-", ".pruned-"  # what a crash may leave; the next saver removes it
 ARRIVING = ".arriving-"  # the same of a restore that got it from elsewhere; the next such restore removes it
@@ -79,14 +81,27 @@ def next_serial(store: Path) -> int:
     return 1 if highest is None else highest.serial + 1
 
 
+def created(after: str) -> str:
+    """Now, as a manifest has it: in UTC, to the second. Not before `after`, also where the clock was set back since:
+    of what is on disk and in a bucket the later one is restored."""
+    return max(datetime.now(UTC).isoformat(timespec="seconds"), after)
+
+
+def newest_created(store: Path) -> str:
+    """When the newest checkpoint was whose manifest can be read, and is sound; "" where none is."""
+    with contextlib.suppress(StoreError):
+        return next((each.manifest.created for each in list_checkpoints(store) if isinstance(each, Checkpoint)), "")
+    return ""
+
+
 def write_checkpoint(
     disk: Disk, store: Path, serial: int, staged: StagedCheckpoint, versions: dict[str, str],
-    progress: Callable[[], None], before: Published | None = None,
+    progress: Callable[[], None], before: Published | None = None, after: str = "",
 ) -> Published:  # fmt: skip
     """Write and publish a checkpoint, and return it once it is durable. Raises OSError.
 
-    `before`: one whose files may get a second name here. After an error the new directory may be left under a name that
-    no reader takes for a checkpoint.
+    `before`: one whose files may get a second name here. `after`: when the one before it was `created`. After an error
+    the new directory may be left under a name that no reader takes for a checkpoint.
     """
     temporary = store / f"{INCOMPLETE}{directory_name(serial, staged.iteration)}-{os.getpid()}-{time.monotonic_ns()}"
     disk.make_directory(temporary)
@@ -109,7 +124,7 @@ def write_checkpoint(
             serial=serial,
             iteration=staged.iteration,
             keep=staged.keep,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            created=created(after),
             versions=versions,
             files=(*found.values(), record),
         )

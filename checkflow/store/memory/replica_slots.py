@@ -123,7 +123,7 @@ def forget_trainer(shared: SharedMemory) -> None:
     """It is dead: what it was filling is nobody's."""
     with shared.locked(timeout_s=60.0):
         for index, word in enumerate(shared.words()):
-            if word.state is SlotState.FILLING and not word.sequence:
+            if word.is_trainers:
                 shared.set_word(index, Word(SlotState.FREE))
 
 
@@ -204,8 +204,7 @@ def _is_wanted(words: Sequence[Word], delta: Word) -> bool:
 
 
 def _is_made(word: Word) -> bool:
-    """The trainer's own have no sequence number while it fills them."""
-    return word.state is SlotState.FILLING and word.sequence > 0
+    return word.state is SlotState.FILLING and not word.is_trainers
 
 
 def _give_up(shared: SharedMemory, delta: int) -> None:

@@ -45,6 +45,7 @@ _MAGIC, _SLOTS, _LARGEST_BYTES, _RECORD_ROOM, _CONFIG_BYTES, _DURABLE, _PROGRESS
 _STEPS, _CONFIRMED = _LANE_BYTES + 2, _LANE_BYTES + 3  # with a replica, whose slots are of two lanes
 _FIRST_SLOT, _SLOT_WORDS = 64, 8
 _STATE, _ITERATION, _RECORD_BYTES, _RECORD_HASH, _RECORD_AT, _NEEDS = range(6)
+_ARRIVALS = _FIRST_SLOT + 7  # the first slot has this word to spare
 NOT_YET_WHOLE = 2**32  # of a slot with which no checkpoint is complete
 
 
@@ -65,6 +66,11 @@ class Word:
     sequence: int = 0
     due: bool = False
     keep: bool = False
+
+    @property
+    def is_trainers(self) -> bool:
+        """Whether the trainer fills it: what the process of a replica fills has a sequence number by then."""
+        return self.state is SlotState.FILLING and not self.sequence
 
     def pack(self) -> int:
         return self.sequence << 8 | self.keep << 5 | self.due << 4 | self.state
@@ -132,6 +138,7 @@ class SharedMemory:
         self._overflow = Overflow(fd, self.locked)
         self.pinned = False
         self._sealed: set[int] = set()
+        self._seals = True
 
     @classmethod
     def create(cls, layouts: Sequence[Layout], *, slots: int, record_room_bytes: int, config: bytes) -> SharedMemory:
@@ -240,17 +247,40 @@ class SharedMemory:
 
         Small slots are not sealed, for it takes longer than to fill them; nor pinned ones, which the device may write.
         """
-        if not self.pinned and self._files_bytes(slot) >= LARGE_BYTES and self._protect(slot, writable=False):
+        if self.pinned or not self._seals or self._files_bytes(slot) < LARGE_BYTES:
+            return
+        if self._protect(slot, slot + 1, writable=False):
             self._sealed.add(slot)
 
     def unseal(self, slot: int) -> None:
-        """Let this process write a slot again, to fill it."""
-        if slot in self._sealed and self._protect(slot, writable=True):
-            self._sealed.discard(slot)
+        """Let this process write a slot again, to fill it.
 
-    def _protect(self, slot: int, *, writable: bool) -> bool:
-        stride = self.slot_offset(slot + 1) - self.slot_offset(slot)
-        return protect(self.address + self.slot_offset(slot), stride, writable=writable)
+        Among sealed ones that takes two more mappings. Where the process may have no more, all of them are unsealed at
+        once, which takes none, and none is sealed again. Raises StoreError where the system refuses even that.
+        """
+        if slot not in self._sealed:
+            return
+        if self._protect(slot, slot + 1, writable=True):
+            self._sealed.discard(slot)
+            return
+        self._seals = False
+        if not self._protect(0, self.slots, writable=True):
+            raise StoreError("slots: the system refuses to make them writable; raise vm.max_map_count")
+        self._sealed.clear()
+
+    def _protect(self, first: int, end: int, *, writable: bool) -> bool:
+        start = self.slot_offset(first)
+        return protect(self.address + start, self.slot_offset(end) - start, writable=writable)
+
+    @contextlib.contextmanager
+    def restoring(self) -> Iterator[None]:
+        """In the trainer: the inside takes memory, which slots get afterwards, and brings checkpoints to the store of
+        which the saver does not know."""
+        try:
+            with self.pages.paused():
+                yield
+        finally:
+            self._words[_ARRIVALS] += 1
 
     # State. Whoever writes a word owns it: see docs/store.md, section "Slots".
 
@@ -262,6 +292,11 @@ class SharedMemory:
 
     def words(self) -> tuple[Word, ...]:
         return tuple(self.word(slot) for slot in range(self.slots))
+
+    @property
+    def arrivals(self) -> int:
+        """How often the store may have got checkpoints that the saver did not write. Written by the trainer only."""
+        return self._words[_ARRIVALS]
 
     @property
     def durable_sequence(self) -> int:

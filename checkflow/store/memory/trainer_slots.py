@@ -70,7 +70,7 @@ class Slots:
 
     def try_acquire(self, lane: int = 0) -> Slot | None:
         """A slot of a lane to fill, never one of the newest checkpoint unless it is the only one; None if all are
-        needed.
+        needed. Raises StoreError where the system does not let it be written.
         """
         with self._shared.locked() as held:
             if not held:
@@ -82,8 +82,8 @@ class Slots:
             index = next(filter(self._shared.pages.ready, free), None)
             if index is None:
                 return None
+            self._shared.unseal(index)
             self._shared.set_word(index, Word(SlotState.FILLING))
-        self._shared.unseal(index)
         address = self._shared.address + self._shared.slot_offset(index)
         return Slot(index, address, self._shared.slot_bytes(index), self._layouts[lane])
 
@@ -170,9 +170,9 @@ class Slots:
         self._shared.set_word(slot.index, Word(SlotState.FREE))
 
     def reclaim(self, but: Collection[int]) -> None:
-        """Give back all that are being filled but these, by index."""
+        """Give back all that this process fills but these, by index."""
         for index, word in enumerate(self._words()):
-            if word.state is SlotState.FILLING and index not in but:
+            if word.is_trainers and index not in but:
                 self._shared.set_word(index, Word(SlotState.FREE))
 
     def agree(self, sequence: int, *, due: bool) -> None:

@@ -16,15 +16,17 @@ import socket
 import sys
 import threading
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Listener
 
 from checkflow.background import give_way
 from checkflow.store.both.config import IGNORED
+from checkflow.store.both.connections import Patient, accepted, prove
 from checkflow.store.both.lock import path_of
 from checkflow.store.both.messages import CLOSE, FailedReport, Message
-from checkflow.store.both.mirroring import hurried
 from checkflow.store.both.saver_log import write_log
 from checkflow.store.mirror.slots import MirroredSlots, greeted
+
+PROOF_S = 30.0  # for whoever comes, to prove that it knows the key
+LIMIT_S = 600.0  # for a rank to go on with what it has begun to say
 
 
 class Mirror:
@@ -33,25 +35,30 @@ class Mirror:
     What those hold is on the rank's disk by then, which may be lost with it.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: socket.socket, key: str) -> None:
         self._listener = listener
+        self._key = key
         self._slots: list[MirroredSlots] = []  # the last ones are filled
         self._lock = threading.Lock()
         self._ended = False  # what there is is being written down
 
     def receive(self) -> None:
-        """For as long as the process runs."""
+        """For as long as the process runs. Whoever comes, and says nothing, keeps nobody waiting."""
         while True:
-            with (
-                contextlib.suppress(OSError, EOFError, AuthenticationError),  # it may come again, with other slots
-                self._listener.accept() as connection,
-            ):
-                slots = greeted(hurried(connection))
-                self._add(slots)
-                while True:
-                    slots.receive(connection)
-                    if slots.agreed:
-                        self._keep_only(slots)
+            with contextlib.suppress(OSError, RuntimeError):  # no descriptor, or no thread: it may come again
+                connection = accepted(self._listener, PROOF_S)
+                threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
+
+    def _receive(self, connection: Patient) -> None:
+        with contextlib.suppress(OSError, EOFError, AuthenticationError), connection:  # it may come with other slots
+            prove(connection, self._key)
+            connection.wait_for(LIMIT_S)
+            slots = greeted(connection)
+            self._add(slots)
+            while connection.poll(None):
+                slots.receive(connection)
+                if slots.agreed:
+                    self._drop_before(slots)
 
     def _add(self, slots: MirroredSlots) -> None:
         with self._lock:
@@ -59,14 +66,14 @@ class Mirror:
                 raise ConnectionAbortedError("nothing more is received")
             self._slots.append(slots)
 
-    def _keep_only(self, slots: MirroredSlots) -> None:
+    def _drop_before(self, slots: MirroredSlots) -> None:
         with self._lock:
-            if self._ended:
+            if self._ended or slots not in self._slots:
                 return
-            before, self._slots = self._slots, [slots]
+            place = self._slots.index(slots)
+            before, self._slots = self._slots[:place], self._slots[place:]
         for former in before:
-            if former is not slots:
-                former.close()
+            former.close()
 
     def write_down(self, directory: int) -> None:
         """What there is, in the store's directory; what fails is told to the next trainer there."""
@@ -96,9 +103,10 @@ def main(arguments: list[str]) -> None:
     give_way()
     os.fchdir(directory)
     end = socket.socket(fileno=end_fd)
-    with Listener((host, 0), authkey=end.recv(64)) as listener:
-        end.send(str(listener.address[1]).encode())
-        mirror = Mirror(listener)
+    key = end.recv(64).decode()
+    with socket.create_server((host, 0)) as listener:
+        end.send(str(listener.getsockname()[1]).encode())
+        mirror = Mirror(listener, key)
         threading.Thread(target=mirror.receive, daemon=True).start()
         poll = select.poll()
         poll.register(trainer, select.POLLIN)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from checkflow.store.both.messages import FailedReport, Message
+from checkflow.store.both.stillness import Stillness
 from checkflow.store.memory.replica_slots import can_step, deltas_in, forget_trainer, give_up_deltas, is_held
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.replica import start_replica
@@ -30,7 +30,7 @@ class Awaited:
         self._shared = shared
         self._store = store
         self._report = report
-        self._moved = (-1, 0.0)  # the steps made, and since when there were so many and another one to make
+        self._still = Stillness(PATIENT_S)
         self._starts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._end: socket.socket | None = None
@@ -45,10 +45,8 @@ class Awaited:
         if not deltas_in(words):
             return False
         forget_trainer(self._shared)
-        now = time.monotonic()
-        if self._shared.steps != self._moved[0] or not can_step(words):
-            self._moved = self._shared.steps, now
-        if now < self._moved[1] + PATIENT_S and (is_held(self._shared) or self._start()):
+        hangs = self._still.exceeds(self._shared.steps if can_step(words) else None)
+        if not hangs and (is_held(self._shared) or self._start()):
             return True
         lost = give_up_deltas(self._shared)
         if lost:

@@ -59,9 +59,10 @@ class HeldStore:
 
     def _put_back(self, *, trainer_lives: bool) -> None:
         with contextlib.ExitStack() as opened:
-            fds = [open_lock(self._directory_fd) for _ in range(2 if trainer_lives else 1)]
-            for fd in fds:
-                opened.callback(os.close, fd)
+            fds: list[int] = []
+            for _ in range(2 if trainer_lives else 1):
+                fds.append(open_lock(self._directory_fd))
+                opened.callback(os.close, fds[-1])
             try:
                 taken = all(take(fd, byte) for fd, byte in zip(fds, (SAVER, TRAINER), strict=False))
             except StoreError as error:
@@ -69,9 +70,10 @@ class HeldStore:
             if not taken:
                 raise OSError(errno.EBUSY, f"its `{LOCK}` was deleted, and another run has the new one")
             opened.pop_all()
-        os.pwrite(fds[0], os.pread(self._lock_fd, 4096, 0), 0)  # who holds the store
-        os.close(self._lock_fd)
-        self._lock_fd = fds[0]
+        before, self._lock_fd = self._lock_fd, fds[0]
         if self._for_trainer_fd >= 0:
             os.close(self._for_trainer_fd)
         self._for_trainer_fd = fds[1] if trainer_lives else -1
+        with contextlib.suppress(OSError):  # who holds the store, for messages; the disk may be full
+            os.pwrite(self._lock_fd, os.pread(before, 4096, 0), 0)
+        os.close(before)

@@ -138,7 +138,7 @@ class Saver:
         return take_left(self._shared, self._taken) if self._config.grouped else take_last(self._shared)
 
     def _persist(self, taken: Taken) -> None:
-        self._taken.add(taken.sequence)
+        self._taken = {taken.sequence} | (self._taken & {word.sequence for word in self._shared.words()})
         busy = self._settler.busy  # what is settled meanwhile makes room just as what is waited for
         written = self._persister.write(taken, lambda: self._settler.wait() or busy)
         self._listen(0)

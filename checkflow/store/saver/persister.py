@@ -27,6 +27,7 @@ from checkflow.store.format.writer import (
     Published,
     StagedCheckpoint,
     StagedSlot,
+    newest_created,
     next_serial,
     write_checkpoint,
 )
@@ -88,6 +89,8 @@ class Persister:
     )  # checkpoints whose manifest was sound, by directory name
     _serial: int = field(init=False, default=0)  # tried last
     _must_look: bool = field(init=False, default=True)  # in the store, for the highest serial
+    _arrivals: int = field(init=False, default=0)  # after which it looked
+    _created: str = field(init=False, default="")  # when the newest was
     _newest: Published | None = field(init=False, default=None)  # None also where one did not read back
     _serials: dict[int, int] = field(init=False, default_factory=dict)  # by sequence number, where ranks have to agree
     _agreed_serial: int = field(init=False, default=0)  # verified on each rank; nothing newer is pruned
@@ -252,10 +255,10 @@ class Persister:
                     self._serial = self._next_serial()
                     published = write_checkpoint(
                         self.disk, self.store, self._serial, staged, self.config.versions, self.shared.advance,
-                        self._newest,
+                        self._newest, self._created,
                     )  # fmt: skip
                 self._must_look = False
-                self._newest = published
+                self._newest, self._created = published, published.manifest.created
                 return published
             except OSError as error:
                 self._must_look = True  # it is not known what the store has
@@ -267,8 +270,12 @@ class Persister:
                 again = False
 
     def _next_serial(self) -> int:
-        """Counted: to list what waits to be settled takes as long as a small write. Somebody may have added one."""
-        listed = next_serial(self.store) if self._must_look else 0
+        """Counted: to list what waits to be settled takes as long as a small write. What a restore brought has one."""
+        listed, arrivals = 0, self.shared.arrivals
+        if self._must_look or arrivals != self._arrivals:
+            listed = next_serial(self.store)
+            self._created = max(self._created, newest_created(self.store))
+            self._arrivals = arrivals
         return max([listed, 1 + self._serial, *(1 + known.serial for known in tuple(self._known.values()))])
 
     def _needless(self, verified: Written) -> tuple[str, ...]:

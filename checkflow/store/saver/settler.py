@@ -24,6 +24,7 @@ class Settler:
     def __init__(self, settle: Callable[[Sequence[Written]], None]) -> None:
         self._settle = settle
         self._pool = ThreadPoolExecutor(1, "settle")
+        self._pool.submit(lambda: None).result()  # its thread is there from now on, however many the machine has later
         self._pending: deque[Future[None]] = deque()
         self._group: list[Written] = []
         self._group_bytes = 0

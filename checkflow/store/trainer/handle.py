@@ -46,6 +46,7 @@ from checkflow.store.trainer.supervisor import Supervisor
 from checkflow.store.trainer.waiting import Waiting
 
 RECORD_ROOM_BYTES = 2**20
+HUNG_S = 2.0  # for a saver that hung, when it was looked at last, to move
 REPORT_S = 1.0  # a saver that was killed before its report never gives it
 CLOSE_S = 600.0
 
@@ -152,6 +153,8 @@ class StoreHandle:
                     notify=notify, hang_s=hang_s, retry_s=retry_s, peers=peers, replica=replica,
                 )  # fmt: skip
                 undo.callback(handle._let_go)
+                if after is not None:
+                    handle._saver.news.extendleft(reversed(after._saver.news))  # what its saver told when it ended
                 if after is not None and after._rulings is not None and after._rulings.target is not None:
                     handle.mirror_at(after._rulings.target)
             undo.pop_all()
@@ -192,7 +195,11 @@ class StoreHandle:
         if slot is None:
             self._tally.skipped += 1
         elif self._when_full == "wait":
-            self._hear_before(slot)
+            try:
+                self.poll()  # what was in the slot may have been given up since: that is raised, and it is not filled
+            except BaseException:
+                self.abandon(slot)
+                raise
         return slot
 
     def try_acquire(self, lane: int = 0) -> Slot | None:
@@ -339,14 +346,16 @@ class StoreHandle:
     def _drain(self, deadline: float) -> bool:
         if self._rulings is not None:
             self._rulings.wait(deadline)
-        deaths = self._saver.deaths
+        deaths, until_moved = self._saver.deaths, min(deadline, time.monotonic() + HUNG_S)
         sequence = self.persist_now()
         what = f"the checkpoint of iteration {self._slots.staged_iteration}"
         while sequence is not None and self.shared.durable_sequence < sequence:
             if self._saver.is_lost and self._saver.deaths > deaths:  # one more was started, and died, too
                 self._saver.fail(f"{what} is lost: no saver runs")
                 return False
-            if self._saver.hangs or (sequence in self._saver.failed and not self.pending):  # not being tried again
+            if self._saver.hangs and time.monotonic() >= until_moved:
+                return False
+            if sequence in self._saver.failed and not self.pending:  # not being tried again
                 return False
             if time.monotonic() >= deadline:
                 self._saver.fail(f"{what} is not durable at the deadline; check the disk, or give a later deadline")
@@ -366,14 +375,6 @@ class StoreHandle:
         while self._tally.durable_iteration != iteration and time.monotonic() < deadline:
             self._saver.wait(min(0.1, deadline - time.monotonic()))
             self._saver.tend()
-
-    def _hear_before(self, slot: Slot) -> None:
-        """What was in the slot may have been given up since: that is raised, and the slot not filled."""
-        try:
-            self.poll()
-        except BaseException:
-            self.abandon(slot)
-            raise
 
     def _deliver(self) -> None:
         if self._rulings is not None and (trouble := self._rulings.read_back()) is not None:

@@ -123,8 +123,8 @@ class Keeper:
         try:
             self.saver = self._start()
             self.starts += 1
-        except StoreError as error:
-            self._note_death(str(error))
+        except Exception as error:  # noqa: BLE001 (whatever it is, nobody else would start one)
+            self._note_death(str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}")
 
     def _note_death(self, how: str) -> None:
         self.deaths += 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
 
 from checkflow.errors import StoreError
+from checkflow.store.both.stillness import Stillness
 from checkflow.store.memory.replica_slots import can_step
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.replica import start_replica
@@ -26,7 +26,7 @@ class ReplicaProcess:
         self._shared = shared
         self._deaths = 0  # in a row
         self._steps = 0  # when it died last
-        self._moved = 0, time.monotonic()  # its steps, and since when there were so many and another one to make
+        self._still = Stillness(HANG_S)
         self._start()
 
     @property
@@ -41,10 +41,8 @@ class ReplicaProcess:
         if self.lost:
             return
         if self._process.poll() is None:
-            steps, now = self._shared.steps, time.monotonic()
-            if steps != self._moved[0] or not can_step(self._shared.words()):
-                self._moved = steps, now
-            elif now > self._moved[1] + HANG_S:
+            has_work = can_step(self._shared.words())
+            if self._still.exceeds((self._shared.steps, self.pid) if has_work else None):
                 self._process.kill()
             return
         said = self._said()
@@ -54,7 +52,6 @@ class ReplicaProcess:
             return
         self._deaths = 1 if self._shared.steps != self._steps else self._deaths + 1
         self._steps = self._shared.steps
-        self._moved = self._steps, time.monotonic()
         if self._deaths >= QUIET_DEATHS:
             code = self._process.returncode
             how = f"signal {-code}" if code < 0 else f"exit code {code}"

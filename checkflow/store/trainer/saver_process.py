@@ -39,6 +39,8 @@ class SaverProcess:
                 kept.callback(os.close, words)
                 inherited = (shared.fd, theirs.fileno(), lock.directory_fd, lock.saver_fd, trainer)
                 self._process = start_beside("checkflow.store.saver", (), inherited, words)
+                kept.callback(self._process.wait)  # one that nobody sees would take the slots of the next one's
+                kept.callback(self._process.kill)
                 self.pidfd = os.pidfd_open(self._process.pid)  # readable once it has ended
             except OSError as error:
                 raise StoreError(f"saver: cannot be started ({error.strerror}); free processes or memory") from None

@@ -13,16 +13,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection
 
 import xxhash
 
-from checkflow.store.both.mirroring import Answer, Begin, Commit, Hello, blocks_of, hear, hurried, say
+from checkflow.store.both.connections import Patient, connected
+from checkflow.store.both.mirroring import Answer, Begin, Commit, Hello, blocks_of, hear, say
 from checkflow.store.memory.shared_memory import MAX_SLOTS, NOT_YET_WHOLE, SharedMemory, SlotState
 from checkflow.store.trainer.mirror_process import MirrorAddress
 
 TRIES = 2  # of one checkpoint, which may arrive otherwise than it was sent
 CLOSE_S = 5.0  # for a mirror that does not answer
+READY_S = 600.0  # for one to have its memory
+ANSWER_S = 120.0  # for it to take a block, and to answer; until then every checkpoint waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Sender:
         self._shared = shared
         self.target = target
         self._staged: queue.SimpleQueue[_Staged | None] = queue.SimpleQueue()
-        self._connection: Connection | None = None
+        self._connection: Patient | None = None
         self._broken = self._closing = False
         self._parts_bytes = self._parts_ns = 0  # of what was sent of the next checkpoint, which is not whole yet
         self._there: deque[int] = deque(maxlen=MAX_SLOTS)  # sequence numbers of what the mirror has had
@@ -154,10 +156,10 @@ class Sender:
         word = self._shared.word(staged.slot)
         return word.sequence == staged.sequence and word.state in (SlotState.STAGED, SlotState.PERSISTING)
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> Patient:
         if self._connection is None:
             address, target = self.target.address, self.target
-            connection = hurried(Client((address.host, address.port), authkey=address.key.encode()))
+            connection = connected(address.host, address.port, address.key, READY_S)
             said = Hello(
                 rank=target.rank,
                 size=target.size,
@@ -168,6 +170,7 @@ class Sender:
             connection.send_bytes(self._shared.config)
             if why_not := hear(connection, Answer).why_not:
                 raise ConnectionAbortedError(why_not)
+            connection.wait_for(ANSWER_S)
             self._connection = connection
         return self._connection
 

@@ -8,6 +8,7 @@ from collections import deque
 from checkflow.interrupts import let_through
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import CLOSE, NOW, DurableReport, FailedReport, Notice, VerifiedReport
+from checkflow.store.both.stillness import Stillness
 from checkflow.store.memory.replica_slots import give_up_deltas
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slots
@@ -29,7 +30,7 @@ class Supervisor:
         self._slots = slots
         self._tally = tally
         self._hang_s = hang_s
-        self._seen_progress = ((-1, 0), time.monotonic())
+        self._still = Stillness(hang_s)
         self._ended = False
         self.hangs = False
         self.news: deque[News] = deque()  # the keeper's thread adds to it, too
@@ -164,10 +165,8 @@ class Supervisor:
 
     def _watch(self) -> None:
         """A saver that has work and does not move hangs: told once, until it moves."""
-        now, progress = time.monotonic(), (self._shared.progress, self._keeper.deaths)
-        if progress != self._seen_progress[0] or not self._slots.pending or self._keeper.saver is None:
-            self._seen_progress = (progress, now)
-            self.hangs = False
-        elif not self.hangs and now - self._seen_progress[1] > self._hang_s:
-            self.hangs = True
+        has_work = self._slots.pending and self._keeper.saver is not None
+        was_told = self.hangs
+        self.hangs = self._still.exceeds((self._shared.progress, self._keeper.deaths) if has_work else None)
+        if self.hangs and not was_told:
             self.fail(f"the saver has not moved for {self._hang_s:g} s; the disk may hang: check it")

@@ -1,0 +1,53 @@
+"""A checkpoint that is asked for, and the last one of a run: durable in the end, or it is said that it is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+
+from checkflow.checkpointing.engine import Engine
+from checkflow.checkpointing.terminating import told
+from checkflow.errors import StoreError
+from checkflow.store.trainer.handle import StoreHandle
+
+DURABLE_DEADLINE_S = 600.0
+CLOSE_RETRY_S = 30.0  # how long the last checkpoint is tried again, where the store does not do that by itself
+
+
+def make_durable(handle: StoreHandle, what: str) -> None:
+    """The newest staged checkpoint. Raises StoreError where it is not; of what nothing else was raised, `what` says."""
+    if not handle.drain(DURABLE_DEADLINE_S):
+        raise StoreError(f"{what}; what was told before says why")
+
+
+def save(engine: Engine, *, keep: bool, ranks: bool) -> None:
+    """The iteration that just ended, or was restored. Raises InputError where the next one has begun, StoreError."""
+    executor, handle = engine.executor, engine.handle
+    if not executor.save():  # every slot is full: one is free once the newest staged one is durable
+        handle.drain(DURABLE_DEADLINE_S)
+        if not executor.save():
+            if ranks:
+                raise StoreError("save: no slot is free; call step() on every rank")
+            raise StoreError("save: no slot is free; see what the saver reported, or use slots=3")
+    if handle.persist_now(keep=keep) is None and keep:
+        raise StoreError("save: the next checkpoint has the only slot; call it right after step()")
+    make_durable(handle, f"save: iteration {executor.completed} is not durable")
+
+
+def save_last(engine: Engine, notify: Callable[[str], None], prefix: str, *, ranks: bool) -> None:
+    """No later checkpoint makes up for the last one: what fails is told and tried again; the store raises it then.
+
+    The first error may be of an earlier checkpoint, and just not have been told.
+    """
+    pause_s, until, once = 0.0, time.monotonic() + CLOSE_RETRY_S, cache(notify)
+    while True:
+        with told(StoreError, once, prefix):
+            if engine.executor.unsaved:
+                save(engine, keep=False, ranks=ranks)
+            if engine.handle.drain(DURABLE_DEADLINE_S):
+                return
+        if engine.handle.saver_pid is None or time.monotonic() + pause_s > until:
+            return
+        time.sleep(pause_s)
+        pause_s = 2 * pause_s or 0.5

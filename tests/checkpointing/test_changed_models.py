@@ -1,0 +1,167 @@
+"""Models whose parameters become others, or one, while training runs; and what a run is told that it forgot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import checkflow
+
+Act = Callable[[torch.nn.Sequential, torch.optim.Optimizer], None]
+
+
+def tie(model: torch.nn.Sequential, _: torch.optim.Optimizer) -> None:
+    model[2].weight.data = model[0].weight.data
+
+
+def another(model: torch.nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    """A layer begins anew, as parameters of their own that have no state yet."""
+    old = set(model[2].parameters())
+    model[2] = torch.nn.Linear(4, 4)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    for parameter in old:
+        optimizer.state.pop(parameter)
+
+
+def assign(model: torch.nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    """The same values in parameters that are others, with the state of those before."""
+    before = list(model.parameters())
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    for old, new in zip(before, model.parameters(), strict=True):
+        optimizer.state[new] = optimizer.state.pop(old)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+
+
+class Life:
+    """A training that `act` changes after its third iteration."""
+
+    def __init__(self, store: Path, act: Act | None, *, changed: bool = False, **options: object) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.act = act
+        if changed and act is not None:
+            act(self.model, self.optimizer)
+        self.told: list[str] = []
+        self.checkpointer = checkflow.attach(
+            self.model,
+            self.optimizer,
+            store=store,
+            tell=lambda _: None,
+            notify=self.told.append,
+            **options,  # type: ignore[arg-type]
+        )
+
+    def train(self, until: int) -> list[torch.Tensor]:
+        with self.checkpointer as checkpointer:
+            for number in range(checkpointer.restore(), until):
+                if number == 3 and self.act is not None:
+                    self.act(self.model, self.optimizer)
+                self.model(torch.ones(2, 4)).square().sum().backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                checkpointer.step()
+        return [each.detach().clone() for each in self.model.parameters()]
+
+
+@pytest.mark.parametrize("act", [another, assign])
+def test_a_parameter_may_be_another_one_of_its_shape(act: Act, tmp_path: Path) -> None:
+    """It has the name of the one before, and a resumed run ends with the same bits."""
+    expected = Life(tmp_path / "whole", act).train(20)
+    Life(tmp_path / "cut", act).train(9)
+    resumed = Life(tmp_path / "cut", act)
+    assert all(map(torch.equal, resumed.train(20), expected))
+    assert not resumed.told
+
+
+def test_parameters_that_became_one_are_one_again_or_nothing_is_restored(tmp_path: Path) -> None:
+    """The file has each for itself, with equal values: without a word the resumed run would train them apart."""
+    expected = Life(tmp_path / "whole", tie).train(20)
+    Life(tmp_path / "cut", tie).train(9)
+    with pytest.raises(
+        checkflow.InputError, match=r"model/2\.weight: is tied to model/0\.weight only in the checkpoint"
+    ):
+        Life(tmp_path / "cut", tie).train(20)
+    assert all(map(torch.equal, Life(tmp_path / "cut", tie, changed=True).train(20), expected))
+
+
+def test_what_changes_before_it_is_compared_is_no_error(tmp_path: Path) -> None:
+    """The first checkpoint is compared with the training once it is filled, when the next iteration has begun."""
+
+    for number in range(20):
+        life = Life(tmp_path / str(number), None)
+        with life.checkpointer as checkpointer:
+            for iteration in range(4):
+                if iteration == 1:
+                    tie(life.model, life.optimizer)
+                life.model(torch.ones(2, 4)).square().sum().backward()
+                life.optimizer.step()
+                checkpointer.step()
+
+
+class Counting(torch.optim.SGD):
+    """Counts its updates, and gives and takes the number."""
+
+    updates = 0
+
+    def state_dict(self) -> dict[str, object]:
+        return super().state_dict() | {"updates": self.updates}
+
+
+def told(store: Path, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **options: object) -> list[str]:
+    model = torch.nn.Linear(2, 2)
+    made = optimizer(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+    given = {key: value(model, made) if callable(value) else value for key, value in options.items()}
+    given.pop("beside", None)
+    found: list[str] = []
+    checkflow.attach(model, made, store=store, tell=lambda _: None, notify=found.append, **given).close()  # type: ignore[arg-type]
+    return found
+
+
+def cosine(_: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+
+
+def counted(_: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    optimizer.updates = 0  # type: ignore[attr-defined]
+    return {"own": checkflow.Variables(optimizer.__dict__, "updates")}
+
+
+def test_what_an_optimizer_gives_beside_its_state_is_named_unless_it_is_listed(tmp_path: Path) -> None:
+    (line,) = told(tmp_path / "a", Counting)
+    assert line.startswith("Counting: its state_dict() has 'updates' beside state and param_groups, and no checkpoint")
+    assert not told(tmp_path / "b", Counting, extra=counted)
+    assert not told(tmp_path / "c", Counting, extra=lambda _, optimizer: {"own": optimizer})
+
+
+def test_a_scheduler_that_is_not_attached_is_named(tmp_path: Path) -> None:
+    (line,) = told(tmp_path / "a", beside=cosine)
+    assert line.startswith("optimizer: a scheduler sets its learning rate and is not attached")
+    assert not told(tmp_path / "b", scheduler=cosine)
+    assert not told(tmp_path / "c", extra=lambda model, optimizer: {"mine": cosine(model, optimizer)})
+    assert not told(tmp_path / "d")
+
+
+@pytest.mark.parametrize("other", ["itself", "view", "weight"])
+def test_tensors_of_a_dict_that_share_memory_are_named(other: str, tmp_path: Path) -> None:
+    def of(model: torch.nn.Linear, _: torch.optim.Optimizer) -> dict[str, object]:
+        one = torch.zeros(2, 2)
+        both = {"itself": one, "view": one[0], "weight": model.weight.detach()}
+        return {"held": {"a": one, "b": both[other]}}
+
+    (line,) = told(tmp_path, extra=of)
+    with_what = "model/weight" if other == "weight" else "extra.held/a"
+    assert line.startswith(f"extra.held/b: has memory in common with {with_what}, and will not after a restore")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("part", [False, True])
+def test_torchscript_is_refused_by_name(part: bool, tmp_path: Path) -> None:
+    scripted = torch.jit.script(torch.nn.Linear(2, 2))
+    model = torch.nn.Sequential(scripted) if part else scripted
+    where = "model/0" if part else "model"
+    with pytest.raises(checkflow.InputError, match=f"^{where}: is TorchScript, whose code runs without hooks"):
+        checkflow.attach(model, torch.optim.SGD(model.parameters()), store=tmp_path)

@@ -1,0 +1,83 @@
+"""Checkpoints that come into an open store from elsewhere, and those written after them: the later one is the newer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from small_store import SMALL, InProcess, newest_whole, silent, stage, until_idle
+
+from checkflow.store.format import writer
+from checkflow.store.format.manifest import BLOCK_BYTES, MANIFEST
+from checkflow.store.format.reader import Checkpoint, checkpoint_names, list_checkpoints
+from checkflow.store.format.received import receive_checkpoint
+from checkflow.store.trainer.handle import StoreHandle
+from checkflow.store.trainer.persist_every import PersistEvery
+
+
+def elsewhere(folder: Path, iteration: int) -> Checkpoint:
+    saver = InProcess(folder)
+    saver.persist(iteration)
+    saver.close()
+    (found,) = list_checkpoints(folder)
+    assert isinstance(found, Checkpoint)
+    return found
+
+
+def bring(store: Path, found: Checkpoint) -> None:
+    def blocks() -> Iterator[bytes]:
+        for entry in found.manifest.files:
+            with (found.path / entry.name).open("rb") as file:
+                yield from iter(lambda: file.read(BLOCK_BYTES), b"")
+
+    receive_checkpoint(store, (found.path / MANIFEST).read_bytes(), blocks())
+
+
+def test_no_serial_is_given_twice(tmp_path: Path) -> None:
+    """A run comes back to an iteration that the bucket alone has, and goes on from there."""
+    store = tmp_path / "store"
+    nine = elsewhere(tmp_path / "elsewhere", 9)
+    with StoreHandle.open(store, [SMALL], notify=silent, persist_every=PersistEvery(iterations=1)) as handle:
+        for iteration in (28, 29, 30):
+            assert stage(handle, SMALL, iteration)
+            until_idle(handle, iteration)
+        with handle.shared.restoring():
+            bring(store, nine)
+        assert stage(handle, SMALL, 10)
+        until_idle(handle, 10)
+    serials = [name.partition("-")[0] for name in checkpoint_names(store)]
+    assert len(serials) == len(set(serials)) and newest_whole(store) == 10
+
+
+def test_a_clock_that_is_set_back_makes_nothing_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is newest on disk, or in a bucket, is known by when it was created."""
+    now = ["2099-01-01T00:00:00+00:00"]
+
+    class Clock:
+        @staticmethod
+        def now(_zone: object) -> Clock:
+            return Clock()
+
+        def isoformat(self, timespec: str) -> str:
+            assert timespec == "seconds"
+            return now[0]
+
+    monkeypatch.setattr(writer, "datetime", Clock)
+
+    def created(iteration: int) -> str:
+        saver.persist(iteration)
+        newest = list_checkpoints(tmp_path)[0]
+        assert isinstance(newest, Checkpoint) and newest.iteration == iteration
+        return newest.manifest.created
+
+    saver = InProcess(tmp_path)
+    ahead = created(1)
+    now[0] = "2026-01-01T00:00:00+00:00"
+    assert created(2) == ahead
+    saver.close()
+    saver = InProcess(tmp_path)  # which knows of those before it by what is on disk
+    assert created(3) == ahead
+    now[0] = "2099-01-02T00:00:00+00:00"
+    assert created(4) == now[0] > ahead
+    saver.close()
