@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -373,12 +374,13 @@ def shared_of(slots: int) -> SharedMemory:
     return made
 
 
-def test_a_mirror_that_does_not_answer_is_an_error_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one whose machine stopped: the kernel takes what is sent, for as long as its buffers have room."""
-    monkeypatch.setattr(sender_module, "ANSWER_S", 0.2)
+@contextlib.contextmanager
+def mirror_that_stops() -> Iterator[tuple[Sender, list[int]]]:
+    """As one whose machine did: the kernel takes what is sent, for as long as its buffers have room. Two are sent."""
     shared = shared_of(3)
     with socket.create_server(("localhost", 0)) as listener:
         address = MirrorAddress("localhost", listener.getsockname()[1], "key")
+        held: list[Patient] = []
 
         def stops() -> None:
             connection = accepted(listener, 60.0)
@@ -388,19 +390,35 @@ def test_a_mirror_that_does_not_answer_is_an_error_and_training_goes_on(monkeypa
             say(connection, Answer())
             held.append(connection)
 
-        held: list[Patient] = []
         threading.Thread(target=stops, daemon=True).start()
         sender, told = Sender(shared, MirrorTarget(1, 2, 0, address)), list[int]()
         for sequence in (1, 2):
             shared.put_record(sequence, sequence, sequence, b"{}")
             shared.set_word(sequence, Word(SlotState.STAGED, sequence))
             sender.send(sequence, sequence, sequence, partial(told.append, sequence))
-        until(lambda: told == [1, 2])
-        (trouble,) = sender.trouble
-        assert "holds no copies of this rank's checkpoints any more (it does not answer within 0.2 s)" in trouble
+        until(lambda: bool(held))
+        yield sender, told
         sender.close()
         held.pop().close()
     shared.close()
+
+
+def test_a_mirror_that_does_not_answer_is_an_error_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "ANSWER_S", 0.2)
+    with mirror_that_stops() as (sender, told):
+        until(lambda: told == [1, 2])
+        (trouble,) = sender.trouble
+        assert "holds no copies of this rank's checkpoints any more (it does not answer within 0.2 s)" in trouble
+
+
+def test_who_ends_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does its thread go on with a descriptor that is somebody else's by then."""
+    monkeypatch.setattr(sender_module, "CLOSE_S", 1.0)
+    with mirror_that_stops() as (sender, told):
+        began = time.monotonic()
+        sender.close()
+        assert time.monotonic() < began + 30 and not sender._thread.is_alive()
+        assert told == [1] and not sender.trouble
 
 
 def test_whoever_comes_to_a_mirror_and_says_nothing_keeps_nobody_waiting() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from small_store import SMALL, newest_whole, saver_of, silent, stage, stopped, until, until_idle
+from small_store import SMALL, newest_whole, stage, stopped, until_idle
 
-from checkflow.errors import StoreError
 from checkflow.store.both.stillness import LOOKS, Stillness
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.persist_every import PersistEvery
@@ -82,33 +79,3 @@ def test_one_that_hung_and_goes_on_is_waited_for_again(tmp_path: Path) -> None:
             assert not handle.drain(60)  # it still does
         assert handle.drain(60)
     assert len(told) == 1
-
-
-def test_a_program_may_put_anything_into_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python looks at nothing in it but strings: so do the processes that are started beside it."""
-    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), None])
-    with StoreHandle.open(tmp_path, [SMALL], notify=silent, persist_every=EACH) as handle:
-        assert stage(handle, SMALL, 1)
-        until_idle(handle, 1)
-
-
-def test_whatever_keeps_a_saver_from_starting_is_told_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And once it does not, one starts."""
-    with StoreHandle.open(tmp_path, [SMALL], notify=silent, persist_every=EACH, retry_s=0.2) as handle:
-        keeper = handle._saver._keeper
-        start = keeper._start
-
-        def fails() -> None:
-            raise MemoryError("none left")
-
-        monkeypatch.setattr(keeper, "_start", fails)
-        saver = saver_of(handle)
-        handle._saver._keeper.saver._process.send_signal(signal.SIGKILL)  # type: ignore[union-attr]
-        until(lambda: handle._saver.is_lost, "it was tried for as long as it should")
-        assert saver and stage(handle, SMALL, 1)
-        with pytest.raises(StoreError, match=r"died \d+ times in a row \(last: MemoryError: none left\)"):
-            handle.poll()
-        monkeypatch.setattr(keeper, "_start", start)
-        assert handle.drain(60)

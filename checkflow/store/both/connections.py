@@ -8,6 +8,7 @@ connection = connected(host, port, key, limit_s)    # elsewhere
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -45,6 +46,11 @@ class Patient(Connection):
         with socket.socket(fileno=os.dup(self.fileno())) as same:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 same.setsockopt(socket.SOL_SOCKET, option, part)
+
+    def hang_up(self) -> None:
+        """Whoever waits in another thread has an error at once. The descriptor stays its own until it closes it."""
+        with socket.socket(fileno=os.dup(self.fileno())) as same, contextlib.suppress(OSError):
+            same.shutdown(socket.SHUT_RDWR)
 
     def _send(self, buf: Any) -> None:
         super()._send(buf, self._patiently(os.write))  # type: ignore[misc] # which calls it with the descriptor

@@ -63,8 +63,9 @@ class Keeper:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether savers have died for longer than it is tried."""
-        return self.saver is None and self._patience.exhausted and self._in_a_row > QUIET_DEATHS
+        """Whether none runs, and they have died for longer than it is tried, or nobody starts one any more."""
+        tried = self._patience.exhausted and self._in_a_row > QUIET_DEATHS
+        return self.saver is None and (tried or not self._thread.is_alive())
 
     def hurry(self) -> None:
         """Start the next one now."""
@@ -96,6 +97,13 @@ class Keeper:
             os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
+        try:
+            self._keep_one()
+        except Exception as error:  # noqa: BLE001 (nobody else would hear of it)
+            why = f"internal error, please report it ({type(error).__name__}: {error})"
+            self._tell(News(f"a saver that ends is not followed by another any more: {why}", is_error=True))
+
+    def _keep_one(self) -> None:
         while not self._ending:
             saver = self.saver
             if saver is None:

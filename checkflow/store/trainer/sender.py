@@ -82,8 +82,8 @@ class Sender:
         self._staged.put(None)
         self._thread.join(CLOSE_S)
         if self._thread.is_alive() and self._connection is not None:
-            with contextlib.suppress(OSError):
-                self._connection.close()
+            with contextlib.suppress(OSError):  # it has closed it meanwhile
+                self._connection.hang_up()
             self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
@@ -159,7 +159,9 @@ class Sender:
     def _connected(self) -> Patient:
         if self._connection is None:
             address, target = self.target.address, self.target
-            connection = connected(address.host, address.port, address.key, READY_S)
+            connection = connected(address.host, address.port, address.key, ANSWER_S)
+            self._connection = connection
+            connection.wait_for(READY_S)
             said = Hello(
                 rank=target.rank,
                 size=target.size,
@@ -171,7 +173,6 @@ class Sender:
             if why_not := hear(connection, Answer).why_not:
                 raise ConnectionAbortedError(why_not)
             connection.wait_for(ANSWER_S)
-            self._connection = connection
         return self._connection
 
 
