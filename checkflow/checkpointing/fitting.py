@@ -54,6 +54,7 @@ def fit(schedule: Schedule, training: Training, objects: HostObjects) -> Fitting
             for target in targets
             if target.name.holder in objects.objects
         },
+        tied_in_files={target.name: target.alias_of for target in targets if target.alias_of is not None},
     )
     layouts = layouts_of(binding, schedule.slot_lanes)
     check_capturable(host)

@@ -11,6 +11,7 @@ from checkflow.extra import Extra, Holder, Stateful, Variables, added_entries, k
 from checkflow.schedule import Schedule
 from checkflow.state.holders import models_of, optimizers_of
 from checkflow.state.live import asked_state, listed_state, live_state
+from checkflow.state.memory import extent
 from checkflow.state.names import StateName, is_of_kind
 from checkflow.torch_ranks import hook_states
 from checkflow.training import Training
@@ -78,28 +79,51 @@ def added_by_wrappers(training: Training) -> Iterator[str]:
 
 
 def unscheduled(training: Training, objects: Mapping[str, Stateful]) -> Iterator[str]:
-    """Optimizers whose learning rate a scheduler sets that nothing attached can be or have, a line for each."""
-    if all(isinstance(member, Holder) or is_of_kind(name, "loader") for name, member in objects.items()):
-        for holder, optimizer in optimizers_of(training).items():
-            if any("initial_lr" in group for group in optimizer.param_groups):
-                yield (
-                    f"{holder}: a scheduler sets its learning rate and is not attached, so that a resumed run begins "
-                    "its schedule anew; give it: attach(scheduler=...)"
-                )
+    """Optimizers whose learning rate a scheduler sets that nothing attached is or may have, a line for each."""
+    of_schedulers: list[object] = []
+    for name, member in objects.items():
+        optimizer = getattr(getattr(member, "scheduler", member), "optimizer", None)
+        if optimizer is not None:
+            of_schedulers += [optimizer, *held_by(optimizer)]
+        elif is_of_kind(name, "scheduler") or "last_epoch" in _variables_of(member) or _is_anything(name, member):
+            return
+    for holder, optimizer in optimizers_of(training).items():
+        is_scheduled = any("initial_lr" in group for group in optimizer.param_groups) and "step" in vars(optimizer)
+        if is_scheduled and not any(each is optimizer for each in of_schedulers):
+            yield (
+                f"{holder}: a scheduler sets its learning rate and is not attached, so that a resumed run begins its "
+                "schedule anew; give it: attach(scheduler=...)"
+            )
+
+
+def _variables_of(member: Stateful) -> Mapping[str, object]:
+    return member.state_dict() if isinstance(member, (Variables, Holder)) else {}
+
+
+def _is_anything(name: str, member: Stateful) -> bool:
+    """Whether it is an object of the user's own, which may have a scheduler."""
+    return key_of(name) is not None and type(member).__module__.partition(".")[0] != "checkflow"
 
 
 def shared_by_dicts(training: Training) -> Iterator[str]:
-    """Tensors in listed dicts that have memory in common with others that are saved, a line for each."""
+    """Tensors in listed dicts that have bytes in common with others that are saved, a line for each."""
     of_dicts = {name: member for name, member in training.listed.objects.items() if isinstance(member, Holder)}
-    first = {live.tensor.untyped_storage().data_ptr(): live.name for live in live_state(training)}
+    if not of_dicts:
+        return
+    known: dict[int, list[tuple[int, int, StateName]]] = {}  # by storage
+    for live in live_state(training):
+        known.setdefault(live.tensor.untyped_storage().data_ptr(), []).append((*extent(live.tensor), live.name))
     for name, tensor in asked_state(of_dicts):
-        if tensor.layout is torch.strided and tensor.numel():
-            other = first.setdefault(tensor.untyped_storage().data_ptr(), name)
-            if other != name:
-                yield (
-                    f"{name}: has memory in common with {other}, and will not after a restore, which gives the dict "
-                    "tensors of its own; list one of them, and take the other from it"
-                )
+        if tensor.layout is not torch.strided or not tensor.numel():
+            continue
+        begin, end = extent(tensor)
+        others = known.setdefault(tensor.untyped_storage().data_ptr(), [])
+        if found := next((other for first, last, other in others if begin < last and first < end), None):
+            yield (
+                f"{name}: has memory in common with {found}, and will not after a restore, which gives the dict "
+                "tensors of its own; list one of them, and take the other from it"
+            )
+        others.append((begin, end, name))
 
 
 def _is_listed(holder: object, extra: Extra) -> bool:

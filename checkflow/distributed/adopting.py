@@ -16,7 +16,7 @@ from checkflow.distributed.marks import Mark
 from checkflow.distributed.parts import marks_in
 from checkflow.distributed.placement import address_here
 from checkflow.errors import CorruptStoreError
-from checkflow.store.both.connections import Patient, accepted, connected, prove
+from checkflow.store.both.connections import Patient, answer, connected, prove
 from checkflow.store.format.manifest import BLOCK_BYTES, MANIFEST
 from checkflow.store.format.ranks import COPIES, directory_of, ranks_in
 from checkflow.store.format.reader import Checkpoint
@@ -121,9 +121,7 @@ def _serving(seen: Seen, limit_s: float) -> Iterator[tuple[str, int, str]]:
 
     def serve() -> None:
         while not ending.is_set():
-            with contextlib.suppress(OSError, RuntimeError):
-                connection = accepted(listener, limit_s)
-                threading.Thread(target=_hand_out, args=(connection, key, seen), daemon=True).start()
+            answer(listener, limit_s, lambda connection: _hand_out(connection, key, seen))
 
     thread = threading.Thread(target=serve, name="checkflow-adopting", daemon=True)
     thread.start()

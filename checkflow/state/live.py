@@ -123,9 +123,14 @@ def walk(training: Training) -> Iterator[Live]:
     Graphs and attached trainings have their names from here, so that one is found in the other. Raises InputError for
     state of an optimizer that no name leads to.
     """
-    yield from _in_modules(models_of(training))
+    yield from in_models(training)
     yield from _in_optimizers(training)
     yield from listed_state(training.listed)
+
+
+def in_models(training: Training) -> Iterator[Live]:
+    """Of the walk: parameters and buffers of models."""
+    return _in_modules(models_of(training))
 
 
 def listed_state(listed: Extra) -> Iterator[Live]:

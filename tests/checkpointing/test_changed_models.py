@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,18 +89,46 @@ def test_parameters_that_became_one_are_one_again_or_nothing_is_restored(tmp_pat
     assert all(map(torch.equal, Life(tmp_path / "cut", tie, changed=True).train(20), expected))
 
 
-def test_what_changes_before_it_is_compared_is_no_error(tmp_path: Path) -> None:
-    """The first checkpoint is compared with the training once it is filled, when the next iteration has begun."""
+def test_a_kept_schedule_may_be_of_before_the_tie(tmp_path: Path) -> None:
+    """The next run has one from the start, and follows what was learned of the run before."""
+    Life(tmp_path, None).train(20)
+    life = Life(tmp_path, tie, changed=True, start_over=True)
+    life.train(5)
+    again = Life(tmp_path, tie, changed=True)
+    assert all(map(torch.equal, again.train(5), life.model.parameters()))
 
-    for number in range(20):
-        life = Life(tmp_path / str(number), None)
-        with life.checkpointer as checkpointer:
-            for iteration in range(4):
-                if iteration == 1:
-                    tie(life.model, life.optimizer)
-                life.model(torch.ones(2, 4)).square().sum().backward()
-                life.optimizer.step()
-                checkpointer.step()
+
+@pytest.mark.parametrize("act", [None, tie, another])
+def test_what_changed_before_it_is_compared_is_no_error(act: Act | None, tmp_path: Path) -> None:
+    """A checkpoint is compared with the training once its copies have ended, as late as in the next iteration."""
+    life = Life(tmp_path, None)
+    with life.checkpointer as checkpointer:
+        for _ in range(2):
+            life.model(torch.ones(2, 4)).square().sum().backward()
+            life.optimizer.step()
+            checkpointer.step()
+        engine = checkpointer._engine
+        before, record = engine._members(), b'{"not": "what a restore takes"}'
+        if act is None:
+            with pytest.raises(checkflow.InputError, match="no restore would take this training's checkpoints"):
+                engine._checked_later(record, before)
+        else:
+            act(life.model, life.optimizer)
+            assert engine._checked_later(record, before) is record
+            assert engine._restorable is None  # so that the next one is compared
+
+
+def exchange(model: torch.nn.Sequential, _: torch.optim.Optimizer) -> None:
+    model[0], model[2] = model[2], model[0]
+
+
+def test_layers_that_change_places_have_each_others_names(tmp_path: Path) -> None:
+    """Their optimizer has them in another order than before, which a model that was not changed has not."""
+    expected = Life(tmp_path / "whole", exchange).train(20)
+    Life(tmp_path / "cut", exchange).train(9)
+    with pytest.raises(checkflow.InputError, match="optimizer"):
+        Life(tmp_path / "cut", exchange).train(20)
+    assert all(map(torch.equal, Life(tmp_path / "cut", exchange, changed=True).train(20), expected))
 
 
 class Counting(torch.optim.SGD):
@@ -138,11 +167,48 @@ def test_what_an_optimizer_gives_beside_its_state_is_named_unless_it_is_listed(t
 
 
 def test_a_scheduler_that_is_not_attached_is_named(tmp_path: Path) -> None:
-    (line,) = told(tmp_path / "a", beside=cosine)
-    assert line.startswith("optimizer: a scheduler sets its learning rate and is not attached")
+    """Whatever else is attached; not where it may be in what is the user's own, nor where there once was one."""
+
+    class Own:
+        def __init__(self, what: object) -> None:
+            self.what = what
+
+        def state_dict(self) -> dict[str, object]:
+            return {}
+
+        def load_state_dict(self, state_dict: dict[str, object]) -> None: ...
+
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    count = {"count": 1}
+    others: list[dict[str, Any]] = [{}, {"scaler": scaler}, {"extra": {"mine": checkflow.Variables(count, "count")}}]
+    for number, given in enumerate(others):
+        (line,) = told(tmp_path / f"{number}", beside=cosine, **given)
+        assert line.startswith("optimizer: a scheduler sets its learning rate and is not attached")
     assert not told(tmp_path / "b", scheduler=cosine)
     assert not told(tmp_path / "c", extra=lambda model, optimizer: {"mine": cosine(model, optimizer)})
-    assert not told(tmp_path / "d")
+    assert not told(tmp_path / "d", extra=lambda model, optimizer: {"mine": Own(cosine(model, optimizer))})
+    assert not told(
+        tmp_path / "e", extra=lambda *both: {"at": checkflow.Variables(cosine(*both).__dict__, "last_epoch")}
+    )
+    assert not told(tmp_path / "f")
+    assert not told(tmp_path / "g", beside=once_had_one)
+
+
+def once_had_one(_: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:  # as load_state_dict leaves it
+        group["initial_lr"] = 0.1
+
+
+def test_of_two_schedulers_the_one_that_is_not_attached_is_named(tmp_path: Path) -> None:
+    models = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    schedulers = [cosine(*both) for both in zip(models, optimizers, strict=True)]
+    found: list[str] = []
+    checkflow.attach(
+        models, optimizers, store=tmp_path, scheduler=schedulers[0], tell=lambda _: None, notify=found.append
+    ).close()
+    (line,) = found
+    assert line.startswith("optimizer.1: a scheduler sets its learning rate")
 
 
 @pytest.mark.parametrize("other", ["itself", "view", "weight"])
@@ -155,6 +221,16 @@ def test_tensors_of_a_dict_that_share_memory_are_named(other: str, tmp_path: Pat
     (line,) = told(tmp_path, extra=of)
     with_what = "model/weight" if other == "weight" else "extra.held/a"
     assert line.startswith(f"extra.held/b: has memory in common with {with_what}, and will not after a restore")
+
+
+def test_what_shares_a_storage_and_no_byte_is_not(tmp_path: Path) -> None:
+    """As of one flat average, or of a hidden state that was cut in two."""
+
+    def of(_model: torch.nn.Module, _optimizer: torch.optim.Optimizer) -> dict[str, object]:
+        first, second = torch.zeros(2, 4).unbind()
+        return {"held": {"a": first, "b": second}}
+
+    assert not told(tmp_path, extra=of)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")

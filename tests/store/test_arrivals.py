@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -52,15 +53,11 @@ def test_no_serial_is_given_twice(tmp_path: Path) -> None:
 
 def test_a_clock_that_is_set_back_makes_nothing_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is newest on disk, or in a bucket, is known by when it was created."""
-    now = ["2099-01-01T00:00:00+00:00"]
+    now = [datetime(2099, 1, 1, tzinfo=UTC)]
 
-    class Clock:
-        @staticmethod
-        def now(_zone: object) -> Clock:
-            return Clock()
-
-        def isoformat(self, timespec: str) -> str:
-            assert timespec == "seconds"
+    class Clock(datetime):
+        @classmethod
+        def now(cls, _zone: object = None) -> datetime:  # type: ignore[override]
             return now[0]
 
     monkeypatch.setattr(writer, "datetime", Clock)
@@ -72,12 +69,12 @@ def test_a_clock_that_is_set_back_makes_nothing_older(tmp_path: Path, monkeypatc
         return newest.manifest.created
 
     saver = InProcess(tmp_path)
-    ahead = created(1)
-    now[0] = "2026-01-01T00:00:00+00:00"
-    assert created(2) == ahead
+    assert created(1) == "2099-01-01T00:00:00+00:00"
+    now[0] = datetime(2026, 1, 1, tzinfo=UTC)
+    assert created(2) == "2099-01-01T00:00:01+00:00"
     saver.close()
     saver = InProcess(tmp_path)  # which knows of those before it by what is on disk
-    assert created(3) == ahead
-    now[0] = "2099-01-02T00:00:00+00:00"
-    assert created(4) == now[0] > ahead
+    assert created(1) == "2099-01-01T00:00:02+00:00"  # a run that came back to an earlier iteration
+    now[0] = datetime(2099, 1, 2, tzinfo=UTC)
+    assert created(2) == created(3) == "2099-01-02T00:00:00+00:00"
     saver.close()

@@ -10,7 +10,7 @@ from multiprocessing import AuthenticationError
 
 import pytest
 
-from checkflow.store.both.connections import Patient, accepted, connected, prove
+from checkflow.store.both.connections import Patient, accepted, answer, connected, prove
 
 
 @pytest.fixture
@@ -88,3 +88,15 @@ def test_nor_is_who_does_not_know_the_key_waited_for(listener: socket.socket) ->
     answering(listener, "another")
     with pytest.raises(AuthenticationError):
         of(listener, 60.0)
+
+
+def test_whoever_finds_no_thread_hears_it_at_once(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with socket.create_connection(("localhost", listener.getsockname()[1])) as comes:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refused)
+            answer(listener, 60.0, lambda _: None)
+        comes.settimeout(30.0)
+        assert comes.recv(1) == b""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
@@ -30,7 +31,7 @@ from checkflow.state.host.optimizers import IsStored, OptimizerReader
 from checkflow.state.host.record import FORMAT, VERSION
 from checkflow.state.host.rng import RngReader
 from checkflow.state.host.tensors import Room, split
-from checkflow.state.live import parameters_of, walk
+from checkflow.state.live import in_models, listed_state, parameters_of, walk
 from checkflow.state.memory import identity
 from checkflow.state.names import StateName, file_of, is_of_kind, subject_of
 from checkflow.state.shards import place_of
@@ -62,6 +63,7 @@ class HostState:
         stored: whether a file of the checkpoint holds the tensor of a state name, "optimizer/fc.weight.exp_avg". What
             no file holds goes into the record if it is small, and is refused otherwise.
         rooms: of tensors in the objects' state, by state name: what the files have room for.
+        tied_in_files: names that files have only as another name of a tensor.
         fingerprints: of the schedule and the state, by what they are of.
 
     Models and optimizers have the files "model.safetensors", "optimizer.safetensors" ("model.0.safetensors", ... where
@@ -76,15 +78,16 @@ class HostState:
         stored: IsStored,
         fingerprints: Mapping[str, str],
         rooms: Mapping[StateName, Room] = MappingProxyType({}),
+        tied_in_files: Mapping[StateName, StateName] = MappingProxyType({}),
     ) -> None:
         self._models = modules_of(training)
         self._files = (*self._models, *training.listed.tensors)
         self._training = training
         self._names_by_id: dict[int, StateName] = {}
-        self._tied_in_files: dict[str, dict[str, str]] = {}  # of each model
-        self._tied: dict[str, dict[str, str]] = {}  # beside those, since
+        self._tied_in_files = tied_in_files
+        self._tied: dict[str, dict[str, str]] = {}  # beside those, of each model
+        self._optimizers: list[OptimizerReader] = []
         self.found_anew()
-        self._tied_in_files, self._tied = self._tied, {}
         self._elsewhere: dict[StateName, int] = {}
         self._names = 0
         self._optimizers = [
@@ -108,15 +111,19 @@ class HostState:
     def found_anew(self) -> None:
         """A tensor of the training moved, or is another one: what each parameter is called, and what is tied."""
         self._named = tuple(parameters_of(self._training))  # which keeps them, so that an id stays its parameter's
-        self._names_by_id.clear()
-        self._names_by_id.update((id(parameter), name) for name, parameter in self._named)
+        names = {id(parameter): name for name, parameter in self._named}
+        if names != self._names_by_id:
+            self._names_by_id.clear()
+            self._names_by_id.update(names)
+            for reader in self._optimizers:
+                reader.forget()
         first: dict[tuple[object, ...], StateName] = {}
         self._tied = {}
-        for live in walk(self._training):
-            if live.name.holder not in self._files or not live.tensor.numel():
+        for live in chain(in_models(self._training), listed_state(self._training.listed)):
+            if not live.tensor.numel():
                 continue
             name = first.setdefault((live.name.holder, *identity(live.tensor)), live.name)
-            if name != live.name and name.path != self._tied_in_files.get(name.holder, {}).get(live.name.path):
+            if name not in (live.name, self._tied_in_files.get(live.name)):
                 self._tied.setdefault(name.holder, {})[live.name.path] = name.path
 
     def capture(self, iteration: int) -> Captured:

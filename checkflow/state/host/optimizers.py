@@ -115,6 +115,11 @@ class OptimizerReader:
         """Changes when other state than before has to be found in the files."""
         return (*(cohort.text for cohort in self._cohorts or ()), self._places)
 
+    def forget(self) -> None:
+        """Parameters have other names than before."""
+        self._groups.clear()
+        self._cohorts, self._part = None, (None, "")
+
     def read(self) -> str:
         """OptimizerRecord's JSON. Raises InputError that names what cannot be saved."""
         groups = self.groups()

@@ -1,9 +1,11 @@
 """Connections between machines on which nobody waits for good for what has begun: who is gone may not be heard to go.
 
-listener = socket.create_server((host, 0))
-connection = accepted(listener, limit_s)
-prove(connection, key)                              # in a thread of its own, for anybody may come
-connection = connected(host, port, key, limit_s)    # elsewhere
+Who listens, and who comes:
+
+    listener = socket.create_server((host, 0))
+    answer(listener, limit_s, talk)                     # talk(connection) in a thread of its own: anybody may come,
+    prove(connection, key)                              # which therefore begins with this
+    connection = connected(host, port, key, limit_s)    # elsewhere
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import contextlib
 import os
 import socket
 import struct
+import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, TypeVar
@@ -19,6 +23,7 @@ from typing import Any, TypeVar
 from checkflow.store.both.stillness import LOOKS
 
 QUIET_S = 30  # without a word, until the kernel asks whether the other machine is still there
+SHORT_S = 0.05
 T = TypeVar("T")
 
 
@@ -85,6 +90,19 @@ def connected(host: str, port: int, key: str, limit_s: float) -> Patient:
 def accepted(listener: socket.socket, limit_s: float) -> Patient:
     """Whoever comes next, and may be anybody. Raises OSError."""
     return Patient(listener.accept()[0], limit_s)
+
+
+def answer(listener: socket.socket, limit_s: float, then: Callable[[Patient], None]) -> None:
+    """Wait for whoever comes next, and let `then` go on with it in a thread, so that nobody is kept waiting."""
+    try:
+        connection = accepted(listener, limit_s)
+    except OSError:
+        time.sleep(SHORT_S)  # no descriptor is left, or it has gone again
+        return
+    try:
+        threading.Thread(target=then, args=(connection,), daemon=True).start()
+    except RuntimeError:  # no thread is left: it hears that at once
+        connection.close()
 
 
 def prove(connection: Patient, key: str) -> None:

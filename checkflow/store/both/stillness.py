@@ -8,8 +8,9 @@ LOOKS = 4  # it takes more than so many in a row to tell that one hangs
 
 
 class Stillness:
-    """Who looks may itself have been stopped, with the other or alone, or have had something else to do for long: of
-    the time between two looks at most a part counts, and none where there was nothing to do at the first."""
+    """Who looks may itself have been stopped, with the other or alone, or have had something else to do for long: the
+    time between two looks counts for no more than a quarter of `limit_s`, and for nothing where there was nothing to do
+    at the first."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s

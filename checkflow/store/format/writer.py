@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import xxhash
@@ -82,9 +82,13 @@ def next_serial(store: Path) -> int:
 
 
 def created(after: str) -> str:
-    """Now, as a manifest has it: in UTC, to the second. Not before `after`, also where the clock was set back since:
-    of what is on disk and in a bucket the later one is restored."""
-    return max(datetime.now(UTC).isoformat(timespec="seconds"), after)
+    """Now, as a manifest has it: in UTC, to the second. Where the clock was set back, a second after `after`: of what
+    is on disk and in a bucket the later one is restored."""
+    now = datetime.now(UTC)
+    with contextlib.suppress(ValueError):  # a manifest that somebody wrote
+        if after and (before := datetime.fromisoformat(after)) > now:
+            now = before + timedelta(seconds=1)
+    return now.isoformat(timespec="seconds")
 
 
 def newest_created(store: Path) -> str:

@@ -276,6 +276,7 @@ class SharedMemory:
     def restoring(self) -> Iterator[None]:
         """In the trainer: the inside takes memory, which slots get afterwards, and brings checkpoints to the store of
         which the saver does not know."""
+        self._words[_ARRIVALS] += 1
         try:
             with self.pages.paused():
                 yield

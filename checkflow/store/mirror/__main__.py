@@ -18,8 +18,9 @@ import threading
 from multiprocessing import AuthenticationError
 
 from checkflow.background import give_way
+from checkflow.errors import StoreError
 from checkflow.store.both.config import IGNORED
-from checkflow.store.both.connections import Patient, accepted, prove
+from checkflow.store.both.connections import Patient, answer, prove
 from checkflow.store.both.lock import path_of
 from checkflow.store.both.messages import CLOSE, FailedReport, Message
 from checkflow.store.both.saver_log import write_log
@@ -45,12 +46,11 @@ class Mirror:
     def receive(self) -> None:
         """For as long as the process runs. Whoever comes, and says nothing, keeps nobody waiting."""
         while True:
-            with contextlib.suppress(OSError, RuntimeError):  # no descriptor, or no thread: it may come again
-                connection = accepted(self._listener, PROOF_S)
-                threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
+            answer(self._listener, PROOF_S, self._receive)
 
     def _receive(self, connection: Patient) -> None:
-        with contextlib.suppress(OSError, EOFError, AuthenticationError), connection:  # it may come with other slots
+        # It may come again, with other slots.
+        with contextlib.suppress(OSError, EOFError, AuthenticationError, StoreError), connection:
             prove(connection, self._key)
             connection.wait_for(LIMIT_S)
             slots = greeted(connection)
