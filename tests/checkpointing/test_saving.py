@@ -18,7 +18,7 @@ from checkflow.store.trainer.handle import StoreHandle
 @pytest.fixture
 def hangs_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = StoreHandle.open.__func__  # type: ignore[attr-defined]
-    monkeypatch.setattr(StoreHandle, "open", classmethod(lambda *args, **words: opened(*args, **words, hang_s=0.2)))
+    monkeypatch.setattr(StoreHandle, "open", classmethod(lambda *args, **words: opened(*args, **words, hang_s=5.0)))
 
 
 @pytest.mark.parametrize("on_error", ["raise", "warn"])

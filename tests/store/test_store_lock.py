@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -237,10 +238,22 @@ def test_what_another_makes_meanwhile_is_no_error(tmp_path: Path, monkeypatch: p
         StoreLock.acquire(tmp_path / "file" / "store", lambda _: None)
 
 
-def test_a_full_disk_keeps_no_saver_from_its_own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who holds the store stands in the lock for messages alone."""
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[HeldStore]:
+    """What a saver holds of a store, in this process."""
     lock = StoreLock.acquire(tmp_path, silent)
     held = HeldStore(tmp_path, os.dup(lock.directory_fd), os.dup(lock.saver_fd))
+    yield held
+    lock.close()
+    for fd in (held._directory_fd, held._lock_fd, held._for_trainer_fd):
+        if fd >= 0:
+            os.close(fd)
+
+
+def test_a_full_disk_keeps_no_saver_from_its_own_lock(
+    held: HeldStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who holds the store stands in the lock for messages alone."""
     before = len(descriptors(os.getpid()))
 
     def full(*_: object) -> int:
@@ -254,13 +267,12 @@ def test_a_full_disk_keeps_no_saver_from_its_own_lock(tmp_path: Path, monkeypatc
     held.look(told.append, trainer_lives=True)
     assert len(told) == 1 and "is put back" in told[0]
     assert len(descriptors(os.getpid())) == before + 1  # the trainer's, which its saver holds in its place
-    lock.close()
 
 
-def test_a_lock_that_cannot_be_opened_for_both_is_held_by_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_cannot_be_opened_for_both_is_held_by_none(
+    held: HeldStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And is put back the next time."""
-    lock = StoreLock.acquire(tmp_path, silent)
-    held = HeldStore(tmp_path, os.dup(lock.directory_fd), os.dup(lock.saver_fd))
     (tmp_path / LOCK).unlink()
     before, calls = len(descriptors(os.getpid())), list[int]()
 
@@ -275,4 +287,3 @@ def test_a_lock_that_cannot_be_opened_for_both_is_held_by_none(tmp_path: Path, m
         held.look(silent, trainer_lives=True)
     assert len(descriptors(os.getpid())) == before
     held.look(silent, trainer_lives=True)
-    lock.close()
