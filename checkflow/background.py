@@ -5,10 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 from pathlib import Path
 
 NICENESS = 10
 _TRIES = 100
+
+
+def python_path() -> str:
+    """PYTHONPATH of a process that finds modules where this one does: of sys.path that is what strings there are."""
+    return os.pathsep.join(path for path in sys.path if path and isinstance(path, str))
 
 
 def give_way() -> None:

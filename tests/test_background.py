@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from pathlib import Path
 
-from checkflow.background import remove_written
+import pytest
+
+import checkflow
+from checkflow.background import python_path, remove_written
 
 
 def test_a_folder_that_is_written_to_is_removed(tmp_path: Path) -> None:
@@ -34,3 +39,16 @@ def test_a_folder_that_is_written_to_is_removed(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_removed(tmp_path: Path) -> None:
     remove_written(tmp_path / "none")
+
+
+def test_processes_find_modules_where_this_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may put anything into sys.path; Python looks at nothing there but strings."""
+    monkeypatch.setattr(sys, "path", ["/one", Path("/nowhere"), "", None, "/two"])
+    assert python_path() == "/one:/two"
+
+
+def test_that_is_said_in_one_place() -> None:
+    """Each process is started with it."""
+    files = Path(checkflow.__file__).parent.rglob("*.py")
+    assert [path.name for path in files if "pathsep.join" in path.read_text()] == ["background.py"]
+    assert os.pathsep == ":"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+from checkflow.background import python_path
 from checkflow.learning.messages import Answer, Planned, Request, Unplanned
 
 ENDS_S = 5.0  # what it has to write is little
@@ -20,7 +21,7 @@ class Planner:
     def __init__(self) -> None:
         """Start the process. Raises OSError where none can be started."""
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # modules are found where the trainer finds them
+            "PYTHONPATH": python_path(),
             "CUDA_VISIBLE_DEVICES": "",
             "OPENBLAS_NUM_THREADS": "1",
         }

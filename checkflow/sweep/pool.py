@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 
+from checkflow.background import python_path
 from checkflow.errors import CheckflowError
 from checkflow.interrupts import held_back
 from checkflow.sweep.jobs import Job, Reply
@@ -98,7 +99,7 @@ class _Worker:
             raise CheckflowError("sweep: this Python does not know its own program; start it with a python command")
         ours, theirs = socket.socketpair()
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONPATH": python_path(),
             "TMPDIR": folder,
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",

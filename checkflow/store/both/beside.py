@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from checkflow.background import python_path
 from checkflow.store.both.config import IGNORED
 
 
@@ -16,10 +17,8 @@ def start_beside(
 ) -> subprocess.Popen[bytes]:
     """`python -m module arguments descriptors`, in its own session. Raises OSError."""
     command = [sys.executable, "-P", "-m", module, *arguments, *map(str, inherited)]
-    # Modules are found where the trainer finds them, which looks at nothing in sys.path but strings.
-    found = os.pathsep.join(path for path in sys.path if path and isinstance(path, str))
-    # One BLAS thread, for numpy starts one for each core.
-    environment = os.environ | {"PYTHONPATH": found, "OPENBLAS_NUM_THREADS": "1"}
+    # one BLAS thread, for numpy starts one for each core
+    environment = os.environ | {"PYTHONPATH": python_path(), "OPENBLAS_NUM_THREADS": "1"}
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)  # inherited, until it ignores them by itself
     try:
         return subprocess.Popen(
