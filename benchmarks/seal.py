@@ -19,7 +19,7 @@ import xxhash
 from rich.console import Console
 
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
-from checkflow.store.memory import shared_memory as shared
+from checkflow.store.memory import room
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.units import parse_bytes
 
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     options = parser.parse_args()
     size = parse_bytes(options.size, "--size")
-    shared.LARGE_BYTES = min(shared.LARGE_BYTES, size)  # to see what smaller ones would cost
+    room.LARGE_BYTES = min(room.LARGE_BYTES, size)  # to see what smaller ones would cost
     layout = Layout.of((FileSpec("model.safetensors", (TensorSpec("w", "U8", (size,)),)),))
     memory = SharedMemory.create([layout], slots=3, record_room_bytes=2**17, config=b"{}")
     while memory.pages.wait_for_more():

@@ -15,7 +15,7 @@ from checkflow.state.host.capture import HostState, check_capturable
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.host.tensors import in_files
 from checkflow.store.format.layout import Layout
-from checkflow.store.memory.shared_memory import Room
+from checkflow.store.memory.room import Room
 from checkflow.training import Training
 
 

@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import torch
 from small_store import SMALL, InProcess, newest_whole, silent, stage, until_idle
 
+import checkflow
 from checkflow.store.format import writer
 from checkflow.store.format.manifest import BLOCK_BYTES, MANIFEST
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, list_checkpoints
@@ -49,6 +51,21 @@ def test_no_serial_is_given_twice(tmp_path: Path) -> None:
         until_idle(handle, 10)
     serials = [name.partition("-")[0] for name in checkpoint_names(store)]
     assert len(serials) == len(set(serials)) and newest_whole(store) == 10
+
+
+def test_each_restore_in_mid_run_has_the_saver_look(tmp_path: Path) -> None:
+    """Whatever it brings, and whether it ends well."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with checkflow.attach(model, optimizer, store=tmp_path, tell=silent) as checkpointer:
+        checkpointer.step()
+        shared = checkpointer._handle.shared
+        before = shared.arrivals
+        checkpointer.restore()
+        between = shared.arrivals
+        with pytest.raises(checkflow.StoreError):
+            checkpointer.restore(7)
+        assert before < between < shared.arrivals
 
 
 def test_a_clock_that_is_set_back_makes_nothing_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

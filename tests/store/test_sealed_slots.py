@@ -9,7 +9,8 @@ from checkflow.errors import StoreError
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 from checkflow.store.memory import shared_memory
 from checkflow.store.memory.mapping import protect
-from checkflow.store.memory.shared_memory import LARGE_BYTES, SharedMemory, SlotState, Word
+from checkflow.store.memory.room import LARGE_BYTES
+from checkflow.store.memory.shared_memory import SharedMemory, SlotState, Word
 from checkflow.store.memory.trainer_slots import Slots
 
 

@@ -13,7 +13,11 @@ from checkflow.store.both.stillness import LOOKS, Stillness
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.persist_every import PersistEvery
 
-EACH = PersistEvery(iterations=1)
+
+def opened(path: Path, told: list[str], *, hang_s: float) -> StoreHandle:
+    return StoreHandle.open(
+        path, [SMALL], notify=told.append, on_error="warn", persist_every=PersistEvery(iterations=1), hang_s=hang_s
+    )
 
 
 def test_of_a_gap_between_looks_a_part_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,9 +42,7 @@ def test_a_loop_that_does_something_else_for_long_has_no_saver_that_hangs(
 ) -> None:
     """An evaluation, after which the checkpoint is due that ends it: the saver has not had the time to begin."""
     told: list[str] = []
-    with StoreHandle.open(
-        tmp_path, [SMALL], notify=told.append, on_error="warn", persist_every=EACH, hang_s=5.0
-    ) as handle:
+    with opened(tmp_path, told, hang_s=5.0) as handle:
         for iteration in (1, 2):
             time.sleep(5.5)
             assert stage(handle, SMALL, iteration)
@@ -55,9 +57,7 @@ def test_a_loop_that_does_something_else_for_long_has_no_saver_that_hangs(
 def test_nor_has_a_job_that_was_stopped_as_a_whole(tmp_path: Path) -> None:
     """As where a scheduler suspends it: work is left, and nobody has moved."""
     told: list[str] = []
-    with StoreHandle.open(
-        tmp_path, [SMALL], notify=told.append, on_error="warn", persist_every=EACH, hang_s=5.0
-    ) as handle:
+    with opened(tmp_path, told, hang_s=5.0) as handle:
         with stopped(handle):
             assert stage(handle, SMALL, 1)
             handle.poll()
@@ -69,9 +69,7 @@ def test_nor_has_a_job_that_was_stopped_as_a_whole(tmp_path: Path) -> None:
 
 def test_one_that_hung_and_goes_on_is_waited_for_again(tmp_path: Path) -> None:
     told: list[str] = []
-    with StoreHandle.open(
-        tmp_path, [SMALL], notify=told.append, on_error="warn", persist_every=EACH, hang_s=1.0
-    ) as handle:
+    with opened(tmp_path, told, hang_s=1.0) as handle:
         with stopped(handle):
             assert stage(handle, SMALL, 1)
             assert not handle.drain(60)

@@ -471,7 +471,7 @@ def test_too_little_memory_says_how_much_is_needed(tmp_path: Path, monkeypatch: 
     from checkflow.store.memory.allowance import Allowance
 
     monkeypatch.setattr(
-        "checkflow.store.memory.shared_memory.allowance", lambda: Allowance(1000, "the machine's available memory")
+        "checkflow.store.memory.room.allowance", lambda: Allowance(1000, "the machine's available memory")
     )
     with pytest.raises(StoreError, match=r"3 slots of 32\.0 KiB need .* available memory leaves 1000 B; use slots=2"):
         StoreHandle.open(tmp_path, [SMALL], notify=silent)

@@ -352,7 +352,7 @@ def test_this_machine_has_a_limit() -> None:
 STRAY = """
 import ctypes
 from small_store import *
-from checkflow.store.memory.shared_memory import LARGE_BYTES
+from checkflow.store.memory.room import LARGE_BYTES
 layout = Layout.of((FileSpec("model.safetensors", (TensorSpec("w", "U8", (LARGE_BYTES,)),)),))
 shared = SharedMemory.create([layout], slots=2, record_room_bytes=100, config=b"{}")
 while shared.pages.wait_for_more():

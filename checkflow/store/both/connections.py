@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from checkflow.store.both.stillness import LOOKS
 
 QUIET_S = 30  # without a word, until the kernel asks whether the other machine is still there
-SHORT_S = 0.05
+SHORT_S = 0.05  # until who listens tries again, where there was no descriptor
 T = TypeVar("T")
 
 

@@ -24,21 +24,16 @@ import xxhash
 
 from checkflow.errors import StoreError
 from checkflow.interrupts import held_back
-from checkflow.store.format.layout import ALIGN_BYTES, Layout, padded
+from checkflow.store.format.layout import Layout, padded
 from checkflow.store.format.manifest import MAX_RECORD_BYTES
 from checkflow.store.format.regular_file import read_at
-from checkflow.store.memory.allowance import allowance
-from checkflow.store.memory.mapping import HUGE_BYTES, address_of, map_shared, protect
+from checkflow.store.memory.mapping import address_of, map_shared, protect
 from checkflow.store.memory.pages import Pages, Span
 from checkflow.store.memory.record_overflow import Overflow
+from checkflow.store.memory.room import CONTROL_BYTES, Room, head_bytes, is_large, stride
 from checkflow.units import format_bytes
 
 MAGIC = int.from_bytes(b"chkflow1", "little")
-MAX_SLOTS = 56  # as many as the control page has words for
-CONTROL_BYTES = ALIGN_BYTES
-LARGE_BYTES = (
-    32 * 2**20
-)  # slots from this size on are sealed while staged: some 90 microseconds, a hundredth of the copy
 
 # Words of the control page
 _MAGIC, _SLOTS, _LARGEST_BYTES, _RECORD_ROOM, _CONFIG_BYTES, _DURABLE, _PROGRESS, _LANES, _LANE_BYTES = range(9)
@@ -78,50 +73,6 @@ class Word:
     @classmethod
     def unpack(cls, value: int) -> Word:
         return cls(SlotState(value & 0xF), value >> 8, bool(value >> 4 & 1), bool(value >> 5 & 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What slots take of shared memory."""
-
-    slots: int  # of all lanes
-    largest_bytes: int  # of the files of a slot
-    head_bytes: int  # before the first slot
-    strides: tuple[int, ...]  # by lane, from its slot to the next
-
-    @classmethod
-    def of(cls, layouts: Sequence[Layout], *, slots: int, record_room_bytes: int, config_bytes: int) -> Room:
-        """Arguments as of `SharedMemory.create`."""
-        largest = max(layout.size_bytes for layout in layouts)
-        strides = tuple(_stride(layout.size_bytes, padded(record_room_bytes), largest) for layout in layouts)
-        return cls(slots, largest, _head(largest, config_bytes), strides)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.head_bytes + self.slots // len(self.strides) * sum(self.strides)
-
-    @property
-    def need(self) -> str:
-        up_to = "up to " if len(set(self.strides)) > 1 else ""
-        of = f"{self.slots} slots of {up_to}{format_bytes(self.largest_bytes)}"
-        return f"{of} need {format_bytes(self.size_bytes)} of shared memory"
-
-    def check(self, *, given_back_bytes: int = 0) -> None:
-        """Raises StoreError for a number of slots that cannot be, and where memory does not suffice.
-
-        Others will have given so many bytes back by then.
-        """
-        lanes = len(self.strides)
-        each = self.slots // lanes
-        if not lanes <= self.slots <= MAX_SLOTS or self.slots % lanes:
-            raise StoreError(f"slots: {each} is not supported; use 1 to {MAX_SLOTS // lanes}")
-        free = allowance()
-        if free is not None and self.size_bytes > free.free_bytes + given_back_bytes:
-            advice = f"use slots={each - 1}" if each > 1 else "raise the limit"
-            raise StoreError(
-                f"slots: {self.need}, but {free.limit} leaves {format_bytes(free.free_bytes)}; {advice}, free memory, "
-                "or train on a machine with more"
-            )
 
 
 class SharedMemory:
@@ -225,13 +176,13 @@ class SharedMemory:
 
     @cached_property
     def _first_row(self) -> int:
-        return _head(self._words[_LARGEST_BYTES], self._words[_CONFIG_BYTES])
+        return head_bytes(self._words[_LARGEST_BYTES], self._words[_CONFIG_BYTES])
 
     @cached_property
     def _within_row(self) -> tuple[int, ...]:
         """Where the slot of each lane begins in a row of one of each, and how long the row is."""
         room, largest = self._words[_RECORD_ROOM], self._words[_LARGEST_BYTES]
-        strides = (_stride(self._words[_LANE_BYTES + lane], room, largest) for lane in range(self.lanes))
+        strides = (stride(self._words[_LANE_BYTES + lane], room, largest) for lane in range(self.lanes))
         return (0, *accumulate(strides))
 
     def _files_bytes(self, slot: int) -> int:
@@ -247,7 +198,7 @@ class SharedMemory:
 
         Small slots are not sealed, for it takes longer than to fill them; nor pinned ones, which the device may write.
         """
-        if self.pinned or not self._seals or self._files_bytes(slot) < LARGE_BYTES:
+        if self.pinned or not self._seals or not is_large(self._files_bytes(slot)):
             return
         if self._protect(slot, slot + 1, writable=False):
             self._sealed.add(slot)
@@ -386,20 +337,6 @@ class SharedMemory:
             finally:
                 if held:
                     fcntl.lockf(self.fd, fcntl.LOCK_UN)
-
-
-def _stride(layout_bytes: int, room_bytes: int, largest_bytes: int) -> int:
-    """From one slot to the next. Large ones share no huge page, which sealing one of them would break up."""
-    return -(-(layout_bytes + room_bytes) // _unit(largest_bytes)) * _unit(largest_bytes)
-
-
-def _head(largest_bytes: int, config_bytes: int) -> int:
-    """The first slot's first byte."""
-    return -(-(CONTROL_BYTES + config_bytes) // _unit(largest_bytes)) * _unit(largest_bytes)
-
-
-def _unit(largest_bytes: int) -> int:
-    return HUGE_BYTES if largest_bytes >= LARGE_BYTES else ALIGN_BYTES
 
 
 def _record_hash(sequence: int, iteration: int, needs: int, record: bytes) -> int:

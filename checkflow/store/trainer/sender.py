@@ -18,7 +18,8 @@ import xxhash
 
 from checkflow.store.both.connections import Patient, connected
 from checkflow.store.both.mirroring import Answer, Begin, Commit, Hello, blocks_of, hear, say
-from checkflow.store.memory.shared_memory import MAX_SLOTS, NOT_YET_WHOLE, SharedMemory, SlotState
+from checkflow.store.memory.room import MAX_SLOTS
+from checkflow.store.memory.shared_memory import NOT_YET_WHOLE, SharedMemory, SlotState
 from checkflow.store.trainer.mirror_process import MirrorAddress
 
 TRIES = 2  # of one checkpoint, which may arrive otherwise than it was sent
