@@ -13,7 +13,7 @@ import socket
 import sys
 
 from checkflow.replica.loop import run
-from checkflow.store.both.config import IGNORED
+from checkflow.store.both.words import IGNORED
 from checkflow.store.memory.shared_memory import SharedMemory
 
 

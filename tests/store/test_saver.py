@@ -14,8 +14,9 @@ import pytest
 from small_store import InProcess, newest_whole, until
 
 from checkflow.store.both.lock import LOCK
-from checkflow.store.both.messages import CLOSE, DurableReport, FailedReport, Message, Notice, receive
+from checkflow.store.both.messages import DurableReport, FailedReport, Message, Notice, receive
 from checkflow.store.both.saver_log import take_log
+from checkflow.store.both.words import CLOSE
 from checkflow.store.format.disk import LocalDisk
 from checkflow.store.saver import loop as loop_module
 from checkflow.store.saver import settler as settler_module

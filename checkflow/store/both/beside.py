@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from checkflow.background import python_path
-from checkflow.store.both.config import IGNORED
+from checkflow.store.both.words import IGNORED
 
 
 def start_beside(

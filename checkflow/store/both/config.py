@@ -6,7 +6,6 @@ And what the process has to know that uploads to a bucket, which is told so at i
 from __future__ import annotations
 
 import os
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +15,6 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.format.layout import FileSpec
 from checkflow.store.format.retention import Retention
-
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by a saver, from before its first instruction
 
 _StorePath = Annotated[  # its bytes in hexadecimal digits: a path need not be UTF-8
     Path,

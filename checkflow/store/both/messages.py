@@ -1,6 +1,6 @@
-"""What trainer and saver say to each other: one JSON object a packet, on a socket pair that keeps packets apart.
+"""What a saver says to its trainer: one JSON object a packet, on a socket pair that keeps packets apart.
 
-The uploader to a bucket says it in the same way.
+The uploader to a bucket says it in the same way. What the trainer says is in words.py.
 """
 
 from __future__ import annotations
@@ -12,14 +12,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from checkflow.text import plain
 
-WAKE, NOW, LAST, CLOSE = b"wake", b"now", b"last", b"close"
-"""The trainer's words: look at the slots; and try at once what failed before; no training follows what is due (to the
-uploader: have what is newest on disk there now, whatever a group waits for); exit once nothing is due."""
-AGREED, RESTORED, UPLOAD, THERE, DROPPED = b"agreed", b"restored", b"upload", b"there", b"dropped"
-"""Its words about a checkpoint of several ranks. To the saver, with its sequence number, or of one that was restored
-with its serial: every rank has verified its part, so what is older may be pruned. To the uploader, with its serial on
-this rank's disk: every rank uploads its part next; the bucket has every rank's part, so what is older may be removed
-there; it never will, so nobody needs this."""
 MAX_PACKET_BYTES = 2**16
 MAX_TEXT = 4096
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -102,17 +94,6 @@ class Notice(BaseModel):
 
 Message = DurableReport | VerifiedReport | UploadedReport | PassedReport | RestReport | FailedReport | Notice
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
-
-
-def numbered(word: bytes, number: int) -> bytes:
-    """One of the trainer's words about a checkpoint."""
-    return word + b" %d" % number
-
-
-def number_in(packet: bytes, word: bytes) -> int | None:
-    """The inverse; None for another word."""
-    said, _, number = packet.partition(b" ")
-    return int(number) if said == word and number else None
 
 
 def encode(message: Message) -> bytes:

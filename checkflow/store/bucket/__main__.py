@@ -14,8 +14,9 @@ import socket
 import sys
 
 from checkflow.background import give_way
-from checkflow.store.both.config import IGNORED, BucketConfig
+from checkflow.store.both.config import BucketConfig
 from checkflow.store.both.messages import MAX_PACKET_BYTES
+from checkflow.store.both.words import IGNORED
 from checkflow.store.bucket.loop import Uploader
 from checkflow.store.bucket.objects import Objects
 from checkflow.store.bucket.upload import Uploads

@@ -18,23 +18,10 @@ from checkflow.errors import CorruptStoreError
 from checkflow.store.both.bytelocks import is_held
 from checkflow.store.both.config import BucketConfig
 from checkflow.store.both.lock import LOCK, SAVER, TRAINER
-from checkflow.store.both.messages import (
-    CLOSE,
-    DROPPED,
-    LAST,
-    THERE,
-    UPLOAD,
-    FailedReport,
-    Message,
-    Notice,
-    PassedReport,
-    RestReport,
-    encode,
-    number_in,
-    send,
-)
+from checkflow.store.both.messages import FailedReport, Message, Notice, PassedReport, RestReport, encode, send
 from checkflow.store.both.retry import Patience
 from checkflow.store.both.saver_log import write_log
+from checkflow.store.both.words import CLOSE, DROPPED, LAST, MAX_WORD_BYTES, THERE, UPLOAD, number_in
 from checkflow.store.bucket.objects import BucketError
 from checkflow.store.bucket.upload import OvertakenError, Uploads
 from checkflow.store.format.reader import Checkpoint
@@ -222,7 +209,7 @@ class Uploader:
 
     def _hear(self) -> None:
         try:
-            packet = self._end.recv(64, socket.MSG_DONTWAIT)
+            packet = self._end.recv(MAX_WORD_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except ConnectionResetError:

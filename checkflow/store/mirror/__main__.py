@@ -19,11 +19,11 @@ from multiprocessing import AuthenticationError
 
 from checkflow.background import give_way
 from checkflow.errors import StoreError
-from checkflow.store.both.config import IGNORED
 from checkflow.store.both.connections import Patient, answer, prove
 from checkflow.store.both.lock import path_of
-from checkflow.store.both.messages import CLOSE, FailedReport, Message
+from checkflow.store.both.messages import FailedReport, Message
 from checkflow.store.both.saver_log import write_log
+from checkflow.store.both.words import CLOSE, IGNORED
 from checkflow.store.mirror.slots import MirroredSlots, greeted
 
 PROOF_S = 30.0  # for whoever comes, to prove that it knows the key

@@ -4,21 +4,19 @@
 
 Each argument is an inherited descriptor: the slots' memfd, the socket, the store's directory and its lock, which are
 held by being open, the trainer's pidfd.
+
+Until there is work it imports nothing but this: slots whose size was a first guess at the state's are never filled, and
+a training that only restores fills none.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
-import socket
 import sys
-from pathlib import Path
 
-from checkflow.background import give_way
-from checkflow.store.both.config import IGNORED
-from checkflow.store.format.disk import LocalDisk
-from checkflow.store.memory.shared_memory import SharedMemory
-from checkflow.store.saver.loop import Saver
+from checkflow.store.both.words import CLOSE, IGNORED, LAST, MAX_WORD_BYTES
 
 
 def main(arguments: list[str]) -> None:
@@ -27,15 +25,33 @@ def main(arguments: list[str]) -> None:
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)  # a signal to the trainer's whole group must not cost its last state
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
-    give_way()
-    os.fchdir(directory)  # what was locked is what is written, wherever its path leads by now
-    shared, here = SharedMemory.attach(memory), Path()
-    saver = Saver(shared, LocalDisk(), socket.socket(fileno=end), trainer, here, directory, lock)
-    try:
-        saver.run()
-    except Exception as error:
-        saver.fail(f"the saver ended on an internal error, please report it ({type(error).__name__}: {error})")
-        raise
+    heard = heard_before_work(end, trainer)
+    if heard is not None:
+        from checkflow.store.saver.loop import work
+
+        work(memory, end, directory, lock, trainer, heard)
+
+
+def heard_before_work(end: int, trainer: int) -> list[bytes] | None:
+    """The trainer's words until there may be work; None where it closes, and there was none.
+
+    The trainer says a word before it fills its first slot. Where it ended, and said none, whoever looks at the slots
+    finds that out.
+    """
+    heard: list[bytes] = []
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    poll.register(trainer, select.POLLIN)
+    while not heard or heard[-1] == LAST:
+        if all(fd == trainer for fd, _ in poll.poll()):
+            break
+        try:
+            heard.append(os.read(end, MAX_WORD_BYTES))
+        except ConnectionResetError:
+            break
+        if heard[-1] == CLOSE:
+            return None
+    return heard
 
 
 if __name__ == "__main__":

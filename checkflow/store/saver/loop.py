@@ -9,6 +9,7 @@ What the disk refuses is tried again, for as long as it is told to: with the tra
 from __future__ import annotations
 
 import math
+import os
 import select
 import socket
 import threading
@@ -17,22 +18,12 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from checkflow.background import give_way
 from checkflow.store.both.config import SaverConfig
-from checkflow.store.both.messages import (
-    AGREED,
-    CLOSE,
-    LAST,
-    NOW,
-    RESTORED,
-    FailedReport,
-    Message,
-    Notice,
-    encode,
-    number_in,
-    send,
-)
+from checkflow.store.both.messages import FailedReport, Message, Notice, encode, send
 from checkflow.store.both.saver_log import write_log
-from checkflow.store.format.disk import Disk
+from checkflow.store.both.words import AGREED, CLOSE, LAST, MAX_WORD_BYTES, NOW, RESTORED, number_in
+from checkflow.store.format.disk import Disk, LocalDisk
 from checkflow.store.memory.saver_slots import Taken, recover, take_due, take_last, take_left
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.saver.awaited import Awaited
@@ -44,13 +35,27 @@ LOOK_MS = 20  # how often to look after what is settled in the background, where
 BREATH_S = 1.0  # how often to show that one waits and does not hang
 
 
+def work(memory: int, end: int, directory: int, lock: int, trainer: int, heard: Sequence[bytes]) -> None:
+    """A saver's, on these descriptors. `heard`: what the trainer has said before."""
+    give_way()
+    os.fchdir(directory)  # what was locked is what is written, wherever its path leads by now
+    shared, here = SharedMemory.attach(memory), Path()
+    saver = Saver(shared, LocalDisk(), socket.socket(fileno=end), trainer, here, directory, lock, heard)
+    try:
+        saver.run()
+    except Exception as error:
+        saver.fail(f"the saver ended on an internal error, please report it ({type(error).__name__}: {error})")
+        raise
+
+
 class Saver:
     """Runs until the trainer closes or dies. `trainer` is a pidfd of it, `store` a path to the held directory."""
 
     def __init__(
         self, shared: SharedMemory, disk: Disk, end: socket.socket, trainer: int, store: Path, directory_fd: int,
-        lock_fd: int,
+        lock_fd: int, heard: Sequence[bytes] = (),
     ) -> None:  # fmt: skip
+        """`heard`: what the trainer has said before."""
         self._shared = shared
         self._config = SaverConfig.parse(shared.config)
         self._end = end
@@ -67,6 +72,8 @@ class Saver:
         self._looking = threading.Lock()
         self._awaited = Awaited(shared, self._config.store, self._report)
         self._told: deque[FailedReport] = deque(maxlen=100)  # sent, maybe to a trainer that died before it listened
+        for packet in heard:
+            self._obey(packet)
 
     def run(self) -> None:
         """Until the trainer is gone and all that can be durable is."""
@@ -179,22 +186,27 @@ class Saver:
     def _hear(self) -> None:
         while True:
             try:
-                packet = self._end.recv(64, socket.MSG_DONTWAIT)
+                packet = self._end.recv(MAX_WORD_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             except ConnectionResetError:
                 packet = b""
+            self._obey(packet)
             if not packet:
-                self._be_alone()
                 return
-            if packet == NOW:
-                self._patience.hurry()
-            if (agreed := number_in(packet, AGREED)) is not None:
-                self._persister.agree(agreed)
-            if (serial := number_in(packet, RESTORED)) is not None:
-                self._persister.agree_on(serial)
-            self._last = self._last or packet == LAST
-            self._closing = self._closing or packet == CLOSE
+
+    def _obey(self, packet: bytes) -> None:
+        """A word; an empty one is the end of the trainer's socket."""
+        if not packet:
+            self._be_alone()
+        if packet == NOW:
+            self._patience.hurry()
+        if (agreed := number_in(packet, AGREED)) is not None:
+            self._persister.agree(agreed)
+        if (serial := number_in(packet, RESTORED)) is not None:
+            self._persister.agree_on(serial)
+        self._last = self._last or packet == LAST
+        self._closing = self._closing or packet == CLOSE
 
     def _be_alone(self) -> None:
         if not self._orphan:

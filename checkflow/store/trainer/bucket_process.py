@@ -16,22 +16,9 @@ from checkflow.interrupts import let_through
 from checkflow.store.both.beside import start_beside
 from checkflow.store.both.config import BucketConfig
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.both.messages import (
-    CLOSE,
-    DROPPED,
-    LAST,
-    THERE,
-    UPLOAD,
-    FailedReport,
-    Notice,
-    PassedReport,
-    RestReport,
-    UploadedReport,
-    numbered,
-    receive,
-    send,
-)
+from checkflow.store.both.messages import FailedReport, Notice, PassedReport, RestReport, UploadedReport, receive, send
 from checkflow.store.both.retry import Patience
+from checkflow.store.both.words import CLOSE, DROPPED, LAST, THERE, UPLOAD, numbered
 from checkflow.store.trainer.status import Tally
 
 UNHEARD_S = 0.05

@@ -6,7 +6,7 @@
     handle.poll()                                    # raises what went wrong in the background
     handle.close()                                   # the newest staged checkpoint is durable
 
-One thread calls these. None but `acquire`, `drain` and `close` ever waits.
+One thread calls these; `acquire`, `drain` and `close` alone ever wait.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from checkflow.events import Event
 from checkflow.interrupts import held_back
 from checkflow.store.both.config import BucketConfig, SaverConfig
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.both.messages import LAST, WAKE
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.both.saver_log import take_log
+from checkflow.store.both.words import LAST, WAKE
 from checkflow.store.format.layout import Layout
 from checkflow.store.format.reader import Checkpoint
 from checkflow.store.format.retention import Retention
@@ -187,7 +187,7 @@ class StoreHandle:
         Waits for a slot whose memory is still on its way. Under `wait` waits until the saver has persisted one; where
         it cannot, that is raised before its slot is used again, and None if on_error is "warn".
         """
-        slot = self._slots.try_acquire(lane)
+        slot = self.try_acquire(lane)
         if slot is None:
             slot = self._waiting.for_memory(lane)
         if slot is None and self._when_full == "wait":
@@ -203,7 +203,8 @@ class StoreHandle:
         return slot
 
     def try_acquire(self, lane: int = 0) -> Slot | None:
-        """As `acquire`, but never waits and counts nothing: the caller may ask again for the same checkpoint."""
+        """As `acquire`, but never waits, counts nothing, and may be asked again for the same checkpoint."""
+        self._saver.wake()
         return self._slots.try_acquire(lane)
 
     def take_memory(self) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from checkflow.errors import StoreError
 from checkflow.store.both.retry import Patience
+from checkflow.store.both.words import WAKE
 from checkflow.store.trainer.saver_process import SaverProcess
 
 QUIET_DEATHS = 3  # in a row, with nothing made durable in between: of more a person is told
@@ -129,7 +130,9 @@ class Keeper:
 
     def _begin(self) -> None:
         try:
-            self.saver = self._start()
+            saver = self._start()
+            saver.tell(WAKE)  # who knows what the one before left
+            self.saver = saver
             self.starts += 1
         except Exception as error:  # noqa: BLE001 (whatever it is, nobody else would start one)
             self._note_death(str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}")

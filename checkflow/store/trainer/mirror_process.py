@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from checkflow.errors import StoreError
 from checkflow.store.both.beside import start_beside
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.both.messages import CLOSE
+from checkflow.store.both.words import CLOSE
 
 START_S = 60.0
 END_S = 10.0

@@ -12,7 +12,8 @@ import weakref
 from collections import OrderedDict
 
 from checkflow.errors import PeerError
-from checkflow.store.both.messages import AGREED, RESTORED, WAKE, VerifiedReport, numbered
+from checkflow.store.both.messages import VerifiedReport
+from checkflow.store.both.words import AGREED, RESTORED, WAKE, numbered
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slots
 from checkflow.store.trainer.peers import Peers

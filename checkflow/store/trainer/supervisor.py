@@ -7,8 +7,9 @@ from collections import deque
 
 from checkflow.interrupts import let_through
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.both.messages import CLOSE, NOW, DurableReport, FailedReport, Notice, VerifiedReport
+from checkflow.store.both.messages import DurableReport, FailedReport, Notice, VerifiedReport
 from checkflow.store.both.stillness import Stillness
+from checkflow.store.both.words import CLOSE, NOW, WAKE
 from checkflow.store.memory.replica_slots import give_up_deltas
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slots
@@ -31,7 +32,7 @@ class Supervisor:
         self._tally = tally
         self._hang_s = hang_s
         self._still = Stillness(hang_s)
-        self._ended = False
+        self._ended = self._is_awake = False
         self.hangs = False
         self.news: deque[News] = deque()  # the keeper's thread adds to it, too
         self.verified: deque[VerifiedReport] = deque(maxlen=100)  # read back, for whoever tells the other ranks
@@ -66,6 +67,12 @@ class Supervisor:
         saver = self._keeper.saver
         if saver is not None and not self._ended:
             saver.tell(word)
+
+    def wake(self) -> None:
+        """A slot is about to be filled. Until then the saver has no work, and has not even begun to import."""
+        if not self._is_awake:
+            self._is_awake = True
+            self.tell(WAKE)
 
     def hurry(self) -> None:
         """What waits to be tried again is tried now."""
