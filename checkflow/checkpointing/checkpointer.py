@@ -177,6 +177,8 @@ class Checkpointer:
                 self._adapting.restored()
             self._executor.resume(restored.iteration)
             self._handle.restored(found.checkpoint)
+            if self._pacing is not None:
+                self._pacing.restored()
             seconds, run = time.monotonic() - started, self._objects.run
             about = About() if run is None else run.about(wait_s=GIT_S)
             self._tell(f"{self._store}: resumed iteration {restored.iteration} in {seconds:.1f} s")
@@ -215,7 +217,7 @@ class Checkpointer:
         adapting = None if self._executor.lifecycle.refusal is not None else self._adapting  # no step is taken then
         with self._narrated("step"):
             try:
-                if loss is not None:
+                if loss is not None and self._executor.lifecycle.refusal is None:
                     self._objects.losses.add(loss)
                 if adapting is not None:
                     with self._inside:

@@ -87,13 +87,15 @@ class Pacing:
         self._stall_ns = self._engine.counters.waited_ns
         self._began_ns = time.perf_counter_ns()
 
+    def restored(self) -> None:
+        """Iterations that another run completed, or this one undid, are not measured."""
+        self._measure()
+
     def ended(self) -> None:
         """An iteration ended, and the checkpoint that was due has begun."""
         executor = self._engine.executor
         if executor is not self._executor:
             self._begin(executor)
-        elif executor.completed <= self._iteration:  # restored
-            self._measure()
         checkpoints = executor.pipeline.started - self._checkpoints
         elapsed_ns = time.perf_counter_ns() - self._began_ns
         if checkpoints < CHECKPOINTS or elapsed_ns < SPAN_NS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -89,14 +89,16 @@ def of_losses(iteration: int, compared: Compared) -> Continued | Doubted:
 def _of_optimizers(training: Training) -> Iterator[str]:
     for number, optimizer in enumerate(training.optimizers):
         for place, group in enumerate(optimizer.param_groups):
-            states = [updater(optimizer).state.get(parameter, {}) for parameter in group["params"]]
-            slots = {slot for state in states if "step" in state for slot in state}
-            lacking = [state for state in states if "step" in state and slots - state.keys()]
-            if lacking:
-                missing = ", ".join(sorted({slot for state in lacking for slot in slots - state.keys()}))
+            alike: dict[torch.Size, list[Mapping[str, object]]] = {}  # an optimizer may go by shape
+            for parameter in group["params"]:
+                state = updater(optimizer).state.get(parameter, {})
+                if "step" in state:
+                    alike.setdefault(parameter.shape, []).append(state)
+            lacking = [frozenset().union(*states) - state.keys() for states in alike.values() for state in states]
+            if missing := frozenset().union(*lacking):
                 yield (
-                    f"optimizer {number}, group {place}: {len(lacking)} parameters have taken steps but have no "
-                    f"{missing}, as others have"
+                    f"optimizer {number}, group {place}: {sum(map(bool, lacking))} parameters have taken steps but "
+                    f"have no {', '.join(sorted(missing))}, as others of their shape have"
                 )
 
 
@@ -115,19 +117,21 @@ def _of_schedulers(objects: HostObjects) -> Iterator[str]:
 
 
 def _of_loaders(iteration: int, objects: HostObjects) -> Iterator[str]:
-    """An iteration takes at least an item."""
+    """An iteration takes at least an item, of one of them: another may be what is evaluated with."""
+    short = []
     for name, member in objects.objects.items():
         if not isinstance(member, ResumableLoader):  # to ask another one may draw random numbers
             continue
         state = member.state_dict()
         epoch, items, size = (state.get(key) for key in ("epoch", "items", "size"))
         if isinstance(epoch, int) and isinstance(items, int) and isinstance(size, int):
-            given = epoch * size + items
-            if given < iteration:
-                yield (
-                    f"{name}: stands at item {items} of epoch {epoch} after {iteration} iterations, which have taken "
-                    "more; batches are repeated if they came from it"
-                )
+            if epoch * size + items >= iteration:
+                return
+            short.append(
+                f"{name}: stands at item {items} of epoch {epoch} after {iteration} iterations, which have taken "
+                "more; batches are repeated if they came from it"
+            )
+    yield from short
 
 
 def _listed(rates: list[float]) -> str:

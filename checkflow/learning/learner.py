@@ -132,8 +132,6 @@ class Learner:
         self._unplanned, self._again = 0, _AGAIN  # iterations without a plan, and after how many it is tried again
         self._was_told = False  # that there was none
         self._still = ""  # the kind whose plan is in force, and stays so where the link allows no other
-        if self.kept is None:
-            self._has_planner()  # what it imports is there by the time that it is asked
 
     @property
     def stage(self) -> Stage:

@@ -35,6 +35,7 @@ from checkflow.training import Training
 from checkflow.wrapped import is_torchs_own, updater
 
 PROVEN_AGAIN_S = 600.0  # after the last proof
+_DENORMAL = 5e-324
 
 
 class HostTexts(Protocol):
@@ -120,6 +121,8 @@ class Parts:
             self.refuse("a hook of an optimizer's step() was registered in the middle of an iteration")
         elif any(argument is not None for argument in arguments):
             self.refuse("an update was given a closure, which computes its gradients within")
+        elif _flushes_denormals() and _any_on_host(optimizer):
+            self.refuse("torch.set_flush_denormal is on, which holds for some threads and not for others")
         elif grad_scale_of(optimizer) is not None:
             self.refuse("a scaler has a fused optimizer unscale its gradients within the update")
         elif self._pipeline.parted is not None and (wanted := self._wanted(running, back)):
@@ -148,10 +151,10 @@ class Parts:
                     continue
                 order = self._bound.binding.targets[gradient_name(back, name)].order
                 part = local(gradient)
-                if part.layout is not torch.strided or not are_shared_alike(gradient, parameter):
-                    self.refuse(f"the gradient of {name} is no dense tensor like its parameter")
+                if not _is_like(gradient, parameter, order):
+                    self.refuse(f"the gradient of {name} is no dense tensor of its parameter's kind and memory order")
                     return
-                lying = part.detach().permute(order).contiguous()
+                lying = part.detach().permute(order)
                 lying = lying.clone() if is_lent(lying) else lying
                 pieces = (lying.reshape(-1).view(torch.uint8),)
                 if lying.data_ptr() != part.data_ptr():  # it was copied
@@ -296,6 +299,28 @@ class Parts:
         if why:
             self.refuse(why)
         return is_written
+
+
+def _flushes_denormals() -> bool:
+    return _DENORMAL * 1.0 == 0.0
+
+
+def _any_on_host(optimizer: torch.optim.Optimizer) -> bool:
+    return any(parameter.device.type == "cpu" for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _is_like(gradient: torch.Tensor, parameter: torch.Tensor, order: tuple[int, ...]) -> bool:
+    """Whether it is what an update made again is given: of the parameter's type, lying in this order of dimensions.
+
+    Kernels may add up in another order where memory lies otherwise.
+    """
+    part = local(gradient)
+    return (
+        part.layout is torch.strided
+        and part.dtype == parameter.dtype
+        and are_shared_alike(gradient, parameter)
+        and part.permute(order).is_contiguous()
+    )
 
 
 def _groups_of(optimizer: torch.optim.Optimizer) -> list[object]:

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,28 @@ def test_the_interval_follows_what_checkpoints_cost(policy: str, slowed: list[fl
     assert max(intervals) > 2 and intervals[-1] == 1, intervals
     first = next(event for event in events if isinstance(event, checkflow.Paced))
     assert first.overhead > first.budget == 0.2 and first.metrics["checkflow/interval_iterations"] == intervals[1]
+
+
+def test_iterations_before_a_restore_are_not_measured(slowed: list[float], tmp_path: Path) -> None:
+    """A training that resumes far on has not made all that in a second, at no cost."""
+    made, measured = training(), list[Measured]()
+    options: dict[str, Any] = {
+        "schedule": schedule_of(), "store": tmp_path / "store", "when_full": "wait", "tell": lambda _: None,
+    }  # fmt: skip
+    with checkflow.attach(made.model, made.optimizer, **options) as ckpt:
+        for _ in range(300):
+            made.iteration()
+            ckpt.step()
+    slowed[0], made = COPY_S, training()
+    with checkflow.attach(made.model, made.optimizer, overhead=0.9, **options) as ckpt:
+        assert ckpt.restore() == 300 and ckpt._pacing is not None
+        backoff = ckpt._pacing._backoff
+        keep = backoff.next
+        backoff.next = lambda before, found: measured.append(found) or keep(before, found)  # type: ignore[method-assign, func-returns-value]
+        while not measured:
+            made.iteration()
+            ckpt.step()
+    assert measured[0].iterations < 100
 
 
 def test_no_change_of_the_interval_tears_a_checkpoint(slowed: list[float], tmp_path: Path) -> None:

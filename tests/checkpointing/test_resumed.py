@@ -114,7 +114,44 @@ def test_a_parameter_that_took_steps_has_what_others_have() -> None:
     assert not doubts(1, training, HostObjects())  # it may never have had a gradient
     del optimizer.state[optimizer.param_groups[0]["params"][1]]["exp_avg"]
     (line,) = doubts(1, training, HostObjects())
-    assert line.startswith("optimizer 0, group 0: 1 parameters have taken steps but have no exp_avg")
+    assert line.startswith("optimizer 0, group 0: 1 parameters have taken steps but have no exp_avg, as others of")
+
+
+def test_an_optimizer_may_keep_of_each_shape_something_else() -> None:
+    """Adafactor keeps rows and columns of matrices, and all of vectors."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adafactor(model.parameters())
+    torch.autograd.backward(model(torch.ones(4, 3)).sum())
+    optimizer.step()  # type: ignore[no-untyped-call]
+    assert not doubts(1, Training(model, optimizer, lambda: None), HostObjects())
+
+
+def test_of_several_loaders_one_gives_what_is_trained_with() -> None:
+    """The other one may be what is evaluated with."""
+    asked, other = loader(), loader()
+    next(iter(asked))
+    training = small()
+    assert not doubts(1, training, HostObjects.of(loader=[asked, other]))
+    assert len(doubts(3, training, HostObjects.of(loader=[asked, other]))) == 2
+
+
+def test_what_is_restored_in_inference_mode_can_be_trained(schedule: Schedule, tmp_path: Path) -> None:
+    with attached(small(), schedule, tmp_path / "store") as ckpt:
+        train(ckpt._training, ckpt, 2)
+    with attached(small(), schedule, tmp_path / "store") as ckpt:
+        with torch.inference_mode():
+            assert ckpt.restore() == 2
+        train(ckpt._training, ckpt, 1)
+        assert not any(each.is_inference() for each in ckpt._training.models[0].parameters())
+
+
+def test_the_loss_of_a_step_that_is_refused_is_none_of_the_resume(schedule: Schedule, tmp_path: Path) -> None:
+    with attached(small(), schedule, tmp_path / "store") as ckpt:
+        train(ckpt._training, ckpt, 2)
+    with attached(small(), schedule, tmp_path / "store") as ckpt:
+        with pytest.raises(checkflow.InputError, match="restore"):
+            ckpt.step(loss=3.0)
+        assert ckpt.restore() == 2 and not ckpt._objects.losses.known
 
 
 def test_a_record_of_another_iteration_is_refused(schedule: Schedule, tmp_path: Path) -> None:

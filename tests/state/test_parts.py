@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import weakref
@@ -460,6 +461,45 @@ def test_the_next_iteration_may_write_gradients_elsewhere(
     copies_take(monkeypatch, lambda _: 0.01)
     expected, _ = trained(make, schedule, tmp_path / "store")
     check_each(make, schedule, tmp_path / "store", expected)
+
+
+@pytest.mark.parametrize("parted", [in_parts, rolling, lowdiff])
+@pytest.mark.parametrize("how", ["order", "dtype", "flush"])
+def test_what_an_update_is_given_otherwise_from_some_iteration_on_is_told(
+    how: str, parted: Parted, tmp_path: Path
+) -> None:
+    """A gradient that lies in memory, or is of a type, as its parameter does not; arithmetic without small numbers."""
+
+    def make() -> Run:
+        kind = torch.bfloat16 if how == "dtype" else torch.float32
+        made = nn.Linear(24, 24).to(kind)
+        optimizer = torch.optim.Adafactor(made.parameters()) if how == "order" else sgd(list(made.parameters()))
+
+        def steps() -> Iterator[None]:
+            for count in itertools.count():
+                if count == ITERATIONS - 2:
+                    torch.set_flush_denormal(how == "flush")
+                if count >= ITERATIONS - 2 and how == "dtype":
+                    for parameter in made.parameters():
+                        parameter.grad_dtype = torch.float32
+                torch.autograd.backward(made(torch.randn(4, 24, dtype=kind)).square().mean())
+                if count >= ITERATIONS - 2 and how == "order":
+                    assert made.weight.grad is not None
+                    made.weight.grad = made.weight.grad.t().contiguous().t()
+                optimizer.step()
+                optimizer.zero_grad()
+                yield
+
+        return Run(Training(made, optimizer, lambda: None), HostObjects.of(), steps())
+
+    try:
+        expected, told = trained(make, parted(traced(make), 3), tmp_path / "store")
+    finally:
+        torch.set_flush_denormal(False)
+    (line,) = told
+    assert ("torch.set_flush_denormal is on" if how == "flush" else "its parameter's kind and memory order") in line
+    assert any("replay" in record for record in records(tmp_path / "store").values())
+    check_each(make, parted(traced(make), 3), tmp_path / "store", expected)
 
 
 @pytest.mark.parametrize("parted", [in_parts, rolling])

@@ -191,6 +191,12 @@ def sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
+def in_groups(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """By what is decayed and what is not, and what has five dimensions, which is nothing."""
+    dims = ([2, 3, 4], [0, 1], [5])
+    return torch.optim.AdamW([{"params": [p for p in parameters if p.dim() in some], "lr": 0.01} for some in dims])
+
+
 class EarlierSWALR(torch.optim.swa_utils.SWALR):
     """As before torch 2.10: its state has the function that its constructor chose."""
 
@@ -252,4 +258,5 @@ TRAININGS: dict[str, Make] = {
     "calm scaler": lambda: simple(adamw(), scale=2.0),
     "calm scaler, fused": lambda: simple(adamw(fused=True), scale=2.0),
     "several": gan,
+    "empty group": lambda: simple(in_groups),
 }

@@ -17,13 +17,22 @@ from checkflow.store.trainer.persist_every import Pace, PersistEvery
         (PersistEvery(iterations=1), [1, 2, 3], [1, 2, 3]),
         (PersistEvery(iterations=3), [1, 2, 3, 4, 5, 6, 7], [3, 6]),
         (PersistEvery(iterations=3), [2, 4, 8, 11], [4, 8, 11]),
-        (PersistEvery(iterations=100), [250, 299, 301], [301]),
+        (PersistEvery(iterations=100), [250, 299, 301], [250, 301]),
     ],
 )
 def test_pace_in_iterations(every: PersistEvery, iterations: list[int], due: list[int]) -> None:
     """At each multiple, or at the first staged iteration after it."""
     pace = Pace(every)
     assert [iteration for iteration in iterations if pace.due(iteration, 0.0, 0.0)] == due
+
+
+@pytest.mark.parametrize(("restored", "due"), [(9, 12), (18, 21), (20, 32), (27, 30)])
+def test_no_multiple_is_passed_over_after_a_restore(restored: int, due: int) -> None:
+    """Nor is one that is behind it: lives that are short each time persist all the same."""
+    pace = Pace(PersistEvery(iterations=10))
+    assert pace.due(40, 0.0, 0.0)  # of a life, or an attempt, that is over
+    pace.restored(restored)
+    assert next(now for now in range(restored + 3, 100, 3) if pace.due(now, 0.0, 0.0)) == due
 
 
 def test_pace_in_seconds() -> None:

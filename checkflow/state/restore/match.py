@@ -99,7 +99,8 @@ def restore_parsed(
     """As `restore`, of what was read."""
     matched = _match(parsed, tensors, training, objects)
     begin()
-    matched.apply()
+    with torch.inference_mode(mode=False):  # what is made in it could not be trained
+        matched.apply()
     return Restored(
         parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing, parsed.about, parsed.versions,
         parsed.losses, parsed.approximate, parsed.frozen,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -39,7 +40,7 @@ class OptimizerPlan:
         for group, values in zip(self.optimizer.param_groups, self.groups, strict=True):
             for key, value in values.items():
                 if key not in IMPLEMENTATION:
-                    group[key] = placing.placed(value, group.get(key), group["params"][0].device)
+                    group[key] = placing.placed(value, group.get(key), _device_of(group))
             for parameter in group["params"]:
                 self._apply_state(parameter, group, placing, as_read=as_read)
 
@@ -130,6 +131,11 @@ def stored_in(record: OptimizerRecord) -> Iterator[str]:
         for entry, values in cohort.values.items():
             for value in values:
                 yield from _names_in(decode(value, f"{record.name}.state: {entry:.80}"))
+
+
+def _device_of(group: Mapping[str, Any]) -> torch.device:
+    """Where a group's parameters are. It may have none."""
+    return next((parameter.device for parameter in group["params"]), torch.device("cpu"))
 
 
 def _names_in(value: object) -> Iterator[str]:

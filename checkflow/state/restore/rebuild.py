@@ -23,11 +23,10 @@ from checkflow.state.names import StateName, file_of, holder_of, is_of_kind, ste
 from checkflow.state.restore.files import DTYPES, FileTensor, TensorFile
 from checkflow.state.restore.match import files_of
 from checkflow.state.restore.optimizers import match_optimizer
-from checkflow.state.restore.replay import match_replay, same
+from checkflow.state.restore.replay import ELSEWHERE, match_replay, same
 
 _ALIGN_BYTES = 4096  # as in the store's files
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-_ADVICE = "restore() it in its training and save(), or choose another iteration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +123,7 @@ def updated(
     replay = match_replay(record.replay, files, optimizers, names)
     for plan in plans:
         replay.begun(plan).apply()
-    try:
-        replay.run()
-    except (RuntimeError, LookupError, TypeError, ValueError) as error:  # as of one that needs the training's device
-        first = str(error).partition("\n")[0]
-        raise InputError(f"its updates cannot be made again on this host ({first:.200}); {_ADVICE}") from None
+    replay.run()
     made: dict[StateName, torch.Tensor] = {names[id(parameter)]: parameter for parameter in replay.back}
     for found, plan in zip(record.optimizers, plans, strict=True):
         stem = stems(found.name, (StateName(name) for group in found.groups for name in group.parameters))
@@ -140,7 +135,7 @@ def updated(
                 elif isinstance(value, FileTensor) or not same(value, now):
                     where = names[id(parameter)]
                     raise FormatError(
-                        f"{found.name}: {entry} of {where:.200} is not what its updates lead to; {_ADVICE}"
+                        f"{found.name}: {entry} of {where:.200} is not what its updates lead to; {ELSEWHERE}"
                     )
     return made
 
@@ -154,7 +149,7 @@ def _parameters(record: Record, files: Mapping[str, TensorFile]) -> dict[StateNa
         file = files.get(file_of(name.holder), TensorFile({}, {}))
         saved = file.tensors.get(file.aliases.get(name.path, name.path))
         if saved is None:
-            raise FormatError(f"commit.json: {name:.200} is in no file; {_ADVICE}")
+            raise FormatError(f"commit.json: {name:.200} is in no file; {ELSEWHERE}")
         value = _laid(saved.view(), laid.get(name), name)
         found[name] = torch.nn.Parameter(value, requires_grad=saved.dtype.is_floating_point)
     return found
@@ -165,7 +160,7 @@ def _laid(value: torch.Tensor, order: tuple[int, ...] | None, name: str) -> torc
     if order is None:
         return value
     if sorted(order) != list(range(value.dim())):
-        raise FormatError(f"commit.json: {name:.200} has no order {order!s:.80}; {_ADVICE}")
+        raise FormatError(f"commit.json: {name:.200} has no order {order!s:.80}; {ELSEWHERE}")
     lying = torch.empty([value.shape[dim] for dim in order], dtype=value.dtype)
     return lying.permute(sorted(range(len(order)), key=order.__getitem__)).copy_(value)
 
@@ -174,7 +169,7 @@ def _optimizer(record: OptimizerRecord, parameters: Mapping[StateName, torch.nn.
     """Of its class, with its groups; without state."""
     made = getattr(torch.optim, record.type, None) if f"{record.module}.".startswith("torch.optim.") else None
     if not isinstance(made, type) or not issubclass(made, torch.optim.Optimizer):
-        raise InputError(f"its updates are those of {record.type}, which is not torch's own; {_ADVICE}")
+        raise InputError(f"its updates are those of {record.type}, which is not torch's own; {ELSEWHERE}")
     groups = [{"params": [parameters[StateName(name)] for name in group.parameters]} for group in record.groups]
     optimizer = made(groups)  # type: ignore[call-arg]
     for group, saved in zip(optimizer.param_groups, record.groups, strict=True):

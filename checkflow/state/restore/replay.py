@@ -25,6 +25,7 @@ from checkflow.state.shards import local
 from checkflow.torch_internals import are_looped, unhooked_step
 
 _ADVICE = "take another checkpoint"
+ELSEWHERE = "restore() it in its training and save(), or choose another iteration"
 _PROVEN_AT_A_TIME_BYTES = 2**26
 ROUNDINGS = 16  # of the largest number in a tensor: what one update may differ by where another device makes it
 
@@ -61,11 +62,16 @@ class Replay:
         return OptimizerPlan(plan.optimizer, plan.groups, states, apart)
 
     def run(self) -> None:
-        """Live parameters and state are as they were saved; afterwards they are the checkpoint's."""
+        """Live parameters and state are as they were saved; afterwards they are the checkpoint's. Raises InputError
+        where the optimizer's code does not make the updates here, as one may not that needs another device."""
         parts = {parameter: local(parameter) for parameter in self.back}
         states = {update.optimizer: _state_of(update.optimizer, parts) for update in self.updates}
-        for update in self.updates:
-            self._make(update, parts, states[update.optimizer])
+        try:
+            for update in self.updates:
+                self._make(update, parts, states[update.optimizer])
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+            first = str(error).partition("\n")[0]
+            raise InputError(f"its updates cannot be made again on this host ({first:.200}); {ELSEWHERE}") from None
         for optimizer, state in states.items():
             for parameter, part in parts.items():
                 if part in state:

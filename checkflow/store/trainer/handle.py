@@ -71,9 +71,7 @@ class StoreHandle:
         self._when_full = when_full
         self._notify = notify
         self._tally = tally
-        self._saver = Supervisor(
-            shared, self._slots, lock, self._tally, hang_s=hang_s, retry_s=retry_s, replica=replica
-        )  # fmt: skip
+        self._saver = Supervisor(shared, self._slots, lock, tally, hang_s=hang_s, retry_s=retry_s, replica=replica)
         self._news = Delivery(self._saver.news, tally, on_error, notify)
         self._rulings = None if peers is None else Rulings(peers, shared, self._slots, self._saver, pace, tally)
         self._waiting = Waiting(shared, self._slots, self._saver, tally, self._rulings)
@@ -139,7 +137,7 @@ class StoreHandle:
         ).dump()
         with contextlib.ExitStack() as undo:
             with held_back(sigterm=False):
-                tally = Tally() if after is None else after._tally
+                tally, pace = (Tally(), Pace(persist_every)) if after is None else (after._tally, after._pace)
                 lock = StoreLock.acquire(path, notify) if after is None else after._hand_over()
                 undo.callback(lock.close)
                 for line in take_log(path, lock.directory_fd):
@@ -149,7 +147,7 @@ class StoreHandle:
                 )
                 undo.callback(shared.close)
                 handle = cls(
-                    shared, layouts, lock, tally, pace=Pace(persist_every), when_full=when_full, on_error=on_error,
+                    shared, layouts, lock, tally, pace=pace, when_full=when_full, on_error=on_error,
                     notify=notify, hang_s=hang_s, retry_s=retry_s, peers=peers, replica=replica,
                 )  # fmt: skip
                 undo.callback(handle._let_go)
@@ -241,7 +239,8 @@ class StoreHandle:
             self._rulings.skipped(iteration)
 
     def restored(self, checkpoint: Checkpoint) -> None:
-        """Of a training in several processes: each has restored its part of this one."""
+        """The next iteration follows this one's. Of a training in several processes each has restored its part."""
+        self._pace.restored(checkpoint.iteration)
         if self._rulings is not None and checkpoint.path.parent.resolve() == self.path:  # of as many
             self._rulings.restored(checkpoint.serial)
 

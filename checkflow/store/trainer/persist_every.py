@@ -44,7 +44,7 @@ class Pace:
 
     def __init__(self, every: PersistEvery) -> None:
         self._every = every
-        self._last_iteration: int | None = None
+        self._last_iteration = 0  # the newest that was staged, or restored
         self._last_s: float | None = None
 
     def due(self, iteration: int, now_s: float, last_persist_s: float) -> bool:
@@ -53,9 +53,7 @@ class Pace:
         Every N iterations means at each multiple of N, or at the first staged iteration after it.
         """
         if self._every.iterations is not None:
-            last = self._last_iteration
-            before = iteration - 1 if last is None or last >= iteration else last  # an older one was restored since
-            due = iteration // self._every.iterations > before // self._every.iterations
+            due = iteration // self._every.iterations > self._last_iteration // self._every.iterations
             self._last_iteration = iteration
             return due
         gap_s = self._every.seconds
@@ -65,6 +63,10 @@ class Pace:
             return False
         self._last_s = now_s
         return True
+
+    def restored(self, iteration: int) -> None:
+        """What comes next follows this one."""
+        self._last_iteration = iteration
 
     def ruled(self, iteration: int, now_s: float, *, due: bool) -> None:
         """Another one has decided for this one."""
