@@ -13,12 +13,12 @@ from checkflow import policies
 from checkflow.compiler import Compiled, Options, Refused, compile_graph
 from checkflow.errors import InputError
 from checkflow.graph import Graph
+from checkflow.plan.infeasible import MOST_INTERVAL
 from checkflow.simulation.costs import NS_PER_S, Costs, costs_of
 from checkflow.simulation.expected import Expected, expected
 from checkflow.units import format_ns, size_and_excess
 
 SLOTS = 3  # checkpoints that host memory has room for: attach's default
-MOST_INTERVAL = 4096  # iterations
 _TRIES = 3  # longer intervals, each the best by what the one before cost
 _MORE_LANES = (1.5, 2.0, 3.0)  # times the fewest: less on the link in each iteration, more updates to make again
 _ALIKE = 1.01  # times the least: what wastes no more is chosen from by memory

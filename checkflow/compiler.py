@@ -23,6 +23,7 @@ from checkflow.plan import (
     on_anchors,
     problem_of,
 )
+from checkflow.plan.infeasible import MOST_INTERVAL
 from checkflow.plan.solve import construct, solve, transfers_for
 from checkflow.policies.rule import Asked
 from checkflow.schedule import Schedule
@@ -163,11 +164,16 @@ def _least_paused(problem: Problem, graph: Graph, options: Options) -> Problem:
     each = _ruled(problem, graph, options)
     if isinstance(each, Infeasible) or not each.certificate.pause_ns:
         return problem
-    apart = replace(problem, interval=max(1, -(-problem.state_bytes * TICKS_PER_BYTE // problem.clock(problem.steps))))
+    apart = replace(problem, interval=max(1, _least_interval(problem)))
     then = _ruled(apart, graph, options)
     if isinstance(then, Infeasible):
         return problem
     return apart if then.certificate.pause_ns < each.certificate.pause_ns else problem
+
+
+def _least_interval(problem: Problem) -> int:
+    """The fewest iterations in which the link carries the state."""
+    return -(-problem.state_bytes * TICKS_PER_BYTE // problem.clock(problem.steps))
 
 
 def _ruled(problem: Problem, graph: Graph, options: Options) -> Schedule | Infeasible:
@@ -245,12 +251,13 @@ def _problem(graph: Graph, options: Options, bandwidth_bytes_per_s: int) -> Prob
 
 def _another_try(problem: Problem, answer: Infeasible, options: Options) -> Problem | None:
     """The problem to try next, where the options leave one open."""
-    longer, limit = answer.smallest_interval, problem.memory_limit_bytes
+    longer, limit, least = answer.smallest_interval, problem.memory_limit_bytes, _least_interval(problem)
     packed = transfers_for(options.formulation, options.transfers) is Transfers.PACKED
     if longer is None and answer.reason is Reason.MEMORY and packed:
         # Nothing was constructed, but a solver may find more; past twice what the link needs nothing leaves earlier.
-        longest = 2 * -(-problem.state_bytes * TICKS_PER_BYTE // problem.clock(problem.steps)) + 1
-        longer = problem.interval + 1 if problem.interval < longest else None
+        longer = problem.interval + 1 if problem.interval < 2 * least + 1 else None
+    if longer is None and answer.reason is Reason.BANDWIDTH and problem.interval < least <= MOST_INTERVAL:
+        longer = least  # there something else keeps it from a plan, which is the answer then
     if options.interval is None and longer is not None:
         return replace(problem, interval=longer)
     if options.relax_memory and answer.reason is Reason.MEMORY and limit is not None:
@@ -268,10 +275,18 @@ def _without_slack(answer: Infeasible, slack_ppm: int) -> Infeasible:
 def explain(refused: Refused) -> str:
     """Why there is no plan and what would make one, in one line. A plan was constructed with each figure in it."""
     ways = [text for way in (_bandwidth, _interval, _policy, _memory, _formulation) if (text := way(refused))]
-    if refused.answer.reason is Reason.BANDWIDTH:
+    if refused.answer.reason is Reason.BANDWIDTH and refused.options.memory_limit_bytes is None:
         ways.append("a larger batch")
     would_do = f"; what would do: {', or '.join(ways)}" if ways else ""
-    return f"infeasible ({refused.answer.reason}): {refused.answer.detail}{would_do}"
+    return f"infeasible ({refused.answer.reason}): {refused.answer.detail}{_unsearched(refused)}{would_do}"
+
+
+def _unsearched(refused: Refused) -> str:
+    """Where nobody asked for an interval: that the one it takes is longer than any that is tried."""
+    least = _least_interval(refused.problem)
+    if refused.options.interval is not None or refused.answer.reason is not Reason.BANDWIDTH or least <= MOST_INTERVAL:
+        return ""
+    return f", so that it takes {least} iterations, more than the {MOST_INTERVAL} that auto goes to"
 
 
 def _constructed(refused: Refused, problem: Problem) -> int | None:

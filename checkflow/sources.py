@@ -6,8 +6,10 @@ import gc
 import importlib.util
 import inspect
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from checkflow.training import Training  # imports torch, as models do; a sweep of graphs has no need of it
 
 DEFAULT_FACTORY = "training"
+PACKAGE = Path(__file__).resolve().parent
+_INSTALLED = (Path(sysconfig.get_path("stdlib")), PACKAGE)
 _TYPES = (str, int, float, bool)
 _PLAIN: dict[object, type[str | int | float]] = {t: t for t in _TYPES} | {t.__name__: t for t in _TYPES}  # annotations
 
@@ -96,6 +100,31 @@ def _bound(name: str, make: Callable[..., object], settings: Mapping[str, object
     return Source(name, tuple(sorted((key, str(value)) for key, value in settings.items())), factory)
 
 
+@contextmanager
+def users_modules() -> Iterator[list[Path]]:
+    """Collects, when it ends, the files of the modules imported inside that are the user's own, and forgets these.
+
+    The next model may have another module of the same name in its own folder.
+    """
+    import torch  # noqa: F401 (is nobody's own, wherever it is installed)
+
+    known, path, files = set(sys.modules), list(sys.path), list[Path]()
+    try:
+        yield files
+    finally:
+        for name in set(sys.modules) - known:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and file.endswith(".py") and _is_users(Path(file).resolve()):
+                files.append(Path(file).resolve())
+                del sys.modules[name]
+        sys.path[:] = path
+
+
+def _is_users(path: Path) -> bool:
+    installed = {"site-packages", "dist-packages"}.intersection(path.parts)
+    return not installed and not any(path.is_relative_to(folder) for folder in _INSTALLED)
+
+
 def _find(model: str) -> tuple[str, Callable[..., object]]:
     if model in models.NAMES:
         return model, models.factory(model)
@@ -128,7 +157,7 @@ def _run_file(path: Path) -> dict[str, object]:
     module.__file__ = str(path)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)  # and left there, as for `python model.py`: factories import when they run, too
+        sys.path.insert(0, folder)  # as for `python model.py`, also while its factory runs
     sys.modules[spec.name] = module  # dataclasses and pickles look their module up by name
     try:
         code = compile(path.read_bytes(), str(path), "exec")

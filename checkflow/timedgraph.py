@@ -87,7 +87,7 @@ def traced(
         if profile is None:
             raise InputError("--device measure: of ranks only one is here; give a profile with a network, like h100")
         hardware.link_bytes_per_s(profile, world.size)  # before anything is traced
-    with trace.in_place_of(world):
+    with trace.in_place_of(world), sources.users_modules():
         source = sources.load(model, settings) if isinstance(model, str) else sources.of(model, settings)
         result = trace.trace_training(
             source.factory,

@@ -760,6 +760,8 @@ UNTOUCHED: dict[str, str] = {
     "compiler:_without_slack": _ADVICE,
     "compiler:explain": _ADVICE,
     "compiler:_constructed": _ADVICE,
+    "compiler:_unsearched": _ADVICE,
+    "compiler:_least_interval": "where a search begins, or ends: whatever comes of it is judged",
     "compiler:_bandwidth": _ADVICE,
     "compiler:_interval": _ADVICE,
     "compiler:_policy": _ADVICE,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 from mutants import SETTINGS
 
-from checkflow.compiler import Compiled, Options, Refused, _as_planned, compile_graph
+from checkflow.compiler import Compiled, Options, Refused, _as_planned, compile_graph, explain
 from checkflow.errors import VerificationError
 from checkflow.graph import Anchor, AnchorKind, Graph, Op, Role, Tensor, View
 from checkflow.plan import ProvenBy, Reason, Transfers
@@ -30,6 +31,27 @@ def test_a_longer_interval_is_not_tried_for_ever() -> None:
     answer = compile_graph(graph, options, told.append)
     assert isinstance(answer, Refused) and answer.answer.reason is Reason.MEMORY
     assert sum(line.startswith("planning") for line in told) == 3
+
+
+def test_with_an_open_interval_what_no_interval_mends_is_the_reason() -> None:
+    """A limit below the training's own peak, on a link that takes several iterations: a larger batch is no way out."""
+    setting = SETTINGS["too slow"]
+    for interval in (None, 9):
+        options = replace(setting.options, interval=interval, memory_limit_bytes=1, transfers=Transfers.STREAMING)
+        answer = compile_graph(setting.graph, options)
+        assert isinstance(answer, Refused) and answer.answer.reason is Reason.MEMORY
+        assert "what would do: --memory-limit" in explain(answer) and "batch" not in explain(answer)
+
+
+def test_an_interval_that_no_search_goes_to_is_named() -> None:
+    setting = SETTINGS["too slow"]
+    options = replace(setting.options, interval=None, bandwidth_bytes_per_s=10_000, transfers=Transfers.STREAMING)
+    answer = compile_graph(setting.graph, options)
+    assert isinstance(answer, Refused)
+    found = re.search(r"takes (\d+) iterations, more than the 4096 that auto goes to", explain(answer))
+    assert found is not None
+    there = compile_graph(setting.graph, replace(options, interval=int(found[1])))
+    assert isinstance(there, Compiled) and there.schedule.interval > 4096
 
 
 def test_an_optimum_of_a_solver_is_called_one_for_its_chunks() -> None:

@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"errors", "training"},
     "policies": {"errors", "units", "graph", "plan", "schedule", "lower"},
     "compiler": {"errors", "units", "graph", "plan", "policies", "schedule", "lower", "verify"},
-    "choice": {"errors", "units", "graph", "policies", "compiler", "simulation"},
+    "choice": {"errors", "units", "graph", "policies", "compiler", "simulation", "plan"},
     "report": {
         "choice", "errors", "text", "units", "graph", "plan", "policies", "schedule", "jsonfile", "compiler",
         "simulation",

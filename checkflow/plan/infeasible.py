@@ -13,7 +13,7 @@ from checkflow.plan import TICKS_PER_BYTE, Infeasible, Plan, Problem, Reason, St
 from checkflow.units import size_and_excess
 
 MOST_BANDWIDTH = 1 << 60  # bytes per second; what needs more is called hopeless
-MOST_INTERVAL = 1 << 12
+MOST_INTERVAL = 1 << 12  # iterations: as far as any search for an interval goes
 FARTHEST = 8  # times the least figure that arithmetic allows: as far as plans are tried
 
 Needs = Callable[[Problem, Plan], int]  # bytes of memory that a plan needs where it is to run

@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from checkflow import hardware, policies, sources
+from checkflow import hardware, models, policies, sources
 from checkflow.errors import InputError
 from checkflow.graphfile import read_graph
 from checkflow.sweep.cells import BATCH_SIZE, Axis, Question, Search, cell_of
-from checkflow.sweep.traces import Settings, is_graph, users_modules
+from checkflow.sweep.isolated import isolated
+from checkflow.sweep.traces import Settings, is_graph
 
 DEFAULT_DEVICE = "rtx3090"
 MEASURE = "measure"
@@ -62,7 +63,14 @@ def _check_model(model: str, settings: Settings) -> None:
             raise InputError(f"{model}: is a traced graph; --set and --batch-size need a model")
         read_graph(Path(model))
         return
-    with users_modules(), contextlib.redirect_stdout(sys.stderr):  # what users' code prints is no part of the answer
+    if model in models.NAMES:
+        sources.load(model, dict(settings))
+    else:
+        isolated(lambda: _load(model, settings), model)
+
+
+def _load(model: str, settings: Settings) -> None:
+    with contextlib.redirect_stdout(sys.stderr):  # what users' code prints is no part of the answer
         sources.load(model, dict(settings))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from checkflow.plan.infeasible import MOST_INTERVAL
 from checkflow.sweep.cells import BATCH_SIZE, Axis, Cell, Edge, Row, Search
 from checkflow.units import format_rate
 
 MOST_BYTES_PER_S = 10**15  # no link is a thousand times faster than today's fastest
 LEAST_BYTES_PER_S = 1_000
 RESOLUTION_BYTES_PER_S = 10**8  # where bisection alone finds the edge
-MOST_INTERVAL = 4096
 
 Evaluate = Callable[[Cell], Row]
 

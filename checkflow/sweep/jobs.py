@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from checkflow import hardware
+from checkflow import hardware, models
+from checkflow.errors import ModelFileError
 from checkflow.sweep.cells import Answer, Cell, Question, Row
 from checkflow.sweep.evaluate import complaint, evaluate, failure
 from checkflow.sweep.feasibility_edge import edge_of
+from checkflow.sweep.isolated import isolated
 from checkflow.sweep.traces import Files, Settings, TracedModel, is_graph, trace
 
 
@@ -67,6 +69,16 @@ def replies(job: Job) -> Iterator[Reply]:
 
 
 def _trace(job: Trace) -> TracedModel | Broken:
+    """A user's model in a process of its own: one that changes torch's settings, or imports, changes no other."""
+    if is_graph(job.model) or job.model in models.NAMES:
+        return _traced(job)
+    try:
+        return isolated(lambda: _traced(job), job.model)
+    except ModelFileError as error:
+        return Broken(complaint(error))
+
+
+def _traced(job: Trace) -> TracedModel | Broken:
     try:
         return trace(job.model, job.settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever a model does is the answer for its cells)

@@ -18,8 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 from checkflow import hardware
 from checkflow.errors import InputError
 from checkflow.jsonfile import digest_of
+from checkflow.sources import PACKAGE
 from checkflow.sweep.cells import Answer, Question, Strict, cell_of, question_of
-from checkflow.sweep.traces import PACKAGE, Files, digest, file_of
+from checkflow.sweep.traces import Files, digest, file_of
 
 
 class JournalEntry(Strict):

@@ -18,6 +18,7 @@ from types import TracebackType
 from checkflow.background import python_path
 from checkflow.errors import CheckflowError
 from checkflow.interrupts import held_back
+from checkflow.sweep.isolated import how_it_ended
 from checkflow.sweep.jobs import Job, Reply
 
 PATIENCE_S = 5.0  # with a process that has closed its socket and not yet ended
@@ -127,9 +128,7 @@ class _Worker:
             self._process.wait(PATIENCE_S)
         code = self._process.poll()
         self.kill()
-        if code is None or code >= 0:
-            return f"exit code {code}"
-        return signal.Signals(-code).name + (" (out of memory?)" if code == -signal.SIGKILL else "")
+        return how_it_ended(code)
 
     def kill(self) -> None:
         """End it and all that it started."""

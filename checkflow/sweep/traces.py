@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +12,6 @@ from checkflow.graphfile import read_graph
 
 Settings = tuple[tuple[str, str], ...]
 Files = tuple[tuple[str, str], ...]  # absolute path and SHA-256, sorted
-
-PACKAGE = Path(__file__).resolve().parent.parent
-_INSTALLED = (Path(sysconfig.get_path("stdlib")), PACKAGE)
 
 
 @dataclass(frozen=True)
@@ -56,33 +49,8 @@ def trace(model: str, settings: Settings) -> TracedModel:
         return TracedModel(read_graph(Path(model)), tuple(own.items()))
     from checkflow.trace import trace_training  # imports torch, which graphs do without
 
-    with users_modules() as imported:
+    with sources.users_modules() as imported:
         source = sources.load(model, dict(settings))
         result = trace_training(source.factory, model=source.name, arguments=source.arguments)
     files = {str(found): digest(found) for found in imported} | own
     return TracedModel(result.graph, tuple(sorted(files.items())))
-
-
-@contextmanager
-def users_modules() -> Iterator[list[Path]]:
-    """Collects, when it ends, the files of the modules imported inside that are the user's own, and forgets these.
-
-    The next model may have another module of the same name in its own folder.
-    """
-    import torch  # noqa: F401 (is nobody's own, wherever it is installed)
-
-    known, path, files = set(sys.modules), list(sys.path), list[Path]()
-    try:
-        yield files
-    finally:
-        for name in set(sys.modules) - known:
-            file = getattr(sys.modules[name], "__file__", None)
-            if file and file.endswith(".py") and _is_users(Path(file).resolve()):
-                files.append(Path(file).resolve())
-                del sys.modules[name]
-        sys.path[:] = path
-
-
-def _is_users(path: Path) -> bool:
-    installed = {"site-packages", "dist-packages"}.intersection(path.parts)
-    return not installed and not any(path.is_relative_to(folder) for folder in _INSTALLED)
