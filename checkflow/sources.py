@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import inspect
+import os
 import sys
 import sysconfig
 import traceback
@@ -140,7 +141,8 @@ def _find(model: str) -> tuple[str, Callable[..., object]]:
     made = namespace[attribute]
     if not callable(made):
         raise ModelFileError(f"{path}: {attribute!r} is not a function; define {attribute}() -> checkflow.Training")
-    return f"{path.name}:{attribute}" if attribute != DEFAULT_FACTORY else path.name, made
+    name = os.fsencode(path.name).decode(errors="backslashreplace")  # graphs are UTF-8, and names of files need not be
+    return f"{name}:{attribute}" if attribute != DEFAULT_FACTORY else name, made
 
 
 def _is_file(text: str) -> bool:
@@ -162,6 +164,8 @@ def _run_file(path: Path) -> dict[str, object]:
     try:
         code = compile(path.read_bytes(), str(path), "exec")
     except SyntaxError as error:
+        if error.lineno is None:  # null bytes
+            raise ModelFileError(f"{path}: is not Python source ({error.msg}); give a model file") from None
         raise ModelFileError(f"{path}:{error.lineno}: syntax error: {error.msg}; correct the file") from None
     except (ValueError, OSError) as error:  # null bytes, or not to be read
         raise ModelFileError(f"{path}: is not Python source ({brief(error)}); give a model file") from None
@@ -170,7 +174,9 @@ def _run_file(path: Path) -> dict[str, object]:
     except CheckflowError:  # it says where
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever the user's file raises)
-        raise ModelFileError(f"{where(error, path)}: importing it raised {brief(error)}; correct the file") from None
+        relative = isinstance(error, ImportError) and "relative import" in str(error)
+        advice = "import what lies beside it by its name alone" if relative else "correct the file"
+        raise ModelFileError(f"{where(error, path)}: importing it raised {brief(error)}; {advice}") from None
     return vars(module)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,3 +62,28 @@ def test_a_value_error_on_import_is_told_as_such(tmp_path: Path) -> None:
     path.write_text("x = 1\nint('seven')\n")
     with pytest.raises(ModelFileError, match=r"model\.py:2: importing it raised ValueError"):
         sources.load(str(path), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"a\0b", r"model\.py: is not Python source"),
+        (
+            b"x = 1\nfrom .other import y\n",
+            r"model\.py:2: .* relative import .*; import what lies beside it by its name",
+        ),
+    ],
+)
+def test_what_is_no_module_of_its_own_is_told(text: bytes, why: str, tmp_path: Path) -> None:
+    """Of a package, or no Python at all."""
+    path = tmp_path / "model.py"
+    path.write_bytes(text)
+    with pytest.raises(ModelFileError, match=why):
+        sources.load(str(path), {})
+
+
+def test_a_name_that_is_not_text_is_written_so_that_it_is(tmp_path: Path) -> None:
+    """Files are UTF-8; what a directory says need not be."""
+    path = tmp_path / os.fsdecode(b"bad\xff.py")
+    path.write_text("def training():\n    pass\n")
+    assert sources.load(str(path), {}).name == r"bad\xff.py"

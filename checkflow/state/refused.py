@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterable, Iterator
 
 import torch
@@ -56,6 +57,12 @@ def check_training(value: object, model: str, *, ranks: bool = False) -> Trainin
     if not callable(value.iteration):
         kind = type(value.iteration).__name__
         raise ModelFileError(f"{model}: iteration is {kind}; give a function without arguments")
+    for is_one, what in (
+        (inspect.iscoroutinefunction, "an async function"),
+        (inspect.isgeneratorfunction, "a generator, with yield in it"),
+    ):
+        if is_one(value.iteration):
+            raise ModelFileError(f"{model}: iteration is {what}, of which a call runs nothing; give a plain function")
     try:
         modules = modules_of(value)
     except InputError as error:  # `extra` has what cannot be taken

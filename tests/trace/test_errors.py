@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -87,6 +87,22 @@ def test_an_iteration_that_updates_nothing() -> None:
         return Training(model, optim.SGD(model.parameters()), lambda: F.cross_entropy(model(x), y).backward())  # type: ignore[no-untyped-call]
 
     assert "writes no parameter; let it call optimizer.step()" in refused(factory)
+
+
+def test_an_iteration_of_which_a_call_runs_nothing() -> None:
+    def iteration() -> Iterator[None]:
+        yield
+
+    async def later() -> None:
+        """Nobody awaits it."""
+
+    for one, kind in ((iteration, "a generator"), (later, "an async function")):
+
+        def factory(one: Callable[[], object] = one) -> Training:
+            model = mlp()
+            return Training(model, optim.SGD(model.parameters()), one)
+
+        assert f"iteration is {kind}" in refused(factory)
 
 
 def first(model: nn.Sequential) -> nn.Parameter:
