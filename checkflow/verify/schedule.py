@@ -7,14 +7,17 @@ from dataclasses import dataclass, replace
 
 from checkflow.graph import Graph
 from checkflow.graphfile import graph_fingerprint, state_fingerprint
-from checkflow.schedule import ActionRow, AnchorRow, Schedule, StateRow, ViewRow, schedule_digest
+from checkflow.schedule import ActionRow, AnchorRow, Schedule, StateRow, UnlistedRow, ViewRow, schedule_digest
 from checkflow.verify.bound import fluid_bound, ideal_bound
 from checkflow.verify.executed import executed
 from checkflow.verify.failure import fail
 from checkflow.verify.memory import peak_of
+from checkflow.verify.policy import check_policy
 from checkflow.verify.rebuilt import replay_ns, with_gradients
 from checkflow.verify.rows import Part
 from checkflow.verify.terms import Terms, is_state, terms_of_schedule
+
+_Row = StateRow | AnchorRow | UnlistedRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ def verify(schedule: Schedule, graph: Graph) -> VerifiedSchedule:
         fail(f"graph_fingerprint: the schedule was made for another graph than this one of {graph.model!r}")
     terms = terms_of_schedule(schedule, graph)
     _check_header(schedule, graph, {saved.tensor for saved in terms.state})
+    check_policy(schedule)
     if schedule.replica or schedule.lanes > 1 or schedule.gradients or any(row.back for row in schedule.actions):
         terms = replace(terms, state=with_gradients(schedule, graph, terms.state))
     _check_formulation(schedule)
@@ -97,6 +101,9 @@ def _check_header(schedule: Schedule, graph: Graph, written: set[int]) -> None:
         AnchorRow(kind=a.kind.value, subject=a.subject, occurrence=a.occurrence, position=a.position)
         for a in graph.anchors
     ]
+    unlisted = [
+        UnlistedRow(name=one.name, bytes=one.size_bytes, where=one.where, scaler=one.scaler) for one in graph.unlisted
+    ]
     for field, claimed, found in (
         ("state_fingerprint", schedule.state_fingerprint, state_fingerprint(graph)),
         ("model", schedule.model, graph.model),
@@ -109,14 +116,16 @@ def _check_header(schedule: Schedule, graph: Graph, written: set[int]) -> None:
         ("static_state_bytes", schedule.static_state_bytes, sum(row.bytes for row in state if not row.written)),
         ("state", len(schedule.state), len(state)),
         ("anchors", len(schedule.anchors), len(anchors)),
+        ("unlisted", len(schedule.unlisted), len(unlisted)),
     ):
         if claimed != found:
             fail(f"{field}: the schedule has {claimed!r}, its graph {found!r}")
     _check_rows("state", schedule.state, state)
     _check_rows("anchors", schedule.anchors, anchors)
+    _check_rows("unlisted", schedule.unlisted, unlisted)
 
 
-def _check_rows(table: str, claimed: Sequence[StateRow | AnchorRow], found: Sequence[StateRow | AnchorRow]) -> None:
+def _check_rows(table: str, claimed: Sequence[_Row], found: Sequence[_Row]) -> None:
     for number, (row, other) in enumerate(zip(claimed, found, strict=True)):
         if row != other:
             fail(f"{table} row {number}: the schedule has {row!r}, its graph {other!r}")
