@@ -52,14 +52,14 @@ def fluid_bound(terms: Terms) -> int:
         (first_from(saved.release, places, terms.steps), last_to(saved.deadline, places, terms.steps), saved.size_bytes)
         for saved in terms.state
     ]
-    latest_first = [
-        (terms.clock(release), due, size_bytes) for release, due, size_bytes in sorted(windows, reverse=True)
-    ]
-    deadlines = sorted({deadline for _, deadline, _ in latest_first})
-    period = terms.clock(terms.interval * terms.steps)
-    free = _emptied(latest_first, deadlines[-1], None) - period if deadlines else 0
-    emptied = [_emptied(latest_first, deadline, free) for deadline in deadlines]
-    due = [sum(size for _, last, size in windows if last <= deadline) * TICKS_PER_BYTE for deadline in deadlines]
+    due_at: Counter[int] = Counter()
+    for _, last, size_bytes in windows:
+        due_at[last] += size_bytes * TICKS_PER_BYTE
+    deadlines = sorted(due_at)
+    due = list(accumulate(due_at[deadline] for deadline in deadlines))  # of each class
+    sent = _sent([(terms.clock(release), last, size_bytes) for release, last, size_bytes in sorted(windows)])
+    free = sent[-1] - terms.clock(terms.interval * terms.steps) if deadlines else 0
+    emptied = [max(tick, free + ticks) for tick, ticks in zip(sent, due, strict=True)]
     left: Counter[int] = Counter()  # ticks by step - 1, folded
     position = deadlines[0] if deadlines else 0
     while deadlines and terms.clock(held_from := last_to(position, places, terms.steps)) < emptied[-1]:
@@ -77,18 +77,29 @@ def ideal_bound(terms: Terms) -> int:
     return fluid_bound(replace(terms, anchors=None))
 
 
-def _emptied(latest_first: Sequence[tuple[int, int, int]], deadline: int, free: int | None) -> int:
-    """Tick at which the link has sent all that is due by a deadline, from rows (tick of release, deadline, bytes).
+def _sent(windows: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Ticks at which an idle link has sent all that is due by each deadline, from rows (tick of release, deadline,
+    bytes) in order of release.
 
-    The largest, over the releases a, of clock(a) + what is released from a on, and of all after the tick at which the
-    link is free (None: it is idle).
+    The largest, over the releases a, of clock(a) + what is released from a on. Rows are put one by one into a tree, of
+    which each node has that of its rows alone, and how many ticks these take: of two nodes the earlier has to wait for
+    what the later one takes.
     """
-    ticks, ends = 0, []
-    for opened, due, size_bytes in latest_first:
-        if due <= deadline:
-            ticks += size_bytes * TICKS_PER_BYTE
-            ends.append(opened + ticks)
-    return max(ends if free is None else (*ends, free + ticks))
+    leaves, total = 1 << len(windows).bit_length(), sum(size_bytes for _, _, size_bytes in windows) * TICKS_PER_BYTE
+    never = min((opened for opened, _, _ in windows), default=0) - total  # not even with all the rest is it the largest
+    ends, ticks = [never] * (2 * leaves), [0] * (2 * leaves)
+    sent: dict[int, int] = {}
+    for number in sorted(range(len(windows)), key=lambda number: windows[number][1]):
+        opened, deadline, size_bytes = windows[number]
+        node = leaves + number
+        ticks[node] = size_bytes * TICKS_PER_BYTE
+        ends[node] = opened + ticks[node]
+        while node := node // 2:
+            earlier, later = 2 * node, 2 * node + 1
+            ticks[node] = ticks[earlier] + ticks[later]
+            ends[node] = max(ends[earlier] + ticks[later], ends[later])
+        sent[deadline] = ends[1]
+    return list(sent.values())
 
 
 def paper_bound(terms: Terms, known_bytes: int) -> int:

@@ -5,6 +5,7 @@ Derived here a second time from docs/model.md, "Several iterations for one check
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from checkflow.graph import Graph
 from checkflow.schedule import Schedule
 from checkflow.verify.failure import fail
+from checkflow.verify.lookup import Lookup, lookup_of
 from checkflow.verify.terms import Saved, is_state, last_to
 
 
@@ -42,7 +44,7 @@ def with_gradients(schedule: Schedule, graph: Graph, state: Sequence[Saved]) -> 
         return _for_replica(schedule, graph, state, backs)
     if schedule.lanes > 1:
         return _in_lanes(schedule, graph, state, backs)
-    writes = _writes(graph)
+    lookup = lookup_of(schedule, graph)
     _check_together(graph, state, backs)
     found: list[Saved] = []
     asked: dict[int, tuple[Consumed, int]] = {}  # by gradient: how many iterations of it
@@ -51,12 +53,12 @@ def with_gradients(schedule: Schedule, graph: Graph, state: Sequence[Saved]) -> 
         if len(backs.get(saved.tensor, {0})) > 1 or back >= schedule.interval:
             fail(f"{saved.name}: its rows are of iterations {sorted(backs[saved.tensor])} before the checkpoint's")
         if back:
-            consumed = _leaving(schedule, graph, writes, saved.tensor)
+            consumed = _leaving(graph, lookup, saved.tensor)
             if consumed is None:
                 fail(f"{saved.name}: is saved {back} iterations before its checkpoint, and no gradient rebuilds it")
             asked[consumed.tensor] = consumed, back
         found.append(_earlier(saved, back, len(graph.ops)))
-    _check_rows(schedule, graph, asked)
+    _check_rows(schedule, graph, lookup, asked)
     for consumed, count in asked.values():
         as_final = _as_final(graph, consumed)
         found += [_earlier(as_final, back, len(graph.ops)) for back in range(count)]
@@ -67,7 +69,7 @@ def _in_lanes(
     schedule: Schedule, graph: Graph, state: Sequence[Saved], backs: Mapping[int, set[int]]
 ) -> tuple[Saved, ...]:
     """One lane has a parameter with its entries, each other one its gradient; all else each of them has."""
-    writes, steps, lanes = _writes(graph), len(graph.ops), range(schedule.lanes)
+    lookup, steps, lanes = lookup_of(schedule, graph), len(graph.ops), range(schedule.lanes)
     _check_together(graph, state, backs)
     found: list[Saved] = []
     asked: dict[int, tuple[Consumed, int]] = {}
@@ -78,12 +80,12 @@ def _in_lanes(
             continue
         if len(its) != 1:
             fail(f"{saved.name}: its rows are of lanes {sorted(its)}; it takes one of them, or all {len(lanes)}")
-        consumed = _leaving(schedule, graph, writes, saved.tensor)
+        consumed = _leaving(graph, lookup, saved.tensor)
         if consumed is None:
             fail(f"{saved.name}: is in one lane of {len(lanes)}, and no gradient rebuilds it")
         asked[consumed.tensor] = consumed, min(its)
         found.append(_earlier(saved, min(its), steps))
-    _check_rows(schedule, graph, asked)
+    _check_rows(schedule, graph, lookup, asked)
     for consumed, own in asked.values():
         as_final = _as_final(graph, consumed)
         found += [_earlier(as_final, back, steps) for back in lanes if back != own]
@@ -96,18 +98,18 @@ def _for_replica(
     """What no row carries its gradient rebuilds, each iteration; all else leaves as it is at the iteration's end."""
     if schedule.interval > 1 or schedule.lanes > 1 or schedule.pause is not None:
         fail("replica: takes the gradients of each iteration, so an interval of 1, one lane and no pause")
-    writes = _writes(graph)
+    lookup = lookup_of(schedule, graph)
     _check_together(graph, state, {saved.tensor: backs.get(saved.tensor, set()) for saved in state})
     found: list[Saved] = []
     asked: dict[int, tuple[Consumed, int]] = {}
     for saved in state:
         if saved.tensor in backs:
             found.append(saved)
-        elif (consumed := _leaving(schedule, graph, writes, saved.tensor)) is None:
+        elif (consumed := _leaving(graph, lookup, saved.tensor)) is None:
             fail(f"{saved.name}: no row carries it, and no gradient rebuilds it")
         else:
             asked[consumed.tensor] = consumed, 1
-    _check_rows(schedule, graph, asked)
+    _check_rows(schedule, graph, lookup, asked)
     return (*found, *(_as_final(graph, consumed) for consumed, _ in asked.values()))
 
 
@@ -131,11 +133,11 @@ def replay_ns(schedule: Schedule, graph: Graph) -> int:
 
 
 def _replay_ns(graph: Graph, backs: Mapping[int, int]) -> int:
-    begins = [anchor.position for anchor in graph.anchors if anchor.kind.value == "optimizer_pre"]
+    begins = sorted(anchor.position for anchor in graph.anchors if anchor.kind.value == "optimizer_pre")
     spent_ns, bytes_of, again_of = [0] * (len(begins) + 1), [0] * (len(begins) + 1), [0] * (len(begins) + 1)
     seen: set[int] = set()
     for step, op in enumerate(graph.ops, start=1):
-        update = sum(begin < step for begin in begins)  # 0: none has begun
+        update = bisect_left(begins, step)  # so many began before it; 0: none has
         spent_ns[update] += op.time_ns
         for index in set(op.writes) - seen:
             seen.add(index)
@@ -168,88 +170,74 @@ def _earlier(saved: Saved, back: int, steps: int) -> Saved:
     return saved._replace(release=saved.release - back * steps, deadline=saved.deadline - back * steps, back=back)
 
 
-def _check_rows(schedule: Schedule, graph: Graph, asked: Mapping[int, tuple[Consumed, int]]) -> None:
+def _check_rows(schedule: Schedule, graph: Graph, lookup: Lookup, asked: Mapping[int, tuple[Consumed, int]]) -> None:
     if sorted(asked) != [row.id for row in schedule.gradients]:
         fail(
             f"gradients: are {[row.id for row in schedule.gradients]}, and what is saved earlier takes {sorted(asked)}"
         )
     for row in schedule.gradients:
         tensor = graph.tensors[row.id]
-        views = [view for other in graph.tensors for view in other.views if view.name == tensor.of]
-        ours = [(view.name, view.dtype, view.shape) for view in views]
+        ours = [(view.name, view.dtype, view.shape) for view in lookup.views.get(tensor.of, ())]
         if (
             row.bytes != asked[row.id][0].size_bytes
             or [(row.parameter.name, row.parameter.dtype, row.parameter.shape)] != ours
         ):
             fail(f"gradients: row {row.id} is not the gradient that its graph has")
         consumed, until = asked[row.id][0], None if row.until is None else schedule.position((0, row.until))
-        places = [anchor.position for anchor in graph.anchors]
-        if until != (last_to(consumed.gone - 1, places, len(graph.ops)) if consumed.again else None):
+        if until != (last_to(consumed.gone - 1, lookup.places, len(graph.ops)) if consumed.again else None):
             fail(f"gradients: row {row.id} does not say until when its graph has it")
 
 
-def _writes(graph: Graph) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for step, op in enumerate(graph.ops, start=1):
-        for index in op.writes:
-            found.setdefault(index, []).append(step)
-    return found
-
-
-def _leaving(schedule: Schedule, graph: Graph, writes: Mapping[int, list[int]], state: int) -> Consumed | None:
+def _leaving(graph: Graph, lookup: Lookup, state: int) -> Consumed | None:
     """The gradient that rebuilds a state tensor, or its factors where its row says that they leave."""
-    consumed = _consumed(graph, writes, state)
-    if consumed is None:
-        return None
-    rows = [row.factor_rows for row in schedule.gradients if row.id == consumed.tensor]
-    return consumed if rows in ([], [0]) else _factored(graph, writes, consumed, rows[0])
+    consumed = _consumed(graph, lookup, state)
+    rows = 0 if consumed is None else lookup.factor_rows.get(consumed.tensor, 0)
+    return consumed if consumed is None or not rows else _factored(graph, lookup, consumed, rows)
 
 
-def _factored(graph: Graph, writes: Mapping[int, list[int]], consumed: Consumed, rows: int) -> Consumed:
+def _factored(graph: Graph, lookup: Lookup, consumed: Consumed, rows: int) -> Consumed:
     """What leaves is (rows, a) and (rows, b), whose product training makes and leaves as it is. Both are there when it
     has been made, and from the first anchor after that on they are held."""
     gradient = graph.tensors[consumed.tensor]
     made = graph.ops[gradient.born - 1]
-    weight = next(i for i, tensor in enumerate(graph.tensors) if gradient.of in [view.name for view in tensor.views])
-    sides = next(view.shape for view in graph.tensors[weight].views if view.name == gradient.of)
-    if made.name != "aten.mm.default" or writes[consumed.tensor] != [gradient.born] or len(sides) != 2:
+    weight, sides = lookup.named[gradient.of][0], lookup.views[gradient.of][0].shape
+    if made.name != "aten.mm.default" or lookup.writes[consumed.tensor] != [gradient.born] or len(sides) != 2:
         fail(f"gradients: that of {gradient.of} is not a product that is left as it is, and leaves as factors")
     factors = [graph.tensors[index] for index in made.reads]
     asked = [gradient.size_bytes // (sides[0] * sides[1]) * rows * side for side in sides]
-    held_from = min(anchor.position for anchor in graph.anchors if anchor.position >= gradient.born)
+    held_from = lookup.places[bisect_left(lookup.places, gradient.born)]
     if [factor.size_bytes for factor in factors] != asked or any(is_state(factor) for factor in factors):
         fail(f"gradients: that of {gradient.of} has no factors of {rows} rows")
-    first_run = next(op for op in graph.ops if weight in op.reads)
-    if not set(first_run.reads) & set(made.reads):
+    if not set(lookup.first_reads.get(weight, ())) & set(made.reads):
         fail(f"gradients: no factor of that of {gradient.of} is what its layer was given when it first ran")
-    if any(max(writes.get(index, [0])) >= gradient.born for index in made.reads):
+    if any(max(lookup.writes.get(index, [0])) >= gradient.born for index in made.reads):
         fail(f"gradients: factors of that of {gradient.of} are written after it was made of them")
     if any(factor.freed < held_from for factor in factors):
         fail(f"gradients: factors of that of {gradient.of} are gone before they can be held, at position {held_from}")
     return Consumed(consumed.tensor, held_from, held_from + 1 - len(graph.ops), sum(asked))
 
 
-def _consumed(graph: Graph, writes: Mapping[int, list[int]], state: int) -> Consumed | None:
+def _consumed(graph: Graph, lookup: Lookup, state: int) -> Consumed | None:
     """The gradient that rebuilds a state tensor: that of its parameter, where one update writes both and nothing else.
 
     An update is what lies between the beginning of one and that of the next, or the iteration's end.
     """
-    begins = [anchor.position for anchor in graph.anchors if anchor.kind.value == "optimizer_pre"]
-    update = [sum(begin < step for begin in begins) for step in writes[state]]
+    writes = lookup.writes
+    update = [lookup.update_of(step) for step in writes[state]]
     if min(update) == 0 or min(update) != max(update):
         return None
     name = graph.tensors[state].of or graph.tensors[state].views[0].name
-    parameters = [i for i, tensor in enumerate(graph.tensors) if name in [view.name for view in tensor.views]]
+    parameters = lookup.named.get(name, ())
     if len(parameters) != 1 or graph.tensors[parameters[0]].role.value != "parameter" or parameters[0] not in writes:
         return None
     if graph.tensors[state].role.value not in ("parameter", "optimizer"):
         return None
-    together = [i for i, tensor in enumerate(graph.tensors) if tensor.of == name and tensor.role.value == "optimizer"]
+    together = lookup.entries.get(name, ())
     for other in (*parameters, *together):  # are of this update alone
-        if {sum(begin < step for begin in begins) for step in writes.get(other, [])} - set(update):
+        if {lookup.update_of(step) for step in writes.get(other, [])} - set(update):
             return None
-    of = [i for i, tensor in enumerate(graph.tensors) if tensor.of == name and tensor.role.value == "gradient"]
-    begin, steps = begins[update[0] - 1], len(graph.ops)
+    of = lookup.gradients.get(name, ())
+    begin, steps = lookup.begins[update[0] - 1], len(graph.ops)
     there = [i for i in of if graph.tensors[i].born <= begin < graph.tensors[i].freed and i in writes]
     made = [index for index in there if graph.tensors[index].born > 0]
     if len(made or there) != 1:

@@ -41,9 +41,9 @@ def verify(schedule: Schedule, graph: Graph) -> VerifiedSchedule:
         fail(f"graph_fingerprint: the schedule was made for another graph than this one of {graph.model!r}")
     terms = terms_of_schedule(schedule, graph)
     _check_header(schedule, graph, {saved.tensor for saved in terms.state})
-    check_policy(schedule)
     if schedule.replica or schedule.lanes > 1 or schedule.gradients or any(row.back for row in schedule.actions):
         terms = replace(terms, state=with_gradients(schedule, graph, terms.state))
+    check_policy(schedule)  # after what says of which tensor it is
     _check_formulation(schedule)
     holds, pause_ns, paused_bytes = executed(schedule, _parts(terms, schedule.actions), terms)
     pauses = schedule.pause is not None  # who may stand still needs no byte (docs/model.md)
