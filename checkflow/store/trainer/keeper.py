@@ -130,10 +130,9 @@ class Keeper:
 
     def _begin(self) -> None:
         try:
-            saver = self._start()
-            saver.tell(WAKE)  # who knows what the one before left
-            self.saver = saver
+            self.saver = saver = self._start()
             self.starts += 1
+            saver.tell(WAKE)  # who knows what the one before left
         except Exception as error:  # noqa: BLE001 (whatever it is, nobody else would start one)
             self._note_death(str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}")
 

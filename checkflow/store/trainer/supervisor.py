@@ -71,8 +71,8 @@ class Supervisor:
     def wake(self) -> None:
         """A slot is about to be filled. Until then the saver has no work, and has not even begun to import."""
         if not self._is_awake:
-            self._is_awake = True
             self.tell(WAKE)
+            self._is_awake = True
 
     def hurry(self) -> None:
         """What waits to be tried again is tried now."""
