@@ -136,6 +136,21 @@ def test_a_forked_worker_holds_nothing(tmp_path: Path) -> None:
     worker.join()
 
 
+def test_the_saver_loads_no_plugins_of_the_trainers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for pydantic that cannot be imported, or is torch's size, is nothing to it."""
+    plugin = tmp_path / "plugin.dist-info"
+    plugin.mkdir()
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text("[pydantic]\nplugin = plugin:made\n")
+    (tmp_path / "plugin.py").write_text("import os; os._exit(7)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with StoreHandle.open(
+        tmp_path / "store", [SMALL], notify=silent, persist_every=PersistEvery(iterations=1)
+    ) as handle:
+        assert stage(handle, SMALL, 1) and handle.drain(60)
+        assert not handle.status().restarts
+
+
 def test_the_saver_has_no_descriptor_but_its_own_and_no_torch(tmp_path: Path) -> None:
     """Memory, socket, lock, pidfd and the null device; its own session; torch is not in its address space."""
     with StoreHandle.open(tmp_path, [SMALL], notify=silent) as handle, (tmp_path / "opened").open("w") as opened:

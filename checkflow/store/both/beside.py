@@ -17,8 +17,11 @@ def start_beside(
 ) -> subprocess.Popen[bytes]:
     """`python -m module arguments descriptors`, in its own session. Raises OSError."""
     command = [sys.executable, "-P", "-m", module, *arguments, *map(str, inherited)]
-    # one BLAS thread, for numpy starts one for each core
-    environment = os.environ | {"PYTHONPATH": python_path(), "OPENBLAS_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": python_path(),
+        "OPENBLAS_NUM_THREADS": "1",  # numpy starts one for each core
+        "PYDANTIC_DISABLE_PLUGINS": "__all__",  # the trainer's: they may import anything, and fail
+    }
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)  # inherited, until it ignores them by itself
     try:
         return subprocess.Popen(
