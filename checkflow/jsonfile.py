@@ -10,8 +10,10 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,23 +46,83 @@ def check_output(path: Path, suffixes: tuple[str, ...] = ()) -> None:
     """Raise InputError, before any long work, where a file could not be written, or has none of the suffixes."""
     if suffixes and path.suffix not in suffixes:
         raise InputError(f"{path}: its name has to end in {' or '.join(suffixes)}")
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 (never raises)
         raise InputError(f"{path}: is a directory; name a file in it")
-    if not os.access(path.parent, os.W_OK):
+    target = Path(os.path.realpath(path))
+    is_stream = _is_stream(path)
+    if os.path.exists(target) and not (is_stream or os.path.isfile(target)):  # noqa: PTH110, PTH113 (never raise)
+        raise InputError(f"{path}: is no regular file; choose another output")
+    if not os.access(path if is_stream else target.parent, os.W_OK):
         raise InputError(f"{path}: cannot be written, its folder is missing or not writable; choose another output")
 
 
+def check_outputs(inputs: Iterable[Path], *outputs: Path, appended: Iterable[Path] = ()) -> None:
+    """Raise InputError, before any long work, where outputs could not be written, or one would be lost in another file.
+
+    Args:
+        inputs: files that are read.
+        outputs: files that are written anew.
+        appended: files that grow. Who appends to them says where they cannot be written.
+    """
+    for path in outputs:
+        check_output(path)
+    read, written = list(inputs), [path for path in (*outputs, *appended) if not _is_stream(path)]
+    for path in written:
+        if any(_is_same(path, each) for each in read):
+            raise InputError(f"{path}: is read, and would be overwritten; choose another output")
+    for one, other in combinations(written, 2):
+        if _is_same(one, other):
+            raise InputError(f"{other}: two outputs would be written there; give each a file of its own")
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return os.path.realpath(one) == os.path.realpath(other) or one.samefile(other)
+    except OSError:  # one of them is not there
+        return False
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether what is written there goes on to somebody: a device as /dev/null is, a pipe, our own standard output."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISCHR(found.st_mode) or stat.S_ISFIFO(found.st_mode) or _descriptor_of(found) is not None
+
+
+def _descriptor_of(found: os.stat_result) -> int | None:
+    """That of our standard output or error, where one is this file: replaced, it would lose what else is said."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # closed
+            if os.path.samestat(found, os.fstat(descriptor)):
+                return descriptor
+    return None
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all. Raises InputError where it cannot be written."""
+    """Write a text file as `write_bytes` does."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all. Raises InputError where it cannot be written."""
+    """Write a file whole or not at all; one that a link names is written, and the link stays. Devices get the bytes.
+
+    Raises InputError where it cannot be written.
+    """
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        if _is_stream(path):
+            descriptor = _descriptor_of(path.stat())
+            with open(path if descriptor is None else os.dup(descriptor), "wb") as stream:  # noqa: PTH123
+                stream.write(content)
+        else:
+            _replace(Path(os.path.realpath(path)), content)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror}); choose another output") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
@@ -70,9 +132,6 @@ def write_bytes(path: Path, content: bytes) -> None:
         os.umask(mask)
         Path(temporary).chmod(0o666 & ~mask)
         Path(temporary).replace(path)
-    except OSError as error:
-        _discard(temporary)
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another output") from None
     except BaseException:
         _discard(temporary)
         raise

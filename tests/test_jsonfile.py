@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +83,80 @@ def test_failure_leaves_the_old_file_and_no_other(
         assert str(raised.value) == f"{path}: cannot be written (No space left on device); choose another output"
     assert path.read_text() == "old"
     assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_link_stays_and_what_it_names_is_written(tmp_path: Path) -> None:
+    """Whole or not at all, through two links; and a link to nothing makes its file."""
+    (tmp_path / "there").mkdir()
+    path, link, second = tmp_path / "there" / "a.json", tmp_path / "link", tmp_path / "second"
+    link.symlink_to(Path("there", "a.json"))
+    second.symlink_to(link)
+    for text in ("new", "newer"):
+        jsonfile.check_output(second)
+        jsonfile.write_text(second, text)
+        assert path.read_text() == text and not path.is_symlink()
+    assert link.is_symlink() and second.is_symlink()
+    assert [found.name for found in path.parent.iterdir()] == ["a.json"]
+
+
+def test_a_pipe_gets_what_is_written(tmp_path: Path) -> None:
+    """It is still a pipe afterwards."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    jsonfile.check_output(path)
+    jsonfile.write_text(path, "new")
+    assert os.read(reader, 100) == b"new" and path.is_fifo()
+    os.close(reader)
+
+
+def test_a_device_stays_one(tmp_path: Path) -> None:
+    """As root it could be replaced: a device of our own, not the machine's."""
+    null = tmp_path / "null"
+    try:
+        os.mknod(null, stat.S_IFCHR | 0o666, Path("/dev/null").stat().st_rdev)
+    except PermissionError:
+        pytest.skip("only root makes devices")
+    jsonfile.check_output(null)
+    jsonfile.write_text(null, "new")
+    assert null.is_char_device()
+
+
+def test_what_standard_output_is_is_written_on(tmp_path: Path) -> None:
+    """Redirected to a file that has something, the file keeps it: -o /dev/stdout >> log."""
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    code = "from pathlib import Path; from checkflow import jsonfile; "
+    code += "jsonfile.write_text(Path('/dev/stdout'), 'written\\n'); print('after')"
+    with log.open("a") as stream:
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=stream)
+    assert log.read_text() == "before\nwritten\nafter\n"
+
+
+def test_a_socket_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("s.json")
+        with pytest.raises(InputError, match=r"^s\.json: is no regular file; choose another output$"):
+            jsonfile.check_output(Path("s.json"))
+
+
+def test_outputs_are_apart_from_each_other_and_from_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whatever name: as it is written, through a link, or as another name of the same file."""
+    monkeypatch.chdir(tmp_path)
+    Path("a").touch()
+    Path("link").symlink_to("a")
+    Path("hard").hardlink_to("a")
+    Path("folder").symlink_to(".")
+    for name in ("a", "./a", str(tmp_path / "a"), "link", "hard", "folder/a"):
+        with pytest.raises(InputError, match="is read, and would be overwritten; choose another output"):
+            jsonfile.check_outputs([Path("other"), Path("a")], Path("b"), Path(name))
+        with pytest.raises(InputError, match="two outputs would be written there; give each a file of its own"):
+            jsonfile.check_outputs([], Path("a"), Path("b"), Path(name))
+    with pytest.raises(InputError, match=r"^folder/b: two outputs"):
+        jsonfile.check_outputs([], Path("b"), appended=[Path("folder/b")])
+    jsonfile.check_outputs([Path("a")], Path("b"), Path("c"), Path("/dev/null"), Path("/dev/null"))
 
 
 def test_folder_in_the_way_is_one_line(tmp_path: Path) -> None:

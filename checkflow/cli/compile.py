@@ -18,6 +18,7 @@ from checkflow.cli._options import (
     Rate,
     Size,
     default_output,
+    inputs_of,
     interval_of,
     json_option,
     model_options,
@@ -28,7 +29,7 @@ from checkflow.cli._options import (
 from checkflow.compiler import AUTO, CHECKFLOW, Options, Refused, check_divided, check_lanes, check_policy
 from checkflow.errors import EXIT_DONE, EXIT_NO
 from checkflow.frontend import compile_model, refusal, surroundings
-from checkflow.jsonfile import check_output
+from checkflow.jsonfile import check_output, check_outputs
 from checkflow.plan import Formulation, Transfers
 from checkflow.plan.packed.program import solvers
 from checkflow.plan.solve import transfers_for
@@ -127,11 +128,12 @@ def command(
     )
     world = world_of(world_size, rank, divided=divided)
     output = output or default_output(model, "schedule")
-    check_output(output)
     if report is not None:
         figure.check(report)
     if trace_out is not None:
         check_output(trace_out, (".json",))
+    also = [path for path in (report, trace_out) if path is not None]
+    check_outputs(inputs_of([model], [device]), output, *also)
     options = partial(
         Options,
         interval=interval_of(interval),

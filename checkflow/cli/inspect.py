@@ -13,7 +13,7 @@ from checkflow.errors import EXIT_DONE, FormatError, InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import FORMAT as GRAPH_FORMAT
 from checkflow.graphfile import read_graph
-from checkflow.jsonfile import read_text, write_text
+from checkflow.jsonfile import check_outputs, read_text, write_text
 from checkflow.report import dagfile
 from checkflow.report.certificate import certified
 from checkflow.report.operators import critical_path
@@ -35,6 +35,8 @@ def command(file: Path, rows: int, kind: str | None, output: Path | None) -> int
     """Show FILE: a schedule's certificate and actions, or a graph's critical path, operators and storages."""
     head = read_text(file)[:200]
     exported = _exported(file, kind, output)
+    if exported:
+        check_outputs([file], exported[1])
     if SCHEDULE_FORMAT in head:
         if exported:
             raise InputError(f"{file}: is a schedule, and operators are exported; give the graph that it was made from")

@@ -11,7 +11,7 @@ from checkflow import hardware
 from checkflow.cli import _console
 from checkflow.errors import EXIT_DONE, InputError
 from checkflow.hardware.measure import measure_profile
-from checkflow.jsonfile import check_output
+from checkflow.jsonfile import check_outputs
 from checkflow.units import format_rate
 
 
@@ -25,7 +25,7 @@ def command(output: Path, name: str, device: str) -> int:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: this machine has no CUDA device; use --device cpu")
-    check_output(output)
+    check_outputs((), output)
     with _console.progress() as progress:
         profile = measure_profile(name, device, progress=progress)
         hardware.write_profile(output, profile)

@@ -13,6 +13,7 @@ import click
 from checkflow.cli import _console
 from checkflow.cli._options import Duration, Rate, Size, json_option, list_of
 from checkflow.errors import EXIT_DONE, InputError
+from checkflow.jsonfile import check_outputs
 from checkflow.report import waste
 from checkflow.report.trials import DAY_NS, Trials, document_of, lines_of, table_of
 from checkflow.schedule import read_schedule
@@ -74,6 +75,7 @@ def command(
     """
     if figure is not None:
         waste.check(figure)
+        check_outputs([*schedules, *([failures] if failures else [])], figure)
     if figure is not None and mtbf is None:
         raise InputError("--figure: has the mean time between failures as its axis; give --mtbf")
     if (mtbf is None) == (failures is None):

@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 
 from checkflow.cli import EXIT_INTERRUPTED, _console
-from checkflow.cli._options import interval_of, json_option, list_of, settings_of
+from checkflow.cli._options import inputs_of, interval_of, json_option, list_of, settings_of
 from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
-from checkflow.jsonfile import check_output
+from checkflow.jsonfile import check_outputs
 from checkflow.plan import Formulation
 from checkflow.sweep import files, tables
 from checkflow.sweep.cells import Axis, Grid, Question
@@ -69,15 +69,16 @@ def command(
     """
     for path in outputs:
         files.check_suffix(path)
-        check_output(path)
     if journal is None and outputs:
         journal = outputs[0].with_suffix(".journal.jsonl")
+    devices = (None,) if device is None else list_of(device, str, "--device")
+    check_outputs(inputs_of(models, devices), *outputs, appended=[journal] if journal else [])
     grid = Grid(
         models=tuple(dict.fromkeys(models)),
         settings=tuple(
             (name, list_of(value, str, f"--set {name}")) for name, value in settings_of(settings, batch_size).items()
         ),
-        devices=(None,) if device is None else list_of(device, str, "--device"),
+        devices=devices,
         policies=list_of(policy, str, "--policy"),
         formulations=list_of(formulation, _formulation, "--formulation"),
         chunks_bytes=(None,) if chunk is None else list_of(chunk, lambda text: parse_bytes(text, "--chunk"), "--chunk"),

@@ -13,6 +13,7 @@ import click
 from checkflow.cli import _console
 from checkflow.cli._options import (
     default_output,
+    inputs_of,
     json_option,
     model_options,
     ranks_options,
@@ -21,7 +22,7 @@ from checkflow.cli._options import (
 )
 from checkflow.errors import EXIT_DONE
 from checkflow.graphfile import write_graph
-from checkflow.jsonfile import check_output
+from checkflow.jsonfile import check_outputs
 from checkflow.timedgraph import traced
 from checkflow.trace import world_of
 from checkflow.units import format_bytes, format_ns
@@ -48,7 +49,7 @@ def command(
     """Trace MODEL's training iteration: operators, storages, lifetimes, times and anchors, as a graph file."""
     world = world_of(world_size, rank, divided=divided)
     output = output or default_output(model, "graph")
-    check_output(output)
+    check_outputs(inputs_of([model], [device]), output)
     # what the user's code prints is no part of the answer
     with _console.progress() as progress, contextlib.redirect_stdout(sys.stderr):
         timed = traced(

@@ -33,6 +33,7 @@ class JournalEntry(Strict):
     answer: Answer
 
 
+_BEGINNING = b'{"checkflow":'  # of each line
 _READER = TypeAdapter(JournalEntry)
 Profiles = Mapping[Question, hardware.Profile | None]
 
@@ -84,12 +85,20 @@ class Journal:
         try:
             self._stream = self._path.open("a+b")
             if self._stream.tell():
+                self._stream.seek(0)
+                self._check(self._stream.readline(len(_BEGINNING)))
                 self._stream.seek(-1, 2)
                 if self._stream.read(1) != b"\n":  # a line torn by a kill stays alone
                     self._stream.write(b"\n")
         except OSError as error:
             raise InputError(f"{self._path}: cannot be written ({error.strerror}); give another --journal") from None
         return self
+
+    def _check(self, beginning: bytes) -> None:
+        """Raises InputError for a file of something else. A torn entry is one, and so is one of another checkflow."""
+        if not (_BEGINNING.startswith(beginning.rstrip(b"\n")) and beginning.strip()):
+            self._stream.close()
+            raise InputError(f"{self._path}: is no journal of a sweep, and stays as it is; give another --journal")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

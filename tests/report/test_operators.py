@@ -138,7 +138,7 @@ WRONG = {
     "a name that says otherwise": (["--export", "dot", "-o", "a.graphml"], "a.graphml: its name says graphml"),
     "an unknown format": (["--export", "svg"], "--export"),
     "no such folder": (["-o", "/proc/nowhere/a.dot"], "/proc/nowhere/a.dot: cannot be written"),
-    "a folder": (["--export", "dot", "-o", "."], "cannot be written"),
+    "a folder": (["--export", "dot", "-o", "."], "is a directory"),
 }
 
 

@@ -163,3 +163,17 @@ def test_a_journal_that_cannot_be_used_is_named() -> None:
             read_journal(path, [MINE], check([MINE]))
             with Journal(path):
                 pass
+
+
+def test_a_file_of_something_else_is_not_appended_to() -> None:
+    """Notes, or another JSON, stay as they are; a torn first line is a journal's, and so is an earlier checkflow's."""
+    for text in ("notes\n", "\nnotes", '{"rows": []}\n', "{}\n"):
+        PATH.write_text(text)
+        with pytest.raises(InputError, match=r"^j\.jsonl: is no journal of a sweep, .* --journal$"), Journal(PATH):
+            pass
+        assert PATH.read_text() == text
+    for text in ("", '{"che', '{"checkflow":"0.0", "of": "an earlier one"}\n'):
+        PATH.write_text(text)
+        with Journal(PATH):
+            pass
+        assert PATH.read_text().startswith(text)

@@ -1,0 +1,71 @@
+"""What a command writes lies where it was asked for, and nothing that it reads, or wrote, is lost to it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from checkflow.cli import run
+from checkflow.errors import EXIT_BAD_INPUT
+
+GRAPH = Path(__file__).parents[2] / "graphs" / "alexnet-1.json"
+READ, TWICE = "is read, and would be overwritten", "two outputs would be written there"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph, a model file and a profile."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(GRAPH, "g.graph.json")
+    for name in ("net.py", "mine.yaml", "old.json", "notes.txt", "s.schedule.json"):
+        Path(name).write_text(f"what {name} says\n")
+
+
+LOST = {
+    "the graph that a graph is made of": (["trace", "g.graph.json", "--device", "h100"], "g.graph.json", READ),
+    "a model file": (["compile", "net.py", "-o", "net.py"], "net.py", READ),
+    "a factory's file": (["compile", "net.py:small", "-o", "./net.py"], "net.py", READ),
+    "a profile": (["trace", "net.py", "--device", "mine.yaml", "-o", "mine.yaml"], "mine.yaml", READ),
+    "a schedule": (["compile", "net.py", "-o", "y.json", "--trace-out", "y.json"], "y.json", TWICE),
+    "a report": (["compile", "net.py", "-o", "y.html", "--report", "y.html"], "y.html", TWICE),
+    "a graph": (["inspect", "g.graph.json", "--export", "graphml", "-o", "g.graph.json"], "g.graph.json", READ),
+    "a sweep's graph": (["sweep", "g.graph.json", "-o", "g.graph.json"], "g.graph.json", READ),
+    "a sweep's model": (["sweep", "g.graph.json", "net.py", "--journal", "net.py"], "net.py", READ),
+    "a journal": (["sweep", "g.graph.json", "-o", "r.json", "--journal", "r.json"], "r.json", TWICE),
+    "rows": (["sweep", "g.graph.json", "-o", "r.json", "-o", "./r.json"], "r.json", TWICE),
+    "notes": (["sweep", "g.graph.json", "--bandwidth", "1GB/s", "--journal", "notes.txt"], "notes.txt", "no journal"),
+    "a folder": (["inspect", "g.graph.json", "--export", "dot", "-o", "."], ".", "is a directory"),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_nothing_is_overwritten_without_a_word(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """One line that names the file, before any work, and each file is as it was."""
+    before = {path: path.read_bytes() for path in Path().iterdir()}
+    arguments, expected, why = LOST[name]
+    assert run(arguments) == EXIT_BAD_INPUT
+    captured = capfd.readouterr()
+    assert captured.out == "" and len(captured.err.splitlines()) == 1, captured.err
+    assert captured.err.startswith(f"checkflow: {expected}: ") and why in captured.err
+    assert {path: path.read_bytes() for path in Path().iterdir()} == before
+
+
+def test_a_figure_does_not_overwrite_a_schedule(capfd: pytest.CaptureFixture[str]) -> None:
+    """Whatever the schedule is called."""
+    pytest.importorskip("matplotlib")
+    Path("s.schedule.json").rename("s.svg")
+    assert run(["simulate", "s.svg", "--mtbf", "3h", "--figure", "s.svg"]) == EXIT_BAD_INPUT
+    assert READ in capfd.readouterr().err
+    assert Path("s.svg").read_text() == "what s.schedule.json says\n"
+
+
+def test_a_bundled_name_is_no_file(capfd: pytest.CaptureFixture[str]) -> None:
+    """A file that is called as a network or a device is, is not read for it, and may be written."""
+    Path("alexnet").touch()
+    Path("h100").touch()
+    for name in ("alexnet", "h100"):
+        arguments = ["compile", "alexnet", "--device", "h100", "--set", "nothing=1", "-o", name]
+        assert run(arguments) == EXIT_BAD_INPUT
+        assert "nothing" in capfd.readouterr().err
