@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +46,7 @@ def command(store: str, target: str, output: Path, iteration: int | None, as_jso
     several processes are put together; what each had by itself is the first one's. STORE may be the URL of a bucket,
     s3://bucket/prefix: the checkpoint then lies beside the output for a while, too.
     """
-    if os.path.lexists(output):
-        raise InputError(f"--output {output}: exists; choose a new name, nothing is overwritten")
+    _check_new(output)
     if not os.path.isdir(output.parent):  # noqa: PTH112 (never raises)
         raise InputError(f"--output {output}: there is no directory {output.parent}; make it first")
     with _console.progress() as progress:
@@ -57,14 +57,7 @@ def command(store: str, target: str, output: Path, iteration: int | None, as_jso
         else:
             loaded = _loaded(Path(store), store, iteration, progress)
         progress(f"writing {output}")
-        partial = output.with_name(f".{output.name}.partial")
-        try:
-            _WRITERS[target](loaded, partial)
-            partial.rename(output)
-        except (OSError, RuntimeError) as error:  # torch's own writers raise RuntimeError for a full disk
-            raise InputError(f"--output {output}: cannot be written ({error}); choose another") from None
-        finally:
-            _discard(partial)
+        _write(target, loaded, output)
     checkpoint = loaded.checkpoint
     if as_json:
         figures = {"checkpoint": checkpoint.path.name, "iteration": checkpoint.iteration, "output": str(output)}
@@ -72,6 +65,45 @@ def command(store: str, target: str, output: Path, iteration: int | None, as_jso
     else:
         _console.say(f"{output}: {checkpoint.path.name}, verified, as {target}")
     return EXIT_DONE
+
+
+def _check_new(output: Path) -> None:
+    if os.path.lexists(output):
+        raise InputError(f"--output {output}: exists; choose a new name, nothing is overwritten")
+
+
+def _write(target: str, loaded: Loaded, output: Path) -> None:
+    """Whole and durable, or not at all. Raises InputError where that cannot be done."""
+    beside = partial(tempfile.TemporaryDirectory[str], prefix=f".{output.name}.", dir=output.parent)
+    try:
+        with beside(ignore_cleanup_errors=True) as folder:  # whoever exports beside this has one of another name
+            whole = Path(folder) / output.name
+            _WRITERS[target](loaded, whole)
+            _sync(whole)
+            _check_new(output)
+            whole.rename(output)
+        _sync_one(output.parent)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise InputError(f"--output {output}: cannot be written ({why}); free space, or choose another") from None
+    except RuntimeError as error:  # of torch's own writers
+        why = "the disk may be full" if "inline_container" in str(error) else str(error)
+        raise InputError(f"--output {output}: cannot be written ({why}); free space, or choose another") from None
+
+
+def _sync(path: Path) -> None:
+    """All below it, too."""
+    for each in path.iterdir() if path.is_dir() else ():
+        _sync(each)
+    _sync_one(path)
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _loaded(store: Path, called: str, iteration: int | None, progress: Callable[[str], None]) -> Loaded:
@@ -166,8 +198,9 @@ def _dcp(loaded: Loaded, path: Path) -> None:
     with warnings.catch_warnings(action="ignore"):  # that nothing is distributed is what no_dist says
         try:
             save(state, checkpoint_id=path, no_dist=True)
-        except CheckpointException as error:  # no Exception
-            raise RuntimeError(str(error)) from None
+        except CheckpointException as error:  # no Exception, and its text is tracebacks
+            why = next(iter(error.failures.values()))[0]
+            raise why if isinstance(why, OSError) else RuntimeError(str(why)) from None
 
 
 def _state(loaded: Loaded) -> dict[str, dict[str, torch.Tensor] | str]:
@@ -190,13 +223,6 @@ def _state(loaded: Loaded) -> dict[str, dict[str, torch.Tensor] | str]:
             tensors[alias] = tensors[target]
         state[name.removesuffix(".safetensors")] = tensors
     return state
-
-
-def _discard(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 _WRITERS = {"safetensors": _safetensors, "torch": _torch, "dcp": _dcp}
