@@ -7,6 +7,7 @@ one line on standard error. CHECKFLOW_DEBUG=1 shows the traceback of an internal
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import os
 import signal
@@ -16,7 +17,8 @@ from types import FrameType
 
 import click
 
-from checkflow.errors import EXIT_BAD_INPUT, CheckflowError
+from checkflow.cli import _streams
+from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE, CheckflowError
 from checkflow.text import plain
 
 EXIT_INTERRUPTED = 130
@@ -60,6 +62,9 @@ def _root() -> None:
 def main() -> None:
     """Entry point of the `checkflow` command."""
     signal.signal(signal.SIGTERM, _terminated)
+    _streams.prepare()
+    if "_CHECKFLOW_COMPLETE" in os.environ:  # a shell asks how a line goes on
+        _root.main(prog_name="checkflow")
     sys.exit(run(sys.argv[1:]))
 
 
@@ -72,24 +77,24 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
     raise _Terminated
 
 
+def exit_code_of(interrupt: KeyboardInterrupt) -> int:
+    """Which of the two it was."""
+    return EXIT_TERMINATED if isinstance(interrupt, _Terminated) else EXIT_INTERRUPTED
+
+
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     try:
-        return int(_root.main(arguments, prog_name="checkflow", standalone_mode=False) or 0)
+        return _done(arguments)
     except CheckflowError as error:
         return _complain(str(error), error.exit_code)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
-        return EXIT_BAD_INPUT
     except click.ClickException as error:
         return _complain(error.format_message(), EXIT_BAD_INPUT)
-    except (KeyboardInterrupt, click.Abort) as error:
-        terminated = isinstance(error.__cause__ or error, _Terminated)  # click makes an Abort of it
-        code = EXIT_TERMINATED if terminated else EXIT_INTERRUPTED
-        return _complain("interrupted; nothing was left half-written", code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; keep the exit quiet
-        return 0
+    except KeyboardInterrupt as interrupt:
+        click.echo(err=True)  # a terminal has ^C there
+        return _complain("interrupted; nothing was left half-written", exit_code_of(interrupt))
+    except _streams.UnwritableError as error:
+        return EXIT_DONE if error.is_left else _complain(str(error), EXIT_BAD_INPUT)
     except Exception as error:  # the last resort: a bug must not end in a traceback
         if os.environ.get("CHECKFLOW_DEBUG"):
             raise
@@ -97,6 +102,19 @@ def run(arguments: list[str]) -> int:
         return _complain(f"internal error, please report it ({text}); CHECKFLOW_DEBUG=1 shows more", EXIT_INTERNAL)
 
 
+def _done(arguments: list[str]) -> int:
+    """As click's own main does it, which ends the process where a pipe is closed, and hides which signal came."""
+    try:
+        with _root.make_context("checkflow", [*arguments]) as context:
+            return int(_root.invoke(context) or EXIT_DONE)
+    except click.exceptions.Exit as done:  # of --help and --version
+        return done.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return EXIT_BAD_INPUT
+
+
 def _complain(message: str, code: int) -> int:
-    click.echo("checkflow: " + plain(message), err=True)
+    with contextlib.suppress(OSError):  # nobody reads it: the code says it
+        click.echo("checkflow: " + plain(message), err=True)
     return code

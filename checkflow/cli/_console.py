@@ -20,18 +20,26 @@ def _width() -> int | None:
     return None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBOUNDED
 
 
-out = Console(highlight=False, width=_width())
-err = Console(stderr=True, highlight=False)
+class _Err(Console):
+    """Whoever read it has left: the work goes on all the same."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
-def say(line: str) -> None:
+# What is shown may come from anybody: a path with brackets or colons is neither markup nor an emoji.
+out = Console(highlight=False, markup=False, emoji=False, width=_width())
+err = _Err(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def say(line: str = "", style: str | None = None, indent: str = "") -> None:
     """A line on standard output. What it quotes may come from anybody."""
-    out.print(plain(line), soft_wrap=True, markup=False)
+    out.print(indent + plain(line), soft_wrap=True, style=style)
 
 
 def tell(line: str) -> None:
     """As `say`, on standard error."""
-    err.print(plain(line), soft_wrap=True, markup=False)
+    err.print(plain(line), soft_wrap=True)
 
 
 @contextmanager

@@ -192,7 +192,8 @@ def command(
             trace_s=timed.trace_s,
         )
         if outcome.comparison is not None:
-            _console.out.print()
+            _console.say()
             _console.out.print(choices.table_of(outcome.comparison))
-        _console.out.print(f"\nschedule: {output}", soft_wrap=True)
+        _console.say()
+        _console.say(f"schedule: {output}")
     return EXIT_DONE

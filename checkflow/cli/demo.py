@@ -63,7 +63,8 @@ def command(iterations: int) -> int:
 
 
 def _say(command_line: str) -> None:
-    _console.out.print(f"\n$ {command_line}", style="bold", soft_wrap=True, markup=False)
+    _console.say()
+    _console.say(f"$ {command_line}", style="bold")
 
 
 def _train(arguments: list[str], kill_after: int | None = None) -> ScriptRun:
@@ -84,7 +85,7 @@ def _train(arguments: list[str], kill_after: int | None = None) -> ScriptRun:
             elif line.startswith(DIGEST):
                 digest = line.removeprefix(DIGEST).strip()
             if not line.startswith(COMPLETED) or completed in (first + 1, kill_after):
-                _console.out.print(f"  {line.rstrip()}", markup=False, soft_wrap=True)
+                _console.say(line, indent="  ")
             if completed == kill_after:
                 time.sleep(random.random() * iteration_s)
                 process.send_signal(signal.SIGKILL)
@@ -93,7 +94,7 @@ def _train(arguments: list[str], kill_after: int | None = None) -> ScriptRun:
         process.stdout.close()
     wall_s = time.monotonic() - began
     if kill_after is not None:
-        _console.out.print(f"  killed with SIGKILL in the middle of iteration {completed + 1}", style="red")
+        _console.say(f"killed with SIGKILL in the middle of iteration {completed + 1}", "red", "  ")
     elif process.returncode != EXIT_DONE:
         raise InputError(f"{arguments[0]}: the demo's training ended with exit code {process.returncode}; see above")
     return ScriptRun(first, completed, digest, wall_s)
@@ -112,6 +113,6 @@ def _compare(whole: ScriptRun, killed: ScriptRun, resumed: ScriptRun) -> int:
         ("final state", "bit-identical to the uninterrupted run" if same else "DIFFERS from the uninterrupted run"),
     ):
         table.add_row(name, value, style="bold" if name == "final state" else None)
-    _console.out.print()
+    _console.say()
     _console.out.print(table)
     return EXIT_DONE if same else EXIT_NO

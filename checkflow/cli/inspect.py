@@ -74,15 +74,19 @@ def _export(graph: Graph, kind: str, output: Path) -> None:
 def _show_schedule(schedule: Schedule, limit: int | None) -> None:
     certificate = schedule.certificate
     arguments = " ".join(f"{name}={value}" for name, value in schedule.arguments)
-    _console.out.print(
+    _console.say(
         f"{schedule.model} {arguments} on {schedule.device}: {format_bytes(schedule.state_bytes)} of state every "
         f"{schedule.interval} iteration(s) over {format_rate(schedule.bandwidth_bytes_per_s)}, {schedule.formulation}/"
-        f"{schedule.transfers}\npeak {format_bytes(certificate.peak_bytes)}, "
-        f"{format_bytes(certificate.training_peak_bytes)} training alone; "
-        f"{certified(certificate)}\n{_pause(schedule)}",
-        soft_wrap=True,
-        markup=False,
+        f"{schedule.transfers}"
     )
+    _console.say(
+        f"peak {format_bytes(certificate.peak_bytes)}, {format_bytes(certificate.training_peak_bytes)} training alone; "
+        f"{certified(certificate)}"
+    )
+    if schedule.pause is not None:
+        where, how_long = _where(schedule, schedule.pause), format_ns(certificate.pause_ns)
+        _console.say(f"{schedule.policy}: training stands still for {how_long} at {where}")
+    _console.say()
     parts = any(row.back for row in schedule.actions)
     table = _table("tensor", *(["before"] if parts else []), "bytes", "snapshot at", "offload at", "release at")
     names = schedule.names()
@@ -93,16 +97,8 @@ def _show_schedule(schedule: Schedule, limit: int | None) -> None:
             format_bytes(row.bytes),
             *(_where(schedule, place) for place in (row.snapshot, row.offload, row.release)),
         )
-    _console.out.print(table, markup=False)
+    _console.out.print(table)
     _more(len(schedule.actions), limit, "actions")
-
-
-def _pause(schedule: Schedule) -> str:
-    """Where and how long training stands still, on a line of its own."""
-    if schedule.pause is None:
-        return ""
-    where, how_long = _where(schedule, schedule.pause), format_ns(schedule.certificate.pause_ns)
-    return f"{schedule.policy}: training stands still for {how_long} at {where}\n"
 
 
 def _where(schedule: Schedule, place: Place | None) -> str:
@@ -114,12 +110,11 @@ def _where(schedule: Schedule, place: Place | None) -> str:
 
 
 def _show_graph(graph: Graph, limit: int | None) -> None:
-    _console.out.print(
+    _console.say(
         f"{graph.model}: {graph.steps} operators, {format_ns(graph.iteration_time_ns)} on {graph.device}, peak "
-        f"{format_bytes(graph.training_peak_bytes)}\n",
-        soft_wrap=True,
-        markup=False,
+        f"{format_bytes(graph.training_peak_bytes)}"
     )
+    _console.say()
     _show_critical_path(graph)
     table = _table("step", "operator", "time", "reads", "writes")
     longest = sorted(enumerate(graph.ops, start=1), key=lambda item: -item[1].time_ns)
@@ -130,29 +125,28 @@ def _show_graph(graph: Graph, limit: int | None) -> None:
             format_ns(op.time_ns),
             *(", ".join(graph.tensors[index].name for index in indices[:3]) for indices in (op.reads, op.writes)),
         )
-    _console.out.print(table, markup=False)
+    _console.out.print(table)
     _more(graph.steps, limit, "operators")
     table = _table("storage", "role", "bytes", "born", "freed")
     for tensor in sorted(graph.tensors, key=lambda t: -t.size_bytes)[:limit]:
         table.add_row(tensor.name, tensor.role, format_bytes(tensor.size_bytes), str(tensor.born), str(tensor.freed))
-    _console.out.print(table, markup=False)
+    _console.out.print(table)
     _more(len(graph.tensors), limit, "storages")
 
 
 def _show_critical_path(graph: Graph) -> None:
     path = critical_path(graph)
-    _console.out.print(
+    _console.say(
         f"critical path: {format_ns(path.time_ns)}, {path.share:.0%} of the iteration, through {len(path.steps)} "
-        "operators, each of which needs the one before; the longest of them:\n",
-        soft_wrap=True,
-        markup=False,
+        "operators, each of which needs the one before; the longest of them:"
     )
+    _console.say()
     table = _table("step", "operator", "time", "of the path")
     for step in path.longest(graph, LONGEST):
         op = graph.ops[step - 1]
         table.add_row(str(step), op.name, format_ns(op.time_ns), f"{op.time_ns / (path.time_ns or 1):.1%}")
-    _console.out.print(table, markup=False)
-    _console.out.print()
+    _console.out.print(table)
+    _console.say()
 
 
 def _table(*headers: str) -> Table:
@@ -165,4 +159,5 @@ def _table(*headers: str) -> Table:
 
 def _more(count: int, limit: int | None, what: str) -> None:
     if limit is not None and count > limit:
-        _console.out.print(f"... and {count - limit} more {what}; --rows 0 shows all\n")
+        _console.say(f"... and {count - limit} more {what}; --rows 0 shows all")
+        _console.say()

@@ -29,10 +29,8 @@ def command(output: Path, name: str, device: str) -> int:
     with _console.progress() as progress:
         profile = measure_profile(name, device, progress=progress)
         hardware.write_profile(output, profile)
-    _console.out.print(
+    _console.say(
         f"{output}: link {format_rate(profile.link_bandwidth_bytes_per_s)}, memory "
-        f"{format_rate(profile.memory_bandwidth_bytes_per_s)}, launch latency {profile.launch_latency_ns} ns",
-        soft_wrap=True,
-        markup=False,
+        f"{format_rate(profile.memory_bandwidth_bytes_per_s)}, launch latency {profile.launch_latency_ns} ns"
     )
     return EXIT_DONE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from checkflow.cli import EXIT_INTERRUPTED, _console
+from checkflow.cli import _console, exit_code_of
 from checkflow.cli._options import inputs_of, interval_of, json_option, list_of, settings_of
 from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
 from checkflow.jsonfile import check_outputs
@@ -98,10 +98,10 @@ def command(
         with _console.progress() as progress, closing(answers(questions, jobs, journal, progress)) as coming:
             for each in coming:  # one by one: what came before an interrupt counts
                 given.append(each)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         kept = f"{journal} keeps them, the same command goes on from there" if journal else "give -o or --journal"
         click.echo(f"checkflow: interrupted; {len(given)} of {len(questions)} done: {kept}", err=True)
-        return EXIT_INTERRUPTED
+        return exit_code_of(interrupt)
     found = in_order(questions, given)
     for path in outputs:
         files.write(path, found)

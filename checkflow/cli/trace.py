@@ -80,14 +80,14 @@ def command(
         click.echo(json.dumps(figures))
         return EXIT_DONE
     for note in timed.notes:
-        _console.out.print(f"note: {note}", soft_wrap=True, markup=False)
-    _console.out.print(
+        _console.say(f"note: {note}")
+    _console.say(
         f"{graph.model}: {graph.steps} operators, {len(graph.tensors)} storages, {len(graph.anchors)} anchors; "
         f"iteration {format_ns(graph.iteration_time_ns)} on {graph.device}; "
         f"peak {format_bytes(graph.training_peak_bytes)} "
         f"({format_bytes(max(graph.liveness_bytes, default=0))} if freed after the last use); traced in "
-        f"{timed.trace_s:.1f} s\n\ngraph: {output}",
-        soft_wrap=True,
-        markup=False,
+        f"{timed.trace_s:.1f} s"
     )
+    _console.say()
+    _console.say(f"graph: {output}")
     return EXIT_DONE

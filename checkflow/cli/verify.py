@@ -27,12 +27,10 @@ def command(schedule: Path, graph: Path, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"verified": True} | dataclasses.asdict(verified)))
         return EXIT_DONE
-    _console.out.print(
+    _console.say(
         f"{schedule}: verified; peak {format_bytes(verified.peak_bytes)}, training alone "
         f"{format_bytes(verified.training_peak_bytes)}; no schedule with these anchors needs less than "
         f"{format_bytes(verified.lower_bound_bytes)}"
-        + (f"; training stands still for {format_ns(verified.pause_ns)}" if verified.pause_ns else ""),
-        soft_wrap=True,
-        markup=False,
+        + (f"; training stands still for {format_ns(verified.pause_ns)}" if verified.pause_ns else "")
     )
     return EXIT_DONE

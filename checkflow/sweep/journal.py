@@ -6,6 +6,7 @@ libraries other than torch, are not seen.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -97,13 +98,17 @@ class Journal:
     def _check(self, beginning: bytes) -> None:
         """Raises InputError for a file of something else. A torn entry is one, and so is one of another checkflow."""
         if not (_BEGINNING.startswith(beginning.rstrip(b"\n")) and beginning.strip()):
-            self._stream.close()
+            self._close()
             raise InputError(f"{self._path}: is no journal of a sweep, and stays as it is; give another --journal")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stream.close()
+        self._close()
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):  # each answer was written when it came, or that it could not be was told
+            self._stream.close()
 
     def keep(self, answer: Answer, profile: hardware.Profile | None, files: Files) -> None:
         """Append one answer. Failures are not kept: they are tried again."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from checkflow.cli import run
-from checkflow.errors import EXIT_BAD_INPUT
+from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE
 
 GRAPH = Path(__file__).parents[2] / "graphs" / "alexnet-1.json"
 READ, TWICE = "is read, and would be overwritten", "two outputs would be written there"
@@ -69,3 +69,14 @@ def test_a_bundled_name_is_no_file(capfd: pytest.CaptureFixture[str]) -> None:
         arguments = ["compile", "alexnet", "--device", "h100", "--set", "nothing=1", "-o", name]
         assert run(arguments) == EXIT_BAD_INPUT
         assert "nothing" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["out[v1].json", "a[/b].json", ":warning:.json"])
+def test_a_path_is_shown_as_it_is(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Brackets are no markup, and words between colons no emoji."""
+    output = Path(name)
+    output.parent.mkdir(exist_ok=True)
+    arguments = ["compile", "g.graph.json", "--bandwidth", "63GB/s", "-o", name]
+    assert run(arguments) == EXIT_DONE
+    assert capfd.readouterr().out.endswith(f"\n\nschedule: {name}\n")
+    assert output.exists()

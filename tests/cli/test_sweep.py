@@ -81,6 +81,16 @@ def test_what_was_done_is_kept_and_only_the_rest_is_computed(capfd: pytest.Captu
     assert untimed_records(found) == untimed_records(undisturbed())
 
 
+def test_sigterm_has_its_own_exit_code() -> None:
+    """As with Ctrl-C it says what is kept, and no worker is left."""
+    process, workers = started(done=2)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate()[1]
+    assert process.returncode == 143
+    assert "2 of 6 done" in said.splitlines()[-1] and "Traceback" not in said
+    assert not any(runs(worker) for worker in workers)
+
+
 def undisturbed() -> list[Record]:
     """The same grid's rows, with no process, no journal and no interruption."""
     cells = Grid(

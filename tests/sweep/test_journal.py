@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -154,6 +155,21 @@ def test_failures_are_not_kept() -> None:
         journal.keep(failure(MINE, "out of memory"), check([MINE])[MINE], ())
     assert PATH.read_bytes() == b""
     assert failure(MINE, "").outcome is Outcome.FAILED
+
+
+def test_a_disk_that_fills_is_one_line() -> None:
+    """It is the answer that could not be kept that is told, and the command that closes the journal adds nothing."""
+    found = computed([MINE])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        told = pytest.raises(InputError, match=r"^j\.jsonl: .*\(File too large\); free space and go on$")
+        with told, Journal(PATH) as journal:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+            journal.keep(found[0].answer, check([MINE])[MINE], found[0].files)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    kept(PATH, [MINE])
+    assert list(reread(MINE)) == [MINE]
 
 
 def test_a_journal_that_cannot_be_used_is_named() -> None:

@@ -1,0 +1,65 @@
+"""Standard output and error as a command finds them: closed, full, read by nobody, or in a narrow encoding."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class UnwritableError(Exception):
+    """Standard output takes nothing more; its cause says why. No OSError: those of files are another matter."""
+
+    @property
+    def is_left(self) -> bool:
+        """Whether its reader has what he wanted, as `head` does."""
+        return isinstance(self.__cause__, BrokenPipeError)
+
+    def __str__(self) -> str:
+        why = self.__cause__.strerror if isinstance(self.__cause__, OSError) else None
+        return f"standard output: cannot be written ({why}); free space, or send it elsewhere"
+
+
+class _StandardOutput(io.FileIO):
+    """Raises UnwritableError once. What comes then is dropped: Python writes what it has left when it ends."""
+
+    def __init__(self) -> None:
+        super().__init__(1, "wb", closefd=False)
+        self._has_failed = False
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        if self._has_failed:
+            return memoryview(data).nbytes
+        try:
+            return super().write(data)
+        except OSError as error:
+            self._has_failed = True
+            raise UnwritableError from error
+
+
+def prepare() -> None:
+    """Whatever the streams are, writing to them raises nothing but UnwritableError."""
+    _open_closed()
+    given = sys.stdout if isinstance(sys.stdout, io.TextIOWrapper) else None  # None: it was closed
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(_StandardOutput()),
+        encoding=given.encoding if given else "utf-8",
+        errors=given.errors if given and given.errors != "strict" else "replace",
+        line_buffering=given is not None and given.line_buffering,
+        write_through=given is not None and given.write_through,
+    )
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
+
+
+def _open_closed() -> None:
+    """The next file that is opened would be taken for the stream that was closed."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free

@@ -1,0 +1,95 @@
+"""Standard output and error that are closed, full, read by nobody, or in an encoding without the picture's letters."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GRAPH = Path(__file__).parents[2] / "graphs" / "alexnet-1.json"
+HELP, LIST, WRONG = "--help", "list .", "verify there.json is.json"
+SHOW, JSON = ("compile g.json --bandwidth 63GB/s -o s.json" + more for more in ("", " --json"))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(GRAPH, "g.json")
+
+
+def shell(arguments: str, around: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command line in a shell, with what stands around it there."""
+    command = shlex.join([sys.executable, "-c", "from checkflow.cli import main; main()"]) + f" {arguments}"
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", around.format(command)],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)} | environment,
+    )
+
+
+def complaints(process: subprocess.CompletedProcess[str]) -> list[str]:
+    """What stands on standard error, without progress."""
+    steps = ("planning", "moving", "verifying", "writing")
+    return [line for line in process.stderr.splitlines() if not line.removeprefix("checkflow: ").startswith(steps)]
+
+
+@pytest.mark.parametrize("arguments", [HELP, LIST, SHOW, JSON, "inspect g.json --rows 0", ""])
+def test_a_reader_that_leaves_is_no_failure(arguments: str) -> None:
+    """As `head` does, after nothing or a line; what was to be written is."""
+    process = shell(arguments, "{} | true")
+    assert (process.returncode, complaints(process)) == (0, [])
+    assert Path("s.json").exists() == ("s.json" in arguments)
+
+
+def test_who_reads_progress_may_leave() -> None:
+    """The work goes on, and its answer stands on standard output."""
+    process = shell(JSON, "{{ {} 2>&3 | cat >answer; }} 3>&1 | true")
+    assert process.returncode == 0
+    assert Path("answer").read_text().startswith("{") and Path("s.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [HELP, LIST, SHOW, JSON])
+def test_a_full_disk_under_standard_output_is_one_line(arguments: str) -> None:
+    """With the code of what is wrong outside of checkflow, and no word of Python's when it ends."""
+    process = shell(arguments, "{} >/dev/full")
+    assert process.returncode == 2
+    (line,) = complaints(process)
+    assert line == (
+        "checkflow: standard output: cannot be written (No space left on device); free space, or send it elsewhere"
+    )
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("arguments", "code"), [(HELP, 0), (LIST, 0), (SHOW, 0), (WRONG, 2)])
+def test_a_closed_stream_is_an_empty_one(arguments: str, code: int, closed: str) -> None:
+    """The command does what it is for, and no file that it opens is taken for the stream."""
+    process = shell(arguments, "{} " + closed)
+    assert process.returncode == code
+    assert all("internal" not in line and "Traceback" not in line for line in complaints(process))
+    if arguments == SHOW:
+        assert Path("s.json").read_text().startswith('{\n "format": "checkflow-schedule"')
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8:strict"])
+def test_an_encoding_of_few_letters_gets_others_for_the_rest(encoding: str) -> None:
+    """The picture's bars are no reason to fail, nor is a path that is no text."""
+    process = shell(SHOW, "{}", PYTHONIOENCODING=encoding)
+    assert process.returncode == 0 and "schedule: s.json" in process.stdout
+    process = shell("trace $'bad\\xff.py' -o t.json", "{}", PYTHONIOENCODING=encoding)
+    assert process.returncode == 2 and "udcff.py: no such file" in process.stderr
+    Path("s.json").rename(os.fsdecode(b"bad\xff.json"))
+    process = shell("inspect $'bad\\xff.json'", "{}", PYTHONIOENCODING=encoding)
+    assert process.returncode == 0
+
+
+def test_a_shell_is_told_how_a_line_goes_on() -> None:
+    """By click, which asks for it by this variable."""
+    process = shell("", "{}", _CHECKFLOW_COMPLETE="bash_source")
+    assert process.returncode == 0 and "_CHECKFLOW_COMPLETE=bash_complete" in process.stdout
