@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from checkflow import policies
 from checkflow.choice import Comparison, Surroundings, choose
 from checkflow.compiler import (
     AUTO,
@@ -80,6 +81,25 @@ def compile_model(
         needed_bandwidth_bytes_per_s=None,
         smallest_interval=None,
     )
+
+
+def check_used(
+    policy: str,
+    transfers: Transfers,
+    *,
+    solver: str,
+    factors: bool,
+    relax_memory: bool,
+    memory_limit_bytes: int | None,
+) -> None:
+    """Raises InputError for an option that would do nothing beside the others. The policy is one that there is."""
+    if solver != "auto" and transfers is Transfers.STREAMING:
+        raise InputError(f"--solver {solver}: streaming transfers need none; leave it out, or use --transfers packed")
+    # Those with a longest interval send gradients.
+    if not factors and policy != AUTO and policies.longest(policy) is None:
+        raise InputError(f"--no-factors: policy {policy} sends no gradients; leave it out, or use --policy rolling")
+    if relax_memory and memory_limit_bytes is None:
+        raise InputError("--relax-memory: there is no limit to raise; give --memory-limit, too")
 
 
 def surroundings(
@@ -205,9 +225,18 @@ def compile(
         raise InputError(f"solver: {solver!r} is not known; use auto, {', '.join(solvers())}")
     if not time_limit_s > 0:
         raise InputError(f"time_limit_s: {time_limit_s} is not positive; use a number of seconds")
+    limit_bytes = None if memory_limit is None else parse_bytes(str(memory_limit), "memory_limit")
     check_policy(policy, kind, asked, solver)
     check_lanes(policy, lanes, _interval(interval))
     check_divided(policy, divided=divided)
+    check_used(
+        policy,
+        transfers_for(kind, asked),
+        solver=solver,
+        factors=factors,
+        relax_memory=relax_memory,
+        memory_limit_bytes=limit_bytes,
+    )
     amid = surroundings(
         policy,
         mtbf_ns=None if mtbf is None else parse_ns(mtbf, "mtbf"),
@@ -227,7 +256,7 @@ def compile(
             Options,
             interval=_interval(interval),
             chunk_bytes=None if chunk is None else parse_bytes(str(chunk), "chunk"),
-            memory_limit_bytes=None if memory_limit is None else parse_bytes(str(memory_limit), "memory_limit"),
+            memory_limit_bytes=limit_bytes,
             relax_memory=relax_memory,
             slack_ppm=fraction_ppm(slack, "slack"),
             policy=CHECKFLOW if policy == AUTO else policy,

@@ -12,7 +12,11 @@ _SCALES = {"": 1} | {
     for power, prefix in enumerate("kMGTP", start=1)
     for infix, base in (("", 1000), ("i", 1024))
 }
-_QUANTITY = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(?P<scale>(?:[kKMGTP]i?)?)B?(?P<per>/s)?\s*")
+_NUMBER = r"(?P<digits>[0-9]+(?:\.[0-9]+)?)"  # no other script's digits
+_EXPONENT = r"(?:[eE](?P<exponent>[+-]?[0-9]+))?"
+_QUANTITY = re.compile(rf"\s*{_NUMBER}{_EXPONENT}\s*(?P<scale>(?:[kKMGTP]i?)?)B?(?P<per>/s)?\s*")
+MOST = 10**24  # of any unit here: a yottabyte, or 30 million years; what is made of it fits a float
+_MOST_DIGITS, _MOST_OF_EXPONENT = 50, 4
 
 
 def parse_bytes(text: str, what: str = "size") -> int:
@@ -31,10 +35,20 @@ def _parse(text: str, what: str, *, rate: bool) -> int:
     if match is None or (match["per"] and not rate):
         raise InputError(f"{what}: {text!r} is not a {'rate' if rate else 'size'}; write it like {example}")
     scale = match["scale"].replace("K", "k")
-    value = int(Fraction(match["number"]) * _SCALES[scale])
+    value = _scaled(match["digits"], match["exponent"] or "0", _SCALES[scale])
+    if value is None:
+        raise InputError(f"{what}: {text!r} is out of range; write it like {example}")
     if value <= 0:
         raise InputError(f"{what}: {text!r} is not positive; write it like {example}")
     return value
+
+
+def _scaled(digits: str, exponent: str, scale: int) -> int | None:
+    """None for what nobody means, before a number of a million digits is made."""
+    if len(digits) > _MOST_DIGITS or len(exponent) > _MOST_OF_EXPONENT:
+        return None
+    value = int(Fraction(f"{digits}e{exponent}") * scale)
+    return value if value <= MOST else None
 
 
 def fraction_ppm(value: float, what: str) -> int:
@@ -74,7 +88,7 @@ def _format(value: int, base: int, suffixes: tuple[str, ...]) -> str:
 
 
 _TIMES_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
-_SPAN = re.compile(rf"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>{'|'.join(_TIMES_NS)})\s*")
+_SPAN = re.compile(rf"\s*{_NUMBER}\s*(?P<unit>{'|'.join(_TIMES_NS)})\s*")
 
 
 def parse_ns(text: str, what: str = "time") -> int:
@@ -82,4 +96,7 @@ def parse_ns(text: str, what: str = "time") -> int:
     match = _SPAN.fullmatch(text)
     if match is None:
         raise InputError(f"{what}: {text!r} is not a time; write it like 3h, 20min, 30s or 445ms")
-    return int(Fraction(match["number"]) * _TIMES_NS[match["unit"]])
+    value = _scaled(match["digits"], "0", _TIMES_NS[match["unit"]])
+    if value is None:
+        raise InputError(f"{what}: {text!r} is out of range; write it like 3h, 20min, 30s or 445ms")
+    return value

@@ -160,6 +160,10 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "paper": ({"formulation": "paper", "transfers": "streaming"}, "the paper formulation is packed"),
     "solver": ({"solver": "abacus"}, "solver: 'abacus' is not known; use auto, cbc, gurobi, highs"),
     "time": ({"time_limit_s": 0}, "time_limit_s: 0 is not positive"),
+    "no time": ({"time_limit_s": float("nan")}, "time_limit_s: nan is not positive"),
+    "no use of a solver": ({"solver": "cbc"}, "--solver cbc: streaming transfers need none"),
+    "no factors": ({"factors": False}, "--no-factors: policy checkflow sends no gradients"),
+    "no limit": ({"relax_memory": True}, "--relax-memory: there is no limit to raise"),
     "output": ({"output": "absent/s.json"}, "absent/s.json"),
 }
 

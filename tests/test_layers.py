@@ -18,6 +18,7 @@ ALLOWED: dict[str, set[str]] = {
         "training", "checkpointing", "data", "distributed",
         "errors", "events", "extra", "frontend", "runtime", "schedule", "store",
     },
+    "__main__": {"cli"},
     "collector": set(),
     "text": set(),
     "errors": {"text"},
@@ -61,7 +62,9 @@ ALLOWED: dict[str, set[str]] = {
     },
     "sources": {"errors", "training", "models"},
     "timedgraph": {"state", "errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources"},
-    "frontend": {"choice", "errors", "units", "graph", "plan", "schedule", "compiler", "timedgraph", "trace"},
+    "frontend": {
+        "choice", "errors", "units", "graph", "plan", "policies", "schedule", "compiler", "timedgraph", "trace",
+    },
     "store": {
         "background", "errors", "events", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile",
         "jsonfile", "lanes",
@@ -96,8 +99,8 @@ ALLOWED: dict[str, set[str]] = {
         "compiler", "policies", "sources", "models",
     },
     "cli": {
-        "about", "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "policies",
-        "trace",
+        "about", "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "models", "plan",
+        "policies", "trace",
         "schedule", "verify", "compiler", "frontend", "timedgraph", "report", "sources", "training", "store", "sweep",
         "text", "dtypes", "interrupts", "simulation", "strictjson", "state", "lanes", "distributed",
     },

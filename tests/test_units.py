@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkflow.errors import InputError
-from checkflow.units import format_bytes, format_ns, format_rate, parse_bytes, parse_rate
+from checkflow.units import MOST, format_bytes, format_ns, format_rate, parse_bytes, parse_ns, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,23 @@ def test_nonsense_for_a_rate_is_one_line(text: str) -> None:
     """The same for rates."""
     with pytest.raises(InputError, match=r"^bandwidth: .* write it like 63GB/s$"):
         parse_rate(text)
+
+
+OUT_OF_RANGE = ["9" * 25, "9" * 400, "9" * 5000, "1e400", "1e-99999", "1e999999999", "1000000001PB"]
+
+
+@pytest.mark.parametrize("text", OUT_OF_RANGE)
+def test_what_nobody_means_is_out_of_range(text: str) -> None:
+    """At once, however large."""
+    with pytest.raises(InputError, match=r"^bandwidth: .*is out of range; write it like 63GB/s$"):
+        parse_rate(text)
+    with pytest.raises(InputError, match=r"^size: "):
+        parse_bytes(text)
+    with pytest.raises(InputError, match=r"^time: "):
+        parse_ns(text + "h")
+    assert parse_bytes(str(MOST)) == parse_rate("1e24") == parse_ns(f"{MOST}ns") == MOST
+    with pytest.raises(InputError):
+        parse_bytes(str(MOST + 1))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,12 @@ def opened(url: str) -> Iterator[Objects]:
     try:
         yield Objects.open(url)
     except BucketError as error:
-        raise StoreError(f"{url}: cannot be read ({error}); check its name, and the credentials") from None
+        what = (
+            "its path, and who may read what is below it"
+            if url.startswith("file:")
+            else "its name, and the credentials"
+        )
+        raise StoreError(f"{url}: cannot be read ({error}); check {what}") from None
 
 
 def compared(url: str, progress: Callable[[str], None]) -> tuple[dict[str, str | None], list[int] | None]:

@@ -16,6 +16,8 @@ from checkflow.units import parse_bytes, parse_ns, parse_rate
 Command = TypeVar("Command", bound=Callable[..., object])
 Value = TypeVar("Value")
 
+MOST_WHOLE = 10**9
+
 
 class Size(click.ParamType[int]):
     """16MiB"""
@@ -135,6 +137,17 @@ def interval_of(text: str) -> int | None:
     """ "auto" -> None, "2" -> 2. Raises InputError otherwise."""
     if text == "auto":
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"--interval {text}: is neither a positive whole number nor auto")
+    return _whole("--interval", text, "is neither a positive whole number nor auto", "use one of these")
+
+
+def positive_of(option: str, text: str) -> int:
+    """ "8" -> 8. Raises InputError otherwise."""
+    return _whole(option, text, "is not a positive whole number", "write it like 8")
+
+
+def _whole(option: str, text: str, wrong: str, instead: str) -> int:
+    if not (text.isascii() and text.isdecimal() and text.strip("0")):
+        raise InputError(f"{option} {text}: {wrong}; {instead}")
+    if len(text) > len(str(MOST_WHOLE)) or int(text) > MOST_WHOLE:
+        raise InputError(f"{option} {text}: is more than {MOST_WHOLE}; {instead}")
     return int(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -27,8 +28,8 @@ from checkflow.cli._options import (
     trace_options,
 )
 from checkflow.compiler import AUTO, CHECKFLOW, Options, Refused, check_divided, check_lanes, check_policy
-from checkflow.errors import EXIT_DONE, EXIT_NO
-from checkflow.frontend import compile_model, refusal, surroundings
+from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
+from checkflow.frontend import check_used, compile_model, refusal, surroundings
 from checkflow.jsonfile import check_output, check_outputs
 from checkflow.plan import Formulation, Transfers
 from checkflow.plan.packed.program import solvers
@@ -115,9 +116,19 @@ def command(
     network, or a graph that `checkflow trace` wrote.
     """
     kind = transfers_for(Formulation(formulation), Transfers(transfers) if transfers else None)
+    if math.isnan(time_limit):
+        raise InputError("--time-limit nan: is no number of seconds; write it like 300")
     check_policy(policy, Formulation(formulation), kind, solver)
     check_lanes(policy, lanes, interval_of(interval))
     check_divided(policy, divided=divided)
+    check_used(
+        policy,
+        kind,
+        solver=solver,
+        factors=not no_factors,
+        relax_memory=relax_memory,
+        memory_limit_bytes=memory_limit,
+    )
     amid = surroundings(
         policy,
         mtbf_ns=mtbf,
@@ -166,10 +177,13 @@ def command(
         if not isinstance(result, Refused):
             progress("writing")
             write_schedule(output, result.schedule)
-            if report is not None:
-                figure.write(report, result)
-            if trace_out is not None:
-                perfetto.write(trace_out, result)
+            try:
+                if report is not None:
+                    figure.write(report, result)
+                if trace_out is not None:
+                    perfetto.write(trace_out, result)
+            except InputError as error:
+                raise InputError(f"{error}; the schedule is written: {output}") from None
     if isinstance(result, Refused):
         if as_json:
             click.echo(json.dumps(summary.of_refused(result, outcome.options, timed.trace_s)))

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from checkflow.cli import _console
-from checkflow.cli._options import Duration, Rate, Size, json_option, list_of
+from checkflow.cli._options import Duration, Rate, Size, json_option, list_of, positive_of
 from checkflow.errors import EXIT_DONE, InputError
 from checkflow.jsonfile import check_outputs
 from checkflow.report import waste
@@ -110,7 +110,7 @@ def command(
                 restart_ns=restart,
                 replace_ns=replacing,
             )
-            for each in list_of(interval or "1", partial(_positive, "--interval"), "--interval")
+            for each in list_of(interval or "1", partial(positive_of, "--interval"), "--interval")
         ]
     counts = _devices(devices)
     means = () if mtbf is None else list_of(mtbf, _mean, "--mtbf")
@@ -143,12 +143,6 @@ def _names(paths: tuple[Path, ...], policies: list[Costs]) -> list[str]:
     raise InputError(f"{paths[-1]}: schedules of one name and policy; give each once, or rename one")
 
 
-def _positive(option: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"{option} {text}: is not a positive whole number; write it like 8")
-    return int(text)
-
-
 def _mean(text: str) -> int:
     mean_ns = parse_ns(text, "--mtbf")
     if mean_ns < 1:
@@ -161,7 +155,7 @@ def _devices(text: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in list_of(text, str, "--devices"):
         low, dots, high = part.partition("..")
-        first, last = (_positive("--devices", end) for end in (low, high if dots else low))
+        first, last = (positive_of("--devices", end) for end in (low, high if dots else low))
         if last < first or last > MOST_DEVICES:
             raise InputError(f"--devices {part}: give a range that ascends, up to {MOST_DEVICES}, like 1..16384")
         while first < last:

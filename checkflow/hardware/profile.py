@@ -19,11 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from checkflow.errors import FormatError, InputError
 from checkflow.jsonfile import read_text, validate, write_text
+from checkflow.units import MOST
 
 _FOLDER = Path(__file__).parent
 NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0, le=MOST)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 

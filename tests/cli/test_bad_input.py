@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from checkflow.cli import run
-from checkflow.errors import EXIT_BAD_INPUT, EXIT_NO
+from checkflow.errors import EXIT_BAD_INPUT, EXIT_NO, InputError
 
 GOOD = """
 import checkflow, torch
@@ -153,6 +153,17 @@ ARGUMENTS = {
     "report_suffix": (["--report", "picture.bmp"], "picture.bmp"),
     "report_unwritable": (["--report", "/proc/nowhere/report.html"], "/proc/nowhere/report.html"),
     "trace_out_suffix": (["--trace-out", "trace.txt"], "trace.txt"),
+    "bandwidth_huge": (["--bandwidth", "1e400"], "--bandwidth: '1e400' is out of range"),
+    "bandwidth_digits": (["--bandwidth", "9" * 5000], "--bandwidth"),
+    "bandwidth_other_digits": (["--bandwidth", "\u0665GB/s"], "--bandwidth"),
+    "interval_digits": (["--interval", "9" * 5000], "--interval"),
+    "interval_huge": (["--interval", "1000000001"], "--interval 1000000001: is more than 1000000000"),
+    "interval_other_digits": (["--interval", "\u0665"], "--interval"),
+    "solver_of_no_use": (["--solver", "cbc"], "--solver cbc: streaming transfers need none"),
+    "factors_of_no_use": (["--policy", "checkfreq", "--no-factors"], "--no-factors: policy checkfreq sends no"),
+    "factors_of_a_plan": (["--no-factors"], "--no-factors: policy checkflow sends no gradients"),
+    "relaxed_nothing": (["--relax-memory"], "--relax-memory: there is no limit to raise; give --memory-limit"),
+    "time_limit_nan": (["--time-limit", "nan"], "--time-limit nan"),
     "unknown_option": (["--colour"], "--colour"),
 }
 
@@ -182,6 +193,8 @@ def test_an_argument_that_makes_no_sense(name: str, complaint: Complaint) -> Non
         (("name: mine", "name: [mine"), "mine.yaml"),
         (("source: made up", "source: made up\ncolour: red"), "colour"),
         (("link: 1.0", "link: 1.5"), "link"),
+        (("link_bandwidth_bytes_per_s: 1", "link_bandwidth_bytes_per_s: 1" + "0" * 400), "link_bandwidth_bytes_per_s"),
+        (("link_bandwidth_bytes_per_s: 1", "link_bandwidth_bytes_per_s: 1" + "0" * 5000), "mine.yaml"),
     ],
 )
 def test_a_profile_that_is_wrong(change: tuple[str, str], expected: str, complaint: Complaint) -> None:
@@ -264,6 +277,21 @@ def test_a_schedule_of_another_graph(complaint: Complaint) -> None:
     _made("schedule")
     assert run(["trace", "good.py", "--batch-size", "3", "--device", "mine.yaml", "-o", "other.json"]) == 0
     assert "graph" in complaint("verify", "good.schedule.json", "other.json", code=EXIT_NO)
+
+
+def test_a_report_that_fails_says_that_the_schedule_is_there(
+    complaint: Complaint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it went wrong is only known once it is written, as with a disk that fills."""
+
+    def full(path: Path, _: object) -> None:
+        raise InputError(f"{path}: cannot be written (No space left on device); choose another output")
+
+    monkeypatch.setattr("checkflow.report.perfetto.write", full)
+    line = complaint("compile", "good.py", "--device", "mine.yaml", "-o", "s.json", "--trace-out", "t.json")
+    assert line.startswith("checkflow: t.json: cannot be written")
+    assert line.endswith("; the schedule is written: s.json")
+    assert Path("s.json").exists()
 
 
 def test_a_missing_command_and_an_unknown_one(complaint: Complaint) -> None:

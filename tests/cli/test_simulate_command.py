@@ -100,6 +100,11 @@ def test_failures_come_from_a_file(capfd: pytest.CaptureFixture[str]) -> None:
         ([VIT, "--mtbf", "3h", "--days", "nan"], "--days nan: is not above 0"),
         ([VIT, "--mtbf", "3h", "--lost-machines", "nan"], "--lost-machines nan: is not in"),
         (["no.json", "--mtbf", "3h"], "no.json"),
+        ([VIT, "--mtbf", "9" * 400 + "h"], "is out of range; write it like 3h"),
+        ([VIT, "--mtbf", "\u0663h"], "is not a time; write it like 3h"),
+        ([VIT, "--mtbf", "3h", "--devices", "9" * 5000], "is more than 1000000000; write it like 8"),
+        ([*FLAGS, "--mtbf", "3h", "--interval", "9" * 5000], "is more than 1000000000; write it like 8"),
+        ([*FLAGS, "--mtbf", "3h", "--interval", "\u0663"], "is not a positive whole number"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], says: str, capfd: pytest.CaptureFixture[str]) -> None:

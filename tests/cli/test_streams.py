@@ -89,6 +89,16 @@ def test_an_encoding_of_few_letters_gets_others_for_the_rest(encoding: str) -> N
     assert process.returncode == 0
 
 
+def test_an_interrupt_is_told_in_one_line_from_the_first_import_on() -> None:
+    """Ctrl-C while click is imported."""
+    Path("click.py").write_text("import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)")
+    command = [sys.executable, "-m", "checkflow", "--help"]
+    environment = os.environ | {"PYTHONPATH": ":".join([str(Path().resolve()), *sys.path])}
+    process = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert process.returncode == 130 and process.stdout == ""
+    assert process.stderr == "\ncheckflow: interrupted; nothing was left half-written\n"
+
+
 def test_a_shell_is_told_how_a_line_goes_on() -> None:
     """By click, which asks for it by this variable."""
     process = shell("", "{}", _CHECKFLOW_COMPLETE="bash_source")

@@ -178,6 +178,8 @@ WRONG = {
     "bandwidth": (["good.py", "--bandwidth", "63GB/s,fast"], "--bandwidth"),
     "no value": (["good.py", "--bandwidth", "63GB/s,,20GB/s"], "--bandwidth"),
     "interval": (["good.py", "--interval", "0"], "--interval"),
+    "interval of many digits": (["good.py", "--interval", "1," + "9" * 5000], "--interval"),
+    "bandwidth of many digits": (["good.py", "--bandwidth", "9" * 5000], "--bandwidth"),
     "slack": (["good.py", "--slack", "0,1"], "--slack"),
     "slack word": (["good.py", "--slack", "much"], "--slack"),
     "chunk": (["good.py", "--chunk", "0"], "--chunk"),

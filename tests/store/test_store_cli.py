@@ -13,6 +13,7 @@ from small_store import SMALL, InProcess, fill, newest_whole
 
 from checkflow.cli import run
 from checkflow.store.both.lock import StoreLock
+from checkflow.store.bucket.objects import BucketError, Objects
 
 
 @pytest.fixture
@@ -64,6 +65,21 @@ def test_no_store_is_one_line(command: str, tmp_path: Path, capsys: pytest.Captu
     if command == "check":
         assert run([command, str(tmp_path / "nowhere"), "--repair"]) == 2
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("command", ["list", "check"])
+def test_a_folder_as_a_bucket_has_no_credentials(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is wrong with it is its path, or a folder below it that nobody may read."""
+
+    def refused(_: Objects) -> dict[str, int]:
+        raise BucketError("Permission denied")
+
+    monkeypatch.setattr(Objects, "sizes", refused)
+    for url, expected in ((f"file://{tmp_path}", "check its path"), ("s3://name/prefix", "and the credentials")):
+        assert run([command, url]) == 2
+        assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["list", "check", "export"])
