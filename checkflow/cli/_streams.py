@@ -5,10 +5,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 
 class UnwritableError(Exception):
@@ -31,9 +27,9 @@ class _StandardOutput(io.FileIO):
         super().__init__(1, "wb", closefd=False)
         self._has_failed = False
 
-    def write(self, data: ReadableBuffer, /) -> int:
+    def write(self, data: memoryview, /) -> int:  # type: ignore[override]  # what the buffer above gives
         if self._has_failed:
-            return memoryview(data).nbytes
+            return data.nbytes
         try:
             return super().write(data)
         except OSError as error:
