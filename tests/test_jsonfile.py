@@ -123,13 +123,14 @@ def test_a_device_stays_one(tmp_path: Path) -> None:
 
 
 def test_what_standard_output_is_is_written_on(tmp_path: Path) -> None:
-    """Redirected to a file that has something, the file keeps it: -o /dev/stdout >> log."""
+    """Redirected to a file that has something, the file keeps it: -o /dev/stdout >> log, by a link of our own."""
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
     log = tmp_path / "log"
     log.write_text("before\n")
     code = "from pathlib import Path; from checkflow import jsonfile; "
-    code += "jsonfile.write_text(Path('/dev/stdout'), 'written\\n'); print('after')"
+    code += "jsonfile.write_text(Path('stdout'), 'written\\n'); print('after')"
     with log.open("a") as stream:
-        subprocess.run([sys.executable, "-c", code], check=True, stdout=stream)
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=stream, cwd=tmp_path)
     assert log.read_text() == "before\nwritten\nafter\n"
 
 
