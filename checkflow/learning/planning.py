@@ -33,5 +33,9 @@ def keep(path: Path, graph: Graph, schedule: Schedule) -> None:
         path.parent.mkdir(exist_ok=True)
         if path.parent.is_symlink():  # as of the store's own files, none is reached through a link
             return
-        write_graph(path.with_suffix(".graph.json"), graph)
-        write_schedule(path.with_suffix(".schedule.json"), schedule)
+        kept = path.with_suffix(".graph.json"), path.with_suffix(".schedule.json")
+        for each in kept:
+            if each.is_symlink():
+                each.unlink()
+        write_graph(kept[0], graph)
+        write_schedule(kept[1], schedule)

@@ -8,11 +8,12 @@ import re
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from job_of_ranks import LONGEST_S, Job, check_same_end
-from processes import children, command
+from processes import children, command, until
 
 from checkflow.cli import run
 from checkflow.store.format.ranks import directory_of
@@ -42,8 +43,13 @@ OFTEN = [
 CASES = [(*kind, who) for kind in KINDS for who in WHO] if NIGHTLY else OFTEN
 
 
-def savers(job: Job, rank: int) -> list[int]:
-    return [pid for pid in children(job.ranks[rank].pid) if "checkflow.store.saver" in command(pid)]
+def savers(job: Job, rank: int) -> set[int]:
+    return {pid for pid in children(job.ranks[rank].pid) if "checkflow.store.saver" in command(pid)}
+
+
+def another_than(job: Job, rank: int, killed: set[int]) -> bool:
+    """Whether a rank has another saver than these."""
+    return bool(savers(job, rank) - killed)
 
 
 @pytest.mark.parametrize(("kind", "size", "who"), CASES)
@@ -62,9 +68,10 @@ def test_a_killed_job_resumes_as_if_it_had_not_been(kind: str, size: int, who: s
             time.sleep(draw.random() * 2 * PAUSE_S)
             victim = draw.randrange(size)
             if who == "saver":
-                for pid in savers(job, victim):
+                killed = savers(job, victim)
+                for pid in killed:
                     os.kill(pid, signal.SIGKILL)
-                time.sleep(0.5)  # another one runs by then
+                until(partial(another_than, job, victim, killed), LONGEST_S)  # which has the memory
             begun, said = job.end(who, victim)
             promised = max(promised, said)  # of lives before this one, where it was too short
     check_same_end(tmp_path, size, kind, begun + 4)

@@ -178,6 +178,20 @@ def test_a_kept_schedule_that_is_damaged_is_learned_anew(tmp_path: Path) -> None
         until_learned(ckpt, loop.iterate)
 
 
+def test_where_a_link_is_what_was_learned_takes_its_place(tmp_path: Path) -> None:
+    """It is no more written through than read: wherever it leads, that is somebody else's."""
+    loop, theirs = Loop(), tmp_path / "theirs"
+    theirs.write_text("their own")
+    with attached(loop, tmp_path / "store") as ckpt:
+        place = ckpt._adapting._learner._place  # type: ignore[union-attr]
+        place.parent.mkdir(exist_ok=True)
+        for ending in (".schedule.json", ".graph.json"):
+            place.with_suffix(ending).symlink_to(theirs)
+        until_learned(ckpt, loop.iterate)
+    assert theirs.read_text() == "their own"
+    verify(read_schedule(place.with_suffix(".schedule.json")), read_graph(place.with_suffix(".graph.json")))
+
+
 def test_state_that_appears_later_gets_its_room(tmp_path: Path) -> None:
     """A layer is added to the optimizer: the slots are others, nothing is lost, and it is learned anew."""
     loop, told = Loop(), list[str]()
