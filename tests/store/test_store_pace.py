@@ -35,6 +35,13 @@ def test_no_multiple_is_passed_over_after_a_restore(restored: int, due: int) -> 
     assert next(now for now in range(restored + 3, 100, 3) if pace.due(now, 0.0, 0.0)) == due
 
 
+def test_who_begins_anew_with_nothing_restored_waits_for_no_earlier_attempt() -> None:
+    """As ranks do that have no checkpoint in common."""
+    pace = Pace(PersistEvery(iterations=10))
+    assert pace.due(40, 0.0, 0.0)
+    assert [now for now in range(1, 31) if pace.due(now, 0.0, 0.0)] == [10, 20, 30]
+
+
 def test_pace_in_seconds() -> None:
     """The first at once; then by the clock, and by default at most a tenth of the time, within bounds."""
     pace = Pace(PersistEvery(seconds=2))

@@ -168,7 +168,7 @@ def test_the_saver_has_no_descriptor_but_its_own_and_no_torch(tmp_path: Path) ->
 
 
 def test_nothing_leaks_over_many_stores(tmp_path: Path) -> None:
-    """Descriptors, threads, children and mappings are as before."""
+    """Descriptors, threads, children and mappings are no more than before."""
 
     def resources() -> tuple[int, int, int, set[int]]:
         gc.collect()  # what tests before this one left counts for neither
@@ -181,7 +181,8 @@ def test_nothing_leaks_over_many_stores(tmp_path: Path) -> None:
     for number in range(1, 6):
         with StoreHandle.open(tmp_path / str(number), [SMALL], notify=silent) as handle:
             assert stage(handle, SMALL, 1)
-    assert resources() == before
+    after = resources()
+    assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)  # others' may have ended
 
 
 def test_ten_thousand_iterations_are_flat(tmp_path: Path) -> None:

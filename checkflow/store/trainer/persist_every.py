@@ -53,7 +53,8 @@ class Pace:
         Every N iterations means at each multiple of N, or at the first staged iteration after it.
         """
         if self._every.iterations is not None:
-            due = iteration // self._every.iterations > self._last_iteration // self._every.iterations
+            before = min(self._last_iteration, iteration - 1)  # of an attempt that nothing was restored of it is later
+            due = iteration // self._every.iterations > before // self._every.iterations
             self._last_iteration = iteration
             return due
         gap_s = self._every.seconds
