@@ -83,22 +83,23 @@ def compile_model(
     )
 
 
-def check_used(
-    policy: str,
-    transfers: Transfers,
-    *,
-    solver: str,
-    factors: bool,
-    relax_memory: bool,
-    memory_limit_bytes: int | None,
-) -> None:
-    """Raises InputError for an option that would do nothing beside the others. The policy is one that there is."""
-    if solver != "auto" and transfers is Transfers.STREAMING:
-        raise InputError(f"--solver {solver}: streaming transfers need none; leave it out, or use --transfers packed")
+def check_options(options: Options, policy: str, *, divided: bool) -> None:
+    """Raises InputError, before anything is traced, for what makes no sense alone, together, or beside the others.
+
+    `policy`: as it was asked for, which may be auto; `options`: of any bandwidth.
+    """
+    transfers = transfers_for(options.formulation, options.transfers)
+    check_policy(policy, options.formulation, options.transfers, options.solver)
+    check_lanes(policy, options.lanes, options.interval)
+    check_divided(policy, divided=divided)
+    if options.solver != "auto" and transfers is Transfers.STREAMING:
+        raise InputError(
+            f"--solver {options.solver}: streaming transfers need none; leave it out, or use --transfers packed"
+        )
     # Those with a longest interval send gradients.
-    if not factors and policy != AUTO and policies.longest(policy) is None:
+    if not options.factors and policy != AUTO and policies.longest(policy) is None:
         raise InputError(f"--no-factors: policy {policy} sends no gradients; leave it out, or use --policy rolling")
-    if relax_memory and memory_limit_bytes is None:
+    if options.relax_memory and options.memory_limit_bytes is None:
         raise InputError("--relax-memory: there is no limit to raise; give --memory-limit, too")
 
 
@@ -225,18 +226,22 @@ def compile(
         raise InputError(f"solver: {solver!r} is not known; use auto, {', '.join(solvers())}")
     if not time_limit_s > 0:
         raise InputError(f"time_limit_s: {time_limit_s} is not positive; use a number of seconds")
-    limit_bytes = None if memory_limit is None else parse_bytes(str(memory_limit), "memory_limit")
-    check_policy(policy, kind, asked, solver)
-    check_lanes(policy, lanes, _interval(interval))
-    check_divided(policy, divided=divided)
-    check_used(
-        policy,
-        transfers_for(kind, asked),
-        solver=solver,
-        factors=factors,
+    options = partial(
+        Options,
+        interval=_interval(interval),
+        chunk_bytes=None if chunk is None else parse_bytes(str(chunk), "chunk"),
+        memory_limit_bytes=None if memory_limit is None else parse_bytes(str(memory_limit), "memory_limit"),
         relax_memory=relax_memory,
-        memory_limit_bytes=limit_bytes,
+        slack_ppm=fraction_ppm(slack, "slack"),
+        policy=CHECKFLOW if policy == AUTO else policy,
+        lanes=lanes,
+        factors=factors,
+        formulation=kind,
+        transfers=transfers_for(kind, asked),
+        solver=solver,
+        time_limit_s=time_limit_s,
     )
+    check_options(options(1), policy, divided=divided)
     amid = surroundings(
         policy,
         mtbf_ns=None if mtbf is None else parse_ns(mtbf, "mtbf"),
@@ -252,21 +257,7 @@ def compile(
         real=real,
         world=world_of(world_size, rank, divided=divided),
         bandwidth_bytes_per_s=None if bandwidth is None else parse_rate(str(bandwidth), "bandwidth"),
-        options=partial(
-            Options,
-            interval=_interval(interval),
-            chunk_bytes=None if chunk is None else parse_bytes(str(chunk), "chunk"),
-            memory_limit_bytes=limit_bytes,
-            relax_memory=relax_memory,
-            slack_ppm=fraction_ppm(slack, "slack"),
-            policy=CHECKFLOW if policy == AUTO else policy,
-            lanes=lanes,
-            factors=factors,
-            formulation=kind,
-            transfers=transfers_for(kind, asked),
-            solver=solver,
-            time_limit_s=time_limit_s,
-        ),
+        options=options,
         amid=amid,
         progress=progress,
     )

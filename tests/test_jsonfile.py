@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -110,16 +109,15 @@ def test_a_pipe_gets_what_is_written(tmp_path: Path) -> None:
     os.close(reader)
 
 
-def test_a_device_stays_one(tmp_path: Path) -> None:
-    """As root it could be replaced: a device of our own, not the machine's."""
-    null = tmp_path / "null"
-    try:
-        os.mknod(null, stat.S_IFCHR | 0o666, Path("/dev/null").stat().st_rdev)
-    except PermissionError:
-        pytest.skip("only root makes devices")
-    jsonfile.check_output(null)
-    jsonfile.write_text(null, "new")
-    assert null.is_char_device()
+def test_a_device_stays_one() -> None:
+    """A terminal of our own, not the machine's /dev/null: root could replace that."""
+    ours, theirs = os.openpty()
+    terminal = Path(os.ttyname(theirs))
+    jsonfile.check_output(terminal)
+    jsonfile.write_text(terminal, "new")
+    assert os.read(ours, 100) == b"new" and terminal.is_char_device()
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_what_standard_output_is_is_written_on(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ class Checkpointer:
         adapting = None if self._executor.lifecycle.refusal is not None else self._adapting  # no step is taken then
         with self._narrated("step"):
             try:
-                if loss is not None and self._executor.lifecycle.refusal is None:
+                if loss is not None:
                     self._objects.losses.add(loss)
                 if adapting is not None:
                     with self._inside:

@@ -12,7 +12,7 @@ class UnwritableError(Exception):
 
     @property
     def is_left(self) -> bool:
-        """Whether its reader has what he wanted, as `head` does."""
+        """Whether its reader has what it wanted, as `head` does."""
         return isinstance(self.__cause__, BrokenPipeError)
 
     def __str__(self) -> str:

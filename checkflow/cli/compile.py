@@ -27,9 +27,9 @@ from checkflow.cli._options import (
     settings_of,
     trace_options,
 )
-from checkflow.compiler import AUTO, CHECKFLOW, Options, Refused, check_divided, check_lanes, check_policy
+from checkflow.compiler import AUTO, CHECKFLOW, Options, Refused
 from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
-from checkflow.frontend import check_used, compile_model, refusal, surroundings
+from checkflow.frontend import check_options, compile_model, refusal, surroundings
 from checkflow.jsonfile import check_output, check_outputs
 from checkflow.plan import Formulation, Transfers
 from checkflow.plan.packed.program import solvers
@@ -118,17 +118,22 @@ def command(
     kind = transfers_for(Formulation(formulation), Transfers(transfers) if transfers else None)
     if math.isnan(time_limit):
         raise InputError("--time-limit nan: is no number of seconds; write it like 300")
-    check_policy(policy, Formulation(formulation), kind, solver)
-    check_lanes(policy, lanes, interval_of(interval))
-    check_divided(policy, divided=divided)
-    check_used(
-        policy,
-        kind,
-        solver=solver,
-        factors=not no_factors,
-        relax_memory=relax_memory,
+    options = partial(
+        Options,
+        interval=interval_of(interval),
+        chunk_bytes=chunk,
         memory_limit_bytes=memory_limit,
+        relax_memory=relax_memory,
+        slack_ppm=fraction_ppm(slack, "--slack"),
+        policy=CHECKFLOW if policy == AUTO else policy,
+        lanes=lanes,
+        factors=not no_factors,
+        formulation=Formulation(formulation),
+        transfers=kind,
+        solver=solver,
+        time_limit_s=time_limit,
     )
+    check_options(options(1), policy, divided=divided)
     amid = surroundings(
         policy,
         mtbf_ns=mtbf,
@@ -145,21 +150,6 @@ def command(
         check_output(trace_out, (".json",))
     also = [path for path in (report, trace_out) if path is not None]
     check_outputs(inputs_of([model], [device]), output, *also)
-    options = partial(
-        Options,
-        interval=interval_of(interval),
-        chunk_bytes=chunk,
-        memory_limit_bytes=memory_limit,
-        relax_memory=relax_memory,
-        slack_ppm=fraction_ppm(slack, "--slack"),
-        policy=CHECKFLOW if policy == AUTO else policy,
-        lanes=lanes,
-        factors=not no_factors,
-        formulation=Formulation(formulation),
-        transfers=kind,
-        solver=solver,
-        time_limit_s=time_limit,
-    )
     # what the user's code prints is no part of the answer
     with _console.progress() as progress, contextlib.redirect_stdout(sys.stderr):
         outcome = compile_model(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from checkflow import hardware, models, policies, sources
+from checkflow import hardware, policies, sources
 from checkflow.errors import InputError
 from checkflow.graphfile import read_graph
 from checkflow.sweep.cells import BATCH_SIZE, Axis, Question, Search, cell_of
@@ -63,10 +63,7 @@ def _check_model(model: str, settings: Settings) -> None:
             raise InputError(f"{model}: is a traced graph; --set and --batch-size need a model")
         read_graph(Path(model))
         return
-    if model in models.NAMES:
-        sources.load(model, dict(settings))
-    else:
-        isolated(lambda: _load(model, settings), model)
+    isolated(lambda: _load(model, settings), model)
 
 
 def _load(model: str, settings: Settings) -> None:

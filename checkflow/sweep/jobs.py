@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from checkflow import hardware, models
+from checkflow import hardware
 from checkflow.errors import ModelFileError
 from checkflow.sweep.cells import Answer, Cell, Question, Row
 from checkflow.sweep.evaluate import complaint, evaluate, failure
@@ -69,9 +69,11 @@ def replies(job: Job) -> Iterator[Reply]:
 
 
 def _trace(job: Trace) -> TracedModel | Broken:
-    """A user's model in a process of its own: one that changes torch's settings, or imports, changes no other."""
-    if is_graph(job.model) or job.model in models.NAMES:
+    """A model in a process of its own: what it changes of torch's settings, or imports, is no other model's."""
+    if is_graph(job.model):
         return _traced(job)
+    import torch._dynamo  # noqa: F401 (tracing does, which takes longer than all else of it: here once, and not in each)
+
     try:
         return isolated(lambda: _traced(job), job.model)
     except ModelFileError as error:

@@ -471,6 +471,15 @@ def test_what_the_planner_is_asked_needs_no_torch(tmp_path: Path, monkeypatch: p
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
+def test_who_only_restores_starts_no_planner(tmp_path: Path) -> None:
+    loop = Loop()
+    with attached(loop, tmp_path / "store") as ckpt:
+        learning = ckpt._adapting._learner  # type: ignore[union-attr]
+        assert ckpt.restore() == 0 and learning._planner is None
+        until_learned(ckpt, loop.iterate)
+        assert learning._planner is not None
+
+
 def test_the_planner_has_ended_when_training_goes_on(tmp_path: Path) -> None:
     """An idle process would stay for the rest of the training."""
     loop = Loop()

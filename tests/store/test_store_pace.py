@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from small_store import SMALL, TINY, silent, stage
 
 from checkflow.errors import InputError
+from checkflow.store.format.reader import Checkpoint, list_checkpoints
 from checkflow.store.format.retention import Retention
+from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.persist_every import Pace, PersistEvery
 
 
@@ -40,6 +44,21 @@ def test_who_begins_anew_with_nothing_restored_waits_for_no_earlier_attempt() ->
     pace = Pace(PersistEvery(iterations=10))
     assert pace.due(40, 0.0, 0.0)
     assert [now for now in range(1, 31) if pace.due(now, 0.0, 0.0)] == [10, 20, 30]
+
+
+def test_a_store_knows_what_was_restored_whatever_slots_it_has(tmp_path: Path) -> None:
+    """Every tenth iteration is due, or the first one after it; other slots go on where those before them were."""
+    every = PersistEvery(iterations=10)
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent, persist_every=every) as first:
+        assert stage(first, SMALL, 9)
+    (nine,) = list_checkpoints(tmp_path)
+    assert isinstance(nine, Checkpoint)
+    handle = StoreHandle.open(tmp_path, [SMALL], notify=silent, persist_every=every)
+    assert handle._pace.due(11, 0.0, 0.0)  # of an attempt that is given up
+    handle.restored(nine)
+    assert handle._pace.due(12, 0.0, 0.0) and not handle._pace.due(18, 0.0, 0.0)
+    with StoreHandle.open(tmp_path, [TINY], after=handle, notify=silent, persist_every=every) as other:
+        assert not other._pace.due(19, 0.0, 0.0) and other._pace.due(20, 0.0, 0.0)
 
 
 def test_pace_in_seconds() -> None:
