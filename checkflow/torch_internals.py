@@ -278,6 +278,11 @@ def fake_tensor_log() -> logging.Logger:
     return logging.getLogger(FakeTensor.__module__)
 
 
+def import_compiler() -> None:
+    """Import what torch.compile runs on, which takes a second or more: processes forked after it have it at once."""
+    import torch._dynamo  # noqa: F401
+
+
 class Compilations:
     """torch.compile's, in this process. Made on demand: to import all that belongs to it takes seconds."""
 

@@ -96,7 +96,7 @@ ALLOWED: dict[str, set[str]] = {
     "examples": {"__init__", "integrations"},
     "sweep": {
         "background", "errors", "interrupts", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace",
-        "compiler", "policies", "sources", "models",
+        "compiler", "policies", "sources", "models", "torch_internals",
     },
     "cli": {
         "about", "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "models", "plan",

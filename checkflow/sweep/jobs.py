@@ -72,8 +72,9 @@ def _trace(job: Trace) -> TracedModel | Broken:
     """A model in a process of its own: what it changes of torch's settings, or imports, is no other model's."""
     if is_graph(job.model):
         return _traced(job)
-    import torch._dynamo  # noqa: F401 (tracing does, which takes longer than all else of it: here once, and not in each)
+    from checkflow.torch_internals import import_compiler
 
+    import_compiler()  # tracing does, which takes longer than all else of it: here once, and not in each
     try:
         return isolated(lambda: _traced(job), job.model)
     except ModelFileError as error:
