@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from checkflow.units import format_bytes
 
+GRADIENT = "grad"  # the last part of a gradient's name
+
 
 @dataclass(frozen=True, slots=True)
 class Unlisted:
@@ -17,13 +19,18 @@ class Unlisted:
     where: str  # "train.py:31", the user's line that wrote it last; "" where no operator did
     scaler: bool = False  # a GradScaler's
 
+    @property
+    def is_gradient(self) -> bool:
+        """Which nobody can list: at each update it is another tensor."""
+        return self.name.rpartition(".")[2] == GRADIENT
+
 
 def lines_of(found: Iterable[Unlisted], advice: str) -> tuple[str, ...]:
     """One for all that one line of code wrote; `advice`: what to do."""
-    by_place: dict[tuple[str, bool], list[Unlisted]] = {}
+    by_place: dict[tuple[str, bool, bool], list[Unlisted]] = {}
     for one in found:
-        by_place.setdefault((one.where, one.scaler), []).append(one)
-    return tuple(_line(group, where, advice) for (where, _), group in by_place.items())
+        by_place.setdefault((one.where, one.scaler, one.is_gradient), []).append(one)
+    return tuple(_line(group, where, advice) for (where, *_), group in by_place.items())
 
 
 def _line(group: list[Unlisted], where: str, advice: str) -> str:
@@ -31,5 +38,9 @@ def _line(group: list[Unlisted], where: str, advice: str) -> str:
     more = f" and {len(group) - 1} more" if len(group) > 1 else ""
     written = f", written at {where}" if where else ""
     size = format_bytes(sum(one.size_bytes for one in group))
-    to_do = "give the GradScaler: attach(scaler=...)" if group[0].scaler else advice
-    return f"{first}{more} ({size}{written}): carried from one iteration to the next, and in no checkpoint; {to_do}"
+    if group[0].scaler:
+        advice = "give the GradScaler: attach(scaler=...)"
+    elif group[0].is_gradient:
+        of_its_own = f"keep it in a tensor of your own and {advice}"
+        advice = f"call step() after the update that uses it or, where it is never dropped, {of_its_own}"
+    return f"{first}{more} ({size}{written}): carried from one iteration to the next, and in no checkpoint; {advice}"

@@ -35,7 +35,9 @@ def missing(found: Iterable[Unlisted], extra: Extra, *, scaler: bool) -> tuple[s
     sizes = Counter(tensor.numel() * tensor.element_size() for tensor in _tensors(extra).values())
     left: list[Unlisted] = []
     for one in found:
-        if sizes[one.size_bytes]:
+        if one.is_gradient:
+            left.append(one)
+        elif sizes[one.size_bytes]:
             sizes[one.size_bytes] -= 1
         elif not (one.scaler and scaler) and keys.isdisjoint(one.name.split(".")):
             left.append(one)

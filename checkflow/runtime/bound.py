@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.counters import Cause
-from checkflow.runtime.guards import Guard
+from checkflow.runtime.device import Device
+from checkflow.runtime.guards import Guard, GuardKind
 from checkflow.runtime.matching import bind, check_updated
+from checkflow.runtime.outside import Outside
 from checkflow.runtime.pipeline import Pipeline
 from checkflow.schedule import Schedule
 from checkflow.state.names import StateName
@@ -20,7 +22,13 @@ class Bound:
     """The live state of a training, as the schedule names it."""
 
     def __init__(
-        self, schedule: Schedule, training: Training, binding: Binding, pipeline: Pipeline, tell: Callable[[str], None]
+        self,
+        schedule: Schedule,
+        training: Training,
+        binding: Binding,
+        pipeline: Pipeline,
+        device: Device,
+        tell: Callable[[str], None],
     ) -> None:
         self.binding = binding
         self.opaque = False  # code without hooks may run: compiled, or captured as a CUDA graph
@@ -30,6 +38,7 @@ class Bound:
         self._pipeline = pipeline
         self._tell = tell
         self._guards: list[Guard] = []
+        self._outside = Outside(device)
         self._said: set[str] = set()  # state that was told of
         self._moved: set[int] = set()  # state that was another tensor when the last checkpoint began than before
         self._updated: set[int] = set()  # optimizers that made an update
@@ -74,6 +83,7 @@ class Bound:
         gone = [storage for storage in before.storages.values() if storage not in bound]
         self._pipeline.protect(gone, Cause.UNWATCHED)  # no guard covers them any more
         self._pipeline.rebind(binding)
+        self._outside.forget()
         self._say(
             tuple(name for name in self.loose if not name.is_extra),  # attach told of those
             "lies in memory otherwise than at attach; read when each iteration ends, which training waits for",
@@ -95,8 +105,37 @@ class Bound:
         """What no trusted guard covers of what may have been written."""
         unhooked = self._without_hooks()
         trusted = {s for guard in self._guards if guard.trusted(opaque=self.opaque) for s in guard.storages}
-        self.unwatched = tuple(s for s in self.storages if (s.written or s in unhooked) and s not in trusted)
+        written = self._outside.found
+        self.unwatched = tuple(
+            s for s in self.storages if (s.written or s in unhooked) and (s not in trusted or s.name in written)
+        )
         return self.unwatched
+
+    def ended(self, kinds: Container[GuardKind]) -> None:
+        """An iteration did: guards of these kinds will fire before what they cover is written next."""
+        guards = [guard for guard in self._guards if guard.kind in kinds]
+        self._outside.ended(guards, frozenset(self.unwatched))
+
+    def unseen(self) -> None:
+        """What is written from now on no guard may tell of; nothing is pending."""
+        self._outside.forget()
+
+    def fires(self, guard: Guard) -> None:
+        """A guard does: what it covers is about to be written. Gives up what is in flight if some of it was already."""
+        self._gives_up(self._outside.fires(guard))
+
+    def vouch(self) -> None:
+        """Gives up what is in flight if state was written since the iteration ended, and no guard has fired for it."""
+        self._gives_up(self._outside.now())
+
+    def _gives_up(self, written: list[StateName]) -> None:
+        if written:
+            self._pipeline.doubt()
+            self._say(
+                written,
+                "was written after step() and before its update, which no checkpoint of that iteration has; call "
+                "step() after it. From now on it is read before step() returns, which training waits for",
+            )
 
     def check_updated(self, number: int) -> None:
         """Optimizer `number` made an update. Raises InputError if state is still absent after the first."""

@@ -28,8 +28,7 @@ class Executor(Follower):
         """
         if self.lifecycle.refusal is not None:
             raise InputError(f"step: {self.lifecycle.refusal}")
-        if not self.bound.opaque:  # else updates may be made without hooks
-            self.without_update.ended()
+        self.without_update.ended(unseen=self.bound.opaque)
         if self.behind and self.completed % self._first_interval == 0:  # read as a whole, it is not due each time
             self._sink.pass_over(self.completed)
         is_due = (self.completed + 1) % self.interval == 0
@@ -154,6 +153,7 @@ class Executor(Follower):
         if self.awake:
             self._advance(self.completed, self.timetable.anchor_count)
             self.firings.end()
+            self.bound.vouch()
         if self.completed % self.interval == 0:
             self._begin(wait=self._settings.wait_when_full)
         elif self.pipeline.parted is not None:
@@ -169,6 +169,7 @@ class Executor(Follower):
         for update in self._updates:
             update.rest()
         filling = next_is_due or self.pipeline.busy or self._audit is not None
+        self.bound.ended(self._armed if filling else ())
         self._to(Phase.FILLING if filling else Phase.IDLE)
 
     def _part_ended(self) -> None:

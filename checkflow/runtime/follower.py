@@ -89,7 +89,8 @@ class Follower:
         self.awake = self.lifecycle.phase is Phase.FILLING  # as hooks ask for it
         self.listens = self.awake and self._planned  # something is done at anchors, or waits to be staged at one
         self.touched = False  # something ran since the last iteration ended
-        self.bound = Bound(schedule, training, binding, self.pipeline, tell)
+        self.bound = Bound(schedule, training, binding, self.pipeline, device, tell)
+        self.pipeline.vouched_by.append(self.bound.vouch)
         self.without_update = WithoutUpdate(training, tell)
         rebuilds = self.timetable.parts > 1 or self.timetable.lanes > 1
         self.parts = parting(self.bound, self.pipeline) if parting and rebuilds else None
@@ -99,6 +100,7 @@ class Follower:
         self._counters = counters
         self._settings = settings
         self._disarmed = settings.disarmed  # asked for at each guard
+        self._armed = () if settings.disarmed else (GuardKind.OPTIMIZER, GuardKind.FORWARD)
         self._audit = Audit() if settings.audit else None
         self._updates: list[Update] = []
         self._anchor = 0  # reached in the running iteration
@@ -128,6 +130,7 @@ class Follower:
         guard.fired = guard.ever = self.touched = True
         if guard.kind in self._disarmed:
             return
+        self.bound.fires(guard)
         # In step(), where a user's state_dict() may write, the checkpoint that begins is not in flight yet.
         reads = self.awake and (self.pipeline.busy or self.inside.depth > 0 or self._audit is not None)
         if not reads:  # only what slots hold from before may go stale
@@ -171,7 +174,7 @@ class Follower:
 
     def updated(self, number: int) -> None:
         """Optimizer `number` has made an update. Raises InputError if state is still absent after the first."""
-        self.without_update.updated()
+        self.without_update.updated(number)
         if self.bound.binding.absent and not self.lifecycle.deaf and not self._settings.learns:
             if self.bound.is_stale:
                 self.rebind()
@@ -217,6 +220,7 @@ class Follower:
             self.bound.opaque = True
             self.bound.distrust()
             self.pipeline.protect(self.bound.storages, Cause.UNWATCHED)
+            self.bound.unseen()
 
     def look_for_graphs(self) -> None:
         """Where there are CUDA graphs, their replays may write state and gradients without a hook or a count."""
@@ -264,6 +268,7 @@ class Follower:
         self.bound.opaque = True
         self.bound.distrust()  # a guard that fired before will not fire before a replay
         self.pipeline.drop_unissued()
+        self.bound.unseen()
         self._refuse_parts()
         return True
 

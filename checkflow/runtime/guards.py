@@ -38,7 +38,9 @@ class Guard:
     inside: tuple[torch.nn.Module, ...] = ()  # modules whose buffers a compiled wrapper guards
     storages: tuple[BoundStorage, ...] = ()
     now: tuple[BoundStorage, ...] = ()  # of these, what is not left to guards inside the update
-    unplanned: tuple[BoundStorage, ...] = ()  # of these, what the traced iteration does not write
+    planned: tuple[BoundStorage, ...] = ()  # of these, what the traced iteration writes
+    counted: tuple[torch.Tensor, ...] = ()  # what counts the writes to that, in this order
+    unplanned: tuple[BoundStorage, ...] = ()  # of these, what it does not write
     received: tuple[BoundStorage, ...] = ()  # of these, what an update writes with what other ranks made
     ever: bool = False  # it fired once
     fired: bool = False  # it fired in this iteration, as far as hooks call the executor in it
@@ -54,6 +56,8 @@ class Guard:
             found = dict.fromkeys(s for module in modules for s in binding.buffer_storages.get(module, ()))
             self.storages = tuple(found)
         self.now = self.storages
+        self.planned = tuple(storage for storage in self.storages if storage.written)
+        self.counted = tuple(tensor for storage in self.planned for tensor in storage.counted)
         self.unplanned = tuple(storage for storage in self.storages if not storage.written)
 
     def leave(self, storages: Iterable[BoundStorage]) -> None:

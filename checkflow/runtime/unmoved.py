@@ -17,7 +17,7 @@ from checkflow.runtime.counters import Cause, Counters
 from checkflow.runtime.device import Batch, Device
 from checkflow.runtime.in_flight import InFlight
 from checkflow.runtime.slot_map import SlotMap
-from checkflow.state.memory import fingerprint, is_lent
+from checkflow.state.memory import differing, fingerprint, is_lent
 from checkflow.state.names import StateName
 from checkflow.torch_internals import foreach_copy
 
@@ -87,8 +87,7 @@ class Unmoved:
                     if before is not None and before[0] == version:
                         known.append((storage, before[1], now))
             if known:
-                differ = torch.stack([now for _, _, now in known]) != torch.stack([before for _, before, _ in known])
-                changed = differ.reshape(len(known), -1).any(1).tolist()
+                changed = differing([before for _, before, _ in known], [now for _, _, now in known])
                 for (storage, _, _), is_other in zip(known, changed, strict=True):
                     if is_other:
                         self._found(storage)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 
 import torch
 import xxhash
@@ -56,6 +57,13 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     size_bytes = storage.nbytes()
     data = (ctypes.c_char * size_bytes).from_address(storage.data_ptr()) if size_bytes else b""
     return torch.tensor(xxhash.xxh3_64_intdigest(data) - (1 << 63), device="cpu")
+
+
+def differing(before: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> list[bool]:
+    """Which of these fingerprints differ, all of one device. Waits for the device once."""
+    differ = torch.stack(list(now)) != torch.stack(list(before))
+    found: list[bool] = differ.reshape(len(now), -1).any(1).tolist()
+    return found
 
 
 def _of_sums(storage: torch.UntypedStorage) -> torch.Tensor:

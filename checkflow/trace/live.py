@@ -66,7 +66,7 @@ class LiveIteration:
             lambda: self._over or ignores(),
             self._fails,
         )
-        self._recorder.watch = Watch(ledger, earlier)
+        self._recorder.watch = Watch(ledger, earlier, training)
         for found in reached.values():
             if isinstance(found, torch.Tensor) and has_storage(found):
                 ledger.see(found)  # so that it is known when it dies

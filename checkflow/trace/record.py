@@ -49,7 +49,7 @@ class IterationRecord:
         self._reached = reached
         ledger.start()
         assert recorder.watch is not None
-        self._first, self._second = recorder.watch, Watch(ledger, reached())
+        self._first, self._second = recorder.watch, Watch(ledger, reached(), training)
         self._before = _bound_states(training, ledger, model)
         for name, parameter in parameters_of(training):
             mark_gradient(parameter, name, ledger)

@@ -183,7 +183,7 @@ class _Attempt:
                 said += (ON_CPU, *unlike_cuda(training))
                 said += assume_cuda_defaults(training) if self.cuda_defaults else ()
             self.progress("iteration 1 of 2")
-            recorder.watch = Watch(ledger, reachable(training))
+            recorder.watch = Watch(ledger, reachable(training), training)
             try:
                 with _users_code("iteration"):
                     training.iteration()

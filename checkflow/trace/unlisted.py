@@ -4,37 +4,47 @@ A storage is carried if what it held when the iteration began is read before it 
 anew or gives way to another. What is only read (a batch that is used again, a cache) is a constant, what is overwritten
 first (a static input) is scratch, what nothing reads later (the last loss) is a result, and what nobody can name and is
 cleared in the end tells nothing.
+
+A gradient is carried if it is read as the iteration before left it, and the iteration leaves one again that is not
+cleared: where `step()` stands between the gradient and its update, or gradients are damped and not dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from checkflow.graph import Role
+from checkflow.state.live import parameters_of
+from checkflow.state.names import StateName
+from checkflow.state.shards import local
 from checkflow.torch_internals import MODULE_DICTS, SCALER_TENSORS, OpOverload, schema_of, storage_id
 from checkflow.trace.execution import user_line
 from checkflow.trace.reachable import Reached, reach
 from checkflow.trace.storages import Ledger, Storage, has_storage
 from checkflow.trace.writes import traits
 from checkflow.training import Training
-from checkflow.unlisted import Unlisted
+from checkflow.unlisted import GRADIENT, Unlisted
 
 _SCALERS = tuple(f".{name}" for name in SCALER_TENSORS)
+Part = tuple[Storage, int, int]  # of a storage: from which element on, and how many bytes
 _DEVICES_OWN = frozenset(("aten::_cudnn_rnn", "aten::_cudnn_init_dropout_state"))  # random state within cuDNN
 
 
 class Watch:
     """The accesses of one iteration, as they happen. A storage's first one tells whether what it held counts."""
 
-    def __init__(self, ledger: Ledger, reached: Mapping[str, Reached]) -> None:
+    def __init__(self, ledger: Ledger, reached: Mapping[str, Reached], training: Training) -> None:
         self.before = frozenset(ledger.alive.values())
+        self.gradients = _gradients(training, ledger)  # that the iteration before left
         self.paths = _paths(reached)
         self.wrote: dict[Storage, str] = {}  # with the user's line
         self.made: set[Storage] = set()  # which may have the identity of one that was freed
         self.needed: dict[Storage, bool] = {}  # whether the first access read, or wrote a part
         self.cleared: set[Storage] = set()  # in whole, by the last write
+        self.read: dict[Part, bool] = {}  # whether the first access to just this part read it
+        self.zeroed: set[Part] = set()  # by the last write to just this part
         self._ledger = ledger
 
     def existed(self, storage: Storage) -> bool:
@@ -63,7 +73,8 @@ class Watch:
                     self.needed.setdefault(storage, True)
                 elif name in changed:
                     self.needed.setdefault(storage, not whole)
-                if name in changed and not _is_listed(storage):
+                self._saw_part(_part(tensor, storage), reads=name not in unread, writes=name in changed, clears=clears)
+                if name in changed and not _is_state(storage):
                     self.wrote[storage] = user_line()
                     self.cleared.discard(storage)
                     if whole and clears:
@@ -73,6 +84,14 @@ class Watch:
             storages = [self._ledger.see(tensor) for tensor in fresh]
             self.made.update(storages)
             self.wrote.update(dict.fromkeys(storages, line))
+
+    def _saw_part(self, part: Part, *, reads: bool, writes: bool, clears: bool) -> None:
+        if reads or writes:
+            self.read.setdefault(part, reads)
+        if writes and clears:
+            self.zeroed.add(part)
+        elif writes:
+            self.zeroed.discard(part)
 
 
 def unlisted(
@@ -94,10 +113,10 @@ def unlisted(
 
     def add(storage: Storage) -> None:
         path = paths.get(storage.identity, "")
-        known = _is_listed(storage) or storage in state or storage.identity in listed
+        known = _is_listed(storage) or storage in state or storage.identity in listed or path.endswith(".grad")
         # DistributedDataParallel clears its map of the parameters that were used.
         known |= not path and storage in second.cleared
-        if storage.size_bytes and not known and storage not in found and not path.endswith(".grad"):
+        if storage.size_bytes and not known and storage not in found:
             where = second.wrote.get(storage, "")
             found[storage] = Unlisted(_shown(path), storage.size_bytes, where, path.endswith(_SCALERS))
 
@@ -117,11 +136,36 @@ def unlisted(
             heir = next((s for s in new if s.size_bytes == old.size_bytes and s not in found), None)
         if heir is not None and heir is not old:
             add(heir)
-    return tuple(found.values())
+    return (*found.values(), *_carried_gradients(training, second, ledger))
+
+
+def _carried_gradients(training: Training, watch: Watch, ledger: Ledger) -> Iterator[Unlisted]:
+    for name, part in _gradients(training, ledger).items():
+        before = watch.gradients.get(name)
+        if before is not None and watch.read.get(before) and part not in watch.zeroed:
+            yield Unlisted(name.inside(GRADIENT), part[2], watch.wrote.get(part[0], ""))
+
+
+def _gradients(training: Training, ledger: Ledger) -> dict[StateName, Part]:
+    """Where each parameter's gradient lies that is there."""
+    found: dict[StateName, Part] = {}
+    for name, parameter in parameters_of(training):
+        gradient = None if parameter.grad is None else local(parameter.grad)
+        if gradient is not None and has_storage(gradient) and gradient.numel():
+            found[name] = _part(gradient, ledger.see(gradient))
+    return found
+
+
+def _part(tensor: torch.Tensor, storage: Storage) -> Part:
+    return storage, int(tensor.storage_offset()), tensor.numel() * tensor.element_size()
 
 
 def _is_listed(storage: Storage) -> bool:
-    return storage.role is not None and (storage.role.is_state or storage.role is Role.GRADIENT)
+    return _is_state(storage) or storage.role is Role.GRADIENT
+
+
+def _is_state(storage: Storage) -> bool:
+    return storage.role is not None and storage.role.is_state
 
 
 def _paths(reached: Mapping[str, Reached]) -> dict[int, str]:

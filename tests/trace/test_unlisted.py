@@ -177,8 +177,62 @@ def test_what_takes_the_place_of_what_was_freed_did_not_exist_before() -> None:
     """A storage that the iteration allocates may get the identity of one that it freed."""
     kept = torch.zeros(1)
     ledger = Ledger()
-    watch = Watch(ledger, {"kept": kept})
+    watch = Watch(ledger, {"kept": kept}, averaged())
     storage = ledger.see(kept)
     assert watch.existed(storage)
     watch.saw(torch.ops.aten.ones.default, (), frozenset(), [kept])  # as if another lay there now
     assert not watch.existed(storage)
+
+
+def gradients(loop_of: str, *, in_place: bool) -> Callable[[], Training]:
+    """What becomes of a gradient between two iterations."""
+
+    def factory() -> Training:
+        model, (x, y) = mlp(), batch()
+        adam = optim.AdamW(model.parameters(), 0.1)
+
+        def backward() -> None:
+            torch.autograd.backward(F.cross_entropy(model(x), y))
+
+        def update() -> None:
+            adam.step()
+            adam.zero_grad(set_to_none=not in_place)
+
+        def iteration() -> None:
+            if loop_of == "late":  # step() stands between backward and update
+                update()
+                backward()
+            elif loop_of == "late, clipped":
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                update()
+                backward()
+            elif loop_of == "damped":
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(0.9)
+                backward()
+                adam.step()
+            elif loop_of == "dropped after":
+                backward()
+                update()
+            elif loop_of == "dropped before":
+                adam.zero_grad(set_to_none=not in_place)
+                backward()
+                backward()
+                adam.step()
+
+        if loop_of.startswith("late"):
+            backward()
+        return Training(model, adam, iteration)
+
+    return factory
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["to none", "to zeros"])
+@pytest.mark.parametrize("loop_of", ["late", "late, clipped", "damped", "dropped after", "dropped before"])
+def test_a_gradient_that_the_next_iteration_uses_is_named(loop_of: str, in_place: bool, real: bool) -> None:
+    found = names(gradients(loop_of, in_place=in_place), real=real)
+    carried = [] if loop_of.startswith("dropped") else [f"model/{name}.grad" for name, _ in mlp().named_parameters()]
+    assert [one.name for one in found] == carried
+    assert all(one.is_gradient for one in found)
