@@ -24,12 +24,17 @@ class Unlisted:
         """Which nobody can list: at each update it is another tensor."""
         return self.name.rpartition(".")[2] == GRADIENT
 
+    @property
+    def variable(self) -> str:
+        """The one that leads to it, "ema"; of all gradients the same."""
+        return GRADIENT if self.is_gradient else self.name.removeprefix("self.").partition(".")[0]
+
 
 def lines_of(found: Iterable[Unlisted], advice: str) -> tuple[str, ...]:
-    """One for all that one line of code wrote; `advice`: what to do."""
-    by_place: dict[tuple[str, bool, bool], list[Unlisted]] = {}
+    """One for all of one variable that one line of code wrote; `advice`: what to do."""
+    by_place: dict[tuple[str, bool, str], list[Unlisted]] = {}
     for one in found:
-        by_place.setdefault((one.where, one.scaler, one.is_gradient), []).append(one)
+        by_place.setdefault((one.where, one.scaler, one.variable), []).append(one)
     return tuple(_line(group, where, advice) for (where, *_), group in by_place.items())
 
 

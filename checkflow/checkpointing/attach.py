@@ -219,8 +219,8 @@ def attach(
 
         lacking = set[str]()  # as was told
 
-        def lacks(found: Iterable[Unlisted]) -> None:
-            lines = missing(found, training.listed, scaler=scaler is not None)
+        def lacks(found: Iterable[Unlisted], schedule: Schedule | None = None) -> None:
+            lines = missing(found, training.listed, scaler=scaler is not None, schedule=schedule)
             if lines and audit:
                 raise AuditError(f"audit: {lines[0]}")
             for line in lines:
@@ -279,7 +279,7 @@ def attach(
                     fitting = planned or fit(learner.provisional(), training, objects)
                 else:
                     fitting = planned = fit(of_now(schedule, training), training, objects)
-                lacks(carried(fitting.schedule))
+                lacks(carried(fitting.schedule), fitting.schedule)
                 for beside in (*untaken(training, objects.objects), *not_met()):
                     warn(beside)
                 if planned and (line := unplanned(planned.schedule, training.listed)):

@@ -26,13 +26,18 @@ def carried(schedule: Schedule) -> tuple[Unlisted, ...]:
     return tuple(Unlisted(row.name, row.bytes, row.where, row.scaler) for row in schedule.unlisted)
 
 
-def missing(found: Iterable[Unlisted], extra: Extra, *, scaler: bool) -> tuple[str, ...]:
+def missing(
+    found: Iterable[Unlisted], extra: Extra, *, scaler: bool, schedule: Schedule | None = None
+) -> tuple[str, ...]:
     """What an iteration carries and the attached training does not list, a line for each place.
 
-    It counts as listed where a part of its name is a key of `extra`, or a tensor there has its size.
+    Of the training itself that is what was found. A schedule may be of one that listed less: there, something counts as
+    listed where a part of its name is a key of `extra`, or a tensor has its size; but not for what the schedule has.
     """
-    keys = {key_of(holder) for holder in extra.holders}
-    sizes = Counter(tensor.numel() * tensor.element_size() for tensor in _tensors(extra).values())
+    beside = set() if schedule is None else set(extra.holders) - _planned(schedule)
+    keys = {key_of(holder) for holder in beside}
+    tensors = [tensor for name, tensor in _tensors(extra).items() if name.holder in beside]
+    sizes = Counter(tensor.numel() * tensor.element_size() for tensor in tensors)
     left: list[Unlisted] = []
     for one in found:
         if one.is_gradient:
@@ -168,15 +173,19 @@ def drawn_by_cudnn(models: Mapping[str, torch.nn.Module]) -> Iterator[str]:
 
 def unplanned(schedule: Schedule, extra: Extra) -> str | None:
     """Of modules, tensors and dicts that are listed: those that the schedule does not know."""
-    planned = {StateName(view.name).holder for row in schedule.state for view in row.views}
     asked = {holder for holder, member in extra.objects.items() if not isinstance(member, Holder)}
-    holders = {name.holder for name in _tensors(extra)} - planned - asked
+    holders = {name.holder for name in _tensors(extra)} - _planned(schedule) - asked
     if not holders:
         return None
     return (
         f"{', '.join(sorted(holders))}: not in the schedule, so read when each iteration ends, which training waits "
         "for; to have it planned, list it in Training(extra={...}) and compile again"
     )
+
+
+def _planned(schedule: Schedule) -> set[str]:
+    """Holders of the schedule's state."""
+    return {StateName(view.name).holder for row in schedule.state for view in row.views}
 
 
 def _tensors(extra: Extra) -> Mapping[StateName, torch.Tensor]:

@@ -45,6 +45,23 @@ def is_lent(tensor: torch.Tensor) -> bool:
     return storage.is_shared() or not storage.resizable()
 
 
+def unusual_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Its memory order, if that is not the one in which dimensions are counted; None, too, where it is not dense.
+
+    Dimensions of one element have the place that their stride says, by which torch knows `channels_last`.
+    """
+    if tensor.is_contiguous():
+        return None
+    order = tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def laid(value: torch.Tensor, order: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
+    """Another tensor of the same elements, which lie in memory in this order of its dimensions."""
+    lying = torch.empty([value.shape[dim] for dim in order], dtype=value.dtype, device=device or value.device)
+    return lying.permute(sorted(range(len(order)), key=order.__getitem__)).copy_(value)
+
+
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """Of all bytes of its storage, on its device: another one where they are others. Nothing is copied.
 

@@ -299,4 +299,5 @@ def _name(storages: Sequence[Storage], func: OpOverload, step: int) -> None:
 
 def _clears(func: OpOverload, args: Sequence[object]) -> bool:
     """Whether what is written says nothing: zeros, whatever was there."""
-    return str(func) == "aten.zero_.default" or (str(func) == "aten.fill_.Scalar" and args[1] == 0)
+    zeroes = str(func) in ("aten.zero_.default", "aten._foreach_zero_.default")
+    return zeroes or (str(func) == "aten.fill_.Scalar" and args[1] == 0)

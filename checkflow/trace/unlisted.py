@@ -11,12 +11,13 @@ cleared: where `step()` stands between the gradient and its update, or gradients
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from checkflow.graph import Role
-from checkflow.state.live import parameters_of
+from checkflow.state.live import asked_state, parameters_of
 from checkflow.state.names import StateName
 from checkflow.state.shards import local
 from checkflow.torch_internals import MODULE_DICTS, SCALER_TENSORS, OpOverload, schema_of, storage_id
@@ -177,10 +178,23 @@ def _paths(reached: Mapping[str, Reached]) -> dict[int, str]:
     return found
 
 
-def _tensors_of_objects(training: Training) -> list[torch.Tensor]:
-    roots: Mapping[str, object] = training.listed.objects
-    found = reach(list(roots.items()), None).values()
-    return [value for value in found if isinstance(value, torch.Tensor) and has_storage(value)]
+def _tensors_of_objects(training: Training) -> Iterator[torch.Tensor]:
+    """What objects give when they are asked; where that are copies, what they have that is like them."""
+    for holder, member in training.listed.objects.items():
+        given = [tensor for _, tensor in asked_state({holder: member}) if has_storage(tensor)]
+        yield from given
+        found = reach([(holder, member)], None).values()
+        own = [value for value in found if isinstance(value, torch.Tensor) and has_storage(value)]
+        kept = {storage_id(tensor.untyped_storage()) for tensor in own}
+        copies = Counter(_like(tensor) for tensor in given if storage_id(tensor.untyped_storage()) not in kept)
+        for tensor in own:
+            if copies[_like(tensor)]:
+                copies[_like(tensor)] -= 1
+                yield tensor
+
+
+def _like(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+    return tensor.dtype, tuple(tensor.shape)
 
 
 def _shown(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import checkflow
 from checkflow.checkpointing.checkpointer import Checkpointer
-from checkflow.checkpointing.listing import drawn_by_cudnn
+from checkflow.checkpointing.listing import carried, drawn_by_cudnn, missing
 from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.errors import AuditError, InputError
 from checkflow.schedule import Schedule, read_schedule, write_schedule
@@ -108,6 +109,16 @@ def test_attach_says_what_is_missing_and_what_to_do(bare: Schedule, tmp_path: Pa
     assert line.endswith("in no checkpoint; list it: attach(extra={...})")
     with pytest.raises(AuditError, match=r"^audit: self\.ema"):
         life.attach(bare, tmp_path / "other", told, audit=True)
+
+
+def test_what_a_schedule_has_hides_nothing_that_is_like_it(bare: Schedule, full: Schedule) -> None:
+    """Of two averages the one that was listed when it was compiled is not the other."""
+    life = Life()
+    listed = Training(life.model, life.optimizer, life.iteration, {"ema": life.ema}).listed
+    other = [replace(one, name=one.name.replace("self.ema", "self.slow")) for one in carried(bare)]
+    assert not missing(other, listed, scaler=False, schedule=bare), "it may be the same by another name"
+    [line] = missing(other, listed, scaler=False, schedule=full)
+    assert line.startswith("self.slow.")
 
 
 @pytest.mark.parametrize("key", ["ema", "renamed"])
@@ -212,8 +223,8 @@ def test_variables_that_cannot_be_set_again_are_refused() -> None:
     batch = 1
     with pytest.raises(InputError, match=r"^Variables: a function's locals\(\) cannot be set; keep them in a dict"):
         checkflow.Variables(locals(), "batch")
-    with pytest.raises(InputError, match=r"^Variables: there is no 'missing' yet"):
-        checkflow.Variables(globals(), "missing")
+    with pytest.raises(InputError, match=r"^Variables: there is no 'absent' yet"):
+        checkflow.Variables(globals(), "absent")
     with pytest.raises(InputError, match=r"^Variables: names none"):
         checkflow.Variables({"b": batch})
 

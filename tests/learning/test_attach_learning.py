@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import pickle
 import signal
@@ -317,6 +318,60 @@ def test_what_is_listed_is_not_told_of(tmp_path: Path) -> None:
             ckpt.step()
         until_learned(ckpt, loop.iterate, 8)
     assert not any("in no checkpoint" in line for line in told), told
+
+
+GLOBAL = {"total": torch.zeros(8), "forgotten": torch.zeros(8)}
+
+
+@pytest.mark.parametrize("kind", ["modules", "dict", "variables", "object"])
+def test_one_of_two_alike_that_is_not_listed_is_told_of(kind: str, tmp_path: Path) -> None:
+    """Neither the size of what is listed beside it hides it, nor that what is listed can lead to it."""
+    loop, told = Loop(), list[str]()
+    fast, slow = (copy.deepcopy(loop.model).requires_grad_(False) for _ in range(2))
+    held, cell = {"hidden": torch.zeros(8)}, torch.zeros(8)
+    both = Both()
+    extra: dict[str, object] = {
+        "modules": {"fast": fast, "held": held},
+        "dict": {"fast": fast, "slow": slow, "held": held},
+        "variables": {"fast": fast, "slow": slow, "held": held, "vars": checkflow.Variables(GLOBAL, "total")},
+        "object": {"fast": fast, "slow": slow, "held": held, "both": both},
+    }[kind]
+    named = {"modules": "slow.", "dict": "cell ", "variables": "GLOBAL.forgotten ", "object": "both.forgotten "}
+    with attached(loop, tmp_path / "store", told, extra=extra) as ckpt:
+        for number in range(6):
+            loop.iterate(number)
+            held["hidden"] = held["hidden"] * 0.5 + number
+            if kind == "dict":
+                cell = cell * 0.5 + number
+            if kind == "variables":
+                GLOBAL["total"] = GLOBAL["total"] * 0.5 + number
+                GLOBAL["forgotten"] = GLOBAL["forgotten"] * 0.5 + number
+            if kind == "object":
+                both.count(number)
+            with torch.no_grad():
+                for one, other, new in zip(fast.parameters(), slow.parameters(), loop.model.parameters(), strict=True):
+                    one.lerp_(new, 0.1)
+                    other.lerp_(new, 0.01)
+            ckpt.step()
+            time.sleep(0.02)
+    lines = [line for line in told if "in no checkpoint" in line]
+    assert len(lines) == 1 and lines[0].startswith(named[kind]), lines
+
+
+class Both:
+    """It gives a copy of one of its tensors, and leaves the other out."""
+
+    def __init__(self) -> None:
+        self.total, self.forgotten = torch.zeros(9), torch.zeros(8)
+
+    def count(self, number: int) -> None:
+        self.total, self.forgotten = self.total * 0.5 + number, self.forgotten * 0.5 + number
+
+    def state_dict(self) -> dict[str, object]:
+        return {"total": self.total.clone()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.total = state["total"]
 
 
 def test_a_planner_that_dies_costs_the_plan_alone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter, OrderedDict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,6 +129,13 @@ BAD: list[Json] = [
     {"$dtype": "float33"},
     {"$dtype": "nn"},
     {"$stored": None},
+    {"$stored": {"name": "w"}},
+    {"$stored": {"name": "w", "order": [0, 1]}},
+    {"$stored": {"name": "w", "order": []}},
+    {"$tensor": TENSOR | {"order": [1, 0]}},
+    {"$tensor": TENSOR | {"shape": [1, 2], "order": [0, 1]}},
+    {"$tensor": TENSOR | {"shape": [1, 2], "order": [True, 0]}},
+    {"$tensor": TENSOR | {"shape": [1, 2], "order": 2}},
     {"$tensor": TENSOR | {"shape": [3]}},
     {"$tensor": TENSOR | {"shape": [-2]}},
     {"$tensor": TENSOR | {"shape": [True, 2]}},
@@ -201,4 +209,26 @@ def test_what_cannot_be_saved_is_named_with_its_path(value: object, message: str
 
 def test_a_stored_tensor_is_a_name() -> None:
     """A tensor that a file holds is written as its name there."""
-    assert decode(encode([Stored("w.exp_avg")], "v"), "v") == [Stored("w.exp_avg")]
+    for stored in (Stored("w.exp_avg"), Stored("w.exp_avg", (1, 0, 2))):
+        assert decode(encode([stored], "v"), "v") == [stored]
+
+
+LYING = [
+    torch.arange(6.0).reshape(2, 3).t(),
+    torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
+    torch.arange(24).reshape(2, 3, 4).permute(2, 0, 1),
+    np.asfortranarray(np.arange(6, dtype="<u2").reshape(2, 3)),
+    np.arange(24, dtype=">f8").reshape(2, 3, 4).transpose(1, 2, 0),
+]
+
+
+@pytest.mark.parametrize("value", LYING, ids=range(len(LYING)))
+def test_what_lies_otherwise_in_memory_does_so_again(value: torch.Tensor | np.ndarray[Any, Any]) -> None:
+    """What is computed of it may depend on that in its last bits."""
+    found = decode(load(dump(encode(value, "value")).encode(), "text"), "value")
+    assert same(found, value)
+    if isinstance(value, torch.Tensor) and isinstance(found, torch.Tensor):
+        assert found.stride() == value.stride()
+    else:
+        assert isinstance(found, np.ndarray) and isinstance(value, np.ndarray)
+        assert found.strides == value.strides and found.flags.writeable

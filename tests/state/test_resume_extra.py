@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from test_resume_equality import bits, seed
@@ -147,3 +148,32 @@ def test_what_is_listed_as_extra_is_resumed(
     second = Life(lengths, filled)
     assert run(second, schedule, tmp_path / "store", LENGTH, told) == 3
     assert second.end() == expected
+
+
+def test_what_lies_otherwise_in_memory_does_so_again(tmp_path: Path) -> None:
+    """In a file of the checkpoint, in its record, and an array; each is as it was, and what is computed of it too."""
+
+    def made(number: float) -> tuple[nn.Module, torch.optim.Optimizer, dict[str, object]]:
+        model = nn.Linear(3, 2)
+        wide = torch.full((5, 7), number).t()
+        array = np.asfortranarray(np.full((4, 3), number, np.float32))
+        return model, torch.optim.SGD(model.parameters(), 0.1), {"basis": wide, "array": array}
+
+    model, optimizer, held = made(1.0)
+    with checkflow.attach(model, optimizer, store=tmp_path, extra={"held": held}) as ckpt:
+        assert ckpt.restore() == 0
+        for number in range(2):
+            model(torch.ones(3)).sum().backward()
+            optimizer.step()
+            held["late"] = (
+                torch.arange(6.0 + 2 * number).reshape(2, -1).t()
+            )  # of another shape each time: to the record
+            ckpt.step()
+    model, optimizer, again = made(2.0)
+    with checkflow.attach(model, optimizer, store=tmp_path, extra={"held": again}) as ckpt:
+        assert ckpt.restore() == 2
+    basis, late, array = again["basis"], again["late"], again["array"]
+    assert isinstance(basis, Tensor) and torch.equal(basis, torch.ones(7, 5)) and basis.stride() == (1, 7)
+    assert isinstance(late, Tensor) and isinstance(held["late"], Tensor)
+    assert torch.equal(late, held["late"]) and late.stride() == held["late"].stride() != (2, 1)
+    assert isinstance(array, np.ndarray) and array.flags.f_contiguous and (array == 1).all()

@@ -184,12 +184,12 @@ def test_what_takes_the_place_of_what_was_freed_did_not_exist_before() -> None:
     assert not watch.existed(storage)
 
 
-def gradients(loop_of: str, *, in_place: bool) -> Callable[[], Training]:
+def gradients(loop_of: str, *, in_place: bool, foreach: bool) -> Callable[[], Training]:
     """What becomes of a gradient between two iterations."""
 
     def factory() -> Training:
         model, (x, y) = mlp(), batch()
-        adam = optim.AdamW(model.parameters(), 0.1)
+        adam = optim.AdamW(model.parameters(), 0.1, foreach=foreach)
 
         def backward() -> None:
             torch.autograd.backward(F.cross_entropy(model(x), y))
@@ -229,10 +229,14 @@ def gradients(loop_of: str, *, in_place: bool) -> Callable[[], Training]:
 
 
 @pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
-@pytest.mark.parametrize("in_place", [False, True], ids=["to none", "to zeros"])
+@pytest.mark.parametrize(
+    ("in_place", "foreach"), [(False, False), (True, False), (True, True)], ids=["to none", "to zeros", "at once"]
+)
 @pytest.mark.parametrize("loop_of", ["late", "late, clipped", "damped", "dropped after", "dropped before"])
-def test_a_gradient_that_the_next_iteration_uses_is_named(loop_of: str, in_place: bool, real: bool) -> None:
-    found = names(gradients(loop_of, in_place=in_place), real=real)
+def test_a_gradient_that_the_next_iteration_uses_is_named(
+    loop_of: str, in_place: bool, foreach: bool, real: bool
+) -> None:
+    found = names(gradients(loop_of, in_place=in_place, foreach=foreach), real=real)
     carried = [] if loop_of.startswith("dropped") else [f"model/{name}.grad" for name, _ in mlp().named_parameters()]
     assert [one.name for one in found] == carried
     assert all(one.is_gradient for one in found)

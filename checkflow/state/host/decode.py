@@ -23,6 +23,7 @@ from checkflow.state.host.json_values import (
     Stored,
     base64_of,
 )
+from checkflow.state.memory import laid
 
 _MAX_ELEMENTS = 2**62
 
@@ -140,14 +141,27 @@ def _dtype(value: Json) -> torch.dtype:
 
 
 def _stored(value: Json) -> Stored:
-    if not isinstance(value, str):
+    name = value["name"] if isinstance(value, dict) and set(value) == {"name", "order"} else value
+    if not isinstance(name, str):
         raise RefusedError("a stored tensor has no name")
-    return Stored(value)
+    return Stored(name, _order(value))
+
+
+def _order(value: Json, dims: int | None = None) -> tuple[int, ...] | None:
+    """Of so many dimensions, or of those that the file's tensor turns out to have."""
+    if not isinstance(value, dict) or "order" not in value:
+        return None
+    order = value["order"]
+    found = tuple(dim for dim in order if type(dim) is int) if isinstance(order, list) else ()
+    usual = tuple(range(len(found) if dims is None else dims))
+    if tuple(sorted(found)) != usual or found == usual or list(found) != order:
+        raise RefusedError("an order of dimensions is not as it was written")
+    return found
 
 
 def _parts(value: Json) -> tuple[str, tuple[int, ...], bytes]:
     """dtype, shape and bytes of a tensor or array."""
-    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data"}:
+    if not isinstance(value, dict) or value.keys() - {"order"} != {"dtype", "shape", "data"}:
         raise RefusedError("a tensor has other fields than dtype, shape, data")
     dtype, shape = value["dtype"], value["shape"]
     if not isinstance(dtype, str) or not isinstance(shape, list) or len(shape) > MAX_DEPTH:
@@ -168,7 +182,8 @@ def tensor_of(value: Json) -> torch.Tensor:
     if dtype == "bool":
         _check_bool(data)
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    return flat.view(TENSOR_DTYPES[dtype]).reshape(shape)
+    tensor, order = flat.view(TENSOR_DTYPES[dtype]).reshape(shape), _order(value, len(shape))
+    return tensor if order is None else laid(tensor, order)
 
 
 def _array(value: Json) -> Array:
@@ -177,7 +192,12 @@ def _array(value: Json) -> Array:
         raise RefusedError("an array's dtype, shape and bytes do not belong together")
     if dtype == "|b1":
         _check_bool(data)
-    return np.frombuffer(bytearray(data), dtype=ARRAY_DTYPES[dtype]).reshape(shape)
+    array = np.frombuffer(bytearray(data), dtype=ARRAY_DTYPES[dtype]).reshape(shape)
+    order = _order(value, len(shape))
+    if order is None:
+        return array
+    lying = np.ascontiguousarray(array.transpose(order))
+    return lying.transpose(sorted(range(len(order)), key=order.__getitem__))
 
 
 def _scalar(value: Json) -> object:

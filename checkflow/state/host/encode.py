@@ -24,6 +24,7 @@ from checkflow.state.host.json_values import (
     base64_of,
     dump,
 )
+from checkflow.state.memory import unusual_order
 
 
 def encode(value: object, path: str) -> Json:
@@ -95,7 +96,12 @@ def tensor_parts(value: torch.Tensor, max_bytes: int | None = MAX_TENSOR_BYTES) 
     if max_bytes is not None and size_bytes > max_bytes:
         raise RefusedError(f"a tensor of {size_bytes} bytes cannot be saved here; keep at most {max_bytes}")
     data = value.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return {"dtype": name, "shape": list(value.shape), "data": base64_of(data)}
+    parts: dict[str, Json] = {"dtype": name, "shape": list(value.shape), "data": base64_of(data)}
+    return parts | _order(unusual_order(value))
+
+
+def _order(order: tuple[int, ...] | None) -> dict[str, Json]:
+    return {} if order is None else {"order": list(order)}
 
 
 def _array_parts(value: Array) -> Json:
@@ -103,7 +109,16 @@ def _array_parts(value: Array) -> Json:
         raise RefusedError(f"an array of dtype {value.dtype} cannot be saved; keep numbers of at most 64 bits")
     if value.nbytes > MAX_TENSOR_BYTES:
         raise RefusedError(f"an array of {value.nbytes} bytes cannot be saved; keep at most {MAX_TENSOR_BYTES}")
-    return {"dtype": value.dtype.str, "shape": list(value.shape), "data": base64_of(value.tobytes())}
+    parts: dict[str, Json] = {"dtype": value.dtype.str, "shape": list(value.shape), "data": base64_of(value.tobytes())}
+    return parts | _order(_array_order(value))
+
+
+def _array_order(value: Array) -> tuple[int, ...] | None:
+    """As unusual_order of a tensor, whose dtypes are fewer."""
+    if value.flags.c_contiguous:
+        return None
+    order = tuple(sorted(range(value.ndim), key=value.strides.__getitem__, reverse=True))
+    return order if value.transpose(order).flags.c_contiguous else None
 
 
 _ENCODERS: dict[type, Callable[..., Json]] = {
@@ -119,7 +134,9 @@ _ENCODERS: dict[type, Callable[..., Json]] = {
     torch.Tensor: lambda value, _: {"$tensor": tensor_parts(value)},
     np.ndarray: lambda value, _: {"$array": _array_parts(value)},
     Recorded: lambda value, _: {"$tensor": tensor_parts(value.tensor, None)},
-    Stored: lambda value, _: {"$stored": value.name},
+    Stored: lambda value, _: {
+        "$stored": value.name if value.order is None else {"name": value.name} | _order(value.order)
+    },
 }
 
 

@@ -6,8 +6,9 @@ JSON's own values stand for themselves. Everything else is an object with one ke
     {"$float": "nan" | "inf" | "-inf"}  {"$dict" | "$ordered" | "$counter": [[key, value], ...]}
     {"$dtype": "float32"}  {"$tensor": {"dtype", "shape", "data"}}   base64 of the elements in logical order
     {"$array": {...}}  {"$scalar": {...}}                            the same for NumPy's arrays and scalars
-    {"$stored": name}                                                a tensor that a file of the checkpoint holds
+    {"$stored": name | {"name", "order"}}                            a tensor that a file of the checkpoint holds
 
+Of what does not lie in memory in the order of its dimensions "order" has them, outermost first.
 A dict whose keys are all text without a leading "$" is a JSON object; any other is {"$dict": ...}.
 """
 
@@ -43,6 +44,7 @@ class Stored:
     """Stands for a tensor that a file of the checkpoint holds under this name."""
 
     name: str
+    order: tuple[int, ...] | None = None  # of its dimensions in memory, if not as usual
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from checkflow.extra import Stateful, with_leaves
 from checkflow.state import refused
 from checkflow.state.host.json_values import MAX_TENSOR_BYTES, Recorded, Stored
 from checkflow.state.live import asked_state
+from checkflow.state.memory import unusual_order
 from checkflow.state.names import StateName
 from checkflow.units import format_bytes
 
@@ -69,7 +70,7 @@ def split(holder: str, state: object, rooms: Mapping[StateName, Room]) -> Split:
             leaves.append(path)
         if has_room:
             tensors[name] = value.detach()
-            return Stored(path)
+            return Stored(path, unusual_order(value))
         if _bytes(value) > MAX_LATE_BYTES:
             raise InputError(
                 f"{name}: {format_bytes(_bytes(value))}, which was not there at attach, or not of shape "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,6 +12,7 @@ from checkflow.state.host.decode import decode
 from checkflow.state.host.json_values import Stored
 from checkflow.state.host.objects import state_of
 from checkflow.state.host.record import ObjectRecord
+from checkflow.state.memory import laid
 from checkflow.state.names import is_of_kind
 from checkflow.state.restore.files import FileTensor, TensorFile
 
@@ -46,7 +47,9 @@ class ObjectPlan:
             raise InputError(f"{self.name}: does not take the checkpoint's state ({reason:.200})") from None
 
     def _made(self, path: str, leaf: object) -> torch.Tensor:
-        tensor = leaf.view().clone() if isinstance(leaf, FileTensor) else leaf
+        tensor = leaf
+        if isinstance(leaf, FileTensor):
+            tensor = leaf.view().clone() if leaf.order is None else laid(leaf.view(), leaf.order)
         assert isinstance(tensor, torch.Tensor)
         if path in self.on_device:
             tensor = tensor.to(self.device)
@@ -71,7 +74,9 @@ def match_object(member: Stateful, record: ObjectRecord, file: TensorFile, devic
         tensor = file.tensors.get(leaf.name)
         if tensor is None:
             raise FormatError(f"{record.name}: its file has no tensor {leaf.name!r:.200}; take another checkpoint")
-        return tensor
+        if leaf.order is not None and len(leaf.order) != len(tensor.shape):
+            raise FormatError(f"{record.name}: {leaf.name!r:.200} has no order {leaf.order}; take another checkpoint")
+        return replace(tensor, order=leaf.order)
 
     resolved = with_leaves(state, (Stored,), found)
     assert isinstance(resolved, dict)

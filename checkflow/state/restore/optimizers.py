@@ -14,7 +14,7 @@ from checkflow.state.groups import IMPLEMENTATION, read_scalars
 from checkflow.state.host.decode import decode, tensor_of
 from checkflow.state.host.json_values import Json, RefusedError, Stored
 from checkflow.state.host.record import CohortRecord, GroupRecord, OptimizerRecord
-from checkflow.state.memory import memory_order
+from checkflow.state.memory import laid, memory_order
 from checkflow.state.names import StateName, stems
 from checkflow.state.restore.files import FileTensor, TensorFile, Tied
 from checkflow.state.shards import local, shared_like
@@ -309,9 +309,7 @@ class _Placing:
     def _tensor(self, value: FileTensor, now: object, device: torch.device, like: torch.Tensor | None) -> torch.Tensor:
         if value.order is None or (isinstance(now, torch.Tensor) and memory_order(now) == value.order):
             return self._copied(value.view(), now, device, like)
-        lying = torch.empty([value.shape[dim] for dim in value.order], dtype=value.dtype, device=device)
-        back = sorted(range(len(value.order)), key=value.order.__getitem__)
-        return lying.permute(back).copy_(value.view())
+        return laid(value.view(), value.order, device)
 
     def _can_take(self, now: torch.Tensor, value: torch.Tensor) -> bool:
         """Whether each element has a place of its own there; not if it is tied here to what differs there."""

@@ -19,6 +19,7 @@ from checkflow.errors import FormatError, InputError
 from checkflow.safetensorsfile import header_of
 from checkflow.state.host.capture import versions
 from checkflow.state.host.record import OptimizerRecord, Record, parse_record
+from checkflow.state.memory import laid
 from checkflow.state.names import StateName, file_of, holder_of, is_of_kind, stems
 from checkflow.state.restore.files import DTYPES, FileTensor, TensorFile
 from checkflow.state.restore.match import files_of
@@ -161,8 +162,7 @@ def _laid(value: torch.Tensor, order: tuple[int, ...] | None, name: str) -> torc
         return value
     if sorted(order) != list(range(value.dim())):
         raise FormatError(f"commit.json: {name:.200} has no order {order!s:.80}; {ELSEWHERE}")
-    lying = torch.empty([value.shape[dim] for dim in order], dtype=value.dtype)
-    return lying.permute(sorted(range(len(order)), key=order.__getitem__)).copy_(value)
+    return laid(value, order)
 
 
 def _optimizer(record: OptimizerRecord, parameters: Mapping[StateName, torch.nn.Parameter]) -> torch.optim.Optimizer:
