@@ -24,6 +24,7 @@ from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, overrun
 from checkflow.checkpointing.resumed import Freezing, doubts, of_losses, remarks
 from checkflow.checkpointing.saving import DURABLE_DEADLINE_S, make_durable, save, save_last
+from checkflow.checkpointing.step_order import StepOrder
 from checkflow.checkpointing.terminating import on_terminate, told
 from checkflow.checkpointing.together import Together
 from checkflow.checkpointing.voices import Voice, raise_problems
@@ -74,6 +75,7 @@ class Checkpointer:
         self._training = training
         self._objects = objects
         self._freezing = Freezing(training)
+        self._order = StepOrder(training, objects)
         self._store = store
         self._notify = notify
         self._tell = tell
@@ -89,6 +91,7 @@ class Checkpointer:
         if not start_over and (refused := overrun(self._left())):
             engine.executor.await_restore(refused)
         engine.start()
+        self._order.begins()
         self._on_terminate = None
         if sigterm_deadline_s is not None:
             self._on_terminate = on_terminate(engine, behind, store, sigterm_deadline_s, notify)
@@ -193,6 +196,7 @@ class Checkpointer:
             )
             for line in doubts(restored.iteration, self._training, self._objects):
                 self._engine.events.append(Doubted(restored.iteration, line))
+            self._order.begins()
             return restored.iteration
 
     def _begin_restore(self) -> None:
@@ -237,7 +241,7 @@ class Checkpointer:
                 self._pacing.ended()
             if (compared := self._objects.losses.compared()) is not None:
                 self._engine.events.append(of_losses(self._executor.completed, compared))
-            for line in self._freezing.ended():
+            for line in (*self._freezing.ended(), *self._order.ended()):
                 self._notify(f"{self._store}: {line}")
             self._narrator.ended(self._executor.completed)
         if adapting is not None:  # what the callback did is no part of the iteration
@@ -288,6 +292,7 @@ class Checkpointer:
             return
         with self._narrated("close"):
             self._closed = True
+            self._order.remove()
             try:
                 with self._inside:
                     self._end(complete=complete)

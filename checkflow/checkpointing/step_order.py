@@ -1,0 +1,103 @@
+"""Whether `step()` is the last of what an iteration does: a scheduler or an average that follows it is told of.
+
+Each checkpoint would have it as it was one iteration before. What changes between a `step()` and the next update tells
+that, unless it changed likewise before the very first update: an iteration begins with it then, and so does a resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+
+import torch
+
+from checkflow.extra import Holder, Variables, with_leaves
+from checkflow.state.host.encode import encode
+from checkflow.state.host.json_values import dump
+from checkflow.state.host.objects import HostObjects
+from checkflow.state.names import is_of_kind
+from checkflow.torch_internals import versions
+from checkflow.training import Training
+from checkflow.wrapped import is_hookable
+
+_Seen = Mapping[str, Hashable]  # what tells whether something is as it was, by name
+
+
+class StepOrder:
+    """Looks on for two iterations, from the beginning and from each restore on; then it costs nothing."""
+
+    def __init__(self, training: Training, objects: HostObjects) -> None:
+        self._training = training
+        self._objects = objects
+        self._before: _Seen | None = (
+            None  # as it was when the last iteration ended, or all began; None after the update
+        )
+        self._usual: frozenset[str] | None = None  # what changes before the first update
+        self._late: frozenset[str] | None = None  # what changes before the second, but not before the first
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+
+    def begins(self) -> None:
+        """The training is as it begins, or was restored."""
+        self.remove()
+        self._usual, self._late, self._before = None, None, self._now()
+        if self._before:
+            found = filter(is_hookable, self._training.optimizers)
+            self._hooks = [optimizer.register_step_post_hook(self._updated) for optimizer in found]
+
+    def ended(self) -> Iterator[str]:
+        """An iteration has ended. What to say, once."""
+        if not self._hooks:
+            return
+        self._before = self._now()
+        if self._late is None:
+            return
+        self.remove()
+        if self._late:
+            names = sorted(self._late)
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            yield (
+                f"{names[0]}{more}: changed after step() and before the next update, so each resume would be one step "
+                "behind; call step() last, after scheduler.step() and moving averages (nothing is wrong where the loop "
+                "does it again after a resume, as at an epoch's end)"
+            )
+
+    def remove(self) -> None:
+        """Look on no longer."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _updated(self, *_: object) -> None:
+        """An update was made: the first since an iteration ended counts."""
+        if torch.compiler.is_compiling() or self._before is None:
+            return
+        now = self._now()
+        changed = frozenset(name for name, seen in self._before.items() if now.get(name, seen) != seen)
+        self._before = None
+        if self._usual is None:
+            self._usual = changed
+        elif self._late is None:
+            self._late = changed - self._usual
+
+    def _now(self) -> _Seen:
+        """Of schedulers, scalers and what was listed as modules, tensors and objects with state of their own."""
+        listed = self._training.listed
+        found: dict[str, Hashable] = {holder: _of_tensors([tensor]) for holder, tensor in listed.tensors.items()}
+        for holder, module in listed.modules.items():
+            found[holder] = _of_tensors([*module.parameters(), *module.buffers()])
+        for holder, member in self._objects.objects.items():
+            if not is_of_kind(holder, "loader") and not isinstance(member, (Holder, Variables)):
+                try:
+                    state = with_leaves(member.state_dict(), (torch.Tensor,), _of_tensor)
+                    found[holder] = dump(encode(state, holder))
+                except Exception:  # noqa: BLE001 (it is asked again when a checkpoint is made, which says so)
+                    continue
+        return found
+
+
+def _of_tensor(_path: str, tensor: object) -> str:
+    assert isinstance(tensor, torch.Tensor)
+    return _of_tensors([tensor])
+
+
+def _of_tensors(tensors: list[torch.Tensor]) -> str:
+    counted = [tensor for tensor in tensors if not tensor.is_inference()]
+    return f"{[tensor.data_ptr() for tensor in tensors]} {versions(counted)}"

@@ -1,0 +1,110 @@
+"""What follows step() though a checkpoint should have it is told; what an iteration begins with is not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import checkflow
+
+LATE = "changed after step() and before the next update"
+
+
+class Count:
+    """An object of the user's."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def state_dict(self) -> dict[str, object]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+
+class Life:
+    def __init__(self, store: Path, told: list[str]) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 2)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.average, self.count = copy.deepcopy(self.model), Count()
+        self.held: dict[str, object] = {"number": 0, "ahead": torch.zeros(1)}
+        self.ckpt = checkflow.attach(
+            self.model, self.optimizer, store=store, scheduler=self.scheduler,
+            extra={"average": self.average, "count": self.count, "held": self.held}, notify=told.append,
+        )  # fmt: skip
+
+    def update(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(3, 4)).square().mean().backward()
+        self.optimizer.step()
+
+    def schedule(self) -> None:
+        self.scheduler.step()
+
+    def mean(self) -> None:
+        with torch.no_grad():
+            for mean, new in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                mean.lerp_(new, 0.1)
+
+    def counted(self) -> None:
+        self.count.steps += 1
+
+    def fetched(self) -> None:
+        self.held["ahead"] = torch.randn(1)
+
+    def numbered(self) -> None:
+        self.held["number"] = int(str(self.held["number"])) + 1
+
+    def step(self) -> None:
+        self.ckpt.step()
+
+
+Part = Callable[[Life], None]
+UPDATE, STEP, SCHEDULE, MEAN, COUNT = Life.update, Life.step, Life.schedule, Life.mean, Life.counted
+
+
+@pytest.mark.parametrize(
+    ("parts", "late"),
+    [
+        pytest.param([UPDATE, SCHEDULE, MEAN, COUNT, STEP], "", id="last"),
+        pytest.param([Life.fetched, MEAN, COUNT, UPDATE, SCHEDULE, STEP], "", id="begins with them"),
+        pytest.param([UPDATE, STEP, Life.fetched, Life.numbered], "", id="what is fetched ahead"),
+        pytest.param([UPDATE, STEP, SCHEDULE], "scheduler: ", id="scheduler"),
+        pytest.param([UPDATE, SCHEDULE, STEP, MEAN], "extra.average: ", id="average"),
+        pytest.param([UPDATE, SCHEDULE, MEAN, STEP, COUNT], "extra.count: ", id="object"),
+        pytest.param([UPDATE, STEP, SCHEDULE, MEAN, COUNT], "extra.average and 2 more: ", id="all"),
+    ],
+)
+def test_what_follows_step_is_told_once_in_each_run(parts: list[Part], late: str, tmp_path: Path) -> None:
+    for begun in (0, 4):
+        told: list[str] = []
+        life = Life(tmp_path / "store", told)
+        with life.ckpt as ckpt:
+            assert ckpt.restore() == begun
+            for _ in range(4):
+                for part in parts:
+                    part(life)
+        lines = [line.partition(f"{tmp_path / 'store'}: ")[2] for line in told if LATE in line]
+        assert len(lines) == bool(late) and all(line.startswith(late) for line in lines), told
+        assert not life.optimizer._optimizer_step_post_hooks
+
+
+def test_an_epochs_end_is_no_such_thing(tmp_path: Path) -> None:
+    told: list[str] = []
+    life = Life(tmp_path / "store", told)
+    with life.ckpt as ckpt:
+        ckpt.restore()
+        for _ in range(2):
+            for _ in range(3):
+                life.update()
+                ckpt.step()
+            life.scheduler.step()
+    assert not [line for line in told if LATE in line]
