@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
 import textwrap
+import time
 import warnings
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from pages import FAILURES, PAGES, ROOT, Output, draw_failures, outputs, program
 
 HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
 SHOWING = {
-    "README.md": [["demo"], ["compile", "bert"]],
+    "README.md": [["demo"]],
     "commands.md": [["compile", "alexnet"], ["compile", "bert"], ["simulate", "--iteration"]],
 }
 SHORTER = {"checkflow demo": "checkflow demo --iterations 4"}  # prints the same but for numbers
@@ -30,7 +32,7 @@ def test_output_is_what_the_command_prints(block: Output, tmp_path: Path, monkey
 
 
 def test_pages_show_output() -> None:
-    """The blocks are found: a kill and a refusal in the README, a plan and that refusal among the commands."""
+    """The blocks are found: a kill in the README, a plan and a refusal among the commands."""
     shown = {name: [block.command.split()[1:3] for block in outputs() if block.page.name == name] for name in SHOWING}
     assert shown == SHOWING
 
@@ -101,6 +103,50 @@ def test_the_tutorial_compiles_that_script_ahead(tmp_path: Path) -> None:
         ran = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
     assert "learns its schedule" not in ran.stderr
+
+
+_TRAINS = """
+import os, pathlib, signal, sys, time
+if "fails" in os.listdir():
+    sys.exit(3)
+if "killed" not in os.listdir():
+    pathlib.Path("killed").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def save(*_):
+    time.sleep(0.3)
+    pathlib.Path("saved").touch()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+signal.signal(signal.SIGTERM, save)
+pathlib.Path("again").touch()
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_container_s_entry_trains_on_after_a_kill_and_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
+    """entry.sh of failures.md: a killed trainer is started again, SIGTERM reaches it, and its own failure is told."""
+    page = (ROOT / "docs" / "howto" / "failures.md").read_text()
+    script = re.search(r"^(    trap .*?)\n\n(?!    )", page, re.MULTILINE | re.DOTALL)
+    assert script is not None
+    loop = re.search(r"^    until .*?^    wait .*?$", script[1], re.MULTILINE | re.DOTALL)
+    slurm = (ROOT / "docs" / "howto" / "first-day.md").read_text()
+    assert loop is not None and re.sub(" +#.*", "", loop[0]) in slurm, "a batch job's is the same"
+    (tmp_path / "entry.sh").write_text(textwrap.dedent(script[1]) + "\n")
+    (tmp_path / "train.py").write_text(_TRAINS)
+    (tmp_path / "python").symlink_to(sys.executable)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen(["bash", "entry.sh"], cwd=tmp_path, env=environment) as shell:
+        until = time.monotonic() + 60
+        while not (tmp_path / "again").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        shell.terminate()
+        shell.wait(60)
+    assert (tmp_path / "saved").exists()
+    (tmp_path / "fails").touch()
+    assert subprocess.run(["bash", "entry.sh"], cwd=tmp_path, env=environment).returncode == 3
 
 
 def _plain(text: str) -> str:
