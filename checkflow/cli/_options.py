@@ -75,7 +75,9 @@ def trace_options(command: Command) -> Command:
 def ranks_options(command: Command) -> Command:
     """In whose place a model file is run."""
     command = click.option(
-        "--divided", is_flag=True, help="Each rank saves a share of the state that all ranks have alike; they share a disk."
+        "--divided",
+        is_flag=True,
+        help="Each rank saves a share of the state that all have alike; they share a disk.",
     )(command)
     command = click.option("--rank", type=int, metavar="R", help="Of these ranks, the one to trace  [default: 0]")(
         command

@@ -55,7 +55,7 @@ from checkflow.units import fraction_ppm
               help="Iterations between checkpoints; auto: the fewest that the link allows.")  # fmt: skip
 @click.option("--slack", type=float, default=0.0, show_default=True, help="Drift of times and bandwidth to tolerate.")
 @click.option("--policy", type=click.Choice((*policies.names(), AUTO)), default=CHECKFLOW, show_default=True,
-              help="Which system's rule places the copies; auto: the one that wastes least time amid failures.")  # fmt: skip
+              help="Whose rule places the copies; auto: whoever wastes least time amid failures.")  # fmt: skip
 @click.option(
     "--lanes", type=int, metavar="K", help="Of rolling, lowdiff: parts, one an iteration  [default: the least]"
 )

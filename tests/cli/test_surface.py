@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,14 @@ def test_readme_names_every_command() -> None:
     """Stale documentation fails: the README speaks of each command."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     assert all(f"checkflow {name}" in readme for name in OPTIONS)
+
+
+def test_the_page_of_commands_names_those_without_json() -> None:
+    """And no other."""
+    page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+    sentence = re.search(r"`--json` prints one object: all but (.*?) have it\.", page, re.DOTALL)
+    assert sentence is not None
+    assert set(re.findall(r"`(\w+)`", sentence[1])) == {name for name in OPTIONS if "--json" not in OPTIONS[name]}
 
 
 def test_help_imports_no_command() -> None:

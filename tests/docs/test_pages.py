@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from pages import FAILURES, PAGES, ROOT, Output, draw_failures, outputs, programs
+
+from checkflow.cli import run
 
 HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
 SHOWING = {
@@ -81,6 +84,48 @@ def test_the_quickstart_survives_a_kill(tmp_path: Path) -> None:
     resumed = re.search(r"resumed iteration (\d+)", again.stderr)
     assert resumed is not None and int(resumed[1]) >= 20, again.stderr
     assert "epoch 0" not in again.stdout and "epoch 3" in again.stdout
+    ended = subprocess.run(train, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.stdout == "epoch 19 ended\n", "as the tutorial says of a run that is started after its end"
+
+
+def _until(command: list[str], folder: Path, last: str) -> list[str]:
+    """What a program tells until a line has this, without numbers; then it is killed."""
+    told = []
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            told.append(re.sub(r"\d+(\.\d+)?", "#", line.strip()))
+            if last in line:
+                break
+        process.kill()
+    return told
+
+
+def test_the_tutorial_shows_what_both_runs_say(tmp_path: Path) -> None:
+    """The first until it has learned, the second until it resumed."""
+    (tmp_path / "train.py").write_text(programs(ROOT / "README.md").replace(", 20)", ", 1000)"))
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    shown = re.sub(r"\d+(\.\d+)?", "#", "\n".join(re.findall(r"^    (checkflow: .*)$", page, re.MULTILINE))).split("\n")
+    train = [sys.executable, "-u", "train.py"]
+    told = _until(train, tmp_path, "learned its schedule") + _until(train, tmp_path, "resumed")
+    assert [line.partition(": a checkpoint every iteration adds")[0] for line in told] == [
+        line.partition(": a checkpoint every iteration adds")[0] for line in shown
+    ]
+
+
+@pytest.mark.parametrize(("link", "interval", "added"), [("63GB/s", 2, "no byte"), ("25.2GB/s", 4, "189 MiB")])
+def test_the_figures_of_parts_are_those_of_the_command(
+    link: str, interval: int, added: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """AlexNet's in guide.md, over the paper's link and over the card's own."""
+    page = _plain((ROOT / "docs" / "guide.md").read_text())
+    command = re.search(r"`checkflow (compile alexnet [^`]+)`", page)
+    assert command is not None and f"adds {added}" in page and f"{interval}" in page
+    arguments = [link if word == "63GB/s" else word for word in command[1].split()]
+    assert run([*arguments, "-o", str(tmp_path / "schedule.json"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    more = said["peak_bytes"] - said["training_peak_bytes"]
+    assert (said["interval"], f"{more / 2**20:.0f} MiB" if more else "no byte") == (interval, added)
 
 
 def test_the_tutorial_is_the_quickstart_s_script() -> None:
@@ -121,7 +166,7 @@ def save(*_):
 
 signal.signal(signal.SIGTERM, save)
 pathlib.Path("again").touch()
-while True:
+for _ in range(300):
     time.sleep(0.1)
 """
 
