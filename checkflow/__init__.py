@@ -1,4 +1,4 @@
-"""checkflow: checkpoint PyTorch training every iteration, at a memory cost that is proven before the run.
+"""checkflow: checkpoint PyTorch training every iteration, at a memory cost that is proven before a plan is followed.
 
 All that a training needs is here: `compile` a schedule, `attach` it, restore. Each name is imported on its first use.
 """
