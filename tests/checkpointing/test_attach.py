@@ -405,6 +405,14 @@ def test_a_terminated_training_resumes_where_it_was(
             assert ckpt.restore() >= completed - lost
 
 
+def test_a_containers_first_process_ends_at_sigterm_too(schedule: Schedule, tmp_path: Path) -> None:
+    """The kernel drops what such a process sends to itself and does not handle."""
+    process = _run(tmp_path, schedule, before="import os; os.kill = lambda *_: None")
+    process.until("5")
+    process.send_signal(signal.SIGTERM)
+    assert process.end()[0] == 143
+
+
 def test_a_users_own_sigterm_handler_is_called(schedule: Schedule, tmp_path: Path) -> None:
     """After the last iteration was staged."""
     process = _run(tmp_path, schedule, before="signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))")
