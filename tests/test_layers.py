@@ -135,6 +135,7 @@ ALLOWED_WITHIN: dict[str, dict[str, set[str]]] = {
         "__init__": set(),
     },
     "state": {
+        "attached": set(),
         "names": set(),
         "memory": set(),
         "groups": set(),

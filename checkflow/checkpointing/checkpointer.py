@@ -31,10 +31,12 @@ from checkflow.checkpointing.voices import Voice, raise_problems
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, PeerError, StoreError
 from checkflow.events import Doubted, Event, Resumed
+from checkflow.learning.forgotten import Forgotten
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.lifecycle import Phase
 from checkflow.runtime.stats import Meter, Stats
 from checkflow.schedule import Schedule
+from checkflow.state.attached import Attached
 from checkflow.state.host.capture import versions
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.restore import restore_parsed
@@ -74,6 +76,8 @@ class Checkpointer:
         self._behind = behind
         self._training = training
         self._objects = objects
+        self._attached = Attached(training, {**objects.objects, **objects.generators})
+        self._forgotten = None if adapting is not None else Forgotten(training, notify, lambda _: None)
         self._freezing = Freezing(training)
         self._order = StepOrder(training, objects)
         self._store = store
@@ -246,6 +250,8 @@ class Checkpointer:
             self._narrator.ended(self._executor.completed)
         if adapting is not None:  # what the callback did is no part of the iteration
             adapting.begins(sys._getframe(1))
+        elif self._forgotten is not None:
+            self._forgotten.begins(sys._getframe(1))
 
     @property
     def schedule(self) -> Schedule:
@@ -312,6 +318,7 @@ class Checkpointer:
         raise_problems(self._said)
 
     def _end(self, *, complete: bool) -> None:
+        self._attached.end()
         if self._adapting is not None:
             self._adapting.close()
         try:

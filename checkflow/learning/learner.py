@@ -23,6 +23,7 @@ from typing import Protocol
 
 from checkflow.errors import TraceError
 from checkflow.graph import Graph
+from checkflow.learning.forgotten import Forgotten
 from checkflow.learning.kept import kept_schedule, place_of
 from checkflow.learning.kinds import Kinds
 from checkflow.learning.link import Copied, LinkWatch
@@ -45,6 +46,9 @@ _WINDOW = 20  # iterations after which it is looked whether the plan is still of
 _AGAIN = 50  # iterations after which it is tried again where there was no plan; then twice as many
 _AWAITS = 50  # iterations, at most, until copies have told what the link carries
 _OTHER_CODE = "other code runs"  # the calls are the same, but what is planned at an anchor waits for one that is gone
+_UNSEEN = (
+    "of what your loop carries, generators and modules alone are looked for, so see to it that the rest is attached"
+)
 
 
 class Stage(StrEnum):
@@ -109,6 +113,7 @@ class Learner:
         self._tell = tell
         self._notify = notify
         self._found = found
+        self._forgotten = Forgotten(training, notify, found)
         self._place = place_of(store, training, interval, policy)
         self.kept = kept_schedule(self._place, notify)
         self._stage = Stage.SETTLING if self.kept is None else Stage.KNOWING
@@ -131,6 +136,7 @@ class Learner:
         self._awaited = 0  # iterations, until the link was known
         self._unplanned, self._again = 0, _AGAIN  # iterations without a plan, and after how many it is tried again
         self._was_told = False  # that there was none
+        self._has_looked = self.kept is not None  # an iteration was, for what it carries and nothing lists
         self._still = ""  # the kind whose plan is in force, and stays so where the link allows no other
 
     @property
@@ -184,6 +190,7 @@ class Learner:
 
     def begins(self, frame: FrameType, running: Running) -> None:
         """The checkpoint of the iteration that ended is under way; the next one begins when this returns."""
+        self._forgotten.begins(frame)  # before anything of it is recorded
         if self._stage is Stage.SETTLING:
             if self._awaited < _AWAITS and self._link.awaits(running.copied, running.state_bytes):
                 self._awaited += 1
@@ -219,6 +226,7 @@ class Learner:
     def _recorded_one(self, frame: FrameType, kind: str, running: Running) -> None:
         assert self._live is not None
         self._recorded += 1
+        constants = self._live.constants()
         try:
             graph = self._live.end(reachable_from(self._training, frame), ((_KIND, kind),))
         except TraceError as error:
@@ -236,6 +244,8 @@ class Learner:
         common, _ = Counter(self._recent).most_common(1)[0]
         if kind == common or self._recorded >= _RECORDED:
             self._found(graph.unlisted)
+            self._forgotten.recorded(constants)
+            self._has_looked = True
             self._planned_kind = kind
             bandwidth = self._link.asks(running.copied)
             self._planner.ask(
@@ -315,10 +325,13 @@ class Learner:
     def _give_up(self, why: str) -> None:
         self._stop_recording()
         self._stage, self._known = Stage.KNOWING, self._still
+        if not self._has_looked:
+            self._forgotten.cannot_record()
         if not self._was_told or self._still:
             self._was_told = True
             then = "as planned before" if self._still else "when its iteration ends, and it is tried again later"
-            self._notify(f"no schedule was learned ({why}); each checkpoint is read {then}")
+            unseen = "" if self._has_looked else f"; {_UNSEEN}"
+            self._notify(f"no schedule was learned ({why}); each checkpoint is read {then}{unseen}")
 
     def _stop_recording(self) -> None:
         """Also of what could not be stopped before."""

@@ -130,7 +130,9 @@ class OnTerminate:
         elif self._previous != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-            os._exit(128 + number)  # a container's first process comes here: the kernel drops a signal that has no handler
+            os._exit(
+                128 + number
+            )  # a container's first process comes here: the kernel drops a signal that has no handler
 
 
 def _signal_main() -> None:

@@ -97,6 +97,10 @@ class LiveIteration:
         self._unseen.check(graph)
         return replace(graph, world_size=ranks_here())
 
+    def constants(self) -> frozenset[int]:
+        """Identities of the storages that it read as it found them, and did not write."""
+        return self._record.constants()
+
     def abandon(self) -> bool:
         """Look on no longer. False where that has to be tried again, when the loop has left a mode that it is in."""
         self._over = True

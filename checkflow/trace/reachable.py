@@ -8,13 +8,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 import types
+from collections import deque
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 
 from checkflow.state.live import parameters_of
 from checkflow.state.shards import local
+from checkflow.torch_internals import MODULE_DICTS
 from checkflow.trace.execution import is_library
 from checkflow.trace.state import state_of
 from checkflow.training import Training
@@ -24,6 +28,8 @@ _MANY = 4096  # longer containers are data sets of Python objects, not inputs
 _LEAVES = (str, bytes, int, float, complex, type, types.ModuleType, torch.dtype, torch.device, torch.Size)
 
 Reached = torch.Tensor | torch.Generator
+_QUEUED = re.compile(r"\[[0-9]+\]")  # a deque's item in a path
+_REACHED = (torch.Tensor, torch.Generator)
 
 
 def sources_of(training: Training, model: str) -> dict[str, Reached]:
@@ -36,7 +42,7 @@ def sources_of(training: Training, model: str) -> dict[str, Reached]:
 
 
 def reachable(training: Training) -> dict[str, Reached]:
-    """Name -> tensor or generator; each object once, under the first name that a depth-first walk meets."""
+    """Name -> tensor or generator; each object under the first name that a walk meets, and where it is in a deque."""
     roots: list[tuple[str, object]] = [
         ("optimizer", training.optimizers),
         ("model", training.models),
@@ -50,13 +56,27 @@ def reachable_from(training: Training, frame: types.FrameType | None) -> dict[st
 
     Objects of checkflow's are left out: what they hold is no training's.
     """
+    return reach(_roots_of(training, frame), None, of_ours=False, most=_MOST)
+
+
+def objects_from(training: Training, frame: types.FrameType | None, kinds: tuple[type, ...]) -> dict[str, object]:
+    """The same of objects of these kinds, without those that an iterator of a library's has for itself."""
+    return _walk(_roots_of(training, frame), None, kinds, of_ours=False, most=_MOST, in_libraries=False)
+
+
+def objects_in(roots: list[tuple[str, object]], kinds: tuple[type, ...]) -> list[object]:
+    """What these roots have of these kinds."""
+    return list(_walk(roots, None, kinds, of_ours=True, most=None).values())
+
+
+def _roots_of(training: Training, frame: types.FrameType | None) -> list[tuple[str, object]]:
     roots: list[tuple[str, object]] = [("optimizer", training.optimizers), ("model", training.models)]
     while frame is not None:
         if not is_library(frame.f_code.co_filename):
             names = frame.f_globals if frame.f_locals is frame.f_globals else _named_globals(frame)
             roots += [("iteration", names), ("iteration", dict(frame.f_locals))]
         frame = frame.f_back
-    return reach(roots, None, of_ours=False, most=_MOST)
+    return roots
 
 
 def _named_globals(frame: types.FrameType) -> dict[str, object]:
@@ -70,25 +90,46 @@ def reach(
 
     Without `of_ours` objects of checkflow's are left out; `most`: how many are looked at.
     """
-    found: dict[str, Reached] = {}
+    return cast(dict[str, Reached], _walk(roots, module, _REACHED, of_ours=of_ours, most=most))
+
+
+def _walk(
+    roots: list[tuple[str, object]],
+    module: object,
+    kinds: tuple[type, ...],
+    *,
+    of_ours: bool,
+    most: int | None,
+    in_libraries: bool = True,
+) -> dict[str, object]:
+    found: dict[str, object] = {}
     seen: set[int] = set()
     keep: list[object] = []  # ids stay unique while what they name is alive
     todo = list(roots)
-    while todo and (most is None or len(keep) < most):
-        path, value = todo.pop()
+    queues: list[tuple[str, object]] = []  # come last: what a variable has as well is known by that
+    while (todo or queues) and (most is None or len(keep) < most):
+        path, value = (todo or queues).pop()
         with contextlib.suppress(Exception):  # an object's own code may raise when it is looked at, as a proxy's does
-            if value is None or isinstance(value, _LEAVES) or id(value) in seen:
+            if value is None or isinstance(value, _LEAVES):
+                continue
+            if id(value) in seen:
+                if isinstance(value, kinds) and is_queued(path):
+                    found[path] = local(value) if isinstance(value, torch.Tensor) else value
                 continue
             if not of_ours and f"{type(value).__module__}.".startswith("checkflow."):
                 continue
             seen.add(id(value))
             keep.append(value)
-            if isinstance(value, (torch.Tensor, torch.Generator)):
+            if not in_libraries and isinstance(value, types.GeneratorType) and is_library(value.gi_code.co_filename):
+                continue
+            if isinstance(value, kinds):
                 found[path] = local(value) if isinstance(value, torch.Tensor) else value
-                if isinstance(value, torch.Tensor) and value.is_leaf and value.grad is not None:
+            if isinstance(value, torch.Tensor):
+                if value.is_leaf and value.grad is not None:
                     todo.append((f"{path}.grad", value.grad))
-            else:
-                todo += reversed([(f"{path}.{key}", item) for key, item in _children(value, module)])
+            elif not isinstance(value, torch.Generator):
+                onto = queues if isinstance(value, deque) else todo
+                onto += reversed([(f"{path}.{key}", item) for key, item in _children(value, module)])
     return found
 
 
@@ -100,6 +141,9 @@ def _children(value: object, module: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, (list, tuple)):
         if len(value) <= _MANY:
             yield from ((str(index), item) for index, item in enumerate(value))
+    elif isinstance(value, deque):
+        if len(value) <= _MANY:  # copied first: other threads may add to it
+            yield from ((f"[{index}]", item) for index, item in enumerate(tuple(value)))
     elif isinstance(value, functools.partial):
         yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
     elif isinstance(value, types.MethodType):
@@ -138,3 +182,14 @@ def _names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)
+
+
+def is_queued(path: str) -> bool:
+    """Whether it leads through a deque."""
+    return any(_QUEUED.fullmatch(part) for part in path.split("."))
+
+
+def shown(path: str) -> str:
+    """As code would have it: what the walk begins with and where modules keep things is left out."""
+    parts = (part.strip("[]") if _QUEUED.fullmatch(part) else part for part in path.split("."))
+    return ".".join(part for part in parts if part not in MODULE_DICTS).removeprefix("iteration.")

@@ -99,6 +99,10 @@ class IterationRecord:
         )
         return _measured(replace(graph, unlisted=found), recording)
 
+    def constants(self) -> frozenset[int]:
+        """Identities of the storages that the iteration read as it found them, and did not write."""
+        return self._second.constants()
+
     def finished_program(self) -> torch.fx.GraphModule:
         """The program that was kept."""
         assert self._recording.program is not None

@@ -1,9 +1,9 @@
 """What an iteration hands on to the next that is no state of a model or optimizer: a moving average, a hidden state.
 
 A storage is carried if what it held when the iteration began is read before it is wholly overwritten, and it is written
-anew or gives way to another. What is only read (a batch that is used again, a cache) is a constant, what is overwritten
-first (a static input) is scratch, what nothing reads later (the last loss) is a result, and what nobody can name and is
-cleared in the end tells nothing.
+anew or gives way to another. What is only read (a batch that is used again, a cache) is a constant, unless the
+iteration before put it into a deque; what is overwritten first (a static input) is scratch, what nothing reads later
+(the last loss) is a result, and what nobody can name and is cleared in the end tells nothing.
 
 A gradient is carried if it is read as the iteration before left it, and the iteration leaves one again that is not
 cleared: where `step()` stands between the gradient and its update, or gradients are damped and not dropped.
@@ -11,18 +11,18 @@ cleared: where `step()` stands between the gradient and its update, or gradients
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from checkflow.graph import Role
-from checkflow.state.live import asked_state, parameters_of
+from checkflow.state.live import parameters_of
 from checkflow.state.names import StateName
 from checkflow.state.shards import local
-from checkflow.torch_internals import MODULE_DICTS, SCALER_TENSORS, OpOverload, schema_of, storage_id
+from checkflow.torch_internals import SCALER_TENSORS, OpOverload, schema_of, storage_id
 from checkflow.trace.execution import user_line
-from checkflow.trace.reachable import Reached, reach
+from checkflow.trace.held import storages_held
+from checkflow.trace.reachable import Reached, is_queued, shown
 from checkflow.trace.storages import Ledger, Storage, has_storage
 from checkflow.trace.writes import traits
 from checkflow.training import Training
@@ -39,7 +39,7 @@ class Watch:
     def __init__(self, ledger: Ledger, reached: Mapping[str, Reached], training: Training) -> None:
         self.before = frozenset(ledger.alive.values())
         self.gradients = _gradients(training, ledger)  # that the iteration before left
-        self.paths = _paths(reached)
+        self.ways = _ways(reached)
         self.wrote: dict[Storage, str] = {}  # with the user's line
         self.made: set[Storage] = set()  # which may have the identity of one that was freed
         self.needed: dict[Storage, bool] = {}  # whether the first access read, or wrote a part
@@ -50,7 +50,7 @@ class Watch:
 
     def existed(self, storage: Storage) -> bool:
         """Whether it did when the iteration began."""
-        return storage in self.before or (storage.identity in self.paths and storage not in self.made)
+        return storage in self.before or (storage.identity in self.ways and storage not in self.made)
 
     def saw(
         self,
@@ -94,6 +94,14 @@ class Watch:
         elif writes:
             self.zeroed.discard(part)
 
+    def constants(self) -> frozenset[int]:
+        """Identities of what was there when the iteration began, was read as it was, and was not written."""
+        return frozenset(
+            storage.identity
+            for storage, needed in self.needed.items()
+            if needed and self.existed(storage) and storage not in self.wrote
+        )
+
 
 def unlisted(
     training: Training,
@@ -107,37 +115,44 @@ def unlisted(
 
     `state` and `reached` are as they are at its end: its state, and what code can reach then, by name.
     """
-    paths = _paths(reached)
-    by_path = {path: identity for identity, path in paths.items()}
-    listed = {storage_id(tensor.untyped_storage()) for tensor in _tensors_of_objects(training)}
+    paths = _ways(reached)
+    by_path = {path: identity for identity, all_of_it in paths.items() for path in all_of_it}
+    listed = storages_held(training, own=False)
     found: dict[Storage, Unlisted] = {}
+    queued: dict[Storage, Unlisted] = {}  # which a variable may hand on as well
 
-    def add(storage: Storage) -> None:
-        path = paths.get(storage.identity, "")
+    def add(storage: Storage, path: str = "") -> None:
+        path = path or next(iter(paths.get(storage.identity, ())), "")
         known = _is_listed(storage) or storage in state or storage.identity in listed or path.endswith(".grad")
         # DistributedDataParallel clears its map of the parameters that were used.
         known |= not path and storage in second.cleared
-        if storage.size_bytes and not known and storage not in found:
+        into = queued if is_queued(path) else found
+        if storage.size_bytes and not known and storage not in into:
             where = second.wrote.get(storage, "")
-            found[storage] = Unlisted(_shown(path), storage.size_bytes, where, path.endswith(_SCALERS))
+            into[storage] = Unlisted(shown(path), storage.size_bytes, where, path.endswith(_SCALERS))
 
-    gone: list[Storage] = []
+    gone: list[tuple[Storage, list[str]]] = []  # with the ways that lead elsewhere now
     for storage, needed in second.needed.items():
         if not needed or not second.existed(storage) or _is_listed(storage):
             continue
+        ways = second.ways.get(storage.identity, [])
+        elsewhere = [way for way in ways if by_path.get(way) != storage.identity]
         if storage in second.wrote and storage.freed is None:
             add(storage)
-        elif storage.freed is not None or by_path.get(second.paths.get(storage.identity, "")) != storage.identity:
-            gone += [] if first.existed(storage) else [storage]  # made by the iteration before, not by the factory
+        elif not first.existed(storage):  # made by the iteration before, not by the factory
+            if storage.freed is not None or elsewhere or not ways:
+                gone.append((storage, elsewhere))
+            if storage.freed is None and (path := next(filter(is_queued, paths.get(storage.identity, ())), "")):
+                add(storage, path)
     new = [s for s in ledger.alive.values() if not second.existed(s) and not _is_listed(s) and s not in state]
-    for old in gone:
-        path = second.paths.get(old.identity)
-        heir = ledger.alive.get(by_path.get(path, 0)) if path is not None else None
-        if heir is None:
+    for old, elsewhere in gone:
+        heirs = [(ledger.alive.get(by_path.get(way, 0)), way) for way in sorted(elsewhere, key=is_queued)]
+        heir, path = next(((each, way) for each, way in heirs if each is not None and each is not old), (None, ""))
+        if heir is None and len(elsewhere) == len(second.ways.get(old.identity, ())):  # no way leads to it any more
             heir = next((s for s in new if s.size_bytes == old.size_bytes and s not in found), None)
         if heir is not None and heir is not old:
-            add(heir)
-    return (*found.values(), *_carried_gradients(training, second, ledger))
+            add(heir, path)
+    return (*found.values(), *queued.values(), *_carried_gradients(training, second, ledger))
 
 
 def _carried_gradients(training: Training, watch: Watch, ledger: Ledger) -> Iterator[Unlisted]:
@@ -169,34 +184,10 @@ def _is_state(storage: Storage) -> bool:
     return storage.role is not None and storage.role.is_state
 
 
-def _paths(reached: Mapping[str, Reached]) -> dict[int, str]:
-    """Identity of a storage -> the first way that leads to it."""
-    found: dict[int, str] = {}
+def _ways(reached: Mapping[str, Reached]) -> dict[int, list[str]]:
+    """Identity of a storage -> the ways that lead to it."""
+    found: dict[int, list[str]] = {}
     for path, value in reached.items():
         if isinstance(value, torch.Tensor) and value.layout == torch.strided and has_storage(value):
-            found.setdefault(storage_id(value.untyped_storage()), path)
+            found.setdefault(storage_id(value.untyped_storage()), []).append(path)
     return found
-
-
-def _tensors_of_objects(training: Training) -> Iterator[torch.Tensor]:
-    """What objects give when they are asked; where that are copies, what they have that is like them."""
-    for holder, member in training.listed.objects.items():
-        given = [tensor for _, tensor in asked_state({holder: member}) if has_storage(tensor)]
-        yield from given
-        found = reach([(holder, member)], None).values()
-        own = [value for value in found if isinstance(value, torch.Tensor) and has_storage(value)]
-        kept = {storage_id(tensor.untyped_storage()) for tensor in own}
-        copies = Counter(_like(tensor) for tensor in given if storage_id(tensor.untyped_storage()) not in kept)
-        for tensor in own:
-            if copies[_like(tensor)]:
-                copies[_like(tensor)] -= 1
-                yield tensor
-
-
-def _like(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-    return tensor.dtype, tuple(tensor.shape)
-
-
-def _shown(path: str) -> str:
-    """As code would have it: what the walk begins with and where modules keep things is left out."""
-    return ".".join(part for part in path.split(".") if part not in MODULE_DICTS).removeprefix("iteration.")

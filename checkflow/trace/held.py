@@ -1,0 +1,89 @@
+"""What the checkpoints of this process's trainings hold, and what the objects have that they ask: it is not forgotten.
+
+An object that is listed counts with what it gives when it is asked, or where that are copies, with what it has that is
+like them. What is attached otherwise, a scheduler or a loader, counts with all that it has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+
+from checkflow.extra import Stateful, Variables
+from checkflow.state.attached import attached_here
+from checkflow.state.holders import extra_state_of, models_of, modules_of
+from checkflow.state.live import asked_state
+from checkflow.state.shards import local
+from checkflow.torch_internals import storage_id
+from checkflow.trace.reachable import objects_in, reach
+from checkflow.trace.storages import has_storage
+from checkflow.training import Training
+
+Roots = list[tuple[str, object]]
+
+
+def storages_held(training: Training, *, own: bool) -> frozenset[int]:
+    """Identities of storages: of objects that are asked, and of what other trainings have; with `own`, also of this
+    one's models, optimizers and listed modules and tensors."""
+    others = [one.training for one in attached_here() if one.training is not training]
+    listed = [one.listed.objects for one in (training, *others)]
+    found = [tensor for objects in listed for tensor in _given_by(objects)] + _tensors_in(_beside())
+    for one in (training, *others) if own else others:
+        found += _tensors_of(one)
+    return frozenset(storage_id(each.untyped_storage()) for each in map(local, found) if has_storage(each))
+
+
+def objects_held(training: Training, kinds: tuple[type, ...]) -> list[object]:
+    """What the objects of these kinds are that objects have which are asked, or that are attached themselves."""
+    own_state: Roots = [found for model in models_of(training).values() for found in extra_state_of(model).items()]
+    listed = [_named_in(found) for found in training.listed.objects.items()]
+    return objects_in(listed + _beside() + own_state, kinds)
+
+
+def _beside() -> Roots:
+    """What is attached beside what trainings list."""
+    trainings = [(one.beside, one.training.listed.objects) for one in attached_here()]
+    return [found for beside, listed in trainings for found in beside.items() if found[0] not in listed]
+
+
+def _named_in(found: tuple[str, object]) -> tuple[str, object]:
+    """Of a namespace those variables alone that are named."""
+    name, member = found
+    return name, member.state_dict() if isinstance(member, Variables) else member
+
+
+def _given_by(objects: Mapping[str, Stateful]) -> Iterator[torch.Tensor]:
+    for name, member in objects.items():
+        given = [tensor for _, tensor in asked_state({name: member}) if has_storage(tensor)]
+        yield from given
+        own = [each for each in _tensors_in([_named_in((name, member))]) if has_storage(each)]
+        kept = {storage_id(tensor.untyped_storage()) for tensor in own}
+        copies = Counter(_like(tensor) for tensor in given if storage_id(tensor.untyped_storage()) not in kept)
+        for tensor in own:
+            if copies[_like(tensor)]:
+                copies[_like(tensor)] -= 1
+                yield tensor
+
+
+def _like(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+    return tensor.dtype, tuple(tensor.shape)
+
+
+def _tensors_of(training: Training) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = list(training.listed.tensors.values())
+    for module in modules_of(training).values():
+        found += _with_gradients([*module.parameters(), *module.buffers()])
+    return found + _tensors_in([("optimizer", dict(each.state)) for each in training.optimizers])
+
+
+def _with_gradients(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    for tensor in tensors:
+        yield tensor
+        if tensor.is_leaf and tensor.grad is not None:
+            yield tensor.grad
+
+
+def _tensors_in(roots: Roots) -> list[torch.Tensor]:
+    return [value for value in reach(roots, None).values() if isinstance(value, torch.Tensor)]
