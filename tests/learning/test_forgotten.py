@@ -244,7 +244,7 @@ def test_looking_takes_a_hundredth_of_the_time(monkeypatch: pytest.MonkeyPatch) 
         return {}
 
     monkeypatch.setattr(forgotten, "objects_from", looked)
-    monkeypatch.setattr(forgotten.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     loop = Loop()
     finder = Forgotten(Training(loop.model, loop.optimizer, lambda: None), print, print)
     for _ in range(2000):
