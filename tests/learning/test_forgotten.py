@@ -66,12 +66,12 @@ def until_recorded(ckpt: Checkpointer, iterate: Callable[[int], None]) -> None:
 def test_a_generator_that_draws_is_named_once_with_what_to_do(tmp_path: Path) -> None:
     loop, told = Loop(), list[str]()
     noise, rng, old, dice = torch.Generator(), np.random.default_rng(0), np.random.RandomState(0), random.Random(0)
-    unused = torch.Generator()
+    unused, default, shuffle = torch.Generator(), torch.default_generator, random.shuffle  # saved anyway
 
     def iterate(number: int) -> None:
         loop.iterate(number)
         torch.randn(3, generator=noise)
-        rng.normal(), old.rand(), dice.random(), random.random(), np.random.rand(), torch.rand(1)
+        rng.normal(), old.rand(), dice.random(), shuffle([1, 2]), np.random.rand(), torch.rand(1, generator=default)
 
     with attached(loop, tmp_path / "store", told) as ckpt:
         iterate_all(ckpt, iterate, 20)
@@ -189,7 +189,7 @@ def test_what_another_training_has_attached_is_not_named(tmp_path: Path) -> None
 
 def test_what_is_no_longer_attached_is_named(tmp_path: Path) -> None:
     first, loop, told, noise = Loop(), Loop(), list[str](), torch.Generator()
-    with attached(first, tmp_path / "first", generators={"noise": noise}):
+    with attached(first, tmp_path / "first", generators={"noise": noise}) as closed:
         pass
 
     def iterate(number: int) -> None:
@@ -199,7 +199,7 @@ def test_what_is_no_longer_attached_is_named(tmp_path: Path) -> None:
     with attached(loop, tmp_path / "second", told) as ckpt:
         iterate_all(ckpt, iterate, 5)
     (line,) = lacking(told)
-    assert line.startswith("iterate.noise ")
+    assert line.startswith("iterate.noise ") and closed.status()
 
 
 def test_of_a_namespace_the_variables_that_are_listed_alone_are_known(tmp_path: Path) -> None:
