@@ -18,17 +18,33 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.context import BaseContext
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from checkflow.errors import InputError
 
 item = TypeVar("item", covariant=True)
-_GLOBAL = ("RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler")
+_UNSEEDED = tuple(each.__iter__ for each in (RandomSampler, WeightedRandomSampler, SubsetRandomSampler))
+_COMPARED = 64  # batches of two passes
+_IN_PLACE = {  # arguments of DataLoader's
+    "sampler": "sampler is not taken; give a torch.utils.data.Subset of the dataset (for a rank: its part), a "
+    "batch_sampler, or attach torchdata's StatefulDataLoader",
+    "generator": "generator is not taken; give a seed, which each epoch's order is made of",
+    "in_order": "in_order is not taken; batches come in their order, which the position is counted in",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +60,9 @@ class ResumableLoader(Generic[item]):
     """Iterates like a DataLoader over a map-style dataset, and has state_dict and load_state_dict.
 
     A pass that was left early (break, or a restored checkpoint) is continued by the next `for`; a pass that ended
-    raises `epoch` by one. A checkpoint taken after an epoch's last batch therefore resumes with a pass of no batches,
-    so that what the user does at the end of an epoch is done.
+    raises `epoch` by one. One that was left at its last batch, as by zip, has ended, too: the next `for` begins the
+    next epoch. Only a checkpoint taken after an epoch's last batch resumes with a pass of no batches, so that what the
+    user does at the end of an epoch is done.
 
     With workers, each seeds Python's, NumPy's and torch's generators before each batch by seed, epoch and position, so
     random augmentations do not depend on who fetched what. Without, they draw from the training's own generators.
@@ -59,9 +76,10 @@ class ResumableLoader(Generic[item]):
         batch_sampler: batches of indices in place of the four above. Has to give the same batches each time, or, if it
             has set_epoch, the same for the same epoch.
         num_workers: of this and what follows the meaning is that of torch.utils.data.DataLoader.
+        others: none. DataLoader's other arguments are refused with what to give in their place.
 
     Raises:
-        InputError: a dataset or a sampler that cannot be resumed.
+        InputError: a dataset or a sampler that cannot be resumed, or another argument.
     """
 
     def __init__(
@@ -81,7 +99,12 @@ class ResumableLoader(Generic[item]):
         multiprocessing_context: BaseContext | str | None = None,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
+        **others: NoReturn,
     ) -> None:
+        for name in others:
+            raise InputError(
+                f"loader: {_IN_PLACE.get(name, f'{name!r:.40} is no argument of ResumableLoader; see its help')}"
+            )
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise InputError("loader: an iterable dataset has no positions; use torchdata's StatefulDataLoader")
         if batch_size < 1 or seed < 0:
@@ -95,6 +118,7 @@ class ResumableLoader(Generic[item]):
         self._generator = torch.Generator()
         self._items = 0  # of the current epoch that the loop was given
         self._pass = 0  # number of the pass that may go on
+        self._loaded = False  # the position is a checkpoint's, and no pass was begun there yet
         self._loader: DataLoader[item] = DataLoader(
             _Seeded(dataset, seed),
             batch_sampler=cast(torch.utils.data.Sampler[list[int]], self._batches),
@@ -124,6 +148,12 @@ class ResumableLoader(Generic[item]):
         return len(self._batches)
 
     def __iter__(self) -> Iterator[item]:
+        loaded, self._loaded = self._loaded, False  # also where nobody asks for the first batch, as zip may not
+        return self._pass_from_here(loaded)
+
+    def _pass_from_here(self, loaded: bool) -> Iterator[item]:
+        if self._items and not loaded and not self._batches.goes_on(self.epoch, self._items):
+            self._move(self.epoch + 1, 0)  # it was left at its last batch
         self._pass += 1
         number = self._pass
         self._batches.start = self._items
@@ -142,6 +172,7 @@ class ResumableLoader(Generic[item]):
 
     def _move(self, epoch: int, items: int) -> None:
         self._pass += 1
+        self._loaded = False
         self._batches.epoch, self._items = epoch, items
 
     def state_dict(self) -> dict[str, object]:
@@ -166,6 +197,7 @@ class ResumableLoader(Generic[item]):
         assert isinstance(epoch, int) and isinstance(items, int)
         self._batches.check(epoch, items)
         self._move(epoch, items)
+        self._loaded = True
 
 
 class _Batches:
@@ -208,6 +240,12 @@ class _Batches:
             raise InputError(f"loader: epoch {epoch}, item {items} is no position; the dataset has {self._size} items")
         if self._given is not None:
             next(self._rest(epoch, items), None)
+
+    def goes_on(self, epoch: int, items: int) -> bool:
+        """Whether a batch follows after so many items."""
+        if self._given is None:  # without drawing an order
+            return self._size - items >= (self._batch_size if self._drop_last else 1)
+        return next(self._rest(epoch, items), None) is not None
 
     def _rest(self, epoch: int, start: int) -> Iterator[Sequence[int]]:
         if self._given is None:
@@ -265,10 +303,24 @@ def _mixed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _refuse_unseeded(batch_sampler: object) -> None:
-    for sampler in (batch_sampler, getattr(batch_sampler, "sampler", None)):
-        if type(sampler).__name__ in _GLOBAL:
-            raise InputError(
-                f"loader: a {type(sampler).__name__} gives another order each time; use shuffle=True and a seed, or a "
-                "sampler with set_epoch"
-            )
+def _refuse_unseeded(batch_sampler: Any) -> None:
+    """Its first batches are asked for twice. The global generators are left as they were."""
+    if batch_sampler is None:
+        return
+    set_epoch = getattr(batch_sampler, "set_epoch", None)
+    inner = getattr(batch_sampler, "sampler", batch_sampler)
+    unseeded = set_epoch is None and getattr(type(inner), "__iter__", None) in _UNSEEDED  # two of its orders may agree
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    passes: list[list[list[int]]] = []
+    for _ in range(0 if unseeded else 2):
+        if set_epoch is not None:
+            set_epoch(0)
+        passes.append([list(batch) for batch in islice(batch_sampler, _COMPARED)])
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+    torch.set_rng_state(before[2])
+    if unseeded or passes[0] != passes[1]:
+        raise InputError(
+            f"loader: a {type(inner).__name__} gives another order each time; use shuffle=True and a seed, or a "
+            "sampler with set_epoch"
+        )

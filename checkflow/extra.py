@@ -2,11 +2,13 @@
 
 A module's tensors are named as a model's, "extra.ema/module.weight"; a tensor is "extra.hidden/tensor". Both are bound
 once, so they have to be changed in place. A dict, or an object with state_dict and load_state_dict, is asked anew each
-time: its tensors, "extra.batch/x", may be others in each iteration. So is a module whose code adds to its state_dict.
+time: its tensors, "extra.batch/x", may be others in each iteration. So is a module whose code adds to its state_dict,
+and a random generator of NumPy's or Python's.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 from collections import OrderedDict
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from checkflow.errors import InputError
@@ -46,6 +49,45 @@ class Holder:  # checkpoints have this name as the type of such an object
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         self._held.clear()
         self._held.update(state_dict)
+
+
+class RandomState:  # checkpoints have this name as the type of such a generator
+    """A generator of NumPy's or Python's: numpy.random.Generator and RandomState, random.Random."""
+
+    def __init__(self, name: str, held: np.random.Generator | np.random.RandomState | random.Random) -> None:
+        self._name = name
+        self._held = held
+
+    def state_dict(self) -> dict[str, object]:
+        if isinstance(self._held, np.random.Generator):
+            return {"kind": "Generator", "state": dict(self._held.bit_generator.state)}
+        if isinstance(self._held, np.random.RandomState):
+            return {"kind": "RandomState", "state": self._held.get_state(legacy=False)}
+        return {"kind": "Random", "state": self._held.getstate()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises InputError for the state of another kind of generator."""
+        ours, theirs = (_kind_of(each) for each in (self.state_dict(), state_dict))
+        if ours != theirs:
+            raise InputError(f"{self._name}: is a {ours}, {theirs} in the checkpoint; use the same kind of generator")
+        if isinstance(self._held, np.random.Generator):
+            self._held.bit_generator.state = state_dict["state"]
+        elif isinstance(self._held, np.random.RandomState):
+            self._held.set_state(state_dict["state"])
+        else:
+            self._held.setstate(state_dict["state"])
+
+
+def _kind_of(state: Mapping[str, Any]) -> str:
+    inner = state.get("state")
+    return f"{state.get('kind')} of {inner['bit_generator']}" if isinstance(inner, dict) else str(state.get("kind"))
+
+
+def is_random(value: object) -> bool:
+    """Whether it is a random generator that `extra` takes."""
+    return isinstance(value, (np.random.Generator, np.random.RandomState)) or (
+        isinstance(value, random.Random) and not isinstance(value, random.SystemRandom)
+    )
 
 
 class Variables:
@@ -117,6 +159,8 @@ class Extra:
                 found.objects[holder] = Holder(value)
             elif isinstance(value, Stateful) and not isinstance(value, type):
                 found.objects[holder] = value
+            elif is_random(value):
+                found.objects[holder] = RandomState(holder, value)
             else:
                 raise InputError(f"{holder}: {_refusal(value)}")
         return found
@@ -135,8 +179,8 @@ def _refusal(value: object) -> str:
     if isinstance(value, torch.Generator):
         return "a torch.Generator is no state of this kind; give it in generators={...}"
     return (
-        f"a {type(value).__name__} cannot be taken; give a module, a tensor, a dict of tensors and plain values, or an "
-        "object with state_dict and load_state_dict"
+        f"a {type(value).__name__} cannot be taken; give a module, a tensor, a dict of tensors and plain values, a "
+        "NumPy Generator, or an object with state_dict and load_state_dict"
     )
 
 

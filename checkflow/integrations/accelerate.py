@@ -85,14 +85,15 @@ def attach(
     loaders = {name: _followed(name, one) for name, one in _named("loader", loader).items()}
     drawn = {f"{name}.{own}": generator for name, one in loaders.items() for own, generator in _generators(one).items()}
     registered = {f"{_KEY}-{number}": one for number, one in enumerate(accelerator._custom_objects)}
+    schedulers = [getattr(one, "scheduler", one) for one in _named("scheduler", scheduler).values()]
     return attach_to(
         model,
         optimizer,
         store=store,
         loader=cast(Any, tuple(loaders.values())),
-        scheduler=cast(Any, tuple(getattr(one, "scheduler", one) for one in _named("scheduler", scheduler).values())),
+        scheduler=cast(Any, tuple(schedulers)),
         scaler=accelerator.scaler,
-        extra={**(extra or {}), _KEY: _Accumulation(accelerator), **registered},
+        extra={**(extra or {}), _KEY: _Accumulation(accelerator, _named("optimizer", optimizer)), **registered},
         generators={**(generators or {}), **drawn},
         **options,
     )
@@ -129,14 +130,31 @@ def _sampler_of_all(loader: Any) -> Any:
 
 
 class _Accumulation:
-    """The count of batches since an update; where one is being made up there is nothing to resume from."""
+    """The count of batches since an update; where one is being made up there is nothing to resume from.
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    It is asked for at each checkpoint, and sees what the Accelerator was given since it was attached.
+    """
+
+    def __init__(self, accelerator: Accelerator, optimizers: Mapping[str, Any]) -> None:
         self._accelerator = accelerator
+        self._optimizers = [getattr(one, "optimizer", one) for one in optimizers.values()]
+        self._registered = len(accelerator._custom_objects)
+        self._schedulers = len(accelerator._schedulers)
 
     def state_dict(self) -> dict[str, object]:
         if not self._accelerator.sync_gradients:
             raise InputError("step: gradients are being accumulated; call it where accelerator.sync_gradients")
+        if len(self._accelerator._custom_objects) != self._registered:
+            raise InputError(
+                "register_for_checkpointing: was called after attach(), and no checkpoint has what it was given; call "
+                "it before"
+            )
+        for added in self._accelerator._schedulers[self._schedulers :]:
+            if any(added.scheduler.optimizer is one for one in self._optimizers):
+                raise InputError(
+                    "prepare: was given a scheduler after attach(), and no checkpoint has it; call it before, and "
+                    "attach(scheduler=...) what it gives"
+                )
         return {"step": self._accelerator.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -240,17 +240,26 @@ class _Resumable:
         raise InputError("resumable Trainer: has no store; give callbacks=[CheckflowCallback('checkpoints')]")
 
     def train(self: Any, resume_from_checkpoint: str | bool | None = None, *given: Any, **named: Any) -> Any:
-        """As Trainer's. True takes the newest checkpoint of the store that verifies, or begins where it has none."""
+        """As Trainer's. True takes the newest checkpoint of the store that verifies, or begins where it has none.
+
+        Where one is taken, `eval_on_start` has been done by the run that began.
+        """
         callback = self._checkflow
         with tempfile.TemporaryDirectory(prefix="checkflow-") as folder:
             callback.prepare(self, only_export=self._only_export)
             if resume_from_checkpoint is True:
                 resume_from_checkpoint = callback.find(Path(folder))
+            evaluates, self.args.eval_on_start = (
+                self.args.eval_on_start,
+                self.args.eval_on_start and not callback.resumes,
+            )
             try:
                 return super().train(resume_from_checkpoint, *given, **named)  # type: ignore[misc]
             except BaseException:
                 callback.abandon(*sys.exc_info())
                 raise
+            finally:
+                self.args.eval_on_start = evaluates
 
     def _load_from_checkpoint(self: Any, *given: Any) -> None:
         if not self._checkflow.resumes:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -189,6 +192,55 @@ def test_what_cannot_be_taken_is_refused_by_name(
 ) -> None:
     with pytest.raises(InputError, match=message):
         Life().attach(bare, tmp_path / "store", [], extra=extra)
+
+
+def generators() -> dict[str, Any]:
+    """Of NumPy's and Python's, one of each kind."""
+    return {
+        "pcg": np.random.default_rng(1),
+        "twister": np.random.Generator(np.random.MT19937(2)),
+        "philox": np.random.Generator(np.random.Philox(3)),
+        "older": np.random.RandomState(4),
+        "python": random.Random(5),
+    }
+
+
+def draws(given: dict[str, Any]) -> list[float]:
+    """A normal of each, of which some keep a second one for later."""
+    return [one.gauss() if isinstance(one, random.Random) else float(one.normal()) for one in given.values()]
+
+
+def test_generators_of_numpy_and_python_go_on(bare: Schedule, tmp_path: Path) -> None:
+    """Where they were when the checkpoint was taken. One of another kind is refused by its name."""
+    first, life = generators(), Life()
+    with life.attach(bare, tmp_path / "store", [], extra=first) as ckpt:
+        draws(first)
+        life.iteration()
+        ckpt.step()
+    expected = [draws(first) for _ in range(3)]
+    second = generators()
+    with life.attach(bare, tmp_path / "store", [], extra=second) as ckpt:
+        assert ckpt.restore() == 1
+        assert [draws(second) for _ in range(3)] == expected
+    other = generators() | {"pcg": np.random.Generator(np.random.SFC64(1))}
+    with (
+        life.attach(bare, tmp_path / "store", [], extra=other) as ckpt,
+        pytest.raises(
+            InputError, match=r"extra\.pcg: .*a Generator of SFC64, Generator of PCG64 in the checkpoint; use"
+        ),
+    ):
+        ckpt.restore()
+
+
+def test_where_a_generator_of_numpys_goes_is_said(bare: Schedule, tmp_path: Path) -> None:
+    """Which is neither among torch's generators nor within a dict."""
+    rng = np.random.default_rng()
+    with pytest.raises(InputError, match=r"^generator\.rng: is a Generator; give it in extra=\{'rng': \.\.\.\}$"):
+        Life().attach(bare, tmp_path / "store", [], generators={"rng": rng})
+    with pytest.raises(InputError, match=r"^extra\.h\.rng: a numpy\..*Generator cannot be saved here; list it by"):
+        Life().attach(bare, tmp_path / "store", [], extra={"h": {"rng": rng}})
+    with pytest.raises(InputError, match=r"^extra\.rng: a SystemRandom cannot be taken"):
+        Life().attach(bare, tmp_path / "store", [], extra={"rng": random.SystemRandom()})
 
 
 def test_a_tensor_too_large_for_the_record_that_no_file_has_room_for_is_refused(bare: Schedule, tmp_path: Path) -> None:

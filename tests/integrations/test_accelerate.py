@@ -145,8 +145,21 @@ def shorter():
         ckpt.restore()
         for batch in one.loader:
             pass
+def registered():
+    one = life("i")
+    with attached(one) as ckpt:
+        one.accelerator.register_for_checkpointing(one.scheduler.scheduler)
+        ckpt.step()
+def late():
+    one = life("j")
+    with attached(one) as ckpt:
+        one.accelerator.prepare(torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(one.model.parameters(), 1.0)))
+        ckpt.step()  # another's
+        one.accelerator.prepare(torch.optim.lr_scheduler.ConstantLR(one.optimizer.optimizer))
+        ckpt.step()
 said = {}
-for case in (prepared, deepspeed, scaler, extra, iterable, sampler, shorter, accumulating):  # which leaves it so
+cases = (prepared, deepspeed, scaler, extra, iterable, sampler, shorter, registered, late, accumulating)
+for case in cases:  # the last leaves it so
     try:
         case()
     except Exception as error:
@@ -162,6 +175,10 @@ SAYS = {
     "iterable": "loader: a prepared loader without a batch sampler has no positions; leave torchdata's "
     "StatefulDataLoader out of prepare(), or give the dataset a length",
     "accumulating": "step: gradients are being accumulated; call it where accelerator.sync_gradients",
+    "registered": "register_for_checkpointing: was called after attach(), and no checkpoint has what it was given; "
+    "call it before",
+    "late": "prepare: was given a scheduler after attach(), and no checkpoint has it; call it before, and "
+    "attach(scheduler=...) what it gives",
     "sampler": "loader: use_seedable_sampler differs from the checkpoint's; prepare it as it was",
     "shorter": "loader: has 5 batches, 11 in the checkpoint; use the same data",
 }

@@ -184,6 +184,22 @@ def test_what_is_refused(what: str, says: str, tmp_path: Path) -> None:
     assert says in run(what, tmp_path, fails=True)
 
 
+def test_what_is_evaluated_at_the_start_is_not_evaluated_again(tmp_path: Path) -> None:
+    """A resumed run has the log history, and a callback's count, of one that was not; the user's argument stays."""
+    run(
+        """
+at_the_start = {"eval_on_start": True, "num_train_epochs": 1}
+life(folder / "a", "step", 3, arguments=at_the_start)
+again = make(folder / "a", "never", arguments=at_the_start)
+again.train(resume_from_checkpoint=True)
+life(folder / "b", "plain", 0, arguments=at_the_start)
+assert again.args.eval_on_start
+assert json.loads(json.dumps(final(again))) == json.loads((folder / "b" / "final.json").read_text())["final"]
+        """,
+        tmp_path,
+    )
+
+
 def test_the_best_model_is_no_checkpoint(tmp_path: Path) -> None:
     """Trainer loads it when training has ended; a store that is resumed then still has the last step's weights."""
     run(

@@ -137,6 +137,37 @@ def test_an_epoch_that_ended_resumes_with_a_pass_of_no_batches() -> None:
     assert (other.epoch, list(other), other.epoch) == (0, [], 1)
 
 
+def test_a_pass_left_at_its_last_batch_has_ended() -> None:
+    """zip and islice leave it there, and so does a break: the next loop begins the next epoch, with all its batches."""
+    one, other = (ResumableLoader(Numbers(5), 2, shuffle=True, seed=seed) for seed in range(2))
+    assert [len(list(zip(one, other, strict=False))) for _ in range(3)] == [3, 3, 3]
+    assert [len(list(islice(other, 3))) for _ in range(3)] == [3, 3, 3]
+    for kind in ({"batch_size": 2, "drop_last": True}, {"batch_sampler": [[0, 1], [2, 3]]}):
+        loader = ResumableLoader(Numbers(5), **kind)  # type: ignore[arg-type]
+        epochs = []
+        for _ in range(3):
+            for number, _ in enumerate(loader):
+                if number == 1:
+                    break
+            epochs.append(loader.epoch)
+        assert epochs == [0, 1, 2]
+
+
+def test_loaders_in_step_are_in_step_after_a_resume_at_an_epochs_end() -> None:
+    """The second of a zip is never asked for the batch that it has not: its next pass is whole all the same."""
+    loaders = [ResumableLoader(Numbers(4), 2, shuffle=True, seed=seed) for seed in range(2)]
+    for _ in zip(*loaders, strict=False):
+        states = [loader.state_dict() for loader in loaders]
+    again = [ResumableLoader(Numbers(4), 2, shuffle=True, seed=seed) for seed in range(2)]
+    for loader, state in zip(again, states, strict=True):
+        loader.load_state_dict(state)
+    assert list(zip(*again, strict=False)) == []
+    for _ in range(2):
+        expected = [[_list(batch) for batch in pair] for pair in zip(*loaders, strict=False)]
+        assert [[_list(batch) for batch in pair] for pair in zip(*again, strict=False)] == expected
+        assert len(expected) == 2
+
+
 class Buckets(torch.utils.data.Sampler[list[int]]):
     """Batches of unequal size, in an order that depends on the epoch."""
 
@@ -224,8 +255,31 @@ def test_what_cannot_be_resumed_is_refused() -> None:
     with pytest.raises(InputError, match="RandomSampler gives another order each time"):
         ResumableLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 2, False))
     ResumableLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 2, False))
+
+    class Mine(RandomSampler):
+        """Of the user's."""
+
+    class Counting(SequentialSampler):
+        """Begins elsewhere each time."""
+
+        begun = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.begun += 1
+            return iter([(self.begun + index) % 4 for index in range(4)])
+
+    for sampler in (Mine(data), Counting(data)):
+        with pytest.raises(InputError, match=f"a {type(sampler).__name__} gives another order each time"):
+            ResumableLoader(data, batch_sampler=BatchSampler(sampler, 1, False))
     with pytest.raises(InputError, match="batch_size 0"):
         ResumableLoader(data, 0)
+    for argument, message in (
+        ("sampler", "^loader: sampler is not taken; give a torch.utils.data.Subset"),
+        ("generator", "^loader: generator is not taken; give a seed"),
+        ("bach_size", "^loader: 'bach_size' is no argument of ResumableLoader"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ResumableLoader(data, **{argument: 1})  # type: ignore[arg-type]
     loader = ResumableLoader(Numbers(6), 2)
     first = iter(loader)
     next(first)

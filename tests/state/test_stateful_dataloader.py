@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import pytest
 import torch
 from resume_memory import load, save
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from checkflow.data import ResumableLoader
+from checkflow.errors import InputError
 from checkflow.state.host.objects import HostObjects
 from checkflow.training import Training
 
@@ -53,7 +55,7 @@ class Life:
                 model(x).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                self.items.append(index.tolist())
+                self.items.append(torch.as_tensor(index).tolist())
                 yield
 
     def advance(self, iterations: int) -> None:
@@ -71,8 +73,58 @@ class Life:
         return found
 
 
+class Own(Sampler[int]):
+    """Draws its order by a generator that it keeps under a name of its own, or by everybody's."""
+
+    def __init__(self, mine: torch.Generator | None = None) -> None:
+        self.mine = mine
+
+    def __len__(self) -> int:
+        return 14
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(14, generator=self.mine).tolist())  # when it is asked for its iterator
+
+
+class Shuffled(Own):
+    """Draws from Python's, one index at a time."""
+
+    def __iter__(self) -> Iterator[int]:
+        left = list(range(14))
+        while left:
+            yield left.pop(random.randrange(len(left)))
+
+
+class Unseen(Own):
+    """Draws from what nobody sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = np.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.drawn.permutation(14).tolist())
+
+
+def of_the_users(kind: str) -> dict[str, object]:
+    """What a StatefulDataLoader is given in place of shuffle."""
+    generator = torch.Generator().manual_seed(9)
+    weights = [1.0 + item for item in range(14)]
+    given: dict[str, dict[str, object]] = {
+        "weighted": {"batch_size": 4, "sampler": WeightedRandomSampler(weights, 14, generator=generator)},
+        "own": {"batch_size": 4, "sampler": Own(generator)},
+        "everybody's": {"batch_size": 4, "sampler": Own()},
+        "batches": {"batch_sampler": BatchSampler(RandomSampler(Points()), 4, False)},
+        "single": {"batch_size": None, "sampler": RandomSampler(range(4), generator=generator)},
+        "Python's": {"batch_size": 4, "sampler": Shuffled()},
+    }
+    return given[kind]
+
+
 def make_loader(kind: str, workers: int) -> object:
     """`shared`: one generator for order and workers; `global`: torch's own; `plain`: checkflow's."""
+    if kind not in ("shared", "global", "ordered", "plain"):
+        return StatefulDataLoader(Points(), num_workers=workers, **of_the_users(kind))
     if kind == "plain":
         return ResumableLoader(Points(), 4, shuffle=True, num_workers=workers)
     generator = torch.Generator().manual_seed(9) if kind == "shared" else None
@@ -84,6 +136,49 @@ def make_loader(kind: str, workers: int) -> object:
 @pytest.mark.parametrize("at", [0, 2, 4, 5])
 def test_the_order_of_the_data_and_every_bit_go_on(kind: str, workers: int, at: int) -> None:
     """In the middle of an epoch, at its last batch, and over the epochs that follow."""
+    goes_on(kind, workers, at)
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        ("weighted", 0), ("own", 2), ("everybody's", 0), ("everybody's", 1), ("batches", 0), ("single", 0),
+        ("Python's", 0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_the_order_of_a_sampler_of_the_users_goes_on(kind: str, workers: int, at: int) -> None:
+    """torchdata draws it anew, and skips what was given of another one."""
+    goes_on(kind, workers, at)
+
+
+def test_a_sampler_whose_order_cannot_be_drawn_again_is_refused() -> None:
+    """By its name. One that knows its position, is told the epoch or draws nothing is left alone."""
+    with pytest.raises(
+        InputError, match=r"^loader: its sampler, a Unseen, gives another order each time, and not from"
+    ):
+        HostObjects.of(loader=StatefulDataLoader(Points(), 4, sampler=Unseen()))
+    told = torch.utils.data.DistributedSampler(Points(), 1, 0)
+    for sampler in (StatefulDistributedSampler(Points(), 1, 0), told, list(range(14))):
+        loader = StatefulDataLoader(Points(), 4, sampler=sampler)
+        HostObjects.of(loader=loader)
+        assert loader.batch_sampler.sampler is sampler
+
+
+def test_to_look_at_a_sampler_draws_nothing() -> None:
+    """Nor does a second look wrap it once more."""
+    own = Own(torch.Generator().manual_seed(1))
+    loader = StatefulDataLoader(Points(), 4, sampler=own)
+    assert own.mine is not None
+    before = own.mine.get_state().tolist(), torch.get_rng_state().tolist(), random.getstate()
+    HostObjects.of(loader=loader)
+    HostObjects.of(loader=loader)
+    assert (own.mine.get_state().tolist(), torch.get_rng_state().tolist(), random.getstate()) == before
+    assert loader.batch_sampler.sampler.sampler is own and len(loader) == 4
+
+
+def goes_on(kind: str, workers: int, at: int) -> None:
+    """A life that was interrupted there ends as one that was not."""
     whole = Life(kind, workers)
     save(whole.training, whole.objects, 0)  # attach reads everything once
     whole.advance(LENGTH)

@@ -11,6 +11,7 @@ import torch
 
 from checkflow.dtypes import name_of
 from checkflow.errors import InputError
+from checkflow.extra import is_random
 from checkflow.state.host.json_values import (
     ARRAY_DTYPES,
     MAX_DEPTH,
@@ -57,6 +58,8 @@ def _reason(value: object) -> str:
     if callable(value) and hasattr(value, "__name__"):
         kind = "class" if isinstance(value, type) else "function"
         return f"a {kind} cannot be saved; keep it out of the state"
+    if is_random(value):
+        return f"a {name} cannot be saved here; list it by itself, extra={{'rng': rng}}"
     if isinstance(value, torch.Tensor):
         return f"a {name} cannot be saved here; keep a plain detached tensor"
     return f"a {name} cannot be saved; keep numbers, text, small tensors, arrays and plain containers of them"

@@ -10,8 +10,9 @@ import torch
 
 from checkflow.about import Run
 from checkflow.errors import InputError
-from checkflow.extra import Extra, Stateful
+from checkflow.extra import Extra, Stateful, is_random
 from checkflow.state.host.losses import Losses
+from checkflow.state.host.samplers import keep_order
 from checkflow.torch_internals import scaler_tensors
 
 _PREPARED = ("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader")  # have the two methods, and no position
@@ -72,7 +73,7 @@ class HostObjects:
         """Each of the first three is one object, a sequence of them, or None; of `extra`, the objects are taken.
 
         The generator that a loader seeds its workers from is taken along as "<loader>.generator". Raises InputError,
-        by name, for an object without the two methods.
+        by name, for an object without the two methods, and for a loader whose order cannot be drawn again.
         """
         objects: dict[str, Stateful] = {}
         own = {f"generator.{name}": generator for name, generator in (generators or {}).items()}
@@ -81,13 +82,17 @@ class HostObjects:
             for index, found in enumerate(members):
                 name = kind if len(members) == 1 else f"{kind}.{index}"
                 objects[name] = _checked(name, found)
+                if kind == "loader":
+                    keep_order(name, found)
                 generator = getattr(found, "generator", None)
                 if kind == "loader" and isinstance(generator, torch.Generator):
                     own[f"{name}.generator"] = generator
         objects |= extra.objects if extra is not None else {}
         for name, generator in own.items():
             if not isinstance(generator, torch.Generator):
-                raise InputError(f"{name}: is a {type(generator).__name__}; give a torch.Generator")
+                key = name.removeprefix("generator.")
+                advice = f"give it in extra={{{key!r}: ...}}" if is_random(generator) else "give a torch.Generator"
+                raise InputError(f"{name}: is a {type(generator).__name__}; {advice}")
         return cls(objects, own, metadata if metadata is not None else {}, run, member)
 
 
