@@ -143,7 +143,7 @@ def test_a_pass_left_at_its_last_batch_has_ended() -> None:
     assert [len(list(zip(one, other, strict=False))) for _ in range(3)] == [3, 3, 3]
     assert [len(list(islice(other, 3))) for _ in range(3)] == [3, 3, 3]
     for kind in ({"batch_size": 2, "drop_last": True}, {"batch_sampler": [[0, 1], [2, 3]]}):
-        loader = ResumableLoader(Numbers(5), **kind)  # type: ignore[arg-type]
+        loader = ResumableLoader(Numbers(5), **kind)
         epochs = []
         for _ in range(3):
             for number, _ in enumerate(loader):

@@ -158,7 +158,7 @@ def test_a_sampler_whose_order_cannot_be_drawn_again_is_refused() -> None:
         InputError, match=r"^loader: its sampler, a Unseen, gives another order each time, and not from"
     ):
         HostObjects.of(loader=StatefulDataLoader(Points(), 4, sampler=Unseen()))
-    told = torch.utils.data.DistributedSampler(Points(), 1, 0)
+    told: Sampler[int] = torch.utils.data.DistributedSampler(Points(), 1, 0)
     for sampler in (StatefulDistributedSampler(Points(), 1, 0), told, list(range(14))):
         loader = StatefulDataLoader(Points(), 4, sampler=sampler)
         HostObjects.of(loader=loader)

@@ -124,14 +124,17 @@ class RedrawnOrder:
 
     def __next__(self) -> Any:
         if self._indices is None:
-            states = self._reader.read(self._own)
-            if self._begun and self._begun != states:  # workers had its beginning when the checkpoint was taken
-                self._draw(1)
-            else:
-                self._begun, self._indices = states, iter(self._sampler)
+            self._indices = self._begin()
         index = next(self._indices)
         self._given += 1
         return index
+
+    def _begin(self) -> Iterator[Any]:
+        states = self._reader.read(self._own)
+        if self._begun and self._begun != states:  # workers had its beginning when the checkpoint was taken
+            return self._drawn(1)
+        self._begun = states
+        return iter(self._sampler)
 
     def state_dict(self) -> dict[str, object]:
         """What it was drawn with, or is to be, and how much of it was given."""
@@ -140,17 +143,16 @@ class RedrawnOrder:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Draw it again, and go on there."""
         self._begun, self._given = state_dict["begun"], state_dict["given"]
-        self._draw(self._given)
+        if self._given:
+            self._indices = self._drawn(self._given)
 
-    def _draw(self, indices: int) -> None:
-        """As it was, so many of it. Generators of everybody's are left as training had them."""
+    def _drawn(self, indices: int) -> Iterator[Any]:
+        """The rest of the order as it was, so many of it drawn. Everybody's generators stay as they are."""
         now = self._reader.read({})
         _set(self._begun, self._own)
-        first: list[Any] = []
-        if indices:
-            order = iter(self._sampler)
-            first = list(islice(order, indices))
-            self._indices = chain(first[self._given :], order)
+        order = iter(self._sampler)
+        first = list(islice(order, indices))
         _set(now, {})
         if len(first) < self._given:
             raise InputError(f"{self._name}: its sampler ends before where the checkpoint stands; use the same data")
+        return chain(first[self._given :], order)
