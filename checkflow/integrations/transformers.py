@@ -249,10 +249,8 @@ class _Resumable:
             callback.prepare(self, only_export=self._only_export)
             if resume_from_checkpoint is True:
                 resume_from_checkpoint = callback.find(Path(folder))
-            evaluates, self.args.eval_on_start = (
-                self.args.eval_on_start,
-                self.args.eval_on_start and not callback.resumes,
-            )
+            evaluates = self.args.eval_on_start
+            self.args.eval_on_start = evaluates and not callback.resumes
             try:
                 return super().train(resume_from_checkpoint, *given, **named)  # type: ignore[misc]
             except BaseException:
