@@ -22,7 +22,7 @@ from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, overrun
-from checkflow.checkpointing.resumed import Freezing, doubts, of_losses, remarks
+from checkflow.checkpointing.resumed import Switches, doubts, of_losses, remarks
 from checkflow.checkpointing.saving import DURABLE_DEADLINE_S, make_durable, save, save_last
 from checkflow.checkpointing.step_order import StepOrder
 from checkflow.checkpointing.terminating import on_terminate, told
@@ -78,7 +78,7 @@ class Checkpointer:
         self._objects = objects
         self._attached = Attached(training, {**objects.objects, **objects.generators})
         self._forgotten = None if adapting is not None else Forgotten(training, notify, lambda _: None)
-        self._freezing = Freezing(training)
+        self._switches = Switches(training)
         self._order = StepOrder(training, objects)
         self._store = store
         self._notify = notify
@@ -177,7 +177,7 @@ class Checkpointer:
                     raise
             for line in remarks(restored):
                 self._notify(f"{self._store}: {line}")
-            self._freezing.resumed(restored.frozen)
+            self._switches.resumed(found.record)
             self._metadata = restored.metadata
             self._objects.losses.resumed(restored.losses)
             if self._adapting is not None:
@@ -245,7 +245,7 @@ class Checkpointer:
                 self._pacing.ended()
             if (compared := self._objects.losses.compared()) is not None:
                 self._engine.events.append(of_losses(self._executor.completed, compared))
-            for line in (*self._freezing.ended(), *self._order.ended()):
+            for line in (*self._switches.ended(), *self._order.ended()):
                 self._notify(f"{self._store}: {line}")
             self._narrator.ended(self._executor.completed)
         if adapting is not None:  # what the callback did is no part of the iteration

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
 from checkflow.data import ResumableLoader
 from checkflow.events import Continued, Doubted
 from checkflow.state.host.losses import Compared
+from checkflow.state.host.modes import mode_in, modes_of, noted
 from checkflow.state.host.objects import HostObjects
+from checkflow.state.host.record import Record
 from checkflow.state.live import parameters_of
 from checkflow.state.restore.match import Restored
 from checkflow.training import Training
@@ -32,46 +34,84 @@ def remarks(restored: Restored) -> Iterator[str]:
         )
 
 
-class Freezing:
-    """Which parameters require gradients is the script's to say: a resume that comes after what changed it may have
-    missed that. Told is what is otherwise when it is restored, and still is where each of two iterations has ended: a
-    loop may change it within each, or in turns."""
+class Switches:
+    """Which parameters require gradients, and which modules are in training mode, is the script's to say: a resume that
+    comes after what changed it may have missed that. Told is what is otherwise when it is restored, and still is where
+    each of two iterations has ended: a loop may change it within each, or in turns."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._saved: frozenset[str] = frozenset()  # frozen when what was restored was saved
-        self._differ: frozenset[str] = frozenset()  # ever since
-        self._left = 0  # iterations
+        self._each = (
+            _Switch(
+                lambda: _frozen(training),
+                {True: "frozen", False: "trained"},
+                "what sets requires_grad in the course of training has to be done again after a resume",
+            ),
+            _Switch(
+                lambda: _modes(training),
+                {True: "in training mode", False: "in evaluation mode"},
+                "what calls its train() or eval() in the course of training has to be done again after a resume",
+            ),
+        )
 
-    def resumed(self, frozen: Iterable[str] | None) -> None:
-        """These were frozen then; None where that is not known."""
-        self._saved = frozenset(() if frozen is None else frozen)
-        self._differ = frozenset() if frozen is None else self._now() ^ self._saved
-        self._left = 2
+    def resumed(self, record: Record) -> None:
+        """This was restored. What an older record does not say is not compared."""
+        frozen, modes = self._each
+        names = _frozen(self._training)
+        known = frozenset(record.frozen or ())
+        frozen.resumed({} if record.frozen is None else {name: name in known for name in names})
+        now = modes_of(self._training)
+        saved = {subject: mode_in(record.modes or {}, subject) for subject in now}
+        modes.resumed({subject: mode for subject, mode in saved.items() if mode is not None})
 
     def ended(self) -> Iterator[str]:
         """What is otherwise, once two iterations have ended since."""
+        for each in self._each:
+            yield from each.ended()
+
+
+class _Switch:
+    """Of one kind. `now`: how each is set, and nothing of what is not known; `words`: what that is called."""
+
+    def __init__(self, now: Callable[[], Mapping[str, bool]], words: Mapping[bool, str], advice: str) -> None:
+        self._now = now
+        self._words = words
+        self._advice = advice
+        self._saved: Mapping[str, bool] = {}  # as it was set when what was restored was saved
+        self._differ: Sequence[str] = ()  # ever since it was restored
+        self._left = 0  # iterations
+
+    def resumed(self, saved: Mapping[str, bool]) -> None:
+        now = self._now()
+        self._differ = [name for name, was in saved.items() if now.get(name) is not was]
+        self._saved, self._left = saved, 2
+
+    def ended(self) -> Iterator[str]:
         if not self._differ:
             return
-        self._differ &= self._now() ^ self._saved
+        now = self._now()
+        self._differ = [name for name in self._differ if now.get(name) is (not self._saved[name])]
         self._left -= 1
         if self._left:
             return
-        differ, self._differ = sorted(self._differ), frozenset()
-        for was, now, names in (
-            ("trained", "frozen", [name for name in differ if name not in self._saved]),
-            ("frozen", "trained", [name for name in differ if name in self._saved]),
-        ):
+        differ, self._differ = self._differ, ()
+        for was, word in self._words.items():
+            names = sorted(name for name in differ if self._saved[name] is was)
             if names:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                yield (
-                    f"{names[0]}{more}: {was} when what was restored was saved, and {now} since; what sets "
-                    "requires_grad in the course of training has to be done again after a resume"
-                )
+                since = self._words[not was]
+                yield f"{names[0]}{more}: {word} when what was restored was saved, and {since} since; {self._advice}"
 
-    def _now(self) -> frozenset[str]:
-        """What is frozen."""
-        return frozenset(str(name) for name, each in parameters_of(self._training) if not each.requires_grad)
+
+def _frozen(training: Training) -> dict[str, bool]:
+    return {str(name): not each.requires_grad for name, each in parameters_of(training)}
+
+
+def _modes(training: Training) -> dict[str, bool]:
+    """Of a model that is in evaluation as a whole nothing: it was evaluated, or is not trained yet."""
+    now = modes_of(training)
+    known = noted(now)
+    return {subject: mode for subject, mode in now.items() if mode_in(known, subject) is not None}
 
 
 def of_losses(iteration: int, compared: Compared) -> Continued | Doubted:

@@ -80,6 +80,12 @@ def subject_of(holder: str, path: str) -> str:
     return f"{holder}/{path}" if path else holder
 
 
+def parent_of(subject: str) -> str:
+    """The subject of the module that has this one; "" of a model."""
+    holder, slash, path = subject.partition("/")
+    return subject_of(holder, path.rpartition(".")[0]) if slash else ""
+
+
 def unwrap(name: str) -> str:
     """A name or subject, of a model that was traced within torch.compile's wrapper, without the wrapper."""
     return name.replace(f"/{COMPILED_FROM}.", "/")

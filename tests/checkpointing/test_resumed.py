@@ -17,6 +17,7 @@ from checkflow.checkpointing.resumed import doubts
 from checkflow.checkpointing.terminating import told
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.schedule import Schedule
+from checkflow.state.host.modes import ModeReader, mode_in, modes_of
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.restore import restore
 from checkflow.store.format.reader import load_newest
@@ -67,6 +68,101 @@ def test_what_was_frozen_and_is_not_is_told_once(
     life(resumes + 4)
     lines = [line for line in told if " when what was restored was saved, and " in line]
     assert len(lines) == is_told and all("model/0.bias and 1 more: " in line for line in lines)
+
+
+BEFORE = -1  # attach
+
+
+def is_frozen_at_4_of_the_first_life(model: torch.nn.Sequential, iteration: int, began: int) -> None:
+    if iteration == 4 and not began:
+        model[1].eval()
+
+
+def is_trained_at_4_of_the_first_life(model: torch.nn.Sequential, iteration: int, began: int) -> None:
+    if iteration in (BEFORE, 4):
+        model[1].train(iteration == 4 and not began)
+
+
+def is_frozen_in_each_iteration(model: torch.nn.Sequential, iteration: int, began: int) -> None:
+    model.train()
+    model[1].eval()
+
+
+def is_frozen_from_6_on(model: torch.nn.Sequential, iteration: int, began: int) -> None:
+    model[1].train(iteration < 6)
+
+
+def is_left_in_evaluation(model: torch.nn.Sequential, iteration: int, began: int) -> None:
+    model[1].train(iteration > 2)
+    model.train(iteration % 2 == 0)
+    if iteration % 2 == 0 and iteration <= 2:
+        model[1].eval()
+
+
+def is_in_turns(model: torch.nn.Sequential, iteration: int, began: int) -> None:
+    model[1].train(iteration % 2 == 0)
+
+
+def begins_in_evaluation(model: torch.nn.Sequential, iteration: int, began: int) -> None:
+    model.train(iteration > began)
+
+
+BN_WAS_EVALUATED = "model/1: in evaluation mode when what was restored was saved, and in training mode since; "
+BN_WAS_TRAINED = "model/1: in training mode when what was restored was saved, and in evaluation mode since; "
+
+
+@pytest.mark.parametrize(
+    ("switch", "said"),
+    [
+        (is_frozen_at_4_of_the_first_life, BN_WAS_EVALUATED),
+        (is_trained_at_4_of_the_first_life, BN_WAS_TRAINED),
+        (is_frozen_in_each_iteration, ""),
+        (is_frozen_from_6_on, ""),
+        (is_left_in_evaluation, ""),
+        (is_in_turns, ""),
+        (begins_in_evaluation, ""),
+    ],
+)
+def test_a_module_whose_mode_is_otherwise_than_before_the_resume_is_told_once(
+    switch: Callable[[torch.nn.Sequential, int, int], None], said: str, tmp_path: Path
+) -> None:
+    told: list[str] = []
+
+    def life(until: int) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        switch(model, BEFORE, 0)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with checkflow.attach(model, optimizer, store=tmp_path, notify=told.append, tell=lambda _: None) as ckpt:
+            began = ckpt.restore()
+            for iteration in range(began, until):
+                switch(model, iteration, began)
+                torch.autograd.backward(model(torch.randn(2, 4)).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+                ckpt.step()
+
+    life(6)
+    life(11)
+    lines = [line for line in told if " when what was restored was saved, and " in line]
+    assert len(lines) == bool(said) and all(said in line for line in lines), lines
+
+
+def test_a_record_notes_modes_only_where_they_differ_and_gives_all_of_them_back() -> None:
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout()), torch.nn.Dropout())
+    training = Training(model, torch.optim.SGD(model.parameters()), lambda: None)
+    reader = ModeReader(training)
+    assert reader.read() == {"model": True}
+    model[0].eval()
+    model[0][1].train()
+    expected = {"model": True, "model/0": False, "model/0.1": True}
+    assert reader.read() == expected
+    modes = modes_of(training)
+    assert {subject: mode_in(expected, subject) for subject in modes} == modes
+    model[0] = torch.nn.Dropout().eval()  # without a tensor, of which nothing else tells
+    assert reader.read() == {"model": True, "model/0": False}
+    model.eval()
+    assert reader.read() == {} and mode_in({}, "model/0") is None
 
 
 def test_what_goes_wrong_names_the_store_once() -> None:

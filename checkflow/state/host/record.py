@@ -256,6 +256,7 @@ class Record(BaseModel):
     state_dict: StateDictRecord | None = None  # in the place of models, optimizers and objects
     losses: tuple[float, ...] = ()  # the last ones that step() was given, oldest first
     frozen: tuple[str, ...] | None = None  # parameters that required no gradient; None: older records did not say
+    modes: dict[str, bool] | None = None  # training mode, of models and of modules that differ from theirs; likewise
 
 
 _RECORD = TypeAdapter(Record)
