@@ -7,6 +7,7 @@ torch_ranks.py those of processes and of what they share.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -38,6 +39,7 @@ SCALER_TENSORS = ("_scale", "_growth_tracker")  # where a GradScaler keeps what 
 
 Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 _version = attrgetter("_version")
+_without_hooks: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 # Tensors
 
@@ -141,8 +143,17 @@ def compiled_from(module: torch.nn.Module) -> object:
 
 
 def runs_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step() runs hooks: Optimizer.__init__ ran, and wrapped it."""
-    return "_optimizer_step_pre_hooks" in vars(optimizer) and bool(getattr(type(optimizer).step, "hooked", False))
+    """Whether its step() runs hooks: Optimizer.__init__ ran, and wrapped it.
+
+    One that once did not never does: zero_grad() wraps it later, where a wrapper's own __init__ made only its dicts.
+    """
+    if optimizer in _without_hooks:
+        return False
+    kept = _keeps_hooks(optimizer, "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    if kept and getattr(type(optimizer).step, "hooked", False):
+        return True
+    _without_hooks.add(optimizer)
+    return False
 
 
 def overlaps(zero: ZeroRedundancyOptimizer) -> bool:
@@ -166,7 +177,12 @@ def step_post_hooks(optimizer: torch.optim.Optimizer) -> OrderedDict[int, Callab
 
 def takes_load_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether hooks of its load_state_dict() can be registered: Optimizer.__init__ ran."""
-    return hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks")
+    return _keeps_hooks(optimizer, "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
+
+
+def _keeps_hooks(optimizer: torch.optim.Optimizer, *dicts: str) -> bool:
+    """Whether these are as Optimizer.__init__ makes them: handles refer to them weakly, which no plain dict allows."""
+    return all(isinstance(vars(optimizer).get(name), OrderedDict) for name in dicts)
 
 
 def scaler_tensors(scaler: torch.amp.GradScaler) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -72,6 +73,7 @@ SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_optimizer_step_pre_hooks": lambda: (_optimizer(),),
     "_optimizer_step_post_hooks": lambda: (_optimizer(),),
     "_optimizer_load_state_dict_pre_hooks": lambda: (_optimizer(),),
+    "_optimizer_load_state_dict_post_hooks": lambda: (_optimizer(),),
     "_scale": lambda: (torch.amp.GradScaler("cpu"),),
     "_growth_tracker": lambda: (torch.amp.GradScaler("cpu"),),
     "_schema": lambda: (torch.ops.aten.add.Tensor,),
@@ -258,6 +260,16 @@ def test_hooks_of_optimizers() -> None:
     optimizer = _optimizer()
     assert runs_step_hooks(optimizer) and takes_load_hooks(optimizer)
     assert not runs_step_hooks(Wrapper()) and not takes_load_hooks(Wrapper())
+    wrapper = Wrapper()
+    for kind in (dict, OrderedDict):
+        for when in ("pre", "post"):
+            vars(wrapper)[f"_optimizer_step_{when}_hooks"] = kind()
+            vars(wrapper)[f"_optimizer_load_state_dict_{when}_hooks"] = kind()
+        wrapper.param_groups, wrapper.defaults = [], {}
+        assert takes_load_hooks(wrapper) is (kind is OrderedDict)
+        assert not runs_step_hooks(wrapper)
+        wrapper.zero_grad()  # its class's step() runs hooks from now on
+        assert not runs_step_hooks(wrapper)
     order: list[int] = []
     for number in (1, 2):
         last = optimizer.register_step_pre_hook(lambda *_, number=number: order.append(number))

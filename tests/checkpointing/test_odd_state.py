@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import test_attach
 import torch
-from odd_trainings import ODD
+from odd_trainings import ODD, Lookahead
 
 import checkflow
 from checkflow.checkpointing.checkpointer import Checkpointer
@@ -163,6 +163,44 @@ def test_what_attach_refuses_is_said_in_one_line(schedules: dict[str, Schedule],
         with pytest.raises(InputError, match=message) as caught:
             checkflow.attach(model, optimizer, schedule=schedule, store=tmp_path / "store")  # type: ignore[arg-type]
         assert "\n" not in str(caught.value)
+
+
+class PlainHooks(Lookahead):
+    """As copied wrappers are: without Optimizer.__init__, but with its zero_grad(), which makes step() run hooks."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self._optimizer_step_pre_hooks = {}  # type: ignore[assignment]
+        self._optimizer_step_post_hooks = {}  # type: ignore[assignment]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        torch.optim.Optimizer.zero_grad(self, set_to_none)
+
+
+def test_a_wrapper_whose_step_comes_to_run_hooks_has_none_from_beginning_to_end(tmp_path: Path) -> None:
+    """Its state grows in the first iteration, after which hooks are registered anew."""
+
+    def made() -> Training:
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 3)
+        optimizer = PlainHooks(torch.optim.AdamW(net.parameters(), lr=0.05))
+
+        def iteration() -> None:
+            optimizer.zero_grad()
+            torch.autograd.backward(net(torch.randn(5, 4)).square().sum())
+            optimizer.step()
+
+        return Training(net, optimizer, iteration)
+
+    whole = made()
+    for _ in range(6):
+        whole.iteration()
+    for until in (3, 6):
+        training = made()
+        options: dict[str, Any] = {"notify": lambda _line: None, "tell": lambda _line: None}
+        with checkflow.attach(training.models, training.optimizers, store=tmp_path, **options) as ckpt:
+            train(training, ckpt, until)
+    assert bits(training, "") == bits(whole, "")
 
 
 def test_accelerates_wrappers_are_seen_through(tmp_path: Path) -> None:

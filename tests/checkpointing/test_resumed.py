@@ -83,23 +83,23 @@ def is_trained_at_4_of_the_first_life(model: torch.nn.Sequential, iteration: int
         model[1].train(iteration == 4 and not began)
 
 
-def is_frozen_in_each_iteration(model: torch.nn.Sequential, iteration: int, began: int) -> None:
+def is_frozen_in_each_iteration(model: torch.nn.Sequential, _iteration: int, _began: int) -> None:
     model.train()
     model[1].eval()
 
 
-def is_frozen_from_6_on(model: torch.nn.Sequential, iteration: int, began: int) -> None:
+def is_frozen_from_6_on(model: torch.nn.Sequential, iteration: int, _began: int) -> None:
     model[1].train(iteration < 6)
 
 
-def is_left_in_evaluation(model: torch.nn.Sequential, iteration: int, began: int) -> None:
+def is_left_in_evaluation(model: torch.nn.Sequential, iteration: int, _began: int) -> None:
     model[1].train(iteration > 2)
     model.train(iteration % 2 == 0)
     if iteration % 2 == 0 and iteration <= 2:
         model[1].eval()
 
 
-def is_in_turns(model: torch.nn.Sequential, iteration: int, began: int) -> None:
+def is_in_turns(model: torch.nn.Sequential, iteration: int, _began: int) -> None:
     model[1].train(iteration % 2 == 0)
 
 

@@ -141,7 +141,8 @@ class HostState:
         objects = tuple(self._object_parts())
         rng = self._rng.read(self._objects.generators)  # after the objects: a fresh loader may draw when it is asked
         metadata = dump(encode(dict(self._objects.metadata), "metadata"))
-        more = f"{self._about_text()}{self._member_text()}{several}{self._losses_text()}{self._frozen_text()}{self._modes_text()}"
+        noted = f"{self._losses_text()}{self._frozen_text()}{self._modes_text()}"
+        more = f"{self._about_text()}{self._member_text()}{several}{noted}"
         end = f'],"rng":{rng},"metadata":{metadata}{more}}}'
         return Captured((f'{before},"objects":[', *objects, end))
 

@@ -1,4 +1,4 @@
-"""Which modules are in training mode, and which in evaluation. The script's to say, so that a checkpoint only notes it."""
+"""Which modules are in training mode, and which in evaluation. The script says it; a checkpoint only notes it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def mode_in(found: Mapping[str, bool], subject: str) -> bool | None:
 
 
 class ModeReader:
-    """Reads the modes at each checkpoint; what is noted of them is made anew only where one is otherwise than before."""
+    """Reads the modes at each checkpoint; what is noted is made anew only where one is otherwise than before."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
