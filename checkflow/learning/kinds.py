@@ -32,15 +32,20 @@ class Kinds:
         self._calls: list[Call] = []
         self._texts: dict[tuple[Call, ...], str] = {}
         self._hooks: list[RemovableHandle] = []
+        self._optimizers = 0  # that are seen
+        self._updates = False
+        self.updated = True  # whether the iteration that ended made an update; or nothing tells of any
         for holder, model in models_of(training).items():
             self._hooks.append(model.register_forward_pre_hook(ModuleHook(self._model(holder)), with_kwargs=True))
         for holder, optimizer in optimizers_of(training).items():
             if is_hookable(optimizer):
+                self._optimizers += 1
                 self._hooks.append(optimizer.register_step_pre_hook(self._optimizer(holder)))
 
     def ended(self) -> str:
         """The kind of the iteration that ended, in words: "2 x model(8x3x32x32), optimizer"."""
         calls, self._calls = tuple(self._calls), []
+        self.updated, self._updates = self._updates or not self._optimizers, False
         if calls not in self._texts:
             if len(self._texts) > _KEPT:
                 self._texts.clear()
@@ -63,6 +68,7 @@ class Kinds:
 
     def _optimizer(self, holder: str) -> Callable[..., None]:
         def before(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+            self._updates = True
             if len(self._calls) < _MOST_CALLS:
                 self._calls.append(holder)
 

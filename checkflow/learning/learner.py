@@ -5,7 +5,8 @@
        │            └─────────────┴─ no use ────┴────────────┘
        └── the state has other tensors than before
 
-Two iterations without new state settle it: optimizers make theirs in the first. What is recorded is one iteration; its
+Two iterations without new state settle it: optimizers make theirs in the first. Nothing is recorded before an update was
+seen: some trainings fill a buffer first, and some make an update now and then. What is recorded is one iteration; its
 kind has to be the most common one, unless all differ. Where nothing comes of it, what is in force stays in force; where
 nothing is, it is tried again: a link that was busy may be free by then.
 Another schedule is due, too, where the link has come to carry much less than was planned for, or much more (link.py).
@@ -33,6 +34,7 @@ from checkflow.learning.provisional import provisional
 from checkflow.schedule import Schedule
 from checkflow.state.live import parameters_of
 from checkflow.torch_internals import compiled_from
+from checkflow.trace.assemble import NoUpdateError
 from checkflow.trace.live import LiveIteration
 from checkflow.trace.reachable import Reached, reachable_from
 from checkflow.trace.stopwatch import Elapsed, Stopwatch
@@ -45,6 +47,7 @@ _RECORDED = 4  # at most, before a plan for one that is not common is better tha
 _WINDOW = 20  # iterations after which it is looked whether the plan is still of most of them; then twice as many
 _AGAIN = 50  # iterations after which it is tried again where there was no plan; then twice as many
 _AWAITS = 50  # iterations, at most, until copies have told what the link carries
+_UPDATELESS = 16  # recorded, at most, where others make updates
 _OTHER_CODE = "other code runs"  # the calls are the same, but what is planned at an anchor waits for one that is gone
 _UNSEEN = (
     "of what your loop carries, generators and modules alone are looked for, so see to it that the rest is attached"
@@ -129,6 +132,10 @@ class Learner:
         self._took: deque[Elapsed] = deque(maxlen=_SEEN)  # iterations
         self._timed = False  # the one that runs
         self._recorded = 0
+        self._has_updated = False  # since an iteration was recorded that had not
+        self._updateless = 0  # of these, where there were updates
+        self._pause = 0  # iterations to let pass after an update was seen
+        self._waits = self._patience = _AGAIN  # those to let pass without one, and how many of them are left
         self._earlier: Mapping[str, Reached] = {}
         self._live: LiveIteration | None = None
         self._planner: Planner | None = None  # is started, plans, or has answered
@@ -174,6 +181,7 @@ class Learner:
         """An iteration ended, and nothing of it was checkpointed yet. A schedule to be followed from it on, or None."""
         kind = self._kinds.ended()
         self._recent.append(kind)
+        self._has_updated |= self._kinds.updated
         if self._stage is not Stage.KNOWING:
             self._link.saw(running.copied)
         if self._timed and self._stage is not Stage.RECORDING:
@@ -196,7 +204,7 @@ class Learner:
                 self._awaited += 1
             elif self._opaque(running):
                 self._give_up("code runs that was compiled, or captured as a CUDA graph, whose operators nobody sees")
-            elif self._has_planner():
+            elif not self._awaits_update() and self._has_planner():
                 self._earlier = reachable_from(self._training, frame)
                 self._stage = Stage.WATCHING
         elif self._stage is Stage.WATCHING and self._live is None:
@@ -223,12 +231,38 @@ class Learner:
         self._kinds.remove()
         self._end_planner()
 
+    def _awaits_update(self) -> bool:
+        """Whether the next iteration is not to be recorded yet. One that comes at another distance from an update than
+        the last one that was recorded may make one, where each fourth does."""
+        if not self._has_updated and self._patience:
+            self._patience -= 1
+            return True
+        if self._pause:
+            self._pause -= 1
+            return True
+        return False
+
+    def _recorded_updateless(self) -> None:
+        self._stop_recording()
+        self._stage = Stage.SETTLING
+        if self._has_updated:
+            self._updateless += 1
+        else:
+            self._waits *= 2
+        self._has_updated, self._pause, self._patience = False, self._updateless, self._waits
+        if self._updateless >= _UPDATELESS:
+            self._updateless = 0
+            self._give_up(f"{_UPDATELESS} iterations were recorded, and none of them wrote a parameter")
+
     def _recorded_one(self, frame: FrameType, kind: str, running: Running) -> None:
         assert self._live is not None
         self._recorded += 1
         constants = self._live.constants()
         try:
             graph = self._live.end(reachable_from(self._training, frame), ((_KIND, kind),))
+        except NoUpdateError:
+            self._recorded_updateless()
+            return
         except TraceError as error:
             graph = None
             if self._recorded >= _RECORDED:

@@ -15,6 +15,10 @@ from checkflow.trace.storages import Ledger, Storage
 from checkflow.units import format_bytes
 
 
+class NoUpdateError(TraceError):
+    """The iteration writes no parameter. Another one may, of a training that runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Replaced:
     """State that has another storage when the iteration ends than when it began."""
@@ -46,7 +50,7 @@ def assemble(
     anchors: tuple[Anchor, ...],
     ledger: Ledger,
 ) -> Graph:
-    """The Graph of a recorded iteration of len(operators) steps. Raises TraceError where no parameter is written.
+    """The Graph of a recorded iteration of len(operators) steps. Raises NoUpdateError where no parameter is written.
 
     Replaced state is written by who writes its new storage, and by the last operator: until the iteration has ended the
     runtime knows, and keeps, the old one. The new one stands beside it as what it is until then, no state. What another
@@ -107,8 +111,10 @@ def assemble(
     )
     if not any(tensors[i].role is Role.PARAMETER for i in graph.writes):
         if not any(math.prod(view.shape) for t in graph.tensors if t.role is Role.PARAMETER for view in t.views):
-            raise TraceError(f"{model}: this rank has no element of any parameter; compile another --rank's schedule")
-        raise TraceError(
+            raise NoUpdateError(
+                f"{model}: this rank has no element of any parameter; compile another --rank's schedule"
+            )
+        raise NoUpdateError(
             f"{model}: the iteration writes no parameter; let it call optimizer.step() after backward(), and where the "
             "optimizer's first updates change none, make them in the factory"
         )
