@@ -5,7 +5,7 @@
        │            └─────────────┴─ no use ────┴────────────┘
        └── the state has other tensors than before
 
-Two iterations without new state settle it: optimizers make theirs in the first. Nothing is recorded before an update was
+Two iterations without new state settle it: optimizers make theirs in the first. Nothing is recorded before an update is
 seen: some trainings fill a buffer first, and some make an update now and then. What is recorded is one iteration; its
 kind has to be the most common one, unless all differ. Where nothing comes of it, what is in force stays in force; where
 nothing is, it is tried again: a link that was busy may be free by then.

@@ -26,6 +26,7 @@ from checkflow.state.shards import local
 from checkflow.training import Training
 
 _ADVICE = "make such a change before attach; a compiled schedule has to be of this very training"
+_SINCE_ATTACH = "make such a change before attach: close, and attach anew with start_over=True"
 _UNPLANNED = -1  # BoundStorage.id of what no row of the schedule has
 
 
@@ -100,7 +101,7 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
 def _planned(row: StateRow, ours: _Ours) -> _Match:
     """A row: bound where its bytes can go to the slots as planned."""
     rooms, absent = _of_absent(row, ours)
-    found = [_checked(view, ours.lives) for view in row.views if view.name in ours.lives]
+    found = [_checked(view, ours) for view in row.views if view.name in ours.lives]
     if not found:
         return _Match(rooms, absent)
     if ours.rooms is None:
@@ -132,7 +133,7 @@ def _of_absent(row: StateRow, ours: _Ours) -> tuple[dict[StateName, Target], lis
                 order = _expected(view, ours.parameters)
             rooms[name] = Target(name, view.dtype, view.shape, order)
         elif not asked and not name.is_optimizers:
-            raise _missing(name, ours.lives)
+            raise _missing(name, ours.lives, _SINCE_ATTACH)
         if not asked and (ours.rooms is None or name in ours.absent):
             absent.append(name)
     return rooms, absent
@@ -186,20 +187,22 @@ def _check_absent(name: StateName, lives: Mapping[StateName, Live]) -> None:
         raise _missing(name, lives)
 
 
-def _missing(name: StateName, lives: Mapping[StateName, Live]) -> InputError:
+def _missing(name: StateName, lives: Mapping[StateName, Live], advice: str = _ADVICE) -> InputError:
     key = name.listed_as
     if key is not None and not any(other.holder == name.holder for other in lives):
         return InputError(f'{name.holder}: in the schedule; list it: attach(extra={{"{key}": ...}})')
-    return InputError(f"{name}: in the schedule, but not in this training{nearest(name, lives)}; {_ADVICE}")
+    return InputError(f"{name}: in the schedule, but not in this training{nearest(name, lives)}; {advice}")
 
 
-def _checked(view: ViewRow, lives: Mapping[StateName, Live]) -> Live:
-    live = lives[StateName(view.name)]
-    shape, dtype = tuple(live.tensor.shape), name_of(live.tensor.dtype)
-    if shape != view.shape:
-        raise InputError(f"{view.name}: has shape {shape}, {view.shape} in the schedule; {_ADVICE}")
-    if dtype != view.dtype:
-        raise InputError(f"{view.name}: has dtype {dtype}, {view.dtype} in the schedule; {_ADVICE}")
+def _checked(view: ViewRow, ours: _Ours) -> Live:
+    live = ours.lives[StateName(view.name)]
+    here = tuple(live.tensor.shape), name_of(live.tensor.dtype)
+    for what, now, planned in zip(("shape", "dtype"), here, (view.shape, view.dtype), strict=True):
+        if now != planned and ours.rooms is None:
+            raise InputError(f"{view.name}: has {what} {now}, {planned} in the schedule; {_ADVICE}")
+        if now != planned:
+            formed = ", after one forward pass where that makes it so" if live.buffer else ""
+            raise InputError(f"{view.name}: has {what} {now}, and had {planned}; {_SINCE_ATTACH}{formed}")
     return live
 
 
@@ -280,7 +283,8 @@ def _check_unscheduled(live: Live, device: torch.device, scheduled: Collection[s
     on_host = device.type == "cuda" and live.tensor.device.type == "cpu"
     if live.tensor.numel() and (new or not (on_host and live.optimizer is None)):
         since = "appeared after attach and is" if new else "is state of this training, but"
-        raise InputError(f"{live.name}: {since} not in the schedule{nearest(live.name, scheduled)}; {_ADVICE}")
+        advice = _SINCE_ATTACH if new else _ADVICE
+        raise InputError(f"{live.name}: {since} not in the schedule{nearest(live.name, scheduled)}; {advice}")
 
 
 def _expected(view: ViewRow, parameters: Mapping[StateName, torch.nn.Parameter]) -> tuple[int, ...]:

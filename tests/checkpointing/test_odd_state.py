@@ -170,8 +170,8 @@ class PlainHooks(Lookahead):
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
-        self._optimizer_step_pre_hooks = {}  # type: ignore[assignment]
-        self._optimizer_step_post_hooks = {}  # type: ignore[assignment]
+        self._optimizer_step_pre_hooks = {}
+        self._optimizer_step_post_hooks = {}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         torch.optim.Optimizer.zero_grad(self, set_to_none)

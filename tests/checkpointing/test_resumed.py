@@ -149,12 +149,13 @@ def test_a_module_whose_mode_is_otherwise_than_before_the_resume_is_told_once(
 
 
 def test_a_record_notes_modes_only_where_they_differ_and_gives_all_of_them_back() -> None:
-    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout()), torch.nn.Dropout())
+    inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
+    model = torch.nn.Sequential(inner, torch.nn.Dropout())
     training = Training(model, torch.optim.SGD(model.parameters()), lambda: None)
     reader = ModeReader(training)
     assert reader.read() == {"model": True}
-    model[0].eval()
-    model[0][1].train()
+    inner.eval()
+    inner[1].train()
     expected = {"model": True, "model/0": False, "model/0.1": True}
     assert reader.read() == expected
     modes = modes_of(training)

@@ -32,6 +32,7 @@ from checkflow.state.restore.replay import Replay, gradient_files, match_replay
 from checkflow.training import Training
 
 _ADVICE = "restore into the model that was saved"
+_AFTER_FORWARD = f"{_ADVICE}; where its first forward pass makes that shape, run one before attach"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,8 @@ def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training
     _same_names("optimizer", list(optimizers), [optimizer.name for optimizer in parsed.optimizers])
     _same_names("object", list(objects.objects), [found.name for found in parsed.objects], missing)
     lives = live_state(training)
-    copies = [copy for model in parsed.models for copy in _match_model(model, lives, tensors[model.file])]
+    at = parsed.iteration
+    copies = [copy for model in parsed.models for copy in _match_model(model, lives, tensors[model.file], at)]
     extra = [
         found for model in parsed.models if model.name in models for found in _match_extra(model, models[model.name])
     ]
@@ -215,7 +217,9 @@ def _same_names(kind: str, ours: list[str], saved: list[str], missing: tuple[str
             raise InputError(f"{name}: is attached, but the checkpoint has no such {kind}; attach what was saved")
 
 
-def _match_model(record: ModelRecord, lives: list[Live], file: TensorFile) -> list[tuple[Live, FileTensor]]:
+def _match_model(
+    record: ModelRecord, lives: list[Live], file: TensorFile, iteration: int
+) -> list[tuple[Live, FileTensor]]:
     found: list[tuple[Live, FileTensor]] = []
     ours: dict[tuple[object, ...], Live] = {}  # the first name of each tensor here
     saved: dict[str, Live] = {}  # and there
@@ -232,7 +236,8 @@ def _match_model(record: ModelRecord, lives: list[Live], file: TensorFile) -> li
             raise InputError(f"{live.name}: is in this model, but not in the checkpoint{close}; {_ADVICE}")
         shape, dtype = tuple(live.tensor.shape), live.tensor.dtype
         if shape != source.shape:
-            raise InputError(f"{live.name}: has shape {shape}, {source.shape} in the checkpoint; {_ADVICE}")
+            advice = _AFTER_FORWARD if live.buffer else _ADVICE
+            raise InputError(f"{live.name}: has shape {shape}, {source.shape} in the checkpoint; {advice}")
         if dtype != source.dtype:
             raise InputError(f"{live.name}: has dtype {dtype}, {source.dtype} in the checkpoint; {_ADVICE}")
         tensor = record.tied.get(name, name)
@@ -248,7 +253,8 @@ def _match_model(record: ModelRecord, lives: list[Live], file: TensorFile) -> li
         if name not in names:
             lost = StateName.of(record.name, name)
             close = nearest(lost, (StateName.of(record.name, other) for other in names))
-            raise InputError(f"{lost}: is in the checkpoint, but not in this model{close}; {_ADVICE}")
+            grown = f"where training adds to it, add what it had at iteration {iteration} and call restore() again"
+            raise InputError(f"{lost}: is in the checkpoint, but not in this model{close}; {_ADVICE}; {grown}")
     return found
 
 
