@@ -6,26 +6,38 @@
 An iteration is a global step. It ends where the next begins: what Lightning validates, logs and schedules after a step
 belongs to it, so a kill in a validation repeats the step and the validation.
 
-Three methods of Lightning's loop over batches are wrapped while it trains: what they do around a batch has no hook.
-Of several processes two more are, that divide a loader's data among them: what these make has no position.
+Three methods of Lightning's loop over batches are wrapped while it trains, and three of its loop over epochs: what they
+do around a batch, and around an epoch that goes on, has no hook. So are two that divide a loader's data among several
+processes: what these make has no position.
 """
 
 from __future__ import annotations
 
-import random
 import warnings
-from collections.abc import Iterator
+import weakref
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from checkflow.checkpointing.attach import attach
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.data import ResumableLoader
 from checkflow.errors import InputError
-from checkflow.integrations._drawn import Generators
+from checkflow.integrations._lightning_data import (
+    Ahead,
+    DividedSampler,
+    GlobalRandom,
+    generators_of,
+    set_generators,
+)
+from checkflow.integrations._lightning_state import (
+    Progress,
+    begin_again,
+    count_on,
+    modules_of_callbacks,
+    not_called,
+    refuse_groups,
+    refuse_path,
+)
 
 try:
     import lightning.pytorch as pl
@@ -41,8 +53,8 @@ __all__ = ["CheckflowCallback"]
 
 _KEY = "lightning"  # of what Trainer keeps, in extra
 _OURS = ("scheduler", "scaler")  # Trainer's own
-_METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
 _WRAPPED = ("on_run_start", "advance", "on_advance_end")  # of the loop over an epoch's batches
+_AROUND = ("_load_combined_loader_states", "on_advance_start", "on_run_end")  # of the loop over epochs
 _WRAPPER = "DistributedSamplerWrapper"  # of a sampler of the user's, made by the first of these:
 _DIVIDING = ("_resolve_sampler", "_prepare_dataloader")  # of what gives each of several processes its data
 
@@ -65,9 +77,10 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
         self._loop: Any = None  # over an epoch's batches
         self._looked = False
         self._steps = 0  # global ones, when the last iteration ended
-        self._random: _Random | None = None  # as it was restored, until the first batch
-        self._generators: list[torch.Tensor] = []  # states of the loaders' own, likewise
+        self._random: GlobalRandom | None = None  # as it was restored, until the first batch
+        self._restored: dict[str, Any] = {}  # what Trainer kept, likewise
         self._left: dict[str, Any] = {}  # sums of an epoch's logs that were restored, until taken up
+        self._ended: weakref.ref[Any] | None = None  # the module whose fit has
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -76,37 +89,114 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
             raise InputError(f"{self.store}: is attached when the fit begins; ask for its checkpointer then")
         return self._checkpointer
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+    def _notify(self, line: str) -> None:
+        self._options.get("notify", warnings.warn)(f"{self.store}: {line}")
+
+    def on_load_checkpoint(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,  # noqa: ARG002
+        checkpoint: dict[str, Any],  # noqa: ARG002
+    ) -> None:
+        if trainer.state.fn == "fit":
+            refuse_path(trainer)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._checkpointer = None
+        if trainer.fast_dev_run:
+            self._notify("fast_dev_run makes no checkpoints, and resumes none")
+            return
         self._loop = trainer.fit_loop.epoch_loop
         wrapped = [getattr(self._loop, name, None) for name in _WRAPPED]
+        wrapped += [getattr(trainer.fit_loop, name, None) for name in _AROUND]
         wrapped += [getattr(trainer._data_connector, name, None) for name in _DIVIDING]
         if not all(map(callable, wrapped)) or not hasattr(self._loop, "_results"):
             raise InputError(f"lightning {pl.__version__}: its loops are others; use 2.6")
-        if trainer.ckpt_path is not None:
-            raise InputError("fit: ckpt_path is given, and the store is what is resumed; leave it out")
+        refuse_path(trainer)
+        refuse_groups(trainer)
+        if self._ended is not None and self._ended() is not pl_module:
+            raise InputError(
+                f"{self.store}: has the fit of another module, by this callback; give each module a CheckflowCallback "
+                "with a store of its own"
+            )
         extra = dict(self._options.get("extra") or {})
-        if _KEY in extra:
-            raise InputError(f"extra: {_KEY!r} is what the Trainer keeps; take another name")
+        self._ahead = Ahead(trainer.fit_loop)
+        ours = {_KEY: Progress(self, trainer, self._ahead)}
+        ours |= {f"{_KEY}-{name}": module for name, module in modules_of_callbacks(trainer).items()}
+        if taken := ours.keys() & extra.keys():
+            raise InputError(f"extra: {min(taken)!r} is what the Trainer keeps; take another name")
+        for name in not_called(trainer):
+            self._notify(
+                f"{name} is not called, and what it adds, but for modules that a callback holds, is in no checkpoint; "
+                "give it as extra= or metadata="
+            )
         self._checkpointer = attach(
             trainer.model,  # as the strategy wraps it: DistributedDataParallel writes buffers before the module runs
             trainer.optimizers,
             store=self.store,
             scheduler=[config.scheduler for config in trainer.lr_scheduler_configs],
             scaler=getattr(trainer.precision_plugin, "scaler", None),
-            **(self._options | {"extra": extra | {_KEY: _Progress(self, trainer)}}),
+            **(self._options | {"extra": extra | ours}),
         )
-        if self._checkpointer.restore():
-            self._random = _Random()
+        if resumed := self._checkpointer.restore():
+            self._random = GlobalRandom()
+            if self._ended is not None:
+                self._notify(
+                    f"a second fit of the same module resumed iteration {resumed}: what was changed in memory since "
+                    "the first is undone; for another phase of training use a CheckflowCallback with another store"
+                )
         self._steps = trainer.global_step
         self._wrap(trainer)
+        self._after_finders(trainer, resumed)
+
+    def _after_finders(self, trainer: pl.Trainer, resumed: int) -> None:
+        """Those of Lightning train before this is called, and leave loaders that are set up."""
+        loop = trainer.fit_loop
+        if loop._combined_loader is None:
+            return
+        if resumed or trainer.world_size > 1:  # they have to be set up again, as what was restored is loaded then
+            if loop._data_fetcher is not None:
+                loop._data_fetcher.teardown()
+            loop._combined_loader = None
+        else:
+            self._ahead.follow(loop._combined_loader)
 
     def _wrap(self, trainer: pl.Trainer) -> None:
+        self._wrap_batches(trainer)
+        self._wrap_epochs(trainer.fit_loop)
+        self._wrap_divided(trainer)
+
+    def _wrap_epochs(self, loop: Any) -> None:
+        load, start, end = (getattr(loop, name) for name in _AROUND)
+
+        def loaded() -> None:
+            waiting = bool(loop._combined_loader_states_to_load)
+            load()
+            self._ahead.follow(loop._combined_loader)
+            if waiting and not loop._combined_loader_states_to_load:
+                self._ahead.resume(self._restored.get("ahead", ""))
+
+        def on_advance_start() -> None:
+            start()
+            if loop.restarted_mid_epoch and (names := begin_again(loop.trainer)):
+                self._notify(
+                    f"goes on within an epoch, for which {' and '.join(names)} was not called: what that sets up has "
+                    "to be state (a buffer, state_dict), or to be made from trainer.current_epoch where it is used"
+                )
+
+        def on_run_end() -> None:
+            self._end(loop.trainer)  # before callbacks put averaged weights in place of the trained ones
+            end()
+
+        vars(loop).update(dict(zip(_AROUND, (loaded, on_advance_start, on_run_end), strict=True)))
+
+    def _wrap_batches(self, trainer: pl.Trainer) -> None:
         began, advance, ended = (getattr(self._loop, name) for name in _WRAPPED)
 
         def on_run_start(fetcher: Any) -> None:
             for loader in trainer.fit_loop._combined_loader.flattened:
-                if isinstance(loader, ResumableLoader):  # Lightning leaves a pass at its last batch, before it ends
-                    loader.set_epoch(trainer.current_epoch)
+                if isinstance(loader, ResumableLoader) and not trainer.fit_loop.restarted_mid_epoch:
+                    loader.set_epoch(trainer.current_epoch)  # Lightning leaves a pass at its last batch, before it ends
             began(fetcher)
             self._look_at_loaders(trainer)
             self._step(trainer)  # the epoch before has ended, and its successor's order is drawn
@@ -114,8 +204,9 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
         def resumed_advance(fetcher: Any) -> None:
             if self._random is not None and trainer.fit_loop.restarted_mid_epoch:
                 self._random.put_back()  # to make the loader's iterator drew once more
-                _set(_generators_of(trainer), self._generators)
-            self._random = None
+                set_generators(generators_of(trainer.fit_loop._combined_loader), self._restored["generators"])
+                count_on(trainer.lightning_module, self._restored["counted"])  # which on_train_start may have reset
+            self._random, self._restored = None, {}
             trainer.fit_loop._restarting = self._loop._restarting = False  # all that belongs to the last step was done
             advance(fetcher)
             self._take_up()
@@ -127,6 +218,8 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
 
         wrappers = (on_run_start, resumed_advance, on_advance_end)
         vars(self._loop).update(dict(zip(_WRAPPED, wrappers, strict=True)))
+
+    def _wrap_divided(self, trainer: pl.Trainer) -> None:
         divide, prepare = (getattr(trainer._data_connector, name) for name in _DIVIDING)
 
         def positioned(*given: Any, **named: Any) -> Any:
@@ -147,8 +240,8 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
         """Once: which have no position."""
         lacking = [one for one in trainer.fit_loop._combined_loader.flattened if not hasattr(one, "state_dict")]
         if lacking and not self._looked:
-            self._options.get("notify", warnings.warn)(
-                f"{self.store}: a {type(lacking[0]).__name__} does not know its position: after a resume the epoch's "
+            self._notify(
+                f"a {type(lacking[0]).__name__} does not know its position: after a resume the epoch's "
                 "data begin again; use torchdata's StatefulDataLoader or checkflow.ResumableLoader"
             )
         self._looked = True
@@ -170,15 +263,19 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
             if "batches" in left:
                 metric.cumulated_batch_size = left["batches"] + metric.cumulated_batch_size
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+    def _end(self, trainer: pl.Trainer) -> None:
         self._step(trainer)
+        self._close(trainer)
+        self._ended = weakref.ref(trainer.lightning_module)
+
+    def _close(self, trainer: pl.Trainer) -> None:
+        """Before Lightning moves the module elsewhere."""
         self._unwrap(trainer)
-        self.checkpointer.close()  # before Lightning moves the module elsewhere
+        self.checkpointer.close()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         if stage == "fit" and self._checkpointer is not None:  # nothing was left to train
-            self._unwrap(trainer)
-            self._checkpointer.close()
+            self._close(trainer)
 
     def on_exception(
         self,
@@ -194,8 +291,11 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
     def _unwrap(self, trainer: pl.Trainer) -> None:
         for name in _WRAPPED:
             vars(self._loop).pop(name, None)
+        for name in _AROUND:
+            vars(trainer.fit_loop).pop(name, None)
         for name in _DIVIDING:
             vars(trainer._data_connector).pop(name, None)
+        self._ahead.release()
 
     def sums(self) -> dict[str, dict[str, Any]]:
         """Of what is logged for the epoch that runs, by the metric's key."""
@@ -206,132 +306,6 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
             if metric.is_tensor and metric.meta.on_epoch and not metric.has_reset
         }
 
-    def left(self, sums: dict[str, dict[str, Any]], generators: list[torch.Tensor]) -> None:
-        """What was restored of them, and of the loaders' generators."""
-        self._left, self._generators = dict(sums), list(generators)
-
-
-class _Random:
-    """The random generators that everybody draws from, as they are when this is made."""
-
-    def __init__(self) -> None:
-        self._python, self._numpy, self._torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-
-    def put_back(self) -> None:
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        torch.set_rng_state(self._torch)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
-
-
-def _generators_of(trainer: pl.Trainer) -> list[torch.Generator]:
-    """Of the training's loaders and their samplers."""
-    loader = trainer.fit_loop._combined_loader
-    found: dict[int, torch.Generator] = {}
-    for one in loader.flattened if loader is not None else ():
-        samplers = (getattr(one, "sampler", None), getattr(one, "batch_sampler", None))
-        for holder in (one, *samplers, getattr(samplers[1], "sampler", None)):
-            generator = getattr(holder, "generator", None)
-            if isinstance(generator, torch.Generator):
-                found.setdefault(id(generator), generator)
-    return list(found.values())
-
-
-def _set(generators: list[torch.Generator], states: list[torch.Tensor]) -> None:
-    if len(generators) != len(states):
-        raise InputError(
-            f"train_dataloader: has {len(generators)} generators, {len(states)} in the checkpoint; use the same loaders"
-        )
-    for generator, state in zip(generators, states, strict=True):
-        generator.set_state(state)
-
-
-class DividedSampler:
-    """A sampler of the user's whose order Lightning divides among processes: each draws all of it, and has its part.
-
-    A StatefulDataLoader would skip what it has given of an order that it draws anew; this one draws the same again.
-    """
-
-    def __init__(self, sampler: Any) -> None:
-        self._sampler = sampler
-        own = getattr(sampler.dataset._sampler, "generator", None)
-        self._rng = Generators("order", {"own": own} if isinstance(own, torch.Generator) else {})
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_sampler"], name)
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __iter__(self) -> DividedOrder:
-        return DividedOrder(self._sampler, self._rng)
-
-
-class DividedOrder:
-    """One order of such a sampler, which knows its position."""
-
-    def __init__(self, sampler: Any, rng: Generators) -> None:
-        self._sampler = sampler
-        self._rng = rng
-        self._begun = rng.read()
-        self._indices = iter(sampler)
-        self._given = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        index = next(self._indices)
-        self._given += 1
-        return index
-
-    def state_dict(self) -> dict[str, object]:
-        """What it was drawn with, and how much of it was given."""
-        return {"begun": self._begun, "given": self._given}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Draw it again, and go on there. All generators are left as they were after it was drawn first."""
-        self._begun, self._given = state_dict["begun"], state_dict["given"]
-        self._rng.set(self._begun)
-        self._indices = iter(self._sampler)
-        for _ in range(self._given):
-            next(self._indices)
-
-
-class _Progress:
-    """What Trainer keeps beside modules, optimizers, schedulers and scaler."""
-
-    def __init__(self, callback: CheckflowCallback, trainer: pl.Trainer) -> None:
-        self._callback = callback
-        self._trainer = trainer
-
-    def state_dict(self) -> dict[str, object]:
-        trainer = self._trainer
-        datamodule = trainer.datamodule
-        return {
-            "loops": trainer.fit_loop.state_dict(),
-            "callbacks": {one.state_key: state for one in self._callbacks() if (state := one.state_dict())},
-            "datamodule": datamodule.state_dict() if datamodule is not None else {},
-            "metrics": {name: dict(getattr(trainer, name)) for name in _METRICS},
-            "sums": self._callback.sums(),
-            "generators": [generator.get_state() for generator in _generators_of(trainer)],
-            "should_stop": trainer.should_stop,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        trainer = self._trainer
-        trainer.fit_loop.load_state_dict(state_dict["loops"])
-        for one in self._callbacks():
-            if one.state_key in state_dict["callbacks"]:
-                one.load_state_dict(state_dict["callbacks"][one.state_key])
-        if trainer.datamodule is not None and state_dict["datamodule"]:
-            trainer.datamodule.load_state_dict(state_dict["datamodule"])
-        for name in _METRICS:
-            getattr(trainer, name).update(state_dict["metrics"][name])
-        trainer.should_stop = state_dict["should_stop"]
-        self._callback.left(state_dict["sums"], state_dict["generators"])
-
-    def _callbacks(self) -> list[Any]:
-        return [one for one in self._trainer.callbacks if one is not self._callback]
+    def left(self, state: dict[str, Any]) -> None:
+        """What was restored of all that Trainer keeps."""
+        self._restored, self._left = state, dict(state["sums"])

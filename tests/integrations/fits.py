@@ -9,13 +9,14 @@ import os
 import random
 import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import lives
 import numpy as np
 import torch
+import torchmetrics
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -27,12 +28,44 @@ from checkflow.integrations.lightning import CheckflowCallback
 
 pl: Any = importlib.import_module(os.environ.get("FITS_NAMESPACE", "lightning.pytorch"))
 
+callbacks: Any = importlib.import_module(f"{pl.__name__}.callbacks")
+
 ITEMS, BATCH, ACCUMULATED, EPOCHS, WIDTH = 22, 2, 2, 3, 6  # 11 batches, 6 steps an epoch, of which the last has 1 batch
 Data = torch.utils.data.TensorDataset
 
 
 def data(items: int = ITEMS, seed: int = 1) -> Data:
     return Data(torch.randn(items, WIDTH, generator=torch.Generator().manual_seed(seed)), torch.arange(items))
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Of a length that nobody knows: knows its position, and draws for each item."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        items = data()
+        while self.next < ITEMS:
+            self.next += 1
+            x, number = items[self.next - 1]
+            yield x + 0.01 * torch.rand(WIDTH), number
+        self.next = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.next = state_dict["next"]
+
+
+def streamed() -> Any:
+    return StatefulDataLoader(Stream(), batch_size=BATCH)
+
+
+def paired() -> Any:
+    """A second loader, which is through its data twice while the first is once."""
+    return [resumable(), checkflow.ResumableLoader(data(10, 5), batch_size=BATCH, shuffle=True)]
 
 
 def stateful() -> Any:
@@ -65,6 +98,8 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "resumable": resumable,
     "distributed": distributed,
     "divided": divided,
+    "streamed": streamed,
+    "paired": paired,
 }
 
 
@@ -75,13 +110,15 @@ class Net(pl.LightningModule):  # type: ignore[misc]
         super().__init__()
         self.folder = folder
         self.layers = nn.Sequential(nn.Linear(WIDTH, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, WIDTH))
+        self.lr = 0.01
         self.register_buffer("seen", torch.zeros(()))  # the first rank's becomes everybody's, as DDP does that
 
     def training_step(self, batch: Any, index: int) -> Any:
-        x, numbers = batch
+        x, numbers = map(torch.cat, zip(*batch, strict=True)) if isinstance(batch[0], list) else batch
         self.seen += x.mean()
-        with (self.folder / "order").open("a") as file:
-            file.write(f"{self.trainer.global_step + 1} {self.current_epoch} {index} {numbers.tolist()}\n")
+        if any(isinstance(one, Kill) for one in self.trainer.callbacks):  # else a learning rate is looked for
+            with (self.folder / "order").open("a") as file:
+                file.write(f"{self.trainer.global_step + 1} {self.current_epoch} {index} {numbers.tolist()}\n")
         loss = (self.layers(x) - x).square().mean() + 0.01 * random.random() * np.random.random()
         self.log("loss", loss, on_step=True, on_epoch=True)
         self.log("largest", loss, on_step=False, on_epoch=True, reduce_fx="max")
@@ -91,7 +128,7 @@ class Net(pl.LightningModule):  # type: ignore[misc]
         self.log("validated", (self.layers(batch[0]) - batch[0]).square().mean())
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr)
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.3)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "validated"}}
 
@@ -126,7 +163,35 @@ class Sharded(Net):
             fully_shard(layer, mesh=self.device_mesh["data_parallel"])
 
 
-MODULES: dict[str, Callable[[Path], Any]] = {"manual": Manual, "sharded": Sharded}
+class Counting(Net):
+    """Logs what a metric counts in an epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.mean = torchmetrics.MeanMetric()
+
+    def on_train_start(self) -> None:
+        self.mean.reset()  # of what was validated before training
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        loss = super().training_step(batch, index)
+        self.mean(loss.detach())
+        self.log("mean", self.mean, on_step=False, on_epoch=True)
+        return loss
+
+
+MODULES: dict[str, Callable[[Path], Any]] = {"manual": Manual, "sharded": Sharded, "counting": Counting}
+
+
+def before(kind: str) -> list[Any]:
+    """Callbacks that come before the others."""
+    kinds: dict[str, Callable[[], Any]] = {
+        "averaged": lambda: callbacks.EMAWeightAveraging(decay=0.9),
+        "stochastic": lambda: callbacks.StochasticWeightAveraging(swa_lrs=0.02, swa_epoch_start=2, annealing_epochs=2),
+        "growing": lambda: callbacks.GradientAccumulationScheduler({0: 1, 1: 3}),
+        "found": lambda: callbacks.LearningRateFinder(num_training_steps=30, min_lr=1e-4),
+    }
+    return [kinds[kind]()] if kind in kinds else []
 
 
 def in_ranks(kind: str) -> dict[str, Any]:
@@ -179,8 +244,10 @@ class Kill(pl.Callback):  # type: ignore[misc]
 
     def on_train_epoch_start(self, trainer: Any, *given: Any) -> None:
         self.reached("next", trainer)
-        if self.when == "plain" and isinstance(trainer.train_dataloader, checkflow.ResumableLoader):  # by hand
-            trainer.train_dataloader.set_epoch(trainer.current_epoch)
+        loaders = trainer.train_dataloader if isinstance(trainer.train_dataloader, list) else [trainer.train_dataloader]
+        for loader in loaders if self.when == "plain" else ():  # by hand
+            if isinstance(loader, checkflow.ResumableLoader):
+                loader.set_epoch(trainer.current_epoch)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -197,8 +264,8 @@ def fit(folder: Path, kind: str, when: str, step: int) -> dict[str, object]:
     checkpoints = [] if when == "plain" else [CheckflowCallback(lives.store(folder), **options)]
     trainer = pl.Trainer(
         max_epochs=-1 if kind == "steps" else EPOCHS, max_steps=16 if kind == "steps" else -1,
-        accumulate_grad_batches=1 if kind == "manual" else ACCUMULATED,
-        val_check_interval=4, callbacks=[*checkpoints, kill], enable_checkpointing=False, logger=False,
+        accumulate_grad_batches=1 if kind in ("manual", "growing") else ACCUMULATED,
+        val_check_interval=4, callbacks=[*before(kind), *checkpoints, kill], enable_checkpointing=False, logger=False,
         enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", log_every_n_steps=1,
         default_root_dir=folder, **(in_ranks(kind) if lives.in_ranks() else {}),
     )  # fmt: skip
