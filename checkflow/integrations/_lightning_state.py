@@ -14,6 +14,7 @@ _METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
 _SAVING = ("on_save_checkpoint", "on_load_checkpoint")
 _THEIRS = ("lightning", "pytorch_lightning")  # packages whose own hooks are known
 _AGAIN = ("GradientAccumulationScheduler", "StochasticWeightAveraging")  # set Trainer up where an epoch begins
+_AVERAGING = ("WeightAveraging", "StochasticWeightAveraging")
 _FINDERS = (".lr_find_", ".scale_batch_size_")  # how the files begin that they write, and restore
 
 
@@ -42,14 +43,17 @@ def refuse_path(trainer: Any) -> None:
         raise InputError("fit: ckpt_path is given, and the store is what is resumed; leave it out")
 
 
-def refuse_groups(trainer: Any) -> None:
-    """Raises InputError where a callback gives optimizers other groups as training goes: a resumed one has none."""
+def refuse_callbacks(trainer: Any) -> None:
+    """Raises InputError for one that gives optimizers other groups as training goes, or trains by itself."""
     for one in trainer.callbacks:
         if is_a(one, "BaseFinetuning"):
             raise InputError(
                 f"callbacks: {type(one).__name__} adds parameter groups while training, and after that no checkpoint "
                 "could be resumed; give the optimizer all groups from the start, and freeze by requires_grad"
             )
+        finds = is_a(one, "LearningRateFinder") or is_a(one, "BatchSizeFinder")
+        if finds and (name := overridden(one, "on_train_start", "on_train_epoch_start", "on_train_batch_start")):
+            raise InputError(f"callbacks: {name} trains within the fit; look for what it finds before")
 
 
 def modules_of_callbacks(trainer: Any) -> dict[str, torch.nn.Module]:
@@ -63,6 +67,11 @@ def modules_of_callbacks(trainer: Any) -> dict[str, torch.nn.Module]:
         if isinstance(held, torch.nn.Module) and id(held) not in known and held.state_dict()
     ]
     return {f"held-{number}": module for number, module in enumerate(found)}
+
+
+def averaging(trainer: Any) -> list[str]:
+    """Names of the callbacks that give the module averaged weights when training ends."""
+    return [type(one).__name__ for one in trainer.callbacks if any(is_a(one, name) for name in _AVERAGING)]
 
 
 def not_called(trainer: Any) -> Iterator[str]:

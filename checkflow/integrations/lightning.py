@@ -31,11 +31,12 @@ from checkflow.integrations._lightning_data import (
 )
 from checkflow.integrations._lightning_state import (
     Progress,
+    averaging,
     begin_again,
     count_on,
     modules_of_callbacks,
     not_called,
-    refuse_groups,
+    refuse_callbacks,
     refuse_path,
 )
 
@@ -80,13 +81,14 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
         self._random: GlobalRandom | None = None  # as it was restored, until the first batch
         self._restored: dict[str, Any] = {}  # what Trainer kept, likewise
         self._left: dict[str, Any] = {}  # sums of an epoch's logs that were restored, until taken up
+        self._ahead: Ahead  # of the fit that runs
         self._ended: weakref.ref[Any] | None = None  # the module whose fit has
 
     @property
     def checkpointer(self) -> Checkpointer:
         """What `attach` gave, from the beginning of the fit on."""
         if self._checkpointer is None:
-            raise InputError(f"{self.store}: is attached when the fit begins; ask for its checkpointer then")
+            raise InputError(f"{self.store}: is attached when the fit begins, not by fast_dev_run; ask for it then")
         return self._checkpointer
 
     def _notify(self, line: str) -> None:
@@ -113,7 +115,7 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
         if not all(map(callable, wrapped)) or not hasattr(self._loop, "_results"):
             raise InputError(f"lightning {pl.__version__}: its loops are others; use 2.6")
         refuse_path(trainer)
-        refuse_groups(trainer)
+        refuse_callbacks(trainer)
         if self._ended is not None and self._ended() is not pl_module:
             raise InputError(
                 f"{self.store}: has the fit of another module, by this callback; give each module a CheckflowCallback "
@@ -121,7 +123,7 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
             )
         extra = dict(self._options.get("extra") or {})
         self._ahead = Ahead(trainer.fit_loop)
-        ours = {_KEY: Progress(self, trainer, self._ahead)}
+        ours: dict[str, object] = {_KEY: Progress(self, trainer, self._ahead)}
         ours |= {f"{_KEY}-{name}": module for name, module in modules_of_callbacks(trainer).items()}
         if taken := ours.keys() & extra.keys():
             raise InputError(f"extra: {min(taken)!r} is what the Trainer keeps; take another name")
@@ -274,8 +276,13 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
         self.checkpointer.close()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
-        if stage == "fit" and self._checkpointer is not None:  # nothing was left to train
+        if stage == "fit" and self._checkpointer is not None and _AROUND[0] in vars(trainer.fit_loop):
             self._close(trainer)
+            for name in averaging(trainer):
+                self._notify(
+                    f"nothing was left to train, and {name}.on_train_end is not called then: the module has its "
+                    "trained weights, not the average"
+                )
 
     def on_exception(
         self,
