@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
@@ -158,6 +158,42 @@ def place_in_whole(tensor: DTensor) -> tuple[int, ...]:
 
     _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(offsets)
+
+
+def stretches_of(tensor: DTensor, dimension: int) -> list[range]:
+    """Which indices of a dimension of the whole this rank's part has, by its placements: stretches that do not touch,
+    in the part's order; none where this rank has nothing of it."""
+    here = tensor.device_mesh.get_coordinate()
+    found = [range(tensor.shape[dimension])] if here is not None else []
+    for axis, (placement, at) in enumerate(zip(tensor.placements, here or (), strict=False)):
+        if getattr(placement, "dim", None) != dimension:
+            continue
+        size = tensor.device_mesh.size(axis)
+        pieces = [found]
+        if (factor := getattr(placement, "split_factor", 1)) > 1:  # of _StridedShard, which takes a part of each piece
+            pieces = [_chunk(found, factor, number) for number in range(factor)]
+        found = _joined(stretch for piece in pieces for stretch in _chunk(piece, size, at))
+    return found
+
+
+def _chunk(stretches: Sequence[range], count: int, number: int) -> list[range]:
+    """As torch.chunk divides what they have."""
+    most = -(-sum(map(len, stretches)) // count)
+    first, last = number * most, (number + 1) * most
+    found: list[range] = []
+    for stretch in stretches:
+        found.append(stretch[max(first, 0) : max(last, 0)])
+        first, last = first - len(stretch), last - len(stretch)
+    return _joined(found)
+
+
+def _joined(stretches: Iterable[range]) -> list[range]:
+    found: list[range] = []
+    for stretch in filter(len, stretches):
+        if found and found[-1].stop == stretch.start:
+            stretch = range(found.pop().start, stretch.stop)
+        found.append(stretch)
+    return found
 
 
 def received_by(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.nn.Parameter]:

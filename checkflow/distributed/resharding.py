@@ -26,7 +26,7 @@ from checkflow.state.names import StateName, file_of, holder_of, owner
 from checkflow.state.restore.files import FileTensor, TensorFile
 from checkflow.state.restore.match import check_is_of_training
 from checkflow.state.restore.rebuild import record_of_whole, what_was_made, written
-from checkflow.state.shards import Place, is_shared, place_of
+from checkflow.state.shards import Place, fill, is_shared, place_of
 from checkflow.store.format.manifest import RECORD
 from checkflow.store.format.reader import Loaded, SkippedCheckpoint
 from checkflow.training import Training
@@ -168,16 +168,12 @@ def _file(parts: Complete, first: int, name: str, shards: Mapping[StateName, Sha
         if place != (whole(state, tensor.shape) if shard is None else _place(shard)):
             wanted[state] = place
     made = {state: torch.empty(place.sizes, dtype=tensors[state.path].dtype) for state, place in wanted.items()}
-    filled = dict.fromkeys(wanted, 0)
     for number, pieces in sorted(_pieces(parts, first, wanted).items()):
         found = base if number == first else tensors_of(parts.ranks[number], name)
         for piece in pieces:
             source = _narrowed(found.tensors[piece.state.path].view(), piece.source, piece.sizes)
             _narrowed(made[piece.state], piece.target, piece.sizes).copy_(source)
-            filled[piece.state] += source.numel()
     for state, ours in made.items():
-        if filled[state] != ours.numel():
-            raise FormatError(f"{state:.200}: its ranks' parts do not fill it; take another checkpoint")
         flat = ours.reshape(-1).view(torch.uint8)
         data = memoryview(flat.numpy()) if ours.numel() else memoryview(b"")  # type: ignore[arg-type]
         tensors[state.path] = FileTensor(ours.dtype, tuple(ours.shape), data)
@@ -209,7 +205,8 @@ def owners_of(parts: Complete, first: int, state: StateName, shape: tuple[int, .
     """The parts of a tensor of this shape, each with the rank that has it.
 
     Of several that have the same part it is the lowest that saved it, and `first` of what is whole: others saved that
-    in its place. Those without elements are left out, unless the whole has none.
+    in its place. Those without elements are left out, unless the whole has none. Raises FormatError where they do not
+    have each element once.
     """
     owners: dict[Place, int] = {}
     for rank, part in enumerate(parts.ranks):
@@ -219,6 +216,11 @@ def owners_of(parts: Complete, first: int, state: StateName, shape: tuple[int, .
         place = whole(state, shape) if shard is None else _place(shard)
         if 0 not in place.sizes or 0 in place.shape:
             owners.setdefault(place, first if shard is None else rank)
+    if not fill(shape, owners):
+        raise FormatError(
+            f"{state:.200}: its ranks' parts do not fill it, each element once (as where a part is no block); take "
+            "another checkpoint"
+        )
     return owners
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -14,6 +13,7 @@ from checkflow.errors import CorruptStoreError
 from checkflow.state.host.json_values import Json
 from checkflow.state.host.record import ChunkRecord, IndexRecord, StateDictRecord, TensorRecord
 from checkflow.state.restore.files import FileTensor, TensorFile
+from checkflow.state.shards import Place, fill
 
 FILE = "state.safetensors"
 
@@ -83,7 +83,8 @@ def assembled(parts: Complete) -> TensorFile:
 
 
 def _whole(parts: Complete, files: Mapping[int, TensorFile], key: str, record: TensorRecord) -> FileTensor:
-    if sum(math.prod(chunk.sizes) for chunk in record.chunks) != math.prod(record.shape) or not record.chunks:
+    places = [Place(record.shape, chunk.offsets, chunk.sizes) for chunk in record.chunks]
+    if not places or not fill(record.shape, places):
         raise CorruptStoreError(f"{_name(parts)}: its ranks' parts do not fill {key!r:.200}")
     made: torch.Tensor | None = None
     for chunk in record.chunks:

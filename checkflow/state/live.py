@@ -109,6 +109,7 @@ def live_state(training: Training) -> list[Live]:
         refused.check_tensor(live.name, live.tensor)
         if live.optimizer is None:
             refused.check_dense(live.name, live.tensor)
+            refused.check_block(live.name, live.held)
         if live.parameter is not None:
             refused.check_shared_alike(live.name, live.held, live.parameter)
     if len({live.name for live in found}) < len(found):

@@ -13,7 +13,7 @@ from checkflow.errors import InputError, ModelFileError, TraceError
 from checkflow.state.holders import models_of, modules_of, optimizers_of
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName, subject_of
-from checkflow.state.shards import are_shared_alike, is_shared
+from checkflow.state.shards import are_shared_alike, is_block, is_shared, local
 from checkflow.torch_internals import overlaps
 from checkflow.training import Training
 from checkflow.wrapped import held_by, is_zero, updater
@@ -182,6 +182,17 @@ def check_shared_alike(name: StateName, entry: torch.Tensor, parameter: torch.Te
     if not are_shared_alike(entry, parameter):
         raise InputError(
             f"{name}: is not divided among ranks as its parameter is, which is not supported yet; use another optimizer"
+        )
+
+
+def check_block(name: StateName, tensor: torch.Tensor) -> None:
+    """Raises InputError for one that ranks share, where this rank's part has no place that a checkpoint could say."""
+    if is_shared(tensor) and not is_block(tensor):
+        placements = ", ".join(map(repr, tensor.placements))
+        raise InputError(
+            f"{name}: this rank's part of it, of shape {tuple(local(tensor).shape)}, is by its placements "
+            f"({placements}) not one block of the whole, so that no other number of ranks could read it; divide it by "
+            "Shard, or as fully_shard and parallelize_module do"
         )
 
 

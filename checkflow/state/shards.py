@@ -5,14 +5,15 @@ A checkpoint has this rank's part. Everywhere else a state tensor's `tensor` is 
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
-from checkflow.torch_ranks import part_of, place_in_whole
+from checkflow.torch_ranks import part_of, place_in_whole, stretches_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -43,6 +44,43 @@ def place_of(tensor: torch.Tensor) -> Place | None:
     if not is_shared(tensor):
         return None
     return Place(tuple(tensor.shape), place_in_whole(tensor), tuple(part_of(tensor).shape))
+
+
+def is_block(tensor: torch.Tensor) -> bool:
+    """Whether this rank's part is one block of the whole, and as large as its placements say; of a plain tensor, true.
+
+    A part of another form has no place that a checkpoint could say.
+    """
+    if not is_shared(tensor) or not (sizes := part_of(tensor).shape).numel():
+        return True
+    stretches = [stretches_of(tensor, dimension) for dimension in range(tensor.dim())]
+    return len(sizes) == tensor.dim() and all(
+        len(found) == 1 and len(found[0]) == size for found, size in zip(stretches, sizes, strict=True)
+    )
+
+
+def fill(shape: tuple[int, ...], places: Collection[Place]) -> bool:
+    """Whether parts have each element of a tensor of this shape, and each once."""
+    held = [place for place in places if 0 not in place.sizes]
+    if any(len(place.offsets) != len(shape) or len(place.sizes) != len(shape) for place in held):
+        return False
+    ends = [tuple(map(sum, zip(place.offsets, place.sizes, strict=True))) for place in held]
+    if any(end > extent for each in ends for end, extent in zip(each, shape, strict=True)):
+        return False
+    if sum(math.prod(place.sizes) for place in held) != math.prod(shape):
+        return False
+    if not shape:
+        return True
+    along = max(range(len(shape)), key=lambda dimension: len({place.offsets[dimension] for place in held}))
+    begun: list[tuple[Place, tuple[int, ...]]] = []  # and not ended, along the dimension that most divide
+    for place, end in sorted(zip(held, ends, strict=True), key=lambda each: each[0].offsets[along]):
+        begun = [each for each in begun if each[1][along] > place.offsets[along]]
+        for other, others_end in begun:
+            bounds = zip(place.offsets, end, other.offsets, others_end, strict=True)
+            if all(start < its_end and its_start < stop for start, stop, its_start, its_end in bounds):
+                return False
+        begun.append((place, end))
+    return True
 
 
 def are_shared_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
