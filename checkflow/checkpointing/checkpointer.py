@@ -270,11 +270,13 @@ class Checkpointer:
         """Checkpoint the iteration that just ended, or was restored, and return when it is durable.
 
         `keep`: retain it for good. Raises InputError where the next iteration has begun and this one was not saved,
-        StoreError where it is not durable in the end.
+        StoreError where it is not durable in the end. Of a training in several processes each calls it, after the same
+        iteration, and it returns when every rank's part is durable; PeerError where a rank does not come to it within
+        `peers_deadline_s`, or has failed.
         """
         if not self._forked("save"):
             with self._narrated("save"), self._inside:
-                save(self._engine, keep=keep, ranks=self._together is not None)
+                save(self._engine, None if self._together is None else self._together.group, keep=keep)
                 if keep and isinstance(self._behind, BehindRanks):
                     self._behind.keep(self._executor.completed)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.terminating import told
-from checkflow.errors import StoreError
+from checkflow.distributed.group import Group
+from checkflow.errors import InputError, PeerError, StoreError
 from checkflow.store.trainer.handle import StoreHandle
 
 DURABLE_DEADLINE_S = 600.0
@@ -21,8 +23,49 @@ def make_durable(handle: StoreHandle, what: str) -> None:
         raise StoreError(f"{what}; what was told before says why")
 
 
-def save(engine: Engine, *, keep: bool, ranks: bool) -> None:
-    """The iteration that just ended, or was restored. Raises InputError where the next one has begun, StoreError."""
+def save(engine: Engine, group: Group | None, *, keep: bool) -> None:
+    """The iteration that just ended, or was restored. Of several ranks each calls this; it ends once all have theirs.
+
+    Raises InputError where the next one has begun, or ranks ask for different ones; StoreError where it is not durable;
+    PeerError that names who has not come to it, or what another rank has failed with.
+    """
+    if group is None:
+        save_here(engine, keep=keep, ranks=False)
+        return
+    _check_alike(group.gather("save()", [engine.executor.completed, keep]))
+    failed: Exception | None = None
+    try:
+        save_here(engine, keep=keep, ranks=True)
+    except Exception as error:  # noqa: BLE001 (raised below: the others hear of it first, and may save again)
+        failed = error
+    why = "" if failed is None else str(failed) or type(failed).__name__
+    patient = replace(group, deadline_s=group.deadline_s + DURABLE_DEADLINE_S)  # others may have a slower disk
+    said = patient.gather("save()", why)
+    if failed is not None:
+        raise failed
+    for rank, other in enumerate(said):
+        if other:
+            raise PeerError(f"rank {rank}: {other}")
+
+
+def _check_alike(said: Sequence[object]) -> None:
+    """Raises InputError where ranks ask for different things; `said`: of each, the iteration and whether to keep it."""
+    for rank, other in enumerate(said):
+        if other != said[0]:
+            raise InputError(
+                f"save: is of {_asked(said[0])} on rank 0, but of {_asked(other)} on rank {rank}; call it on every "
+                "rank after the same step(), with the same arguments"
+            )
+
+
+def _asked(said: object) -> str:
+    if not isinstance(said, list) or len(said) != 2:
+        return "another call"
+    return f"iteration {said[0]} (keep={said[1]})"
+
+
+def save_here(engine: Engine, *, keep: bool, ranks: bool) -> None:
+    """This process's part of it; `ranks`: there are others. Raises as `save` does, of itself."""
     executor, handle = engine.executor, engine.handle
     if not executor.save():  # every slot is full: one is free once the newest staged one is durable
         handle.drain(DURABLE_DEADLINE_S)
@@ -44,7 +87,7 @@ def save_last(engine: Engine, notify: Callable[[str], None], prefix: str, *, ran
     while True:
         with told(StoreError, once, prefix):
             if engine.executor.unsaved:
-                save(engine, keep=False, ranks=ranks)
+                save_here(engine, keep=False, ranks=ranks)
             if engine.handle.drain(DURABLE_DEADLINE_S):
                 return
         if engine.handle.saver_pid is None or time.monotonic() + pause_s > until:

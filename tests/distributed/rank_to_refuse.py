@@ -5,6 +5,7 @@ It says "NAME: KIND: MESSAGE" of each.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -93,6 +94,32 @@ def steps_alone(store: Path, rank: int) -> None:
     with attach(store, when_full="wait", peers_deadline_s=0.5) as checkpointer:
         for _ in range(6 if rank == 0 else 0):
             checkpointer.step()
+
+
+def saves_alone(store: Path, rank: int) -> None:
+    """As under `if rank == 0`."""
+    with attach(store, peers_deadline_s=0.5) as checkpointer:
+        checkpointer.step()
+        if rank == 0:
+            checkpointer.save()
+
+
+def saved_by_all(store: Path) -> None:
+    """An iteration that no checkpoint is due at, which stays on every rank when newer ones come."""
+
+    def kept() -> list[Path]:
+        found = store.glob("rank-*-of-2/*-iteration-3/manifest.json")
+        return [path for path in found if json.loads(path.read_text())["keep"]]
+
+    with attach(store, interval=5, when_full="wait") as checkpointer:
+        for iteration in range(1, 21):
+            checkpointer.step()
+            if iteration == 3:
+                checkpointer.save()
+                dist.barrier()
+                assert len(kept()) == 2
+                dist.barrier()
+    assert len(kept()) == 2
 
 
 def steps_late(store: Path, rank: int) -> None:
@@ -264,6 +291,8 @@ def main(folder: Path, kinds: list[str]) -> None:
         "hooked": lambda: hooked(folder / "h"),
         "not sent": lambda: not_sent(folder / "l", rank),
         "waits": lambda: steps_alone(folder / "d", rank),
+        "saves alone": lambda: saves_alone(folder / "n", rank),
+        "saved": lambda: saved_by_all(folder / "o"),
         "late": lambda: steps_late(folder / "e", rank),
         "parted": lambda: parted(folder / "m", rank),
         "missing": lambda: attach(folder / "a", peers_deadline_s=0.5) if rank == 0 else None,

@@ -35,6 +35,7 @@ BOTH = {
     "never": r"done",
     "anew": r"done",
     "unsharded": r"done",
+    "saved": r"done",
     "replicas": r"\w+: (rank \d: )?step: ranks that had parameters alike may not have them so any more: the sum",
     "hooked": r"\w+: (rank \d: )?step: ranks that had parameters alike may not have them so any more: the sum",
     "not sent": r"CheckflowError: model/\w+: ranks 0, 1 are replicas and do not begin with the same bytes; give each",
@@ -45,6 +46,7 @@ EACH = {
     "one": [r"PeerError: rank 1: when_full: 'sometimes' is not known", r"InputError: when_full: 'sometimes' is not"],
     "model": [r"PeerError: rank 1: model/weight: has shape \(3, 3\), \(2, 3\)", r"InputError: model/weight: has shape"],
     "waits": [r"PeerError: step\(\): not every rank has come to it within 0.5 s; call it on every rank", r"done"],
+    "saves alone": [r"PeerError: save\(\): rank 1 has not come to it within 0.5 s; call it on every rank", r"done"],
     "late": [
         r"CheckflowError: .*iteration [12] has no part of every rank after 0.2 s, .*call step\(\) on every",
         r"done",
