@@ -140,7 +140,7 @@ ALLOWED_WITHIN: dict[str, dict[str, set[str]]] = {
         "memory": set(),
         "groups": set(),
         "holders": {"names"},
-        "shards": set(),
+        "shards": {"memory"},
         "refused": {"names", "memory", "holders", "shards"},
         "live": {"names", "groups", "holders", "refused", "shards"},
         "divided": {"names", "live", "shards"},

@@ -171,7 +171,10 @@ def _file(parts: Complete, first: int, name: str, shards: Mapping[StateName, Sha
     for number, pieces in sorted(_pieces(parts, first, wanted).items()):
         found = base if number == first else tensors_of(parts.ranks[number], name)
         for piece in pieces:
-            source = _narrowed(found.tensors[piece.state.path].view(), piece.source, piece.sizes)
+            path = found.aliases.get(piece.state.path, piece.state.path)
+            if path not in found.tensors:
+                raise CorruptStoreError(f"{parts.ranks[number].checkpoint.path / name}: lacks {piece.state.path}")
+            source = _narrowed(found.tensors[path].view(), piece.source, piece.sizes)
             _narrowed(made[piece.state], piece.target, piece.sizes).copy_(source)
     for state, ours in made.items():
         flat = ours.reshape(-1).view(torch.uint8)

@@ -22,7 +22,7 @@ from checkflow.state.host.json_values import MAX_TENSOR_BYTES
 from checkflow.state.live import Live, entry_stems, live_state
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName, nearest, owner
-from checkflow.state.shards import local
+from checkflow.state.shards import local, tie_of
 from checkflow.training import Training
 
 _ADVICE = "make such a change before attach; a compiled schedule has to be of this very training"
@@ -215,8 +215,7 @@ def rooms_of(lives: Sequence[Live]) -> dict[StateName, Target]:
         order = memory_order(tensor)
         first = live.name
         if live.optimizer is None:
-            key = live.name.holder, tensor.data_ptr(), shape, order
-            first = same.setdefault(key, live.name)
+            first = same.setdefault((live.name.holder, *tie_of(live.held)), live.name)
         alias_of = None if first == live.name else first
         rooms[live.name] = Target(live.name, name_of(tensor.dtype), shape, order or _logical(shape), alias_of)
     return rooms
@@ -242,10 +241,10 @@ def _misfit(row: StateRow, lives: Sequence[Live], targets: Mapping[StateName, Ta
 
 def _check_tied(lives: Sequence[Live], targets: Mapping[StateName, Target]) -> None:
     """Names that share a room have to stay one tensor."""
-    by_name = {live.name: live.tensor for live in lives}
+    by_name = {live.name: live.held for live in lives}
     for live in lives:
         other = by_name.get(targets[live.name].alias_of or live.name)
-        if other is None or other.data_ptr() != live.tensor.data_ptr() or other.stride() != live.tensor.stride():
+        if other is None or tie_of(other) != tie_of(live.held):
             raise InputError(
                 f"{live.name}: was tied to {targets[live.name].alias_of} at attach, and is no longer; attach it untied"
             )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
+from checkflow.state.memory import identity
 from checkflow.torch_ranks import part_of, place_in_whole, stretches_of
 
 if TYPE_CHECKING:
@@ -81,6 +82,15 @@ def fill(shape: tuple[int, ...], places: Collection[Place]) -> bool:
                 return False
         begun.append((place, end))
     return True
+
+
+def tie_of(held: torch.Tensor) -> tuple[object, ...]:
+    """The same for two names of one model that are tied, while both tensors are held.
+
+    Of what ranks share, and of what has no elements, those are tied that hold the very tensor: by memory they would be
+    tied otherwise on a rank whose part is empty. Of all else, those that are the same memory, read the same way.
+    """
+    return ("held", id(held)) if is_shared(held) or not held.numel() else identity(held)
 
 
 def are_shared_alike(one: torch.Tensor, other: torch.Tensor) -> bool:

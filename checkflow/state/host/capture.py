@@ -33,9 +33,8 @@ from checkflow.state.host.record import FORMAT, VERSION
 from checkflow.state.host.rng import RngReader
 from checkflow.state.host.tensors import Room, split
 from checkflow.state.live import in_models, listed_state, parameters_of, walk
-from checkflow.state.memory import identity
 from checkflow.state.names import StateName, file_of, is_of_kind, subject_of
-from checkflow.state.shards import place_of
+from checkflow.state.shards import place_of, tie_of
 from checkflow.training import Training
 from checkflow.wrapped import updater
 
@@ -123,9 +122,7 @@ class HostState:
         first: dict[tuple[object, ...], StateName] = {}
         self._tied = {}
         for live in chain(in_models(self._training), listed_state(self._training.listed)):
-            if not live.tensor.numel():
-                continue
-            name = first.setdefault((live.name.holder, *identity(live.tensor)), live.name)
+            name = first.setdefault((live.name.holder, *tie_of(live.held)), live.name)
             if name not in (live.name, self._tied_in_files.get(live.name)):
                 self._tied.setdefault(name.holder, {})[live.name.path] = name.path
 

@@ -22,13 +22,13 @@ from checkflow.state.host.objects import HostObjects
 from checkflow.state.host.record import ApproximateRecord, ModelRecord, Record, parse_record
 from checkflow.state.host.rng import RngStates, match_rng
 from checkflow.state.live import Live, live_state, parameter_names
-from checkflow.state.memory import identity
 from checkflow.state.names import StateName, nearest, subject_of
 from checkflow.state.restore.files import FileTensor, TensorFile, parse_file
 from checkflow.state.restore.lanes import gathered
 from checkflow.state.restore.objects import ObjectPlan, match_object
 from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer
 from checkflow.state.restore.replay import Replay, gradient_files, match_replay
+from checkflow.state.shards import tie_of
 from checkflow.training import Training
 
 _ADVICE = "restore into the model that was saved"
@@ -242,7 +242,7 @@ def _match_model(
             raise InputError(f"{live.name}: has dtype {dtype}, {source.dtype} in the checkpoint; {_ADVICE}")
         tensor = record.tied.get(name, name)
         there = saved.setdefault(file.aliases.get(tensor, tensor), live)
-        here = ours.setdefault(_identity(live), live)
+        here = ours.setdefault(tie_of(live.held), live)
         if here is not there:
             if here is not live:
                 raise InputError(f"{live.name}: is tied to {here.name} here, but not in the checkpoint; {_ADVICE}")
@@ -256,10 +256,6 @@ def _match_model(
             grown = f"where training adds to it, add what it had at iteration {iteration} and call restore() again"
             raise InputError(f"{lost}: is in the checkpoint, but not in this model{close}; {_ADVICE}; {grown}")
     return found
-
-
-def _identity(live: Live) -> tuple[object, ...]:
-    return identity(live.tensor) if live.tensor.numel() else (live.name,)
 
 
 def _match_extra(record: ModelRecord, model: torch.nn.Module) -> list[tuple[torch.nn.Module, object]]:
