@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from checkflow.distributed.joining import files_of_all, has_more
 from checkflow.distributed.marks import Mark
 from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in, unread_in
@@ -241,22 +242,30 @@ def _metadata_of_training(parts: Complete) -> Metadata:
     tensors: dict[str, STORAGE_TYPES] = {}
     stored: dict[MetadataIndex, _StoredChunk | _StoredValue] = {}
     paths: dict[str, tuple[str, str]] = {}
-    for file_name in file_names(parts.ranks[0]):
-        file = _file(parts, 0, file_name)
-        for name in (*file.tensors, *file.aliases):
-            state = StateName.of(holder_of(file_name), name)
-            held = file.tensors[file.aliases.get(name, name)]
-            shard = parts.ranks[0].record.shards.get(state)
-            shape = held.shape if shard is None else shard.shape
-            chunks = tuple(
-                ChunkRecord(rank=rank, tensor=name, offsets=place.offsets, sizes=place.sizes)
-                for place, rank in owners_of(parts, 0, state, shape).items()
-            )
-            record = TensorRecord(dtype=name_of(held.dtype), shape=shape, chunks=chunks)
-            key = f"{state.holder}.{state.path}"  # as torch.distributed.checkpoint flattens {holder: {path: tensor}}
-            paths[key] = state.holder, state.path
-            tensors[key] = _described(record)
-            stored |= _places(key, record, file_name)
+    known: set[StateName] = set()
+    for rank, part in enumerate(parts.ranks):
+        if rank and not has_more(part.record, known):
+            continue
+        names = file_names(part)
+        for file_name in names if not rank else sorted(files_of_all(part.record).intersection(names)):
+            file = _file(parts, rank, file_name)
+            for name in (*file.tensors, *file.aliases):
+                state = StateName.of(holder_of(file_name), name)
+                if state in known:
+                    continue
+                known.add(state)
+                held = file.tensors[file.aliases.get(name, name)]
+                shard = part.record.shards.get(state)
+                shape = held.shape if shard is None else shard.shape
+                chunks = tuple(
+                    ChunkRecord(rank=owner, tensor=name, offsets=place.offsets, sizes=place.sizes)
+                    for place, owner in owners_of(parts, rank, state, shape).items()
+                )
+                record = TensorRecord(dtype=name_of(held.dtype), shape=shape, chunks=chunks)
+                key = f"{state.holder}.{state.path}"  # as dcp flattens {holder: {path: tensor}}
+                paths[key] = state.holder, state.path
+                tensors[key] = _described(record)
+                stored |= _places(key, record, file_name)
     return Metadata(state_dict_metadata=tensors, planner_data=paths, storage_data=stored)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from checkflow import strictjson
+from checkflow.distributed.joining import files_of_all, has_more, joined_files, joined_record, names_in
 from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in, lost_in, unread_in
 from checkflow.distributed.reading import file_names, tensors_of, whole_file
@@ -61,6 +62,21 @@ def reshaped(parts: Complete, rank: int, where: Where) -> Reshaped:
     return Reshaped(files, record.model_copy(update={"replay": None, "lanes": ()}))
 
 
+def of_all(parts: Complete) -> Reshaped:
+    """All of it, whole: what the first rank has, and what others have under other names.
+
+    Raises as `reshaped` does, and InputError that names what of another rank cannot be taken over.
+    """
+    made = reshaped(parts, 0, whole)
+    for rank in range(1, parts.size):
+        known = names_in(made.files)
+        if has_more(parts.ranks[rank].record, known):
+            theirs = reshaped(parts, rank, whole)
+            record = joined_record(made.record, theirs.record, known, rank)
+            made = Reshaped(joined_files(made.files, theirs.files, files_of_all(theirs.record)), record)
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class Consolidated:
     """A checkpoint as if one rank had had it, and why newer ones were skipped.
@@ -76,7 +92,7 @@ class Consolidated:
 
 def consolidated(store: Path, iteration: int | None = None) -> Consolidated:
     """The newest checkpoint (of that iteration, if given) of which every rank's part verifies. What each rank had by
-    itself is the first one's.
+    itself is the first one's; of names that differ by rank, as in the stages of a pipeline, each is there.
 
     Raises CorruptStoreError where none verifies, StoreError where there is none, InputError where only its training can
     make its updates again.
@@ -88,7 +104,7 @@ def consolidated(store: Path, iteration: int | None = None) -> Consolidated:
             continue
         checkpoint = parts.ranks[0].checkpoint
         try:
-            made = reshaped(parts, 0, whole) if parts.ranks[0].record.state_dict is None else None
+            made = of_all(parts) if parts.ranks[0].record.state_dict is None else None
             files = {FILE: assembled(parts)} if made is None else made.files
             record = record_of_whole(bytes(parts.ranks[0].read(RECORD)))
         except CorruptStoreError as error:
@@ -96,13 +112,16 @@ def consolidated(store: Path, iteration: int | None = None) -> Consolidated:
             continue
         document = strictjson.loads(record)
         assert isinstance(document, dict)
-        of_all = {key: value for key, value in document.items() if key not in ("member", "shards", "elsewhere")}
+        fields = {key: value for key, value in document.items() if key not in ("member", "shards", "elsewhere")}
         if made is None:
-            of_all["state_dict"] = {"values": values_of(parts)}
+            fields["state_dict"] = {"values": values_of(parts)}
         else:
-            optimizers = made.record.optimizers
-            of_all["optimizers"] = [each.model_dump(mode="json", exclude_defaults=True) for each in optimizers]
-        text = json.dumps(of_all, separators=(",", ":"), ensure_ascii=False).encode()
+            for field in ("models", "optimizers"):
+                said = getattr(made.record, field)
+                fields[field] = [each.model_dump(mode="json", exclude_defaults=True) for each in said]
+            if made.record.frozen is not None:
+                fields["frozen"] = list(made.record.frozen)
+        text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
         if iteration is None:
             skipped += [
                 newer
@@ -211,14 +230,16 @@ def owners_of(parts: Complete, first: int, state: StateName, shape: tuple[int, .
     in its place. Those without elements are left out, unless the whole has none. Raises FormatError where they do not
     have each element once.
     """
+    if state not in parts.ranks[first].record.shards:
+        return {whole(state, shape): first}
     owners: dict[Place, int] = {}
     for rank, part in enumerate(parts.ranks):
-        shard = part.record.shards.get(state)
-        if shard is not None and state in part.record.elsewhere:
+        shard = part.record.shards.get(state)  # there is none where a rank has no part of it, as in another stage
+        if shard is None or state in part.record.elsewhere:
             continue
-        place = whole(state, shape) if shard is None else _place(shard)
+        place = _place(shard)
         if 0 not in place.sizes or 0 in place.shape:
-            owners.setdefault(place, first if shard is None else rank)
+            owners.setdefault(place, rank)
     if not fill(shape, owners):
         raise FormatError(
             f"{state:.200}: its ranks' parts do not fill it, each element once (as where a part is no block); take "

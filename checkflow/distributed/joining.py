@@ -1,0 +1,142 @@
+"""What ranks have under names that the first one does not have, as the stages of a pipeline: taken over from the lowest
+rank that has it.
+
+Whether a rank has more is seen by the parameters that its record names; then its buffers are looked at, too. What each
+rank has by itself (generators, objects) stays the first one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import torch
+
+from checkflow.errors import InputError
+from checkflow.state.host.decode import decode
+from checkflow.state.host.encode import encode
+from checkflow.state.host.json_values import Json
+from checkflow.state.host.record import CohortRecord, GroupRecord, ModelRecord, OptimizerRecord, Record
+from checkflow.state.names import StateName, holder_of
+from checkflow.state.restore.files import TensorFile
+
+
+def has_more(record: Record, known: Collection[StateName]) -> bool:
+    """Whether a rank has parameters that are not among these names."""
+    shared = (StateName(name) for name in (*record.shards, *record.elsewhere))
+    groups = (group for optimizer in record.optimizers for group in optimizer.groups)
+    updated = (StateName(name) for group in groups for name in group.parameters)
+    frozen = map(StateName, record.frozen or ())
+    return any(name not in known for name in (*updated, *frozen, *(name for name in shared if not name.is_optimizers)))
+
+
+def files_of_all(record: Record) -> set[str]:
+    """Those of models and optimizers."""
+    return {each.file for each in (*record.models, *record.optimizers)}
+
+
+def names_in(files: Mapping[str, TensorFile]) -> set[StateName]:
+    """Of the tensors in files, tied ones among them."""
+    return {
+        StateName.of(holder_of(name), path) for name, file in files.items() for path in (*file.tensors, *file.aliases)
+    }
+
+
+def joined_files(
+    files: Mapping[str, TensorFile], theirs: Mapping[str, TensorFile], only: Iterable[str]
+) -> dict[str, TensorFile]:
+    """The files with what others have under more names; `only` these."""
+    found = dict(files)
+    for name in only:
+        if (file := theirs.get(name)) is None:
+            continue
+        held = found.get(name, TensorFile({}, {}))
+        known = {*held.tensors, *held.aliases}
+        tensors = {path: tensor for path, tensor in file.tensors.items() if path not in known}
+        aliases = {path: held.aliases.get(to, to) for path, to in file.aliases.items() if path not in known}
+        found[name] = TensorFile({**held.tensors, **tensors}, {**held.aliases, **aliases})
+    return found
+
+
+def joined_record(record: Record, theirs: Record, known: Collection[StateName], rank: int) -> Record:
+    """The record with what another rank's says of names that are not known.
+
+    Raises InputError that names what of it one record cannot say.
+    """
+    models = {model.name: model for model in record.models}
+    for model in theirs.models:
+        held = models.get(model.name)
+        models[model.name] = model if held is None else _joined_model(held, model, known)
+    optimizers = {optimizer.name: optimizer for optimizer in record.optimizers}
+    for optimizer in theirs.optimizers:
+        ours = optimizers.get(optimizer.name)
+        optimizers[optimizer.name] = optimizer if ours is None else _joined_optimizer(ours, optimizer, known, rank)
+    frozen = None if record.frozen is None else tuple(dict.fromkeys((*record.frozen, *(theirs.frozen or ()))))
+    return record.model_copy(
+        update={"models": tuple(models.values()), "optimizers": tuple(optimizers.values()), "frozen": frozen}
+    )
+
+
+def _joined_model(held: ModelRecord, theirs: ModelRecord, known: Collection[StateName]) -> ModelRecord:
+    tied = {path: to for path, to in theirs.tied.items() if StateName.of(theirs.name, path) not in known}
+    return held.model_copy(update={"extra": {**theirs.extra, **held.extra}, "tied": {**held.tied, **tied}})
+
+
+def _joined_optimizer(
+    held: OptimizerRecord, theirs: OptimizerRecord, known: Collection[StateName], rank: int
+) -> OptimizerRecord:
+    ours = {name for group in held.groups for name in group.parameters}
+    groups, more = list(held.groups), set[str]()
+    for number, group in enumerate(theirs.groups):
+        parameters = tuple(name for name in group.parameters if name not in ours)
+        if not parameters:
+            continue
+        more.update(parameters)
+        why = ""
+        if (theirs.type, theirs.module) != (held.type, held.module):
+            why = f"updated by a {theirs.type}, where rank 0 has a {held.type}"
+        elif group.stored:
+            why = f"in a group whose {group.stored[0]!r:.80} is a tensor"
+        if why:
+            raise InputError(
+                f"{parameters[0]:.200}: only rank {rank} has it, {why}, which one {held.name} cannot say of all ranks; "
+                "restore the checkpoint in its training, and save it from there"
+            )
+        same = number < len(groups) and (groups[number].values, groups[number].stored) == (group.values, ())
+        if same:
+            groups[number] = groups[number].model_copy(update={"parameters": groups[number].parameters + parameters})
+        else:
+            groups.append(GroupRecord(parameters=parameters, stored=(), values=group.values))
+    cohorts = (_of_those(cohort, more, theirs.name) for cohort in theirs.cohorts)
+
+    def fresh(path: str) -> bool:
+        return StateName.of(theirs.name, path) not in known
+
+    return held.model_copy(
+        update={
+            "groups": tuple(groups),
+            "cohorts": (*held.cohorts, *(cohort for cohort in cohorts if cohort.parameters)),
+            "tied": {**held.tied, **{path: to for path, to in theirs.tied.items() if fresh(path)}},
+            "orders": {**held.orders, **{path: order for path, order in theirs.orders.items() if fresh(path)}},
+            "laid": {**held.laid, **{name: order for name, order in theirs.laid.items() if name in more}},
+        }
+    )
+
+
+def _of_those(cohort: CohortRecord, parameters: Collection[str], holder: str) -> CohortRecord:
+    """What it says of these parameters alone."""
+    at = [index for index, name in enumerate(cohort.parameters) if name in parameters]
+    if len(at) == len(cohort.parameters):
+        return cohort
+    host: dict[str, Json] = {}
+    for entry, stacked in cohort.host.items():
+        where = f"{holder}: {entry}"
+        column = decode(stacked, where)
+        assert isinstance(column, torch.Tensor)
+        host[entry] = encode(column[at], where)
+    return cohort.model_copy(
+        update={
+            "parameters": tuple(cohort.parameters[index] for index in at),
+            "host": host,
+            "values": {entry: tuple(values[index] for index in at) for entry, values in cohort.values.items()},
+        }
+    )
