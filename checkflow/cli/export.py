@@ -43,8 +43,9 @@ def command(store: str, target: str, output: Path, iteration: int | None, as_jso
     safetensors: the files as they are. torch: one file for torch.load(weights_only=True), a dictionary of each file's
     tensors by name, with the commit record as "commit": "model" is what load_state_dict() of the model takes,
     "optimizer" is by parameter and entry. dcp: the same for torch.distributed.checkpoint. The parts of a training in
-    several processes are put together; state that differs by rank (generators, loader) is taken from rank 0. STORE may
-    be the URL of a bucket, s3://bucket/prefix: the checkpoint then lies beside the output for a while, too.
+    several processes are put together, with the parameters of all that any of them had; state that differs by rank
+    (generators, loader) is taken from rank 0. STORE may be the URL of a bucket, s3://bucket/prefix: the checkpoint then
+    lies beside the output for a while, too.
     """
     _check_new(output)
     if not os.path.isdir(output.parent):  # noqa: PTH112 (never raises)

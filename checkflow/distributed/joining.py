@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-import torch
-
-from checkflow.errors import InputError
-from checkflow.state.host.decode import decode
-from checkflow.state.host.encode import encode
-from checkflow.state.host.json_values import Json
+from checkflow.errors import FormatError, InputError
+from checkflow.state.host.decode import tensor_of
+from checkflow.state.host.encode import tensor_parts
+from checkflow.state.host.json_values import Json, RefusedError
 from checkflow.state.host.record import CohortRecord, GroupRecord, ModelRecord, OptimizerRecord, Record
 from checkflow.state.names import StateName, holder_of
 from checkflow.state.restore.files import TensorFile
@@ -60,7 +58,7 @@ def joined_files(
 def joined_record(record: Record, theirs: Record, known: Collection[StateName], rank: int) -> Record:
     """The record with what another rank's says of names that are not known.
 
-    Raises InputError that names what of it one record cannot say.
+    Raises InputError that names what of it one record cannot say, FormatError for what no record has.
     """
     models = {model.name: model for model in record.models}
     for model in theirs.models:
@@ -129,10 +127,10 @@ def _of_those(cohort: CohortRecord, parameters: Collection[str], holder: str) ->
         return cohort
     host: dict[str, Json] = {}
     for entry, stacked in cohort.host.items():
-        where = f"{holder}: {entry}"
-        column = decode(stacked, where)
-        assert isinstance(column, torch.Tensor)
-        host[entry] = encode(column[at], where)
+        try:
+            host[entry] = tensor_parts(tensor_of(stacked)[at])
+        except (RefusedError, IndexError) as error:
+            raise FormatError(f"{holder}.state: {entry} of all parameters: {error}; take another checkpoint") from None
     return cohort.model_copy(
         update={
             "parameters": tuple(cohort.parameters[index] for index in at),

@@ -41,6 +41,8 @@ def divided(kind: str, model: torch.nn.Sequential) -> torch.nn.Module:
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     if kind in ("ddp", "zero", "zero_views"):
         return DistributedDataParallel(model)
+    if kind == "stages":  # of a pipeline, each with the names that it has in the whole; what goes between is left out
+        return model[2:] if dist.get_rank() else model[:2]
     if kind == "tp":
         parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
     if kind == "both":
@@ -99,9 +101,10 @@ def as_by_torch(kind: str, store: Path, trained: torch.nn.Module) -> bool:
 def training(kind: str) -> checkflow.Training:
     model_divided = divided(kind, net())
     optimizer = optimizer_of(kind, model_divided)
+    width = next(model_divided.parameters()).shape[1]
 
     def iteration() -> None:
-        model_divided(torch.randn(8, 16)).square().mean().backward()
+        model_divided(torch.randn(8, width)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
