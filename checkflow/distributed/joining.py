@@ -29,7 +29,7 @@ def has_more(record: Record, known: Collection[StateName]) -> bool:
 
 def files_of_all(record: Record) -> set[str]:
     """Those of models and optimizers."""
-    return {each.file for each in (*record.models, *record.optimizers)}
+    return {model.file for model in record.models} | {optimizer.file for optimizer in record.optimizers}
 
 
 def names_in(files: Mapping[str, TensorFile]) -> set[StateName]:

@@ -52,9 +52,9 @@ def test_an_export_has_all_stages_and_is_restored_as_one_model(tmp_path: Path) -
     restore(loaded.files, loaded.record, training, HostObjects())
     assert all(torch.equal(value, state["model"][name]) for name, value in model.state_dict().items())
     assert [float(optimizer.state[parameter]["step"]) for parameter in model.parameters()] == [3.0] * 8
-    assert torch.equal(optimizer.state[model[3].weight]["exp_avg"], state["optimizer"]["3.weight.exp_avg"])
-    frozen = parse_record(loaded.record).frozen
-    assert frozen == ()
+    average = optimizer.state[dict(model.named_parameters())["3.weight"]]["exp_avg"]
+    assert torch.equal(average, state["optimizer"]["3.weight.exp_avg"])
+    assert parse_record(loaded.record).frozen == ()
 
 
 def group(*parameters: str, stored: tuple[str, ...] = (), lr: float = 0.1) -> GroupRecord:

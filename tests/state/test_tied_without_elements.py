@@ -82,17 +82,19 @@ def test_parameters_without_elements_are_not_tied_by_their_lack_of_memory(tmp_pa
 
 def stored(*rows: float) -> FileTensor:
     data = torch.tensor(rows)
-    return FileTensor(data.dtype, tuple(data.shape), memoryview(data.view(torch.uint8).numpy()))
+    return FileTensor(data.dtype, tuple(data.shape), memoryview(bytearray(data.numpy().tobytes())))
 
 
 def test_what_one_rank_stores_for_itself_another_may_have_as_an_alias(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [StateName("model/a"), StateName("model/b")]
 
+    def shards_of(number: int) -> dict[StateName, ShardRecord]:
+        return {name: ShardRecord(shape=(2,), offsets=(number,), sizes=(1,)) for name in names}
+
     def rank(number: int) -> Any:
-        shards = {name: ShardRecord(shape=(2,), offsets=(number,), sizes=(1,)) for name in names}
         checkpoint = SimpleNamespace(path=Path(f"rank-{number}"))
         return SimpleNamespace(
-            number=number, checkpoint=checkpoint, record=SimpleNamespace(shards=shards, elsewhere={})
+            number=number, checkpoint=checkpoint, record=SimpleNamespace(shards=shards_of(number), elsewhere={})
         )
 
     parts = Complete(Mark(1, 1), (rank(0), rank(1)))
@@ -103,10 +105,9 @@ def test_what_one_rank_stores_for_itself_another_may_have_as_an_alias(monkeypatc
     monkeypatch.setattr(resharding, "tensors_of", lambda part, _name: files[part.number])
     monkeypatch.setattr(resharding, "whole_file", lambda part, _name, _ranks: files[part.number])
     for first in (0, 1):
-        shards = parts.ranks[first].record.shards
-        found = resharding._file(parts, first, "model.safetensors", shards, resharding.whole)
+        found = resharding._file(parts, first, "model.safetensors", shards_of(first), resharding.whole)
         for path in "ab":
             assert found.tensors[found.aliases.get(path, path)].view().tolist() == [1.0, 2.0]
     files[0] = TensorFile({"a": stored(1.0)}, {})
     with pytest.raises(CorruptStoreError, match=r"rank-0/model.safetensors: lacks b"):
-        resharding._file(parts, 1, "model.safetensors", parts.ranks[1].record.shards, resharding.whole)
+        resharding._file(parts, 1, "model.safetensors", shards_of(1), resharding.whole)
