@@ -166,7 +166,7 @@ def attach(
     check_first(store, peers_deadline_s)
     objects_behind = None if bucket is None else Objects.open(bucket)
     together = Together.here(Path(store).absolute(), peers_deadline_s, voices.to_stderr, objects_behind)
-    with contextlib.nullcontext() if together is None else together.group.telling():
+    with contextlib.nullcontext() if together is None else together.group.telling(for_good=True):
         store = Path(store) if together is None else together.store
         place = store.absolute()  # whoever changes the working directory later does not move it
         tell = told = voices.Voice(tell if together is None or together.is_first else _untold)

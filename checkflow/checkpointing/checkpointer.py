@@ -22,7 +22,7 @@ from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.reshaped import Reshaped
-from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, overrun
+from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, overrun, whole_number
 from checkflow.checkpointing.resumed import Switches, doubts, of_losses, remarks
 from checkflow.checkpointing.saving import DURABLE_DEADLINE_S, make_durable, save, save_last
 from checkflow.checkpointing.step_order import StepOrder
@@ -126,9 +126,9 @@ class Checkpointer:
         checkpoint yet. In the middle of a run the newest is the last one that was staged; what came after the restored
         one stays in the store until newer ones take its place. Tells of checkpoints that were skipped. Raises
         CorruptStoreError where none verifies, InputError where it is of another training. Of a training in several
-        processes each calls it, and the checkpoint is the newest of which every rank's part verifies; PeerError where a
-        rank does not come to it, or has failed. Once it has begun to change the training and did not end, no step() is
-        taken until another one did.
+        processes each calls it, with the same iteration or none, else InputError; and the checkpoint is the newest of
+        which every rank's part verifies. PeerError where a rank does not come to it, or has failed. Once it has begun
+        to change the training and did not end, no step() is taken until another one did.
         """
         if self._forked("restore"):
             return self._executor.completed
@@ -139,6 +139,9 @@ class Checkpointer:
     def _restore(self, iteration: int | None) -> int:
         if self._closed:
             raise InputError("restore: is closed; attach again")
+        iteration = None if iteration is None else whole_number("restore", iteration)
+        if self._together is not None:
+            self._together.all_ask_for(iteration)
         with self._inside:
             started = time.monotonic()
             begun = self._executor.completed > 0 or self._handle.status().staged > 0

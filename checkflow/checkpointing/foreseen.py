@@ -31,7 +31,7 @@ def foreseen(
             behind = BehindOne(objects, store, hearers, start_over=False)
             is_there = behind.bring(None, behind.newest_here(None)) or is_there
         return newest(store).checkpoint if is_there else None
-    with together.group.telling():
+    with together.group.telling(for_good=True):
         _is_free(together.store, notify)
         if objects is not None:
             together.store.mkdir(parents=True, exist_ok=True)

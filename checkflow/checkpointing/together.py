@@ -47,6 +47,7 @@ class Together:
         self.agreement.vouches = self.member.vouches
         self._mirror: MirrorProcess | None = None
         self._stored: tuple[Mark, ...] = ()
+        self._chosen = ""  # what is being restored
         self.root = root
         self.store = root if group.size == 1 else root / directory_of(group.rank, group.size)
         self._seeking = Seeking(group, root, self.store, self._begin_attempt)
@@ -157,10 +158,11 @@ class Together:
         A new attempt begins. Nothing where there has been no checkpoint that every rank had. Raises, on every rank,
         CorruptStoreError where there has been one and none is whole now, StoreError for an iteration not all have.
         """
-        found = self._seeking.newest(iteration, lambda mark, kept: self._seeking.read(mark, kept, training))
+        found = self._seeking.newest(iteration, lambda mark, kept: (mark, self._seeking.read(mark, kept, training)))
         if isinstance(found, Nothing):
             return found
-        (files, record), checkpoint, skipped = found
+        (mark, (files, record)), checkpoint, skipped = found
+        self._chosen = _content_of(mark, checkpoint)
         return Found(files, record, checkpoint, skipped)
 
     def foreseen(self) -> Checkpoint | None:
@@ -172,9 +174,20 @@ class Together:
         """Of what other numbers of ranks left, sound or not, newest first."""
         return self._seeking.iterations()
 
+    def all_ask_for(self, iteration: int | None) -> None:
+        """Every rank asks for this one, or for the newest. Raises InputError, on each, where another asks otherwise."""
+        first, *others = self.group.gather("restore()", iteration)
+        for rank, other in enumerate(others, start=1):
+            if other != first:
+                raise InputError(
+                    f"restore: rank 0 asks for {_asked(first)}, and rank {rank} for {_asked(other)}; "
+                    "give every rank the same iteration, or none"
+                )
+
     def fits(self) -> None:
-        """Every rank's part fits its training: they may be changed. Raises PeerError where another's does not."""
-        self.group.gather("restore()", None)
+        """Every rank's part fits its training: they may be changed. Raises PeerError where another's does not, or is of
+        another checkpoint."""
+        self.group.same("restore()", {"restored checkpoint": self._chosen})
         if not (self.store / COPIES).is_dir():
             return
         if self._mirror is None:
@@ -210,6 +223,19 @@ class Together:
 
     def _begin_attempt(self, known: Iterable[Iterable[Mark]]) -> None:
         self.member.attempt = self.agreement.attempt = max(next_attempt(known), self.member.attempt + 1)
+
+
+def _asked(iteration: object) -> str:
+    return "the newest checkpoint" if iteration is None else f"iteration {iteration}"
+
+
+def _content_of(mark: Mark, checkpoint: Checkpoint) -> str:
+    """Which one it is, the same on all ranks: of one process, whose attempts have no number, by what its files have."""
+    if mark.attempt:
+        return f"iteration {mark.iteration} of attempt {mark.attempt}"
+    return (
+        f"iteration {mark.iteration} of {digest_of([[each.name, each.blocks] for each in checkpoint.manifest.files])}"
+    )
 
 
 def _says(alike: Alike) -> str:

@@ -33,7 +33,8 @@ _PAUSE_S = (0.001, 0.05)  # between looks, at first and at most
 class Group:
     """This process is `rank` of `size`; `deadline_s`: how long others are waited for.
 
-    `values` and `more` are two connections to one store, for two threads.
+    `values` and `more` are two connections to one store, for two threads. What ranks say belongs to an occasion, a call
+    that each makes: who fails in one, and catches that, meets the others again in the next.
     """
 
     rank: int
@@ -41,7 +42,9 @@ class Group:
     deadline_s: float
     values: KeyValues
     more: KeyValues
-    _count: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _occasions: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _occasion: int = 0
+    _count: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # of what was said on this occasion
 
     @classmethod
     def here(cls, deadline_s: float = DEADLINE_S) -> Group | None:
@@ -94,7 +97,7 @@ class Group:
         Every rank calls this in the same order. Raises PeerError that names who has not said anything by the deadline,
         or what another rank has failed with.
         """
-        key = f"{next(self._count)}"
+        key = f"{self._occasion}/{next(self._count)}"
         with reached():
             self.values.set(f"{key}/{self.rank}", json.dumps(value))
         keys = [f"{key}/{rank}" for rank in range(self.size)]
@@ -129,15 +132,18 @@ class Group:
         return self.values.multi_get(everyone)
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
-        """An error of this rank inside ends the waiting of the others, with its message."""
+    def telling(self, *, for_good: bool = False) -> Iterator[None]:
+        """One occasion, to which every rank comes. An error of this rank inside ends the waiting of the others there,
+        with its message; `for_good`: on each occasion that follows, too, for this rank comes to none."""
+        self._occasion, self._count = next(self._occasions), itertools.count(1)
         try:
             yield
-        except PeerError:
+        except PeerError as error:  # who comes late is not to wait for those that have left
+            self._fail(str(error), for_good=for_good)
             raise
         except BaseException as error:
             said = str(error) if isinstance(error, CheckflowError) else f"{type(error).__name__}: {error}"
-            self._fail(f"rank {self.rank}: {said}")
+            self._fail(f"rank {self.rank}: {said}", for_good=for_good)
             raise
 
     def same(self, what: str, value: Mapping[str, object]) -> None:
@@ -159,8 +165,11 @@ class Group:
             with reached():
                 if self.values.check(list(keys)):
                     return
-                if self.values.check([_FAILED]):
-                    raise PeerError(self.values.get(_FAILED).decode())
+                for failed in (f"{self._occasion}/{_FAILED}", _FAILED):
+                    if self.values.check([failed]):
+                        if self.values.check(list(keys)):  # it failed since, after all have said this
+                            return
+                        raise PeerError(self.values.get(failed).decode())
         with reached():
             missing = [rank for rank, key in enumerate(keys) if not self.values.check([key])]
         raise self._late(what, missing)
@@ -181,12 +190,10 @@ class Group:
             "whether all run"
         )
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str, *, for_good: bool) -> None:
         """The first message counts."""
-        try:
-            self.values.compare_set(_FAILED, "", message)
-        except RuntimeError:
-            return  # nobody is left to hear it
+        with suppress(RuntimeError):  # nobody is left to hear it
+            self.values.compare_set(_FAILED if for_good else f"{self._occasion}/{_FAILED}", "", message)
 
 
 def not_met() -> Iterator[str]:

@@ -50,6 +50,22 @@ def no_such_iteration(store: Path) -> None:
         checkpointer.restore(7)
 
 
+def asked_otherwise(store: Path, rank: int, of_second: object = None) -> None:
+    with attach(store) as checkpointer:
+        checkpointer.restore(of_second if rank else 1)  # type: ignore[arg-type]
+
+
+def restored_after_all(store: Path) -> None:
+    """What another call asked for was not there."""
+    with attach(store) as checkpointer:
+        for _ in range(2):
+            try:
+                checkpointer.restore(7)
+            except checkflow.StoreError:
+                time.sleep(0.1 * dist.get_rank())
+        assert checkpointer.restore() == 1
+
+
 def not_restored(store: Path) -> None:
     with attach(store) as checkpointer:
         checkpointer.step()
@@ -284,6 +300,9 @@ def main(folder: Path, kinds: list[str]) -> None:
         "iteration": lambda: no_such_iteration(folder / "b"),
         "unrestored": lambda: not_restored(folder / "b"),
         "model": lambda: other_model(folder / "b", rank),
+        "asked": lambda: asked_otherwise(folder / "b", rank),
+        "again": lambda: restored_after_all(folder / "b"),
+        "no number": lambda: asked_otherwise(folder / "b", rank, "one"),
         "anew": lambda: begun_anew(folder / "b"),
         "unsharded": lambda: unsharded_at_the_end(folder / "c"),
         "replicas": lambda: replicas(folder / "f"),

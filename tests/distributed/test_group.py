@@ -123,6 +123,71 @@ def test_the_error_of_one_ends_the_waiting_of_all() -> None:
     assert isinstance(own, InputError)
 
 
+def test_who_failed_meets_the_others_the_next_time() -> None:
+    """Also where it has said less than they had before it failed."""
+    ranks = groups(3)
+
+    def fails(group: Group) -> None:
+        group.gather("restore()", None)
+        if group.rank == 1:
+            raise InputError("model: has no parameter")
+        group.gather("restore()", None)
+
+    for _ in range(2):
+        first, own, last = together(ranks, fails)
+        assert isinstance(own, InputError) and isinstance(first, PeerError) and isinstance(last, PeerError)
+        assert together(ranks, lambda group: group.gather("restore()", group.rank)) == [[0, 1, 2]] * 3
+
+
+def test_who_comes_when_the_others_have_left_is_told_and_meets_them_the_next_time() -> None:
+    ranks = groups(2)
+    ranks[0].deadline_s = 0.2
+
+    def twice(group: Group) -> None:
+        for _ in range(2):
+            group.gather("restore()", None)
+
+    (early,) = together(ranks[:1], twice)
+    (late,) = together(ranks[1:], twice)
+    assert str(late) == str(early) and str(late).startswith("restore(): rank 1 has not come to it within 0.2 s; call")
+    ranks[0].deadline_s = 20.0
+    assert together(ranks, lambda group: group.gather("restore()", group.rank)) == [[0, 1]] * 2
+
+
+def test_who_fails_after_all_have_said_something_is_heard_all_the_same() -> None:
+    """The other one has looked for it just before, and looks for a failure just after."""
+    first, second = groups(2)
+    store = first.values
+
+    class Slow:
+        """The first rank says its own, hears the other and fails between two looks of the other."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(store, name)
+
+        def check(self, keys: list[str]) -> bool:
+            if (found := store.check(keys)) or len(keys) == 1:
+                return found
+            with pytest.raises(InputError), first.telling():
+                first.gather("restore()", 0)
+                raise InputError("restore: no")
+            return False
+
+    second.values = Slow()  # type: ignore[assignment]
+    assert together([second], lambda group: group.gather("restore()", 1)) == [[0, 1]]
+
+
+def test_who_could_not_attach_is_waited_for_no_more() -> None:
+    """It failed when the others had all that they need of it."""
+    first, second = groups(2)
+    with first.telling(for_good=True):
+        pass
+    with pytest.raises(InputError), second.telling(for_good=True):
+        raise InputError("store: no space")
+    (error,) = together([first], lambda group: group.gather("restore()", None))
+    assert str(error) == "rank 1: store: no space"
+
+
 def test_what_differs_is_named_on_each() -> None:
     given = [{"slots": 3, "interval": 2}, {"slots": 3, "interval": 5}]
     for error in together(groups(2), lambda group: group.same("attach()", given[group.rank])):
