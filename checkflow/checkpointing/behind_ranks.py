@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from checkflow.checkpointing.behind import Behind, Hearers
 from checkflow.checkpointing.borrowed import Borrowed
 from checkflow.checkpointing.turns import Turns
 from checkflow.distributed.agreement import Agreement
-from checkflow.distributed.marks import Mark
+from checkflow.distributed.marks import Mark, Written
 from checkflow.distributed.parts import all_in, marks_in
 from checkflow.distributed.stored import mark_of
 from checkflow.errors import CorruptStoreError, StoreError
@@ -34,11 +34,12 @@ Rank = tuple[int, int]
 class Stock:
     """What a rank has seen in the bucket: names by mark, of its own parts and of others' in other numbers.
 
-    `is_known`: it answered.
+    `is_known`: it answered. `written`: see marks.newest_first.
     """
 
     parts: Mapping[Rank, Mapping[Mark, str]]
     is_known: bool
+    written: Mapping[Mark, Written] = field(default_factory=dict)
 
 
 class BehindRanks(Behind):
@@ -64,6 +65,7 @@ class BehindRanks(Behind):
         self._agreement = agreement
         self._borrowed = Borrowed(root, store)
         self._records: dict[tuple[Rank, str], Mark | None] = {}  # of parts that were looked at
+        self._written: dict[Mark, Written] = {}  # of those of one process
         self._look(may_be_out=not start_over)
         names = {name for contents in self._contents.values() for name in contents.checkpoints}
         self.iterations = sorted({iteration_of(name) for name in names}, reverse=True)
@@ -117,7 +119,7 @@ class BehindRanks(Behind):
         reads for all. Raises StoreError."""
         rank, size = self._rank
         ranks = [each for each in self._contents if each == self._rank or (each[1] != size and each[0] % size == rank)]
-        return Stock({each: self._marks_of(each) for each in ranks}, self._is_known)
+        return Stock({each: self._marks_of(each) for each in ranks}, self._is_known, self._written)
 
     def fetch(self, mark: Mark, rank: Rank | None = None) -> str:
         """Download a rank's part, this one's own unless given, into its directory; another one's is there until every
@@ -175,7 +177,11 @@ class BehindRanks(Behind):
         objects = self._objects_of(rank)
         try:
             manifest = read_manifest(objects, name, contents.checkpoints[name])
-            return mark_of(objects, name, manifest, processes=rank[1])
+            mark = mark_of(objects, name, manifest, processes=rank[1])
+            if not mark.attempt:
+                written = Written(manifest.created, is_on_disk=False, serial=manifest.serial)
+                self._written[mark] = max(written, self._written.get(mark, written))
+            return mark
         except CorruptStoreError as error:
             self._hearers.notify(f"{objects.url}: skipped {name}: {error}")
             return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from checkflow.checkpointing.behind_ranks import Rank, Stock
 from checkflow.distributed.group import Group
-from checkflow.distributed.marks import Mark, common, next_attempt
+from checkflow.distributed.marks import Mark, Written, common, next_attempt
 from checkflow.distributed.parts import Complete, RankPart
 from checkflow.store.format.reader import Checkpoint
 
@@ -22,6 +22,12 @@ class Kept:
 
     mine: Mapping[Mark, RankPart]
     others: Mapping[Mark, Complete]
+
+    @property
+    def written(self) -> dict[Mark, Written]:
+        """Of those of attempt 0: see marks.newest_first."""
+        ones = ((mark, parts.ranks[0].checkpoint) for mark, parts in self.others.items() if not mark.attempt)
+        return {mark: Written(one.manifest.created, is_on_disk=True, serial=one.serial) for mark, one in ones}
 
     def checkpoint(self, mark: Mark) -> Checkpoint:
         """The directory that stands for one of these."""
@@ -43,6 +49,7 @@ class Exchanged:
     stored: tuple[frozenset[Mark], ...]
     stored_others: Mapping[Mark, int]
     noted: Noted
+    written: Mapping[Mark, Written]  # see marks.newest_first
     known: Sequence[Collection[Mark]]  # all marks that there are, and one that leaves a room before the next attempt
 
 
@@ -56,18 +63,23 @@ def exchange(group: Group, kept: Kept, stock: Stock, noted: Noted) -> Exchanged:
     stored = [[*rank, list(marks)] for rank, marks in stock.parts.items()]
     draw = secrets.randbelow(_ROOM)  # the first rank's counts: the greatest of many draws would be a narrow one
     once_whole = [[*mark, size, *ranks] for (mark, size), ranks in noted.items()]
+    when = [[*mark, *written] for each in (stock.written, kept.written) for mark, written in each.items()]
     said = group.gather(
-        "attach() or restore()", [list(kept.mine), list(kept.others), stored, stock.is_known, draw, once_whole]
+        "attach() or restore()", [list(kept.mine), list(kept.others), stored, stock.is_known, draw, once_whole, when]
     )
     own: list[list[Mark]] = []
     others: list[list[Mark]] = []
     of_all: dict[tuple[Mark, int], frozenset[int]] = {}
     in_bucket: dict[Rank, frozenset[Mark]] = {}
+    written: dict[Mark, Written] = {}
     all_known = True
     room: int | None = None
     for each in said:
         assert isinstance(each, list)
-        mine, seen, theirs, is_known, draw, once_whole = each
+        mine, seen, theirs, is_known, draw, once_whole, when = each
+        for attempt, iteration, *found in when:
+            mark = Mark(attempt, iteration)
+            written[mark] = max(Written(*found), written.get(mark, Written(*found)), key=_on_disk_first)
         for attempt, iteration, size, *ranks in once_whole:
             key = (Mark(attempt, iteration), size)
             of_all[key] = of_all.get(key, frozenset()).union(ranks)
@@ -82,7 +94,11 @@ def exchange(group: Group, kept: Kept, stock: Stock, noted: Noted) -> Exchanged:
     for mark, size in of_all:
         if size == group.size:
             of_all[mark, size] = frozenset(rank for rank, marks in enumerate(own) if mark in marks)
-    return Exchanged(own, others, stored_of, _whole_of(in_bucket, but=group.size), of_all, known)
+    return Exchanged(own, others, stored_of, _whole_of(in_bucket, but=group.size), of_all, written, known)
+
+
+def _on_disk_first(written: Written) -> tuple[bool, Written]:
+    return written.is_on_disk, written
 
 
 def marks_of(said: Iterable[Sequence[int]]) -> list[Mark]:

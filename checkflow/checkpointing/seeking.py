@@ -11,7 +11,7 @@ from checkflow.checkpointing.known import Exchanged, Kept, Noted, exchange, mark
 from checkflow.checkpointing.restoring import Nothing, iterations_in
 from checkflow.distributed.adopting import Places, Seen, adopt, has_copies, seen_in
 from checkflow.distributed.group import Group
-from checkflow.distributed.marks import Mark, common
+from checkflow.distributed.marks import Mark, common, newest_first
 from checkflow.distributed.partitions import has_state_for
 from checkflow.distributed.parts import RankPart, all_in, directories_in, lost, marks_in, noted_in, unread_in
 from checkflow.distributed.placement import machine_here
@@ -57,7 +57,7 @@ class Seeking:
         places, seen = self._looked_for(said)
         shared = common(said.others)  # where each node has a disk of its own, ranks see no others' directories
         everywhere = places.everywhere()
-        marks = sorted({*everywhere, *shared, *said.stored_others}, reverse=True)
+        marks = newest_first({*everywhere, *shared, *said.stored_others}, said.written)
         skipped: list[SkippedCheckpoint] = []
         for mark in marks:
             if iteration is not None and mark.iteration != iteration:

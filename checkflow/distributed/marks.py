@@ -6,15 +6,38 @@ agreed on at attach and at each restore, so that parts of one iteration that was
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 
 class Mark(NamedTuple):
-    """Of a checkpoint; a later one is greater."""
+    """Of a checkpoint; of several ranks a later one is greater. What one process took before there were several has
+    attempt 0, and of two of its own the mark does not say which is later: it may have gone back."""
 
     attempt: int
     iteration: int
+
+
+class Written(NamedTuple):
+    """When one process wrote what has attempt 0; greater is later. `created`: by its manifest, to the second."""
+
+    created: str
+    is_on_disk: bool  # else in a bucket, whose serials are others
+    serial: int
+
+
+def age(mark: Mark, serial: int) -> tuple[int, int, int]:
+    """A later checkpoint's is greater, in one store or one bucket. `serial`: of what one process wrote."""
+    return mark.attempt, 0 if mark.attempt else serial, mark.iteration
+
+
+def newest_first(marks: Iterable[Mark], written: Mapping[Mark, Written]) -> list[Mark]:
+    """Of all places. `written`: of those of attempt 0."""
+    never = Written("", False, 0)
+    order = {
+        mark: (mark.attempt, never if mark.attempt else written.get(mark, never), mark.iteration) for mark in marks
+    }
+    return sorted(order, key=order.__getitem__, reverse=True)
 
 
 def common(held: Sequence[Iterable[Mark]]) -> tuple[Mark, ...]:

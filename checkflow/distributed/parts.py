@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from checkflow.distributed.marks import Mark, common
+from checkflow.distributed.marks import Mark, age, common
 from checkflow.errors import CorruptStoreError, FormatError
 from checkflow.state.host.record import Record, parse_record
 from checkflow.state.restore.files import TensorFile
@@ -98,13 +98,7 @@ def all_in(store: Path, *, but: int = 0) -> list[Complete]:
         if len(ranks) == size != but:
             held = [marks_in(store / directory_of(rank, size)) for rank in ranks]
             found += [Complete(mark, tuple(marks[mark] for marks in held)) for mark in common(held)]
-    return sorted(found, key=_age, reverse=True)
-
-
-def _age(parts: Complete) -> tuple[int, int, int]:
-    """A later one is greater: of one process's it is the one with the higher serial, whatever its iteration."""
-    serial = 0 if parts.mark.attempt else parts.ranks[0].checkpoint.serial
-    return parts.mark.attempt, serial, parts.mark.iteration
+    return sorted(found, key=lambda parts: age(parts.mark, parts.ranks[0].checkpoint.serial), reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +120,12 @@ def gathered_in(store: Path) -> list[Gathered]:
     alone = {parts.mark: parts.ranks[0] for parts in all_in(store) if parts.size == 1}
     for mark, part in alone.items():
         found.setdefault((mark, 1), {})[0] = part
-    return [Gathered(mark, size, parts) for (mark, size), parts in sorted(found.items(), reverse=True)]
+    gathered = [Gathered(mark, size, parts) for (mark, size), parts in found.items()]
+    return sorted(gathered, key=_age, reverse=True)
+
+
+def _age(parts: Gathered) -> tuple[tuple[int, int, int], int]:
+    return age(parts.mark, max(part.checkpoint.serial for part in parts.ranks.values())), parts.size
 
 
 def directories_in(store: Path, *, but: int) -> list[Path]:

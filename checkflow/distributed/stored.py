@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from checkflow.distributed.marks import Mark
+from checkflow.distributed.marks import Mark, age
 from checkflow.errors import CorruptStoreError, FormatError
 from checkflow.state.host.record import parse_record
 from checkflow.store.bucket.download import read_record
-from checkflow.store.bucket.names import by_rank, read_manifest
+from checkflow.store.bucket.names import by_rank, read_manifest, serial_of
 from checkflow.store.bucket.objects import Objects
 from checkflow.store.format.manifest import Manifest
 from checkflow.store.format.ranks import directory_of
@@ -55,8 +55,11 @@ def parts_in(objects: Objects, sizes: Mapping[str, int], tell: Callable[[str], N
                 tell(f"{own.url}: {name}: {error}")
                 continue
             found.setdefault((mark, processes), {}).setdefault(rank, part)
-    newest_first = sorted(found.items(), key=lambda each: each[0], reverse=True)
-    return [StoredParts(mark, processes, ranks) for (mark, processes), ranks in newest_first]
+    return sorted((StoredParts(*key, ranks) for key, ranks in found.items()), key=_age, reverse=True)
+
+
+def _age(parts: StoredParts) -> tuple[tuple[int, int, int], int]:
+    return age(parts.mark, max(serial_of(part.name) for part in parts.ranks.values())), parts.processes
 
 
 def mark_of(objects: Objects, name: str, manifest: Manifest, *, processes: int) -> Mark:
