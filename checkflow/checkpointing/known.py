@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from checkflow.checkpointing.behind_ranks import Rank, Stock
 from checkflow.distributed.group import Group
@@ -41,19 +42,22 @@ class Kept:
 @dataclass(frozen=True, slots=True)
 class Exchanged:
     """What ranks have told each other of: by rank its own checkpoints, those of other numbers of ranks that it sees,
-    and what the bucket has of its own; and of other numbers of ranks what the bucket has whole, with that number.
-    `noted`: see parts.noted_in, of all ranks together."""
+    what the bucket has of its own, and what it sees of others', in whose directories that lies; and of other numbers of
+    ranks what the bucket has whole, with that number. `noted`: see parts.noted_in, of all ranks together."""
 
     own: Sequence[Sequence[Mark]]
     others: Sequence[Sequence[Mark]]
     stored: tuple[frozenset[Mark], ...]
+    seen: tuple[Mapping[int, frozenset[Mark]], ...]
     stored_others: Mapping[Mark, int]
     noted: Noted
     written: Mapping[Mark, Written]  # see marks.newest_first
     known: Sequence[Collection[Mark]]  # all marks that there are, and one that leaves a room before the next attempt
 
 
-def exchange(group: Group, kept: Kept, stock: Stock, noted: Noted) -> Exchanged:
+def exchange(
+    group: Group, kept: Kept, stock: Stock, noted: Noted, seen: Mapping[int, Iterable[Mark]] = MappingProxyType({})
+) -> Exchanged:
     """Tell the other ranks what this one knows, and hear what they do. Raises PeerError.
 
     Nobody sees an attempt of which nothing is written yet, or whose machines are not here: its number has to be another
@@ -64,11 +68,14 @@ def exchange(group: Group, kept: Kept, stock: Stock, noted: Noted) -> Exchanged:
     draw = secrets.randbelow(_ROOM)  # the first rank's counts: the greatest of many draws would be a narrow one
     once_whole = [[*mark, size, *ranks] for (mark, size), ranks in noted.items()]
     when = [[*mark, *written] for each in (stock.written, kept.written) for mark, written in each.items()]
+    strange = [[rank, list(marks)] for rank, marks in seen.items()]
     said = group.gather(
-        "attach() or restore()", [list(kept.mine), list(kept.others), stored, stock.is_known, draw, once_whole, when]
+        "attach() or restore()",
+        [list(kept.mine), list(kept.others), stored, stock.is_known, draw, once_whole, when, strange],
     )
     own: list[list[Mark]] = []
     others: list[list[Mark]] = []
+    of_strange: list[Mapping[int, frozenset[Mark]]] = []
     of_all: dict[tuple[Mark, int], frozenset[int]] = {}
     in_bucket: dict[Rank, frozenset[Mark]] = {}
     written: dict[Mark, Written] = {}
@@ -76,7 +83,7 @@ def exchange(group: Group, kept: Kept, stock: Stock, noted: Noted) -> Exchanged:
     room: int | None = None
     for each in said:
         assert isinstance(each, list)
-        mine, seen, theirs, is_known, draw, once_whole, when = each
+        mine, others_seen, theirs, is_known, draw, once_whole, when, strange = each
         for attempt, iteration, *found in when:
             mark = Mark(attempt, iteration)
             written[mark] = max(Written(*found), written.get(mark, Written(*found)), key=_on_disk_first)
@@ -84,17 +91,21 @@ def exchange(group: Group, kept: Kept, stock: Stock, noted: Noted) -> Exchanged:
             key = (Mark(attempt, iteration), size)
             of_all[key] = of_all.get(key, frozenset()).union(ranks)
         own.append(marks_of(mine))
-        others.append(marks_of(seen))
+        others.append(marks_of(others_seen))
+        of_strange.append({int(rank): frozenset(marks_of(marks)) for rank, marks in strange})
         in_bucket |= {(rank, size): frozenset(marks_of(marks)) for rank, size, marks in theirs}
         room = int(draw) if room is None else room
         all_known = all_known and bool(is_known)
-    known: list[Collection[Mark]] = [*own, *others, [mark for mark, _ in of_all], *in_bucket.values()]
+    strangers = [marks for each in of_strange for marks in each.values()]
+    known: list[Collection[Mark]] = [*own, *others, [mark for mark, _ in of_all], *in_bucket.values(), *strangers]
     known.append([Mark(next_attempt(known) + (room or 0) + (0 if all_known else _ROOM), 0)])
     stored_of = tuple(in_bucket.get((rank, group.size), frozenset()) for rank in range(group.size))
     for mark, size in of_all:
         if size == group.size:
-            of_all[mark, size] = frozenset(rank for rank, marks in enumerate(own) if mark in marks)
-    return Exchanged(own, others, stored_of, _whole_of(in_bucket, but=group.size), of_all, written, known)
+            elsewhere = {rank for each in of_strange for rank, marks in each.items() if mark in marks}
+            of_all[mark, size] = frozenset(rank for rank, marks in enumerate(own) if mark in marks or rank in elsewhere)
+    whole = _whole_of(in_bucket, but=group.size)
+    return Exchanged(own, others, stored_of, tuple(of_strange), whole, of_all, written, known)
 
 
 def _on_disk_first(written: Written) -> tuple[bool, Written]:

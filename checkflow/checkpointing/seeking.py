@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from checkflow.checkpointing.behind_ranks import BehindRanks, Rank, Stock
-from checkflow.checkpointing.known import Exchanged, Kept, Noted, exchange, marks_of
+from checkflow.checkpointing.known import Exchanged, Kept, Noted, exchange
 from checkflow.checkpointing.restoring import Nothing, iterations_in
-from checkflow.distributed.adopting import Places, Seen, adopt, has_copies, seen_in
+from checkflow.distributed.adopting import Places, Seen, adopt, seen_in
+from checkflow.distributed.fellows import strangers
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, newest_first
 from checkflow.distributed.partitions import has_state_for
@@ -20,7 +21,7 @@ from checkflow.distributed.resharding import is_shared_alike, needed_by, reshape
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.state.host.record import Record
 from checkflow.state.restore.files import TensorFile
-from checkflow.store.format.ranks import WHOLE, directory_of, ranks_have
+from checkflow.store.format.ranks import WHOLE, directory_of, ranks_have, ranks_in
 from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, load, nothing_is_scarce
 from checkflow.training import Training
 
@@ -40,11 +41,12 @@ class Seeking:
         self._root = root
         self._store = store
         self._begin_attempt = begin_attempt
+        self._strange: Collection[int] = ()  # ranks that had another place when their directories here were written
         self.behind: BehindRanks | None = None  # the bucket behind the stores
 
     def own(self) -> Exchanged:
         """The checkpoints that each rank has a part of. A new attempt begins."""
-        return self._exchanged(self._kept())
+        return self._exchanged(self._kept())[0]
 
     def newest(
         self, iteration: int | None, read: Callable[[Mark, Kept], T]
@@ -53,8 +55,8 @@ class Seeking:
         if self.behind is not None:
             self.behind.look()
         kept = self._kept()
-        said = self._exchanged(kept)
-        places, seen = self._looked_for(said)
+        said, seen = self._exchanged(kept)
+        places = Places(tuple(map(frozenset, said.own)), said.seen, said.stored)
         shared = common(said.others)  # where each node has a disk of its own, ranks see no others' directories
         everywhere = places.everywhere()
         marks = newest_first({*everywhere, *shared, *said.stored_others}, said.written)
@@ -187,34 +189,30 @@ class Seeking:
         others = {parts.mark: parts for parts in all_in(self._root, but=self._group.size)}
         return Kept(marks_in(self._store), others)
 
-    def _exchanged(self, kept: Kept) -> Exchanged:
-        """A new attempt begins."""
+    def _exchanged(self, kept: Kept) -> tuple[Exchanged, Seen]:
+        """What all ranks know, and what this one sees of others' parts where they do not write: on this machine other
+        ranks may have run, and what those had here may be newer than all that ranks have now. A new attempt begins."""
+        size, rank = self._group.size, self._group.rank
+        self._strange = strangers(self._group, self._root)
         stock = Stock({}, is_known=True) if self.behind is None else self.behind.stock()
-        noted = noted_in(self._root, here=(self._group.rank, self._group.size))
-        said = exchange(self._group, kept, stock, noted)
+        seen = seen_in(self._root, size, self._strange)
+        noted = noted_in(self._root, of=(size, {rank, *self._strange}))
+        said = exchange(self._group, kept, stock, noted, seen)
         self._begin_attempt(said.known)
-        return said
+        return said, seen
 
     def iterations(self) -> list[int]:
-        """Of what other numbers of ranks left, sound or not, newest first."""
-        return iterations_in(directories_in(self._root, but=self._group.size))
+        """Of what ranks left, sound or not, newest first; this one's own apart."""
+        return iterations_in([*self._elsewhere(), *self._of_others()])
 
-    def _looked_for(self, said: Exchanged) -> tuple[Places, Seen]:
-        """Where each rank's parts can be read, its own directory apart, and what this one sees of them.
+    def _elsewhere(self) -> list[Path]:
+        """Of another number of ranks, and of one process."""
+        return directories_in(self._root, but=self._group.size)
 
-        Looked for where a rank lacks what another one has, or has held copies: else there is nothing to find.
-        """
-        own = said.own
-        newest = max((mark for marks in own for mark in marks), default=None)
-        lacking = frozenset(rank for rank, marks in enumerate(own) if newest not in marks)
-        alone = Places(tuple(map(frozenset, own)), tuple({} for _ in own), said.stored)
-        if not any(self._group.gather("restore()", has_copies(self._root, self._group.size))) and not lacking:
-            return alone, {}
-        seen = seen_in(self._root, self._group.size, lacking)
-        everyone = self._group.gather("restore()", {str(rank): list(marks) for rank, marks in seen.items()})
-        of_all = [{int(rank): frozenset(marks_of(marks)) for rank, marks in dict(each).items()} for each in everyone]  # type: ignore[call-overload]
-        self._begin_attempt(marks for each in of_all for marks in each.values())
-        return Places(alone.own, tuple(of_all), said.stored), seen
+    def _of_others(self) -> list[Path]:
+        size = self._group.size
+        found = [self._root / directory_of(rank, size) for rank in ranks_in(self._root).get(size, ())]
+        return [path for path in found if path != self._store]
 
     def _seen(self, mark: Mark, part: RankPart) -> dict[int, RankPart]:
         """Other ranks' parts that have a share of this one, as far as they can be seen here."""
@@ -226,11 +224,11 @@ class Seeking:
 
     def _had_one(self) -> bool:
         """Whether every rank once had its part of a checkpoint, of this training or of one in another number."""
-        elsewhere = directories_in(self._root, but=self._group.size)
+        strange = [self._root / directory_of(rank, self._group.size) for rank in self._strange]
         return (
             (self.behind is not None and self.behind.had_one)
-            or (self._store / WHOLE).exists()
-            or any(directory == self._root or (directory / WHOLE).exists() for directory in elsewhere)
+            or any((directory / WHOLE).exists() for directory in (self._store, *strange))
+            or any(directory == self._root or (directory / WHOLE).exists() for directory in self._elsewhere())
         )
 
     def _none_is_whole(
@@ -252,7 +250,7 @@ class Seeking:
                 f"{self._root}: no checkpoint verifies on every rank ({reasons}); restore the store from a copy"
             )
         lacking = [rank for rank, found in enumerate(everyone) if not found]
-        elsewhere = [path.name for path in directories_in(self._root, but=self._group.size) if path != self._root]
+        elsewhere = [path.name for path in self._elsewhere() if path != self._root]
         why = "the ranks have no iteration of one attempt in common"
         if len(lacking) == self._group.size and elsewhere:
             why = f"of another number of ranks there are only {', '.join(elsewhere[:5])}"

@@ -171,7 +171,7 @@ class Together:
         return None if isinstance(found, Nothing) else found[0]
 
     def iterations(self) -> list[int]:
-        """Of what other numbers of ranks left, sound or not, newest first."""
+        """Of what ranks left, sound or not, newest first; this one's own apart."""
         return self._seeking.iterations()
 
     def all_ask_for(self, iteration: int | None) -> None:

@@ -26,20 +26,15 @@ Seen = Mapping[int, Mapping[Mark, Checkpoint]]
 """Of each rank the parts that can be read here."""
 
 
-def seen_in(root: Path, size: int, lacking: Collection[int]) -> dict[int, dict[Mark, Checkpoint]]:
-    """In the directories of the ranks that are `lacking` something, and in the copies that any holds of others."""
+def seen_in(root: Path, size: int, strange: Collection[int]) -> dict[int, dict[Mark, Checkpoint]]:
+    """In the directories of the ranks that are `strange`, and in the copies that any holds of others."""
     found: dict[int, dict[Mark, Checkpoint]] = {}
-    places = [(rank, root) for rank in ranks_in(root).get(size, ()) if rank in lacking]
+    places = [(rank, root) for rank in ranks_in(root).get(size, ()) if rank in strange]
     places += [(rank, held) for held in _held(root, size) for rank in ranks_in(held).get(size, ())]
     for rank, place in places:
         parts = marks_in(place / directory_of(rank, size))
         found[rank] = {mark: part.checkpoint for mark, part in parts.items()} | found.get(rank, {})
     return found
-
-
-def has_copies(root: Path, size: int) -> bool:
-    """Whether a rank held any of others' parts, and wrote them down here."""
-    return any(_held(root, size))
 
 
 def _held(root: Path, size: int) -> Iterator[Path]:

@@ -142,15 +142,15 @@ def newest_part(directory: Path) -> RankPart | None:
     return next(_parts_in(directory), None)
 
 
-def noted_in(store: Path, *, here: tuple[int, int] | None = None) -> dict[tuple[Mark, int], frozenset[int]]:
+def noted_in(store: Path, *, of: tuple[int, Collection[int]] | None = None) -> dict[tuple[Mark, int], frozenset[int]]:
     """Checkpoints, with their number of ranks, of which all once had their parts on disk -> the ranks that have, here.
 
-    As the directories of ranks have noted it, each its newest. `here`: a rank and how many there are, of whose
-    directories its own alone is looked at. Raises StoreError.
+    As the directories of ranks have noted it, each its newest. `of`: how many ranks there are, and of whose directories
+    of so many alone is looked at. Raises StoreError.
     """
     found: dict[tuple[Mark, int], frozenset[int]] = {}
     for size, everyone in ranks_in(store).items():
-        ranks = [rank for rank in everyone if here in (None, (rank, size)) or here[1] != size]
+        ranks = [rank for rank in everyone if of is None or of[0] != size or rank in of[1]]
         serials = {rank: noted_whole(store / directory_of(rank, size)) for rank in ranks}  # before any part is pruned
         held = {rank: marks_in(store / directory_of(rank, size)) for rank in ranks}
         for rank, parts in held.items():

@@ -16,15 +16,17 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 import checkflow
 from checkflow.checkpointing.behind_ranks import Stock
 from checkflow.checkpointing.known import Kept, exchange
+from checkflow.checkpointing.seeking import Seeking
 from checkflow.checkpointing.together import Together
 from checkflow.distributed import group
 from checkflow.distributed.agreement import Agreement
+from checkflow.distributed.fellows import strangers
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.errors import InputError, PeerError
 from checkflow.runtime.device import Batch
 from checkflow.runtime.host import HostDevice
-from checkflow.store.format.ranks import note_whole, noted_whole
+from checkflow.store.format.ranks import directory_of, note_whole, noted_whole
 from checkflow.torch_ranks import MeetingPlace
 
 result = TypeVar("result")
@@ -417,6 +419,20 @@ def test_an_attempt_is_later_than_what_is_lost_in_part(tmp_path: Path) -> None:
     note_whole(tmp_path, 5)  # of a checkpoint that is gone, whose serial another one will have
     Together(Group.alone(), tmp_path, print).begin()
     assert noted_whole(tmp_path) == 0
+
+
+def test_what_another_rank_left_on_this_machine_is_something_to_restore(tmp_path: Path) -> None:
+    """Ranks may be on other machines than before; and no step() is taken beside what nobody has restored."""
+    here = tmp_path / directory_of(0, 2)
+    for rank, name in ((0, "00000001-iteration-4"), (1, "00000003-iteration-7")):
+        (tmp_path / directory_of(rank, 2) / name).mkdir(parents=True)
+    assert Seeking(groups(2)[0], tmp_path, here, lambda _: None).iterations() == [7]
+
+    def strange(group: Group) -> frozenset[int]:
+        return strangers(group, tmp_path if group.rank == 0 else tmp_path / "other")
+
+    assert together(groups(2), strange) == [{1}, frozenset()]
+    assert together(groups(2), lambda group: strangers(group, tmp_path)) == [frozenset()] * 2, "each writes here"
 
 
 def test_what_is_in_flight_when_a_restore_begins_is_of_the_attempt_that_it_ends(

@@ -149,7 +149,8 @@ def test_ranks_that_are_numbered_otherwise_find_their_parts(tmp_path: Path) -> N
         job.done()
     disks = [tmp_path / f"disk-{rank}" for rank in range(3)]
     aside = tmp_path / "aside"
-    for old, new in ((disks[0], aside), (disks[1], disks[0]), (disks[2], disks[1]), (aside, disks[2])):
+    renamed = [(disks[0], aside), (disks[1], disks[0]), (disks[2], disks[1]), (aside, disks[2])]
+    for old, new in renamed:
         old.rename(new)
     ends = []
     for found in (store, tmp_path / "uninterrupted"):
@@ -157,6 +158,10 @@ def test_ranks_that_are_numbered_otherwise_find_their_parts(tmp_path: Path) -> N
             ends.append(job.done())
     assert {resumed for resumed, _ in ends[0].values()} == {4}
     assert [digest for _, digest in ends[0].values()] == [digest for _, digest in ends[1].values()]
+    for old, new in reversed(renamed):  # each finds what it had at first, and others' newer parts beside it
+        new.rename(old)
+    with Job(3, "ddp", store, 8, 0) as job:
+        assert {resumed for resumed, _ in job.done().values()} == {7}
 
 
 def test_what_does_not_arrive_whole_is_asked_for_in_the_next_place(tmp_path: Path) -> None:
