@@ -30,12 +30,14 @@ class KeyValues(Protocol):
 @dataclass(frozen=True, slots=True)
 class MeetingPlace:
     """Of torch.distributed's processes: which of how many this one is, and a connection to their store, in which keys
-    begin with a prefix. `number` counts how often this process has met its present group, from 1 on."""
+    begin with a prefix. `number` counts how often this process has met its present group, from 1 on; `address`: host
+    and port of their store, if it has any."""
 
     rank: int
     size: int
     connect: Callable[[str], KeyValues]
     number: int = 1
+    address: tuple[str, int] | None = None
 
 
 _meetings: WeakKeyDictionary[torch.distributed.ProcessGroup, int] = WeakKeyDictionary()
@@ -62,7 +64,14 @@ def meeting_place() -> MeetingPlace | None:
 
     group = _get_default_group()  # init_process_group anew makes another, with processes that may be new
     _meetings[group] = _meetings.get(group, 0) + 1
-    return MeetingPlace(torch.distributed.get_rank(), torch.distributed.get_world_size(), connect, _meetings[group])
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return MeetingPlace(rank, size, connect, _meetings[group], _address_of(_get_default_store()))
+
+
+def _address_of(store: Any) -> tuple[str, int] | None:
+    while hasattr(store, "underlying_store"):  # it gives keys a prefix
+        store = store.underlying_store
+    return (str(store.host), int(store.port)) if hasattr(store, "host") and hasattr(store, "port") else None
 
 
 def own_values() -> KeyValues:

@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 
 from checkflow.checkpointing.together import Together
+from checkflow.distributed.group import DEADLINE_S
 from checkflow.errors import InputError
 from checkflow.learning.messages import DEFAULT_POLICY, IN_LANES, IN_PARTS, POLICIES, REPLICATED
 from checkflow.schedule import Schedule
@@ -54,6 +55,12 @@ def check_kinds(given: Mapping[str, object]) -> None:
             continue
         if not isinstance(value, kind.types) or (isinstance(value, bool) and name != "replicate"):
             raise InputError(f"{name}: {value!r:.100} is of type {type(value).__name__}; give {kind.words}")
+
+
+def deadline_of(peers_deadline_s: object) -> float:
+    """For how long others are waited for: as given, or as if nothing was where that is refused once they are met."""
+    is_one = isinstance(peers_deadline_s, Real) and not isinstance(peers_deadline_s, bool)
+    return float(peers_deadline_s) if is_one and peers_deadline_s > 0 else DEADLINE_S  # type: ignore[arg-type,operator]
 
 
 def check_first(store: str | Path, peers_deadline_s: float) -> None:

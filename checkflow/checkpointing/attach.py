@@ -11,7 +11,7 @@ import torch
 from checkflow.about import Run
 from checkflow.checkpointing import voices
 from checkflow.checkpointing.adapting import Adapting
-from checkflow.checkpointing.arguments import check_arguments, check_first, check_kinds, learned_by
+from checkflow.checkpointing.arguments import check_arguments, check_first, check_kinds, deadline_of, learned_by
 from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.behind_ranks import BehindRanks
@@ -23,7 +23,7 @@ from checkflow.checkpointing.listing import carried, missing, unplanned, untaken
 from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.together import Together, kind_of
 from checkflow.collector import paused_collector
-from checkflow.distributed.group import DEADLINE_S, not_met
+from checkflow.distributed.group import DEADLINE_S, Group, not_met
 from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
 from checkflow.events import Event
 from checkflow.extra import Stateful
@@ -162,11 +162,12 @@ def attach(
         PeerError: another process of the training was not there by the deadline, attached otherwise, or has failed.
     """
 
-    check_kinds(locals())
-    check_first(store, peers_deadline_s)
-    objects_behind = None if bucket is None else Objects.open(bucket)
-    together = Together.here(Path(store).absolute(), peers_deadline_s, voices.to_stderr, objects_behind)
-    with contextlib.nullcontext() if together is None else together.group.telling(for_good=True):
+    group = Group.here(deadline_of(peers_deadline_s))  # first: what one rank is refused the others hear
+    with contextlib.nullcontext() if group is None else group.telling(for_good=True):
+        check_kinds(locals())
+        check_first(store, peers_deadline_s)
+        objects_behind = None if bucket is None else Objects.open(bucket)
+        together = Together.of(group, Path(store).absolute(), voices.to_stderr, objects_behind)
         store = Path(store) if together is None else together.store
         place = store.absolute()  # whoever changes the working directory later does not move it
         tell = told = voices.Voice(tell if together is None or together.is_first else _untold)
@@ -320,7 +321,9 @@ def attach(
             if replicate and together is not None:
                 together.mirror(handle, warn)
             if start_over:
-                earlier = (lambda: newest(handle.path).checkpoint) if together is None else (lambda: together.of(marks))
+                earlier = (
+                    (lambda: newest(handle.path).checkpoint) if together is None else (lambda: together.part_of(marks))
+                )
                 _keep_earlier(handle.path, earlier, warn, tell)
                 if together is not None:
                     together.keep_stored()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.together import Together
+from checkflow.distributed.group import Group
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.bucket.objects import Objects
 from checkflow.store.format.reader import Checkpoint, newest
@@ -22,16 +24,17 @@ def foreseen(
     several processes each calls it. Waits for a saver whose trainer was killed: it may still be writing what is the
     newest. Raises as `Checkpointer.restore` does.
     """
-    objects, hearers = None if bucket is None else Objects.open(bucket), Hearers(notify, notify)
-    together = Together.here(store, peers_deadline_s, notify, objects)
-    if together is None:
-        is_there = _is_free(store, notify)
-        if objects is not None:
-            store.mkdir(parents=True, exist_ok=True)
-            behind = BehindOne(objects, store, hearers, start_over=False)
-            is_there = behind.bring(None, behind.newest_here(None)) or is_there
-        return newest(store).checkpoint if is_there else None
-    with together.group.telling(for_good=True):
+    group, hearers = Group.here(peers_deadline_s), Hearers(notify, notify)
+    with contextlib.nullcontext() if group is None else group.telling(for_good=True):
+        objects = None if bucket is None else Objects.open(bucket)
+        together = Together.of(group, store, notify, objects)
+        if together is None:
+            is_there = _is_free(store, notify)
+            if objects is not None:
+                store.mkdir(parents=True, exist_ok=True)
+                behind = BehindOne(objects, store, hearers, start_over=False)
+                is_there = behind.bring(None, behind.newest_here(None)) or is_there
+            return newest(store).checkpoint if is_there else None
         _is_free(together.store, notify)
         if objects is not None:
             together.store.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from checkflow.distributed.fellows import fellows, gathered
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.distributed.parts import RankPart, directories_in, marks_in, newest_part
-from checkflow.distributed.placement import address_here, machine_here, mirrors
+from checkflow.distributed.placement import address_here, host_here, machine_here, mirrors, unreachable
 from checkflow.errors import InputError, StoreError
 from checkflow.jsonfile import digest_of
 from checkflow.schedule import Schedule
@@ -53,14 +53,13 @@ class Together:
         self._seeking = Seeking(group, root, self.store, self._begin_attempt)
 
     @classmethod
-    def here(
-        cls, root: Path, deadline_s: float, tell: Callable[[str], None], bucket: Objects | None = None
+    def of(
+        cls, group: Group | None, root: Path, tell: Callable[[str], None], bucket: Objects | None = None
     ) -> Together | None:
         """None where this process trains alone, in a store and a bucket that have only known such trainings.
 
         `tell`: called in another thread, with what a person should know while training stands still.
         """
-        group = Group.here(deadline_s)
         if group is None and (directories_in(root, but=1) or marks_in(root) or (bucket and _has_ranks(bucket))):
             group = Group.alone()
         return None if group is None else cls(group, root, tell)
@@ -105,16 +104,21 @@ class Together:
         return divided if all(self.group.gather("attach()", bool(saved_here(divided)))) else training
 
     def mirror(self, handle: StoreHandle, notify: Callable[[str], None]) -> None:
-        """Each rank's checkpoints go to the memory of another one's machine, too. Raises StoreError, PeerError."""
-        self._mirror = handle.start_mirror(address_here())
+        """Each rank's checkpoints go to the memory of another one's machine, too.
+
+        Raises StoreError, PeerError, InputError where that machine says no address at which this one reaches it.
+        """
+        self._mirror = handle.start_mirror(address_here(self.group.met_at))
         address = self._mirror.address
-        said = self.group.gather("attach()", [machine_here(), address.host, address.port, address.key])
+        said = self.group.gather("attach()", [machine_here(), address.host, address.port, address.key, host_here()])
         everyone = [each for each in said if isinstance(each, list)]
         machines = [str(each[0]) for each in everyone]
         if self.is_first and len(set(machines)) == 1:
             notify("replicate: all ranks run on one machine, which is lost with what they hold of each other")
         rank = mirrors(machines)[self.group.rank]
-        _, host, port, key = everyone[rank]
+        _, host, port, key, name = everyone[rank]
+        if why := unreachable(str(host), str(name)):
+            raise InputError(f"replicate: rank {rank} cannot have the mirror of rank {self.group.rank}: {why}")
         target = MirrorTarget(self.group.rank, self.group.size, rank, MirrorAddress(str(host), int(port), str(key)))
         handle.mirror_at(target)
 
@@ -148,7 +152,7 @@ class Together:
         if self._seeking.behind is not None:
             self._seeking.behind.keep_newest(self._stored)
 
-    def of(self, marks: Sequence[Mark]) -> Checkpoint | None:
+    def part_of(self, marks: Sequence[Mark]) -> Checkpoint | None:
         """This rank's part of the first of them; None where there is none."""
         return marks_in(self.store)[marks[0]].checkpoint if marks else None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark
 from checkflow.distributed.parts import marks_in
-from checkflow.distributed.placement import address_here
+from checkflow.distributed.placement import address_here, host_here, unreachable
 from checkflow.errors import CorruptStoreError
 from checkflow.store.both.connections import Patient, answer, connected, prove
 from checkflow.store.format.manifest import BLOCK_BYTES, MANIFEST
@@ -77,12 +77,15 @@ def adopt(group: Group, store: Path, mark: Mark, places: Places, seen: Seen, fet
     A part that does not arrive as it was written is asked for in the next place, the last of which is what `fetch` has
     stored of this rank's; it returns what is wrong with it.
     """
-    with _serving(seen, group.deadline_s) as own:
-        addresses = group.gather("restore()", list(own))
+    with _serving(seen, group.deadline_s, group.met_at) as own:
+        addresses = group.gather("restore()", [*own, host_here()])
         why = ""
         if group.rank in places.lacking(mark):
             for viewer in places.of(group.rank, mark):
-                host, port, key = _address(addresses[viewer])
+                host, port, key, machine = _address(addresses[viewer])
+                if why := unreachable(host, machine):
+                    why = f"from rank {viewer}: {why}"
+                    continue
                 try:
                     with connected(host, port, key, group.deadline_s) as connection:
                         _fetch(connection, group, store, mark)
@@ -95,10 +98,10 @@ def adopt(group: Group, store: Path, mark: Mark, places: Places, seen: Seen, fet
         return [str(said) for said in group.gather("restore()", why)]
 
 
-def _address(said: object) -> tuple[str, int, str]:
+def _address(said: object) -> tuple[str, int, str, str]:
     assert isinstance(said, list)
-    host, port, key = said
-    return str(host), int(port), str(key)
+    host, port, key, machine = said
+    return str(host), int(port), str(key), str(machine)
 
 
 def _fetch(connection: Patient, group: Group, store: Path, mark: Mark) -> None:
@@ -107,9 +110,9 @@ def _fetch(connection: Patient, group: Group, store: Path, mark: Mark) -> None:
 
 
 @contextlib.contextmanager
-def _serving(seen: Seen, limit_s: float) -> Iterator[tuple[str, int, str]]:
+def _serving(seen: Seen, limit_s: float, met_at: tuple[str, int] | None) -> Iterator[tuple[str, int, str]]:
     """Hand out what can be read here, to who knows the key. Yields host, port, key."""
-    host, key = address_here(), secrets.token_hex(16)
+    host, key = address_here(met_at), secrets.token_hex(16)
     listener = socket.create_server((host, 0), backlog=128)
     port = int(listener.getsockname()[1])
     ending = threading.Event()

@@ -42,6 +42,7 @@ class Group:
     deadline_s: float
     values: KeyValues
     more: KeyValues
+    met_at: tuple[str, int] | None = None  # host and port of the store of all
     _occasions: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _occasion: int = 0
     _count: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # of what was said on this occasion
@@ -54,7 +55,7 @@ class Group:
             return None
         values = met.connect(f"checkflow/{met.number}")  # every rank attaches its trainings in the same order
         meeting = cls(met.rank, met.size, deadline_s, values, values)._met()
-        return cls(met.rank, met.size, deadline_s, met.connect(meeting), met.connect(meeting))
+        return cls(met.rank, met.size, deadline_s, met.connect(meeting), met.connect(meeting), met.address)
 
     @classmethod
     def alone(cls) -> Group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from collections import Counter
@@ -13,9 +14,30 @@ def machine_here() -> str:
     return os.environ.get("GROUP_RANK") or socket.gethostname()
 
 
-def address_here() -> str:
-    """This machine's address in the network in which ranks meet."""
-    master, port = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "29500"))
+def host_here() -> str:
+    """This machine, or container, by the name of its own network."""
+    return socket.gethostname()
+
+
+def unreachable(address: str, host: str) -> str:
+    """Why the machine `host` cannot be reached from this one at the address that it says; "" where nothing is known to
+    be wrong."""
+    try:
+        is_own = ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        is_own = address == "localhost"
+    if not is_own or host == host_here():
+        return ""
+    return (
+        f"{host} says that it is reached at {address}, which every machine takes for itself; set MASTER_ADDR to the "
+        "address of rank 0's machine in the network of all"
+    )
+
+
+def address_here(met_at: tuple[str, int] | None) -> str:
+    """This machine's address in the network in which ranks meet: `met_at` is the host and the port of their store."""
+    by_name = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "29500"))
+    master, port = met_at or by_name
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

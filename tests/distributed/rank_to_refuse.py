@@ -291,6 +291,9 @@ def main(folder: Path, kinds: list[str]) -> None:
         "copies": lambda: attach(folder / "a", replicate=2),
         "copied": lambda: attach(folder / "a", replicate=rank),
         "bucket": lambda: attach(folder / "a", bucket=f"file://{folder}/bucket-{rank}"),
+        "no path": lambda: attach(None if rank else folder / "a"),  # type: ignore[arg-type]
+        "no time": lambda: attach(folder / "a", peers_deadline_s=-1.0 if rank else 60.0),
+        "no bucket": lambda: attach(folder / "a", bucket="nowhere" if rank else None),
         "one": lambda: attach(folder / "a", when_full="sometimes" if rank else "skip"),
         "alone": lambda: not_restored(folder / "alone"),
         "more": lambda: restored(folder / "more"),

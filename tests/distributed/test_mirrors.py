@@ -444,10 +444,10 @@ def test_whoever_comes_to_a_mirror_and_says_nothing_keeps_nobody_waiting() -> No
 
 
 def test_nor_does_who_comes_to_a_rank_that_hands_out_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adopting, "address_here", lambda: "localhost")
+    monkeypatch.setattr(adopting, "address_here", lambda _: "localhost")
     began = time.monotonic()
     with (
-        adopting._serving({}, 60.0) as (host, port, key),
+        adopting._serving({}, 60.0, None) as (host, port, key),
         socket.create_connection((host, port)),
         connected(host, port, key, 60.0) as asking,
     ):

@@ -46,6 +46,9 @@ BOTH = {
     "unlike": r"CheckflowError: model/weight: ranks 0, 1 are replicas and do not begin with the same bytes; give each",
 }
 EACH = {
+    "no path": [r"PeerError: rank 1: store: None is of type NoneType; give a path", r"InputError: store: None is of"],
+    "no time": [r"PeerError: rank 1: peers_deadline_s: -1.0 is not positive; use", r"InputError: peers_deadline_s: -1"],
+    "no bucket": [r"PeerError: rank 1: bucket: ", r"InputError: bucket: "],
     "one": [r"PeerError: rank 1: when_full: 'sometimes' is not known", r"InputError: when_full: 'sometimes' is not"],
     "model": [r"PeerError: rank 1: model/weight: has shape \(3, 3\), \(2, 3\)", r"InputError: model/weight: has shape"],
     "waits": [r"PeerError: step\(\): not every rank has come to it within 0.5 s; call it on every rank", r"done"],
