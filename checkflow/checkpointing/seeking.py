@@ -31,16 +31,24 @@ T = TypeVar("T")
 class Seeking:
     """By one rank of a group. `root`: the directory of all; `store`: its own.
 
-    `begin_attempt` is called with the marks that are known, each time that ranks have told each other of them.
+    `begin_attempt` is called with the marks that are known, each time that ranks have told each other of them;
+    `borrowed` with each part of another rank that was brought for this restore.
     """
 
     def __init__(
-        self, group: Group, root: Path, store: Path, begin_attempt: Callable[[Iterable[Iterable[Mark]]], None]
+        self,
+        group: Group,
+        root: Path,
+        store: Path,
+        begin_attempt: Callable[[Iterable[Iterable[Mark]]], None],
+        borrowed: Callable[[Path], None] = lambda _: None,
     ) -> None:
         self._group = group
         self._root = root
         self._store = store
         self._begin_attempt = begin_attempt
+        self._borrowed = borrowed
+        self._near: Collection[int] = ()  # ranks that write to their directories here: once they have a part it is seen
         self._strange: Collection[int] = ()  # ranks that had another place when their directories here were written
         self.behind: BehindRanks | None = None  # the bucket behind the stores
 
@@ -65,8 +73,12 @@ class Seeking:
             if iteration is not None and mark.iteration != iteration:
                 continue
             wrong: dict[int, object] = {}
-            if mark in everywhere and mark not in shared and places.lacking(mark):
-                wrong = _by_rank(adopt(self._group, self._store, mark, places, seen, self._fetch))
+            of_own = mark in everywhere and mark not in shared
+            if of_own and places.lacking(mark):
+                own = {self._group.rank: self._store} if self._group.rank in places.lacking(mark) else {}
+                wrong = _by_rank(adopt(self._group, own, mark, places, seen, self._fetch))
+            if of_own and not wrong:
+                wrong = self._bring_shares(mark, places, seen)
             if not wrong and self.behind is not None and mark not in shared:
                 wrong = self._bring_others(mark, said.stored_others.get(mark), self.behind)
             if not wrong:
@@ -134,16 +146,48 @@ class Seeking:
                 has_another = not self._fetch(mark)
         return any(self._group.gather("restore()", has_another))
 
+    def _bring_shares(self, mark: Mark, places: Places, seen: Seen) -> dict[int, object]:
+        """Other ranks' parts that have a share of this rank's, and that it cannot see: of ranks that divided what they
+        had alike and have no disk in common any more. From who has them, in turns as `_bring_others`; what went wrong,
+        by rank, where no bucket may have them."""
+        turn, turns = self._turn()
+        wrong: dict[int, object] = {}
+        for number in range(turns):
+            part = marks_in(self._store).get(mark)
+            lacking = {} if part is None else dict(self._unseen(mark, part))
+            if not any(self._group.gather("restore()", bool(lacking))):
+                break
+            mine = {} if part is None else {self._group.rank: {mark: part.checkpoint}}
+            wanted = lacking if number == turn else {}
+            wrong = _by_rank(adopt(self._group, wanted, mark, places.with_own(mark), {**seen, **mine}))
+            for store in wanted.values():
+                if (found := marks_in(store).get(mark)) is not None:
+                    self._borrowed(found.checkpoint.path)
+            if wrong:
+                break
+        return wrong if self.behind is None else {}
+
+    def _unseen(self, mark: Mark, part: RankPart) -> Iterator[tuple[int, Path]]:
+        """The ranks with a share of this part that cannot be seen here, and where their parts are looked for."""
+        for rank in sorted(set(part.record.elsewhere.values())):
+            store = self._root / directory_of(rank, self._group.size)
+            if rank not in self._near and mark not in marks_in(store):
+                yield rank, store
+
+    def _turn(self) -> tuple[int, int]:
+        """This rank's among those of its machine, which may have one disk, and the most turns that any machine has."""
+        machines = self._group.gather("restore()", machine_here())
+        return machines[: self._group.rank].count(machines[self._group.rank]), max(map(machines.count, machines))
+
     def _bring_others(self, mark: Mark, size: int | None, behind: BehindRanks) -> dict[int, object]:
         """Download other ranks' parts that this one needs and cannot see on its disks; what went wrong, by rank.
 
         Of another number of ranks that is all of them, of which each rank begins with some; else those that have a
         share of its own part. Of a machine, which may have one disk, one rank after another does so.
         """
-        machines = self._group.gather("restore()", machine_here())
-        turn = machines[: self._group.rank].count(machines[self._group.rank])
+        turn, turns = self._turn()
         wrong: dict[int, object] = {}
-        for number in range(-1, max(map(machines.count, machines))):
+        for number in range(-1, turns):
             lacking = behind.lacks(mark, self._needs(mark, size))
             if not any(self._group.gather("restore()", bool(lacking))):
                 break
@@ -194,6 +238,7 @@ class Seeking:
         ranks may have run, and what those had here may be newer than all that ranks have now. A new attempt begins."""
         size, rank = self._group.size, self._group.rank
         self._strange = strangers(self._group, self._root)
+        self._near = frozenset(ranks_in(self._root).get(size, ())) - self._strange
         stock = Stock({}, is_known=True) if self.behind is None else self.behind.stock()
         seen = seen_in(self._root, size, self._strange)
         noted = noted_in(self._root, of=(size, {rank, *self._strange}))

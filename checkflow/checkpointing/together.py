@@ -11,6 +11,7 @@ from pathlib import Path
 
 from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.behind_ranks import BehindRanks
+from checkflow.checkpointing.borrowed import Borrowed
 from checkflow.checkpointing.restoring import Found, Nothing
 from checkflow.checkpointing.seeking import Seeking
 from checkflow.distributed.agreement import Agreement
@@ -50,7 +51,11 @@ class Together:
         self._chosen = ""  # what is being restored
         self.root = root
         self.store = root if group.size == 1 else root / directory_of(group.rank, group.size)
-        self._seeking = Seeking(group, root, self.store, self._begin_attempt)
+        self._borrowed = Borrowed(root, self.store)
+        self._seeking = Seeking(
+            group, root, self.store, self._begin_attempt, lambda path: Borrowed.add(path, self.agreement.attempt)
+        )
+        self.agreement.on_whole = self._give_back
 
     @classmethod
     def of(
@@ -199,6 +204,10 @@ class Together:
         else:
             self.agreement.on_counted = self._drop_copies  # a mirror has another one of each part by then
 
+    def _give_back(self, mark: Mark, _serial: int) -> None:
+        with contextlib.suppress(RuntimeError):  # no thread is to be had; a later run does it
+            self._borrowed.give_back(mark.attempt)
+
     def _drop_copies(self) -> None:
         """In a thread, for who agrees has no time for a slow disk. What is left where that is cut does not verify."""
         self.agreement.on_counted = lambda: None
@@ -216,6 +225,8 @@ class Together:
         said = self.group.leave(mark) if complete else []
         if mark is not None and said and all(each == list(mark) for each in said):
             self._note_whole(newest)
+            self._give_back(mark, 0)
+        self._borrowed.close()
         if self._mirror is not None:
             self._mirror.close(orderly=bool(said))
 

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from pathlib import Path
@@ -66,36 +66,59 @@ class Places:
         viewers = [viewer for viewer, seen in enumerate(self.seen) if mark in seen.get(rank, ())]
         return sorted(viewers, key=lambda viewer: (viewer != rank, viewer))
 
+    def with_own(self, mark: Mark) -> Places:
+        """The same once every rank has its own part of it, and hands that out, too."""
+        seen = ({**each, rank: each.get(rank, frozenset()) | {mark}} for rank, each in enumerate(self.seen))
+        return Places(self.own, tuple(seen), self.stored)
+
     def lacking(self, mark: Mark) -> list[int]:
         """Ranks that have no part of it in their own directory."""
         return [rank for rank, own in enumerate(self.own) if mark not in own]
 
 
-def adopt(group: Group, store: Path, mark: Mark, places: Places, seen: Seen, fetch: Callable[[Mark], str]) -> list[str]:
-    """Bring each rank's part into its own directory; every rank calls this. Why a rank has none, by rank.
+def adopt(
+    group: Group,
+    wanted: Mapping[int, Path],
+    mark: Mark,
+    places: Places,
+    seen: Seen,
+    fetch: Callable[[Mark], str] = lambda _: "",
+) -> list[str]:
+    """Bring the parts of the ranks that are `wanted` here into these directories; every rank calls this. Why a rank has
+    not all that it wants, by rank.
 
     A part that does not arrive as it was written is asked for in the next place, the last of which is what `fetch` has
-    stored of this rank's; it returns what is wrong with it.
+    stored of this rank's own; it returns what is wrong with it.
     """
     with _serving(seen, group.deadline_s, group.met_at) as own:
         addresses = group.gather("restore()", [*own, host_here()])
-        why = ""
-        if group.rank in places.lacking(mark):
-            for viewer in places.of(group.rank, mark):
-                host, port, key, machine = _address(addresses[viewer])
-                if why := unreachable(host, machine):
-                    why = f"from rank {viewer}: {why}"
-                    continue
-                try:
-                    with connected(host, port, key, group.deadline_s) as connection:
-                        _fetch(connection, group, store, mark)
-                    why = ""
-                    break
-                except (OSError, EOFError, AuthenticationError, CorruptStoreError) as error:
-                    why = f"from rank {viewer}: {error or type(error).__name__}"
-            if (why or not places.of(group.rank, mark)) and mark in places.stored[group.rank]:
+        whys: list[str] = []
+        for rank, store in wanted.items():
+            viewers = places.of(rank, mark)
+            why = _adopted(group, rank, store, mark, [(viewer, addresses[viewer]) for viewer in viewers])
+            if (why or not viewers) and rank == group.rank and mark in places.stored[rank]:
                 why = fetch(mark)
-        return [str(said) for said in group.gather("restore()", why)]
+            whys += [why] if why else []
+        return [str(said) for said in group.gather("restore()", "; ".join(whys))]
+
+
+def _adopted(group: Group, rank: int, store: Path, mark: Mark, places: Sequence[tuple[int, object]]) -> str:
+    """From the first of these ranks, with their addresses, that has it whole; why from none."""
+    why = ""
+    for viewer, said in places:
+        host, port, key, machine = _address(said)
+        if why := unreachable(host, machine):
+            why = f"from rank {viewer}: {why}"
+            continue
+        try:
+            store.mkdir(parents=True, exist_ok=True)
+            with connected(host, port, key, group.deadline_s) as connection:
+                _fetch(connection, rank, store, mark)
+        except (OSError, EOFError, AuthenticationError, CorruptStoreError) as error:
+            why = f"from rank {viewer}: {error or type(error).__name__}"
+        else:
+            return ""
+    return why
 
 
 def _address(said: object) -> tuple[str, int, str, str]:
@@ -104,8 +127,8 @@ def _address(said: object) -> tuple[str, int, str, str]:
     return str(host), int(port), str(key), str(machine)
 
 
-def _fetch(connection: Patient, group: Group, store: Path, mark: Mark) -> None:
-    connection.send_bytes(f"{group.rank} {mark.attempt} {mark.iteration}".encode())
+def _fetch(connection: Patient, rank: int, store: Path, mark: Mark) -> None:
+    connection.send_bytes(f"{rank} {mark.attempt} {mark.iteration}".encode())
     receive_checkpoint(store, connection.recv_bytes(), iter(connection.recv_bytes, None))
 
 

@@ -45,7 +45,10 @@ def whole_file(part: RankPart, name: str, ranks: Mapping[int, RankPart]) -> Tens
             by_rank.setdefault(rank, []).append(StateName(state).path)
     for rank, paths in by_rank.items():
         if rank not in ranks:
-            raise CorruptStoreError(f"{part.checkpoint.path}: rank {rank} has a share of it, which cannot be seen here")
+            raise CorruptStoreError(
+                f"{part.checkpoint.path}: rank {rank} has a share of it, which cannot be seen here; bring the "
+                "directories of all ranks to one place that every rank sees"
+            )
         other = tensors_of(ranks[rank], name)
         for path in paths:
             if path in other.aliases:

@@ -78,7 +78,7 @@ def test_a_part_is_not_asked_for_there(tmp_path: Path) -> None:
     places = Places(own, ({1: frozenset({MARK})}, {}), (frozenset(), frozenset()))
 
     def bring(group: Group) -> list[str]:
-        return adopt(group, tmp_path / str(group.rank), MARK, places, {}, lambda _: "")
+        return adopt(group, {1: tmp_path} if group.rank else {}, MARK, places, {})
 
     (first, second) = together(groups(2), bring)
     assert first == second and isinstance(first, list)

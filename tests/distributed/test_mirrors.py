@@ -164,6 +164,24 @@ def test_ranks_that_are_numbered_otherwise_find_their_parts(tmp_path: Path) -> N
         assert {resumed for resumed, _ in job.done().values()} == {7}
 
 
+def test_ranks_that_had_one_disk_find_their_shares_on_others(tmp_path: Path) -> None:
+    """They have divided what they have alike; then each goes on where it has its own directory alone."""
+    with Job(3, "ddp", tmp_path / "store", 4, 0) as job:
+        job.done()
+    for rank in range(3):
+        disk = tmp_path / f"disk-{rank}"
+        disk.mkdir()
+        (tmp_path / "store" / directory_of(rank, 3)).rename(disk / directory_of(rank, 3))
+    ends = []
+    for found in (tmp_path / "disk-{rank}", tmp_path / "uninterrupted"):
+        with Job(3, "ddp", found, 6, 0) as job:
+            ends.append(job.done())
+    assert {resumed for resumed, _ in ends[0].values()} == {4}
+    assert [digest for _, digest in ends[0].values()] == [digest for _, digest in ends[1].values()]
+    left = [path.name for rank in range(3) for path in sorted((tmp_path / f"disk-{rank}").iterdir())]
+    assert left == [directory_of(rank, 3) for rank in range(3)], "what was brought is gone, and nobody's own"
+
+
 def test_what_does_not_arrive_whole_is_asked_for_in_the_next_place(tmp_path: Path) -> None:
     store = tmp_path / "disk-{rank}"
     with Job(3, "ddp", store, 4, 0, "persist_every=1", "when_full=wait") as job:
