@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,7 +50,7 @@ def test_it_is_the_one_by_which_ranks_met(monkeypatch: pytest.MonkeyPatch) -> No
     finally:
         dist.destroy_process_group()
     assert met is not None and met.address == ("127.0.0.1", port)
-    monkeypatch.setattr(placement.socket, "gethostname", lambda: "by name")
+    monkeypatch.setattr(socket, "gethostname", lambda: "by name")
     monkeypatch.setenv("MASTER_ADDR", "no.such.machine.invalid")
     assert address_here(met.address) == "127.0.0.1"
     assert address_here(None) == "by name"
