@@ -15,7 +15,7 @@ from checkflow.checkpointing.behind import Behind, Hearers
 from checkflow.checkpointing.borrowed import Borrowed
 from checkflow.checkpointing.turns import Turns
 from checkflow.distributed.agreement import Agreement
-from checkflow.distributed.marks import Mark, Written
+from checkflow.distributed.marks import Mark, Dated
 from checkflow.distributed.parts import all_in, marks_in
 from checkflow.distributed.stored import mark_of
 from checkflow.errors import CorruptStoreError, StoreError
@@ -39,7 +39,7 @@ class Stock:
 
     parts: Mapping[Rank, Mapping[Mark, str]]
     is_known: bool
-    written: Mapping[Mark, Written] = field(default_factory=dict)
+    written: Mapping[Mark, Dated] = field(default_factory=dict)
 
 
 class BehindRanks(Behind):
@@ -65,7 +65,7 @@ class BehindRanks(Behind):
         self._agreement = agreement
         self._borrowed = Borrowed(root, store)
         self._records: dict[tuple[Rank, str], Mark | None] = {}  # of parts that were looked at
-        self._written: dict[Mark, Written] = {}  # of those of one process
+        self._written: dict[Mark, Dated] = {}  # of those of one process
         self._look(may_be_out=not start_over)
         names = {name for contents in self._contents.values() for name in contents.checkpoints}
         self.iterations = sorted({iteration_of(name) for name in names}, reverse=True)
@@ -179,7 +179,7 @@ class BehindRanks(Behind):
             manifest = read_manifest(objects, name, contents.checkpoints[name])
             mark = mark_of(objects, name, manifest, processes=rank[1])
             if not mark.attempt:
-                written = Written(manifest.created, is_on_disk=False, serial=manifest.serial)
+                written = Dated(manifest.created, is_on_disk=False, serial=manifest.serial)
                 self._written[mark] = max(written, self._written.get(mark, written))
             return mark
         except CorruptStoreError as error:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from checkflow.checkpointing.behind_ranks import Rank, Stock
 from checkflow.distributed.group import Group
-from checkflow.distributed.marks import Mark, Written, common, next_attempt
+from checkflow.distributed.marks import Mark, Dated, common, next_attempt
 from checkflow.distributed.parts import Complete, RankPart
 from checkflow.store.format.reader import Checkpoint
 
@@ -25,10 +25,10 @@ class Kept:
     others: Mapping[Mark, Complete]
 
     @property
-    def written(self) -> dict[Mark, Written]:
+    def written(self) -> dict[Mark, Dated]:
         """Of those of attempt 0: see marks.newest_first."""
         ones = ((mark, parts.ranks[0].checkpoint) for mark, parts in self.others.items() if not mark.attempt)
-        return {mark: Written(one.manifest.created, is_on_disk=True, serial=one.serial) for mark, one in ones}
+        return {mark: Dated(one.manifest.created, is_on_disk=True, serial=one.serial) for mark, one in ones}
 
     def checkpoint(self, mark: Mark) -> Checkpoint:
         """The directory that stands for one of these."""
@@ -51,7 +51,7 @@ class Exchanged:
     seen: tuple[Mapping[int, frozenset[Mark]], ...]
     stored_others: Mapping[Mark, int]
     noted: Noted
-    written: Mapping[Mark, Written]  # see marks.newest_first
+    written: Mapping[Mark, Dated]  # see marks.newest_first
     known: Sequence[Collection[Mark]]  # all marks that there are, and one that leaves a room before the next attempt
 
 
@@ -78,7 +78,7 @@ def exchange(
     of_strange: list[Mapping[int, frozenset[Mark]]] = []
     of_all: dict[tuple[Mark, int], frozenset[int]] = {}
     in_bucket: dict[Rank, frozenset[Mark]] = {}
-    written: dict[Mark, Written] = {}
+    written: dict[Mark, Dated] = {}
     all_known = True
     room: int | None = None
     for each in said:
@@ -86,7 +86,7 @@ def exchange(
         mine, others_seen, theirs, is_known, draw, once_whole, when, strange = each
         for attempt, iteration, *found in when:
             mark = Mark(attempt, iteration)
-            written[mark] = max(Written(*found), written.get(mark, Written(*found)), key=_on_disk_first)
+            written[mark] = max(Dated(*found), written.get(mark, Dated(*found)), key=_on_disk_first)
         for attempt, iteration, size, *ranks in once_whole:
             key = (Mark(attempt, iteration), size)
             of_all[key] = of_all.get(key, frozenset()).union(ranks)
@@ -108,7 +108,7 @@ def exchange(
     return Exchanged(own, others, stored_of, tuple(of_strange), whole, of_all, written, known)
 
 
-def _on_disk_first(written: Written) -> tuple[bool, Written]:
+def _on_disk_first(written: Dated) -> tuple[bool, Dated]:
     return written.is_on_disk, written
 
 

@@ -18,7 +18,7 @@ class Mark(NamedTuple):
     iteration: int
 
 
-class Written(NamedTuple):
+class Dated(NamedTuple):
     """When one process wrote what has attempt 0; greater is later. `created`: by its manifest, to the second."""
 
     created: str
@@ -31,9 +31,9 @@ def age(mark: Mark, serial: int) -> tuple[int, int, int]:
     return mark.attempt, 0 if mark.attempt else serial, mark.iteration
 
 
-def newest_first(marks: Iterable[Mark], written: Mapping[Mark, Written]) -> list[Mark]:
+def newest_first(marks: Iterable[Mark], written: Mapping[Mark, Dated]) -> list[Mark]:
     """Of all places. `written`: of those of attempt 0."""
-    never = Written("", False, 0)
+    never = Dated("", False, 0)
     order = {
         mark: (mark.attempt, never if mark.attempt else written.get(mark, never), mark.iteration) for mark in marks
     }

@@ -17,7 +17,7 @@ from checkflow.checkpointing.restoring import Nothing
 from checkflow.checkpointing.seeking import Seeking
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.group import Group
-from checkflow.distributed.marks import Mark, Written, newest_first
+from checkflow.distributed.marks import Mark, Dated, newest_first
 from checkflow.distributed.parts import all_in, gathered_in
 from checkflow.distributed.stored import parts_in
 from checkflow.store.bucket.objects import Objects
@@ -82,9 +82,9 @@ def test_all_who_list_checkpoints_have_it_first(store: Path, tmp_path: Path) -> 
 
 def test_what_several_have_is_later_and_a_clock_decides_between_disk_and_bucket() -> None:
     written = {
-        Mark(0, 9): Written("2026-01-01T00:00:01Z", is_on_disk=True, serial=4),
-        Mark(0, 3): Written("2026-01-01T00:00:01Z", is_on_disk=True, serial=5),
-        Mark(0, 4): Written("2026-01-01T00:00:02Z", is_on_disk=False, serial=1),
+        Mark(0, 9): Dated("2026-01-01T00:00:01Z", is_on_disk=True, serial=4),
+        Mark(0, 3): Dated("2026-01-01T00:00:01Z", is_on_disk=True, serial=5),
+        Mark(0, 4): Dated("2026-01-01T00:00:02Z", is_on_disk=False, serial=1),
     }
     marks = [Mark(0, 9), Mark(1, 2), Mark(0, 3), Mark(0, 4), Mark(2, 1)]
     assert newest_first(marks, written) == [Mark(2, 1), Mark(1, 2), Mark(0, 4), Mark(0, 3), Mark(0, 9)]
