@@ -15,7 +15,7 @@ from checkflow.checkpointing.behind import Behind, Hearers
 from checkflow.checkpointing.borrowed import Borrowed
 from checkflow.checkpointing.turns import Turns
 from checkflow.distributed.agreement import Agreement
-from checkflow.distributed.marks import Mark, Dated
+from checkflow.distributed.marks import Dated, Mark
 from checkflow.distributed.parts import all_in, marks_in
 from checkflow.distributed.stored import mark_of
 from checkflow.errors import CorruptStoreError, StoreError

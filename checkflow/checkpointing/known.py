@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from checkflow.checkpointing.behind_ranks import Rank, Stock
 from checkflow.distributed.group import Group
-from checkflow.distributed.marks import Mark, Dated, common, next_attempt
+from checkflow.distributed.marks import Dated, Mark, common, next_attempt
 from checkflow.distributed.parts import Complete, RankPart
 from checkflow.store.format.reader import Checkpoint
 

@@ -17,7 +17,7 @@ from checkflow.checkpointing.restoring import Nothing
 from checkflow.checkpointing.seeking import Seeking
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.group import Group
-from checkflow.distributed.marks import Mark, Dated, newest_first
+from checkflow.distributed.marks import Dated, Mark, newest_first
 from checkflow.distributed.parts import all_in, gathered_in
 from checkflow.distributed.stored import parts_in
 from checkflow.store.bucket.objects import Objects
