@@ -19,9 +19,9 @@ from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.engine import Engine
+from checkflow.checkpointing.first_shapes import FirstShapes
 from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
-from checkflow.checkpointing.reshaped import Reshaped
 from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, overrun, whole_number
 from checkflow.checkpointing.resumed import Switches, doubts, of_losses, remarks
 from checkflow.checkpointing.saving import DURABLE_DEADLINE_S, make_durable, save, save_last
@@ -81,7 +81,7 @@ class Checkpointer:
         self._forgotten = None if adapting is not None else Forgotten(training, notify, lambda _: None)
         self._switches = Switches(training)
         self._order = StepOrder(training, objects)
-        self._reshaped = Reshaped(training)
+        self._first_shapes = FirstShapes(training)
         self._store = store
         self._notify = notify
         self._tell = tell
@@ -250,7 +250,7 @@ class Checkpointer:
                 self._pacing.ended()
             if (compared := self._objects.losses.compared()) is not None:
                 self._engine.events.append(of_losses(self._executor.completed, compared))
-            for line in (*self._switches.ended(), *self._reshaped.ended(), *self._order.ended()):
+            for line in (*self._switches.ended(), *self._first_shapes.ended(), *self._order.ended()):
                 self._notify(f"{self._store}: {line}")
             self._narrator.ended(self._executor.completed)
         if adapting is not None:  # what the callback did is no part of the iteration

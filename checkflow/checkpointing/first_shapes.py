@@ -14,7 +14,7 @@ from checkflow.training import Training
 Shape = tuple[int, ...]
 
 
-class Reshaped:
+class FirstShapes:
     """Knows the shapes of parameters and buffers since it was made; tells once of those that are others."""
 
     def __init__(self, training: Training) -> None:
