@@ -206,9 +206,8 @@ def _lines_of_generators(drew: Iterable[tuple[str, object]]) -> Iterator[str]:
         by_kind.setdefault(next(each for each in _GENERATORS if isinstance(generator, each)), []).append(name)
     for kind, names in by_kind.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        how = "list an object that gives and takes its state: attach(extra={...})"
-        if kind is torch.Generator:
-            how = f'give it: attach(generators={{"{names[0].rpartition(".")[2]}": ...}})'
+        argument = "generators" if kind is torch.Generator else "extra"
+        how = f'give it: attach({argument}={{"{names[0].rpartition(".")[2]}": ...}})'
         yield (
             f"{names[0]}{more} ({_NAMES[kind]}): draws as training goes, and its state is in no checkpoint, so a "
             f"resumed run draws otherwise; {how}"
