@@ -32,20 +32,21 @@ def save(engine: Engine, group: Group | None, *, keep: bool) -> None:
     if group is None:
         save_here(engine, keep=keep, ranks=False)
         return
-    _check_alike(group.gather("save()", [engine.executor.completed, keep]))
-    failed: Exception | None = None
-    try:
-        save_here(engine, keep=keep, ranks=True)
-    except Exception as error:  # noqa: BLE001 (raised below: the others hear of it first, and may save again)
-        failed = error
-    why = "" if failed is None else str(failed) or type(failed).__name__
-    patient = replace(group, deadline_s=group.deadline_s + DURABLE_DEADLINE_S)  # others may have a slower disk
-    said = patient.gather("save()", why)
-    if failed is not None:
-        raise failed
-    for rank, other in enumerate(said):
-        if other:
-            raise PeerError(f"rank {rank}: {other}")
+    with group.telling():
+        _check_alike(group.gather("save()", [engine.executor.completed, keep]))
+        failed: Exception | None = None
+        try:
+            save_here(engine, keep=keep, ranks=True)
+        except Exception as error:  # noqa: BLE001 (raised below: the others hear of it first, and may save again)
+            failed = error
+        why = "" if failed is None else str(failed) or type(failed).__name__
+        patient = replace(group, deadline_s=group.deadline_s + DURABLE_DEADLINE_S)  # others may have a slower disk
+        said = patient.gather("save()", why)
+        if failed is not None:
+            raise failed
+        for rank, other in enumerate(said):
+            if other:
+                raise PeerError(f"rank {rank}: {other}")
 
 
 def _check_alike(said: Sequence[object]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from test_group import groups, together
 
 from checkflow.checkpointing.saving import save
 from checkflow.distributed.group import Group
@@ -47,29 +46,6 @@ class Rank:
         return not self.fails
 
 
-def groups(size: int, deadline_s: float = 20.0) -> list[Group]:
-    store = HashStore()
-    return [Group(rank, size, deadline_s, store, store) for rank in range(size)]
-
-
-def of_each(ranks: list[Group], act: Callable[[Group], Any]) -> list[Any]:
-    """What each rank's call gives or raises."""
-    found: dict[int, Any] = {}
-
-    def run(group: Group) -> None:
-        try:
-            found[group.rank] = act(group)
-        except Exception as error:  # noqa: BLE001
-            found[group.rank] = error
-
-    threads = [threading.Thread(target=run, args=(group,)) for group in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[group.rank] for group in ranks]
-
-
 def test_it_ends_when_all_have_theirs() -> None:
     ranks = [Rank(), Rank(takes_s=0.3), Rank()]
 
@@ -77,13 +53,13 @@ def test_it_ends_when_all_have_theirs() -> None:
         save(ranks[group.rank], group, keep=True)  # type: ignore[arg-type]
         return sum(len(each.durable) for each in ranks)
 
-    assert of_each(groups(3), saves) == [3, 3, 3]
+    assert together(groups(3), saves) == [3, 3, 3]
     assert [each.durable for each in ranks] == [[True]] * 3
 
 
 def test_who_does_not_call_it_is_named_and_nothing_is_said_to_be_durable() -> None:
     ranks, here = [Rank(), Rank()], groups(2, deadline_s=0.2)
-    (error,) = of_each(here[:1], lambda group: save(ranks[0], group, keep=True))  # type: ignore[arg-type]
+    (error,) = together(here[:1], lambda group: save(ranks[0], group, keep=True))  # type: ignore[arg-type]
     assert isinstance(error, PeerError)
     assert str(error).startswith("save(): rank 1 has not come to it within 0.2 s; call it on every rank")
     assert ranks[0].durable == []
@@ -112,9 +88,8 @@ def test_ranks_that_ask_for_different_checkpoints_are_told(
     def saves(group: Group) -> None:
         save(ranks[group.rank], group, keep=keep[group.rank])  # type: ignore[arg-type]
 
-    for error in of_each(groups(2), saves):
-        with pytest.raises(InputError, match=line):
-            raise error
+    for error in together(groups(2), saves):
+        assert isinstance(error, InputError) and re.match(line, str(error))
     assert ranks[0].durable == ranks[1].durable == []
 
 
@@ -124,9 +99,27 @@ def test_what_one_fails_with_the_others_hear_and_they_may_save_again() -> None:
     def saves(group: Group) -> None:
         save(ranks[group.rank], group, keep=True)  # type: ignore[arg-type]
 
-    heard, own = of_each(here, saves)
+    heard, own = together(here, saves)
     assert isinstance(own, StoreError) and isinstance(heard, PeerError)
     assert str(heard) == f"rank 1: {own}"
     assert str(own).startswith("save: iteration 3 is not durable")
     ranks[1].fails = False
-    assert of_each(here, saves) == [None, None]
+    assert together(here, saves) == [None, None]
+
+
+@pytest.mark.parametrize("on", [(0,), (0, 1)], ids=["one", "all"])
+def test_a_restore_that_failed_and_was_caught_does_not_keep_them_from_it(on: tuple[int, ...]) -> None:
+    ranks, here = [Rank(), Rank()], groups(2)
+
+    def restores(group: Group) -> None:
+        with contextlib.suppress(InputError, PeerError), group.telling():
+            if group.rank in on:
+                raise InputError("restore: there is no such iteration")
+            group.gather("restore()", None)
+
+    def saves(group: Group) -> None:
+        restores(group)
+        save(ranks[group.rank], group, keep=True)  # type: ignore[arg-type]
+
+    assert together(here, saves) == [None, None]
+    assert ranks[0].durable == ranks[1].durable == [True]
