@@ -133,8 +133,8 @@ class Bound:
             self._pipeline.doubt()
             self._say(
                 written,
-                "was written after step() and before its update, which no checkpoint of that iteration has; call "
-                "step() after it. From now on it is read before step() returns, which training waits for",
+                "was written after step() and before its update, and a resume goes on without that; call step() after "
+                "it, unless it is undone by then. From now on training waits in step() until it is read",
             )
 
     def check_updated(self, number: int) -> None:

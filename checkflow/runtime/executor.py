@@ -62,6 +62,7 @@ class Executor(Follower):
             self._mend()
             self.pipeline.drop_open()
             self.pipeline.drain()
+            self.bound.unseen()
             self._to(Phase.RESTORING, "restore() did not end, so that the state is that of no iteration; restore again")
 
     def resume(self, completed: int) -> None:

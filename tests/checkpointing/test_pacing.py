@@ -124,7 +124,7 @@ def test_iterations_before_a_restore_are_not_measured(slowed: list[float], tmp_p
 
 def test_no_change_of_the_interval_tears_a_checkpoint(slowed: list[float], tmp_path: Path) -> None:
     """Whenever it changes, to whatever: each checkpoint has the bytes of the end of its iteration."""
-    chance, made, schedule = random.Random(5), training(), schedule_of()
+    rolls, made, schedule = random.Random(5).choices(range(1, 10), k=60), training(), schedule_of()
     assert any(row.snapshot is not None for row in schedule.actions)
     slowed[0] = 0.002
     expected: dict[int, list[bytes]] = {}
@@ -140,8 +140,8 @@ def test_no_change_of_the_interval_tears_a_checkpoint(slowed: list[float], tmp_p
         for iteration in range(1, 61):
             made.iteration()
             expected[iteration] = state_of(made)
-            if chance.random() < 0.4:
-                ckpt._executor.pace(chance.randint(1, 5))
+            if rolls[iteration - 1] <= 5:
+                ckpt._executor.pace(rolls[iteration - 1])
             ckpt.step()
             intervals.add(ckpt._executor.interval)
         assert not ckpt.stats().discarded

@@ -34,6 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for iteration in (*range(1, 11), 6, 7):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
+            optimizer.zero_grad()
             checkpointer.step()
             if iteration in (5, 10):
                 checkpointer.save()

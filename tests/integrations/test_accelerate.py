@@ -204,7 +204,7 @@ OF_RANKS = {
         "",
     ),
     "restores": (
-        "attach() or restore(): rank 1 has not come to it within 0.5 s; call it on every rank, and see whether all run",
+        "restore(): rank 1 has not come to it within 0.5 s; call it on every rank, and see whether all run",
         "",
     ),
 }

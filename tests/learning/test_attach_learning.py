@@ -377,10 +377,13 @@ class Both:
 def test_a_planner_that_dies_costs_the_plan_alone(tmp_path: Path) -> None:
     loop, told = Loop(), list[str]()
     with attached(loop, tmp_path / "store", told) as ckpt:
-        loop.iterate(0)
-        ckpt.step()
-        os.kill(ckpt._adapting._learner._planner.pid, signal.SIGKILL)  # type: ignore[union-attr]
-        for number in range(1, 12):
+        learner, begun = ckpt._adapting._learner, 0  # type: ignore[union-attr]
+        while learner._planner is None:
+            loop.iterate(begun)
+            ckpt.step()
+            begun += 1
+        os.kill(learner._planner.pid, signal.SIGKILL)
+        for number in range(begun, begun + 11):
             loop.iterate(number)
             ckpt.step()
             time.sleep(0.01)
@@ -388,7 +391,7 @@ def test_a_planner_that_dies_costs_the_plan_alone(tmp_path: Path) -> None:
     assert any("no schedule was learned" in line and "process ended" in line for line in told), told
     other = Loop()
     with attached(other, tmp_path / "store") as ckpt:
-        assert ckpt.restore() == 12
+        assert ckpt.restore() == begun + 11
 
 
 def test_an_iteration_that_cannot_be_recorded_runs_as_it_would_have(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ PACKAGE = Path(__file__).parents[2] / "checkflow"
 ROOMS = ("state", "checkpointing", "runtime", "trace")
 CUTS = {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "removeprefix", "removesuffix"}
 # Versions, objects of a bucket, and ways through code.
-OTHERS = {"runtime/cudart.py", "checkpointing/behind.py", "checkpointing/listing.py", "trace/unlisted.py"}
+OTHERS = {
+    "runtime/cudart.py", "checkpointing/behind.py", "checkpointing/listing.py", "trace/unlisted.py",
+    "trace/reachable.py",
+}  # fmt: skip
 
 
 def naming_of(path: Path) -> Iterator[int]:
