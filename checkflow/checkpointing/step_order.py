@@ -1,12 +1,14 @@
-"""Whether `step()` is the last of what an iteration does: a scheduler or an average that follows it is told of.
+"""Whether `step()` is the last of what an iteration does: what it should have had, and what follows it, is told of.
 
-Each checkpoint would have it as it was one iteration before. What changes between a `step()` and the next update tells
-that, unless it changed likewise before the very first update: an iteration begins with it then, and so does a resume.
+An update that comes after it uses a gradient that is as it was at `step()`, and in no checkpoint. Of a scheduler or an
+average that follows it, each checkpoint has what it was one iteration before: it changes between `step()` and the next
+update. Where it changed likewise before the very first update, an iteration begins with it, and so does a resume.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
 
 import torch
 
@@ -14,12 +16,15 @@ from checkflow.extra import Holder, Variables, with_leaves
 from checkflow.state.host.encode import encode
 from checkflow.state.host.json_values import dump
 from checkflow.state.host.objects import HostObjects
+from checkflow.state.live import parameters_of
 from checkflow.state.names import is_of_kind
-from checkflow.torch_internals import versions
+from checkflow.state.shards import local
+from checkflow.torch_internals import freed_since, versions
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
 
 _Seen = Mapping[str, Hashable]  # what tells whether something is as it was, by name
+_Left = tuple[torch.nn.Parameter, str, Callable[[], bool]]  # what its gradient is like; whether that is gone
 
 
 class StepOrder:
@@ -33,24 +38,34 @@ class StepOrder:
         )
         self._usual: frozenset[str] | None = None  # what changes before the first update
         self._late: frozenset[str] | None = None  # what changes before the second, but not before the first
+        self._left: dict[int, _Left] = {}  # a gradient of each optimizer when the last iteration ended, by number
+        self._used = ""  # whose gradient an update used that was there before
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
     def begins(self) -> None:
         """The training is as it begins, or was restored."""
         self.remove()
-        self._usual, self._late, self._before = None, None, self._now()
-        if self._before:
-            found = filter(is_hookable, self._training.optimizers)
-            self._hooks = [optimizer.register_step_post_hook(self._updated) for optimizer in found]
+        self._usual, self._late, self._left, self._used = None, None, {}, ""
+        self._before = self._now()
+        self._hooks = [
+            optimizer.register_step_post_hook(partial(self._updated, number))
+            for number, optimizer in enumerate(self._training.optimizers)
+            if is_hookable(optimizer)
+        ]
 
     def ended(self) -> Iterator[str]:
         """An iteration has ended. What to say, once."""
         if not self._hooks:
             return
-        self._before = self._now()
+        self._before, self._left = self._now(), dict(self._gradients())
         if self._late is None:
             return
         self.remove()
+        if self._used:
+            yield (
+                f"{self._used}: the update used the gradient that was there at the last step(); no checkpoint has "
+                "gradients, and a resume goes on without that update: call step() after it"
+            )
         if self._late:
             names = sorted(self._late)
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -62,12 +77,20 @@ class StepOrder:
 
     def remove(self) -> None:
         """Look on no longer."""
+        self._left = {}
         while self._hooks:
             self._hooks.pop().remove()
 
-    def _updated(self, *_: object) -> None:
-        """An update was made: the first since an iteration ended counts."""
-        if torch.compiler.is_compiling() or self._before is None:
+    def _updated(self, number: int, *_: object) -> None:
+        """An optimizer has made an update. The first of any since an iteration ended counts."""
+        if torch.compiler.is_compiling():
+            return
+        if number in self._left:
+            parameter, before, gone = self._left.pop(number)
+            if parameter.grad is not None and not gone() and _of_tensors([local(parameter.grad)]) == before:
+                names = (str(name) for name, each in parameters_of(self._training) if each is parameter)
+                self._used = next(names, "a parameter")
+        if self._before is None:
             return
         now = self._now()
         changed = frozenset(name for name, seen in self._before.items() if now.get(name, seen) != seen)
@@ -76,6 +99,14 @@ class StepOrder:
             self._usual = changed
         elif self._late is None:
             self._late = changed - self._usual
+
+    def _gradients(self) -> Iterator[tuple[int, _Left]]:
+        for number, optimizer in enumerate(self._training.optimizers):
+            parameters = (each for group in optimizer.param_groups for each in group["params"])
+            parameter = next((each for each in parameters if each.grad is not None), None)
+            if parameter is not None:
+                gradient = local(parameter.grad)
+                yield number, (parameter, _of_tensors([gradient]), freed_since(gradient))
 
     def _now(self) -> _Seen:
         """Of schedulers, scalers and what was listed as modules, tensors and objects with state of their own."""
@@ -99,5 +130,6 @@ def _of_tensor(_path: str, tensor: object) -> str:
 
 
 def _of_tensors(tensors: list[torch.Tensor]) -> str:
+    """Where they lie, and how often they were written."""
     counted = [tensor for tensor in tensors if not tensor.is_inference()]
     return f"{[tensor.data_ptr() for tensor in tensors]} {versions(counted)}"

@@ -28,7 +28,8 @@ class Executor(Follower):
         """
         if self.lifecycle.refusal is not None:
             raise InputError(f"step: {self.lifecycle.refusal}")
-        self.without_update.ended(unseen=self.bound.opaque)
+        if not self.bound.opaque:  # else updates may be made without hooks
+            self.without_update.ended()
         if self.behind and self.completed % self._first_interval == 0:  # read as a whole, it is not due each time
             self._sink.pass_over(self.completed)
         is_due = (self.completed + 1) % self.interval == 0

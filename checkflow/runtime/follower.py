@@ -174,7 +174,7 @@ class Follower:
 
     def updated(self, number: int) -> None:
         """Optimizer `number` has made an update. Raises InputError if state is still absent after the first."""
-        self.without_update.updated(number)
+        self.without_update.updated()
         if self.bound.binding.absent and not self.lifecycle.deaf and not self._settings.learns:
             if self.bound.is_stale:
                 self.rebind()

@@ -3,33 +3,26 @@
 Gradients are dropped then, or zeroed. Where they are written to instead, `step()` may be called for each part of a
 batch: no checkpoint has gradients, so a resume from there goes on without them. And where parameters are written all
 the same, time after time, another optimizer may make the updates, whose state is in no checkpoint.
-
-An update may also come too late: where `step()` stands between a gradient and the update that uses it, the gradient is
-as it was when the update has been made. That is the same in each iteration, so only the first ones are looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from checkflow.state.live import parameters_of
 from checkflow.state.names import StateName
 from checkflow.state.shards import local
-from checkflow.torch_internals import freed_since, versions
+from checkflow.torch_internals import versions
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
 
 TIMES = 3  # that parameters are written in a row
-_LOOKS = 8  # iterations with an update that are looked at
-
-_Left = tuple[torch.nn.Parameter, int, int, Callable[[], bool]]  # address and version of its gradient; if it is gone
 
 
 class WithoutUpdate:
-    """Tells of each once. But for the first, iterations with an update cost nothing here, unless the one before had
-    none."""
+    """Tells of each once. Iterations with an update cost nothing here, unless the one before had none."""
 
     def __init__(self, training: Training, tell: Callable[[str], None]) -> None:
         self._training = training
@@ -40,23 +33,17 @@ class WithoutUpdate:
         self._gradient: tuple[StateName, torch.nn.Parameter, tuple[int, int]] | None = None  # as it was then
         self._parameter: tuple[StateName, torch.nn.Parameter, int] | None = None  # as it was, and its version
         self._written = 0  # times in a row
-        self._looks = _LOOKS
-        self._left: dict[int, _Left] = {}  # by optimizers' numbers: a gradient when the last iteration ended
 
-    def updated(self, number: int) -> None:
-        """Optimizer `number` has made an update. Its gradients are still there."""
+    def updated(self) -> None:
+        """An optimizer has made an update. Its gradients are still there."""
         self._compare_gradient()
-        if number in self._left:
-            self._compare_left(*self._left.pop(number))
         self._updated = True
 
-    def ended(self, *, unseen: bool) -> None:
-        """An iteration ended, in which updates may have been made without hooks, `unseen`."""
+    def ended(self) -> None:
+        """An iteration ended."""
         self._compare_gradient()
-        if self._updated or unseen or not self._knows:
+        if self._updated or not self._knows:
             self._updated, self._parameter, self._written = False, None, 0
-            self._left = dict(self._leaves()) if self._looks else {}
-            self._looks = max(0, self._looks - 1)
             return
         self._compare_parameter()
         for name, parameter in parameters_of(self._training):
@@ -80,26 +67,6 @@ class WithoutUpdate:
                 f"{name}: its gradient was written to after a step() without an update; where gradients are added up "
                 "there, no checkpoint has them, and a resume goes on without them: call step() once for each update",
             )
-
-    def _leaves(self) -> Iterator[tuple[int, _Left]]:
-        for number, optimizer in enumerate(self._training.optimizers):
-            parameters = (each for group in optimizer.param_groups for each in group["params"])
-            parameter = next((each for each in parameters if each.grad is not None), None)
-            if parameter is not None:
-                gradient = local(parameter.grad)
-                yield number, (parameter, *_address_and_version(gradient), freed_since(gradient))
-
-    def _compare_left(
-        self, parameter: torch.nn.Parameter, address: int, version: int, gone: Callable[[], bool]
-    ) -> None:
-        if parameter.grad is None or gone() or _address_and_version(parameter.grad) != (address, version):
-            return
-        name = next((name for name, each in parameters_of(self._training) if each is parameter), "a parameter")
-        self._say_once(
-            "late",
-            f"{name}: the update used the gradient that was there at the last step(); no checkpoint has gradients, and "
-            "a resume goes on without that update: call step() after it",
-        )
 
     def _compare_parameter(self) -> None:
         if self._parameter is None:

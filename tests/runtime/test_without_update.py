@@ -61,36 +61,3 @@ def test_another_optimizer_than_the_attached_one_is_told_of(tmp_path: Path, atta
             ckpt.step()
     lines = [line for line in said if "where another one does, its state is in no checkpoint: attach that one" in line]
     assert len(lines) == (not attached) and all("model/0.weight: is written though" in line for line in lines), said
-
-
-@pytest.mark.parametrize(
-    ("order", "told"), [("gradient step update", True), ("update gradient step", True), ("gradient update step", False)]
-)
-@pytest.mark.parametrize("in_place", [False, True], ids=["to none", "to zeros"])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_an_update_of_a_gradient_from_before_the_last_step_is_told_of(
-    tmp_path: Path, order: str, told: bool, in_place: bool, compiled: bool
-) -> None:
-    """Where nobody records operators, too. The other optimizer drops its gradients late, which is nothing."""
-    model, other = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
-    optimizer, others = torch.optim.AdamW(model.parameters()), torch.optim.SGD(other.parameters(), 0.1)
-    forward = torch.compile(model, backend="eager") if compiled else model
-    said: list[str] = []
-    both = ([model, other], [optimizer, others])
-    with checkflow.attach(*both, store=tmp_path, notify=said.append, tell=lambda _: None) as ckpt:
-
-        def gradient() -> None:
-            others.zero_grad(set_to_none=not in_place)
-            torch.autograd.backward(forward(torch.randn(2, 4)).square().mean() + other(torch.ones(4)).square().mean())
-            others.step()
-
-        def update() -> None:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=not in_place)
-
-        done = {"gradient": gradient, "update": update, "step": ckpt.step}
-        for _ in range(6):
-            for each in order.split():
-                done[each]()
-    lines = [line for line in said if "a resume goes on without that update" in line]
-    assert len(lines) == told and all("model.0/weight: the update used" in line for line in lines), said
