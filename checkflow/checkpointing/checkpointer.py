@@ -78,7 +78,7 @@ class Checkpointer:
         self._training = training
         self._objects = objects
         self._attached = Attached(training, {**objects.objects, **objects.generators})
-        self._forgotten = None if adapting is not None else Forgotten(training, notify, lambda _: None)
+        self._forgotten = None if adapting is not None else Forgotten(training, notify, None)
         self._switches = Switches(training)
         self._order = StepOrder(training, objects)
         self._first_shapes = FirstShapes(training)

@@ -62,11 +62,12 @@ class Forgotten:
     Args:
         training: live.
         notify: told of generators, and of networks where nothing can be recorded, in a line.
-        found: told of networks that were written, and that an iteration which was recorded has only read.
+        found: told of networks that were written, and that an iteration which was recorded has only read; None where
+            none is recorded, and networks are not looked at.
     """
 
     def __init__(
-        self, training: Training, notify: Callable[[str], None], found: Callable[[tuple[Unlisted, ...]], None]
+        self, training: Training, notify: Callable[[str], None], found: Callable[[tuple[Unlisted, ...]], None] | None
     ) -> None:
         self._training = training
         self._notify = notify
@@ -91,9 +92,11 @@ class Forgotten:
         self._looks, self._due = self._looks + 1, 2 * self._iterations
         drew: list[tuple[str, object]] = []
         with contextlib.suppress(Exception):  # code of the user's objects runs when they are looked at
-            reached = objects_from(self._training, frame, (torch.nn.Module, *_GENERATORS))
+            kinds = _GENERATORS if self._found is None else (torch.nn.Module, *_GENERATORS)
+            reached = objects_from(self._training, frame, kinds)
             modules = [(path, each) for path, each in reached.items() if isinstance(each, torch.nn.Module)]
-            self._look_at_modules(modules)
+            if self._found is not None:
+                self._look_at_modules(modules)
             drew = self._drew((path, each) for path, each in reached.items() if not isinstance(each, torch.nn.Module))
         self._spent_s += time.monotonic() - started_s
         for line in _lines_of_generators(drew):
@@ -155,7 +158,7 @@ class Forgotten:
         if not due:
             return
         self._told |= due
-        if not self._is_blind:
+        if self._found is not None and not self._is_blind:
             self._found(tuple(due.values()))
             return
         first, *others = due.values()

@@ -86,7 +86,10 @@ KNOWN = [StateName("model/a"), StateName("model/b")]
 def test_of_names_that_both_have_the_first_rank_s_count() -> None:
     ours = record(group("model/a", "model/b"), steps=(1.0, 2.0), frozen=("model/b",))
     theirs = record(group("model/b", "model/c"), group("model/d", lr=0.5), steps=(7.0, 8.0, 9.0), frozen=("model/d",))
+    ours = ours.model_copy(update={"modes": {"model": True, "model/b": False}})
+    theirs = theirs.model_copy(update={"modes": {"model": True, "model/c": False}})
     found = joined_record(ours, theirs, KNOWN, 1)
+    assert found.modes == {"model": True, "model/b": False, "model/c": False}
     (optimizer,), (model,) = found.optimizers, found.models
     assert optimizer.groups == (group("model/a", "model/b", "model/c"), group("model/d", lr=0.5))
     first, second = optimizer.cohorts
