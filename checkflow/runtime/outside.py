@@ -3,7 +3,7 @@
 A checkpoint may be reading that state. Version counters tell of such a write, at the latest when the guard fires, and
 before anything is staged. What is in flight then is given up, and what was written is waited for from then on when an
 iteration ends. A write through `.data` is in no counter, so bytes are looked at with the first checkpoints, and then in
-a hundredth of the time.
+a thousandth of the time: it is all of the state that is read.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from checkflow.runtime.binding import BoundStorage
 from checkflow.runtime.counters import Cause
 from checkflow.runtime.device import Device
 from checkflow.runtime.guards import Guard
-from checkflow.runtime.unmoved import FIRST_LOOKS, SELDOM
+from checkflow.runtime.unmoved import FIRST_LOOKS
 from checkflow.state.memory import differing, fingerprint
 from checkflow.state.names import StateName
 from checkflow.torch_internals import versions
+
+SELDOM = 1000  # after the first looks, which part of the time they take: one in so many
 
 _Counts = tuple[list[int], list[int]]  # of writes, as torch counts them, and as guards do
 
