@@ -130,9 +130,8 @@ class OnTerminate:
         elif self._previous != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-            os._exit(
-                128 + number
-            )  # a container's first process comes here: the kernel drops a signal that has no handler
+            # A container's first process comes here: the kernel drops a signal that it does not handle.
+            os._exit(128 + number)
 
 
 def _signal_main() -> None:

@@ -53,6 +53,22 @@ def test_it_costs_one_checkpoint_and_is_waited_for_from_then_on(
         assert "model/0.weight" in {storage.name for storage in made.executor.bound.unwatched}
 
 
+@pytest.mark.parametrize("then", ["staged before any guard", "an iteration without an update"])
+def test_it_is_seen_before_its_guard_fires(then: str) -> None:
+    """What was in flight when it was written is given up, and no checkpoint that begins after it."""
+    for seed in range(4):
+        made = made_of(seed)
+        made.run(2)
+        counted(first_weight(made))
+        if then == "staged before any guard":
+            made.executor.drain()
+        else:
+            made.mark()
+        made.run(2)
+        made.close()
+        assert made.torn() == [] and made.sink.order == [1, *range(3, made.executor.completed + 1)]
+
+
 @WAYS
 def test_unseen_it_would_tear_checkpoints(
     write: Callable[[torch.Tensor], None], monkeypatch: pytest.MonkeyPatch
