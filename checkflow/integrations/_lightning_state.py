@@ -161,7 +161,7 @@ class Progress:
         for name in _METRICS:
             getattr(trainer, name).update(state_dict["metrics"][name])
         trainer.should_stop = state_dict["should_stop"]
-        count_on(trainer.lightning_module, state_dict["counted"])
+        count_on(trainer.lightning_module, state_dict.get("counted", {}))  # older stores have none
         self._callback.left(state_dict)
 
     def _callbacks(self) -> list[Any]:

@@ -207,7 +207,8 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
             if self._random is not None and trainer.fit_loop.restarted_mid_epoch:
                 self._random.put_back()  # to make the loader's iterator drew once more
                 set_generators(generators_of(trainer.fit_loop._combined_loader), self._restored["generators"])
-                count_on(trainer.lightning_module, self._restored["counted"])  # which on_train_start may have reset
+                counted = self._restored.get("counted", {})
+                count_on(trainer.lightning_module, counted)  # which on_train_start may have reset
             self._random, self._restored = None, {}
             trainer.fit_loop._restarting = self._loop._restarting = False  # all that belongs to the last step was done
             advance(fetcher)
