@@ -122,6 +122,11 @@ def _changes(then: About, now: About, before: Mapping[str, str], after: Mapping[
         yield f"config: {_differing(then.config, now.config)}"
     if then.dataset and now.dataset and then.dataset != now.dataset:
         yield f"dataset {then.dataset} -> {now.dataset}"
+    yield from other_values(before, after)
+
+
+def other_values(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    """Of what has a name in both: "threads 8 -> 2"."""
     for name in sorted(before.keys() & after.keys()):
         if before[name] != after[name]:
             yield f"{name} {before[name]} -> {after[name]}"

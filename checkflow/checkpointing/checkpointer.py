@@ -39,6 +39,7 @@ from checkflow.runtime.stats import Meter, Stats
 from checkflow.schedule import Schedule
 from checkflow.state.attached import Attached
 from checkflow.state.host.capture import versions
+from checkflow.state.host.computed_by import computed_by
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.restore import restore_parsed
 from checkflow.store.trainer.handle import StoreHandle
@@ -80,6 +81,7 @@ class Checkpointer:
         self._attached = Attached(training, {**objects.objects, **objects.generators})
         self._forgotten = None if adapting is not None else Forgotten(training, notify, None)
         self._switches = Switches(training)
+        self._computed_by = computed_by(training)
         self._order = StepOrder(training, objects)
         self._first_shapes = FirstShapes(training)
         self._store = store
@@ -180,7 +182,7 @@ class Checkpointer:
                     if self._behind is not None:
                         self._behind.take_back()
                     raise
-            for line in remarks(restored):
+            for line in remarks(restored, self._computed_by):
                 self._notify(f"{self._store}: {line}")
             self._switches.resumed(found.record)
             self._metadata = restored.metadata
@@ -200,7 +202,7 @@ class Checkpointer:
                     found.checkpoint.path.name,
                     seconds,
                     tuple(map(str, found.skipped)),
-                    changes(restored.about, about, restored.versions, versions()),
+                    changes(restored.about, about, restored.versions, versions() | self._computed_by),
                 )
             )
             for line in doubts(restored.iteration, self._training, self._objects):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from checkflow.about import other_values
 from checkflow.data import ResumableLoader
 from checkflow.events import Continued, Doubted
 from checkflow.state.host.losses import Compared
@@ -23,14 +24,19 @@ def doubts(iteration: int, training: Training, objects: HostObjects) -> tuple[st
     return (*_of_optimizers(training), *_of_schedulers(objects), *_of_loaders(iteration, objects))
 
 
-def remarks(restored: Restored) -> Iterator[str]:
-    """What a checkpoint lacks, or has otherwise than training had it."""
+def remarks(restored: Restored, now: Mapping[str, str]) -> Iterator[str]:
+    """What a checkpoint lacks, or has otherwise than training had it. `now`: what this process is computed by."""
     for name in restored.missing:
         yield f"{name} is not in this checkpoint; it stays as it is"
     if (about := restored.approximate) is not None:
         yield (
             f"iteration {restored.iteration} is approximate: the host made its last {about.updates} updates, the first "
             f"of them {about.each:.2g} off the training's"
+        )
+    if others := tuple(other_values(restored.versions, now)):
+        yield (
+            f"{', '.join(others)} since iteration {restored.iteration} was saved: the last bits of results may be "
+            "others from here on than without the interruption"
         )
 
 

@@ -29,6 +29,29 @@ def schedule() -> Schedule:
     return compiled(small)
 
 
+def test_what_decides_the_last_bits_is_told_where_it_is_otherwise(tmp_path: Path) -> None:
+    def told(threads: int) -> list[str]:
+        lines = list[str]()
+        now = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            model = torch.nn.Linear(2, 1)
+            optimizer = torch.optim.SGD(model.parameters())
+            with checkflow.attach(model, optimizer, store=tmp_path, notify=lines.append, tell=lambda _: None) as ckpt:
+                ckpt.restore()
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                ckpt.step()
+        finally:
+            torch.set_num_threads(now)
+        return lines
+
+    assert told(2) == told(2) == []
+    (line,) = told(1)
+    assert f"{tmp_path}: threads 2 -> 1 since iteration 2 was saved: the last bits of results may be others" in line
+
+
 def loader() -> checkflow.ResumableLoader[Any]:
     return checkflow.ResumableLoader(torch.utils.data.TensorDataset(torch.zeros(40)))
 

@@ -24,6 +24,7 @@ import xxhash
 from checkflow import about
 from checkflow.state.divided import elsewhere, modules_alike, modules_divided, require_alike, vouched
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
+from checkflow.state.host.computed_by import computed_by
 from checkflow.state.host.encode import encode
 from checkflow.state.host.json_values import Json, dump
 from checkflow.state.host.modes import ModeReader
@@ -107,7 +108,10 @@ class HostState:
         self._tensors: dict[StateName, torch.Tensor] = {}
         self._rng = RngReader()
         self._extra = {holder: extra_state_of(model) for holder, model in self._models.items()}
-        head = {"format": FORMAT, "version": VERSION, "fingerprints": dict(fingerprints), "versions": versions()}
+        head = {
+            "format": FORMAT, "version": VERSION, "fingerprints": dict(fingerprints), "versions": versions(),
+            "computed_by": computed_by(training),
+        }  # fmt: skip
         self._head = dump(head)[:-1]  # type: ignore[arg-type]
 
     def found_anew(self) -> None:

@@ -255,6 +255,7 @@ class Record(BaseModel):
     proof: str = ""  # of a delta: xxh3-128 of the state that its updates make, as training has it
     state_dict: StateDictRecord | None = None  # in the place of models, optimizers and objects
     losses: tuple[float, ...] = ()  # the last ones that step() was given, oldest first
+    computed_by: dict[str, str] = {}  # what decides the last bits of results, by name; older records did not say
     frozen: tuple[str, ...] | None = None  # parameters that required no gradient; None: older records did not say
     modes: dict[str, bool] | None = None  # training mode, of models and of modules that differ from theirs; likewise
 

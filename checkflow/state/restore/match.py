@@ -47,7 +47,7 @@ class Restored:
     metadata: Mapping[str, object]
     missing: tuple[str, ...] = ()
     about: About = field(default_factory=About)
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)  # and what it was computed by
     losses: tuple[float, ...] = ()
     approximate: ApproximateRecord | None = None  # what the host's updates made, where that is not the training's
     frozen: tuple[str, ...] | None = None  # parameters that required no gradient; None where that is not known
@@ -103,8 +103,8 @@ def restore_parsed(
     with torch.inference_mode(mode=False):  # what is made in it could not be trained
         matched.apply()
     return Restored(
-        parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing, parsed.about, parsed.versions,
-        parsed.losses, parsed.approximate, parsed.frozen,
+        parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing, parsed.about,
+        parsed.versions | parsed.computed_by, parsed.losses, parsed.approximate, parsed.frozen,
     )  # fmt: skip
 
 
