@@ -24,10 +24,12 @@ from checkflow.compiler import (
     explain,
 )
 from checkflow.errors import InfeasibleError, InputError
+from checkflow.jsonfile import check_outputs
 from checkflow.plan import Formulation, Transfers
 from checkflow.plan.packed.program import solvers
 from checkflow.plan.solve import transfers_for
 from checkflow.schedule import Schedule, write_schedule
+from checkflow.sources import inputs_of
 from checkflow.timedgraph import Model, TimedGraph, traced
 from checkflow.trace import World, world_of
 from checkflow.units import fraction_ppm, parse_bytes, parse_ns, parse_rate
@@ -250,6 +252,8 @@ def compile(
         host_memory_bytes=None if host_memory is None else parse_bytes(str(host_memory), "host_memory"),
         approximate=approximate or None,
     )
+    if output is not None:
+        check_outputs(inputs_of([model], [device]), Path(output))
     outcome = compile_model(
         model,
         {} if arguments is None else arguments,

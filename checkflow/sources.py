@@ -9,7 +9,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from checkflow import models
+from checkflow import hardware, models
 from checkflow.errors import CheckflowError, InputError, ModelFileError
 
 if TYPE_CHECKING:
@@ -235,3 +235,12 @@ def _convert(key: str, given: object, parameter: inspect.Parameter) -> object:
     if key == "batch_size" and isinstance(value, int) and value < 1:
         raise InputError(f"--set {key}: {text!r} is not positive; give a batch of at least 1")
     return value
+
+
+def inputs_of(asked: Iterable[object], devices: Iterable[str | None]) -> list[Path]:
+    """The files among what MODEL and --device name, which no output may overwrite."""
+    files = [Path(each) for each in devices if each is not None and each not in hardware.NAMES]
+    for model in asked:
+        if isinstance(model, (str, Path)) and str(model) not in models.NAMES:
+            files += [Path(model), Path(str(model).rpartition(":")[0])]
+    return [path for path in files if os.path.isfile(path)]  # noqa: PTH113 (never raises)

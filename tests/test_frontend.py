@@ -177,6 +177,16 @@ def test_bad_input_is_one_line(given: dict[str, object], message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+def test_what_is_read_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
+                                     "from test_frontend import training\n")  # fmt: skip
+    script = (tmp_path / "net.py").read_bytes()
+    for model in (tmp_path / "net.py", f"{tmp_path}/net.py:training"):
+        with pytest.raises(checkflow.InputError, match=r"net\.py: is read, and would be overwritten"):
+            checkflow.compile(model, output=tmp_path / "net.py")
+    assert (tmp_path / "net.py").read_bytes() == script
+
+
 def test_a_training_that_is_there_is_run_and_planned() -> None:
     """The plan is the factory's."""
     live = training()

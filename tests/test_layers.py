@@ -60,10 +60,11 @@ ALLOWED: dict[str, set[str]] = {
         "choice", "errors", "text", "units", "graph", "plan", "policies", "schedule", "jsonfile", "compiler",
         "simulation",
     },
-    "sources": {"errors", "training", "models"},
+    "sources": {"errors", "hardware", "training", "models"},
     "timedgraph": {"state", "errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources"},
     "frontend": {
-        "choice", "errors", "units", "graph", "plan", "policies", "schedule", "compiler", "timedgraph", "trace",
+        "choice", "errors", "units", "graph", "jsonfile", "plan", "policies", "schedule", "compiler", "sources",
+        "timedgraph", "trace",
     },
     "store": {
         "background", "errors", "events", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile",

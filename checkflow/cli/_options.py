@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -113,18 +112,6 @@ def default_output(model: str, kind: str) -> Path:
     """What a command writes where -o does not say: "nets/net.py:small" -> net-small.<kind>.json, in this folder."""
     name = re.sub(r"\.py(?=:|$)|(\.graph)?\.json$", "", Path(model).name)
     return Path(f"{name.replace(':', '-')}.{kind}.json")
-
-
-def inputs_of(models: Iterable[str], devices: Iterable[str | None]) -> list[Path]:
-    """The files among what MODEL and --device name, which no output may overwrite."""
-    from checkflow import hardware
-    from checkflow import models as bundled
-
-    files = [Path(each) for each in devices if each is not None and each not in hardware.NAMES]
-    for model in models:
-        if model not in bundled.NAMES:
-            files += [Path(model), Path(model.rpartition(":")[0])]
-    return [path for path in files if os.path.isfile(path)]  # noqa: PTH113 (never raises)
 
 
 def list_of(text: str, convert: Callable[[str], Value], option: str) -> tuple[Value, ...]:

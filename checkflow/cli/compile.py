@@ -19,7 +19,6 @@ from checkflow.cli._options import (
     Rate,
     Size,
     default_output,
-    inputs_of,
     interval_of,
     json_option,
     model_options,
@@ -36,6 +35,7 @@ from checkflow.plan.packed.program import solvers
 from checkflow.plan.solve import transfers_for
 from checkflow.report import choices, figure, perfetto, summary, terminal
 from checkflow.schedule import write_schedule
+from checkflow.sources import inputs_of
 from checkflow.trace import world_of
 from checkflow.units import fraction_ppm
 

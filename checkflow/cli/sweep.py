@@ -11,10 +11,11 @@ from pathlib import Path
 import click
 
 from checkflow.cli import _console, exit_code_of
-from checkflow.cli._options import inputs_of, interval_of, json_option, list_of, settings_of
+from checkflow.cli._options import interval_of, json_option, list_of, settings_of
 from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
 from checkflow.jsonfile import check_outputs
 from checkflow.plan import Formulation
+from checkflow.sources import inputs_of
 from checkflow.sweep import files, tables
 from checkflow.sweep.cells import Axis, Grid, Question
 from checkflow.sweep.running import Given, answers, in_order

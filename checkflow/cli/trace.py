@@ -13,7 +13,6 @@ import click
 from checkflow.cli import _console
 from checkflow.cli._options import (
     default_output,
-    inputs_of,
     json_option,
     model_options,
     ranks_options,
@@ -23,6 +22,7 @@ from checkflow.cli._options import (
 from checkflow.errors import EXIT_DONE
 from checkflow.graphfile import write_graph
 from checkflow.jsonfile import check_outputs
+from checkflow.sources import inputs_of
 from checkflow.timedgraph import traced
 from checkflow.trace import world_of
 from checkflow.units import format_bytes, format_ns
