@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -244,3 +244,16 @@ def inputs_of(asked: Iterable[object], devices: Iterable[str | None]) -> list[Pa
         if isinstance(model, (str, Path)) and str(model) not in models.NAMES:
             files += [Path(model), Path(str(model).rpartition(":")[0])]
     return [path for path in files if os.path.isfile(path)]  # noqa: PTH113 (never raises)
+
+
+@contextmanager
+def kept_from_stdout() -> Iterator[None]:
+    """What the user's code prints is no part of the answer, and neither is what programs print that it starts."""
+    with ExitStack() as undo:
+        undo.enter_context(redirect_stdout(sys.stderr))
+        with suppress(OSError):  # where one of them is closed
+            kept = os.dup(1)
+            undo.callback(os.close, kept)
+            os.dup2(2, 1)
+            undo.callback(os.dup2, kept, 1)
+        yield

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -35,7 +33,7 @@ from checkflow.plan.packed.program import solvers
 from checkflow.plan.solve import transfers_for
 from checkflow.report import choices, figure, perfetto, summary, terminal
 from checkflow.schedule import write_schedule
-from checkflow.sources import inputs_of
+from checkflow.sources import inputs_of, kept_from_stdout
 from checkflow.trace import world_of
 from checkflow.units import fraction_ppm
 
@@ -150,19 +148,19 @@ def command(
         check_output(trace_out, (".json",))
     also = [path for path in (report, trace_out) if path is not None]
     check_outputs(inputs_of([model], [device]), output, *also)
-    # what the user's code prints is no part of the answer
-    with _console.progress() as progress, contextlib.redirect_stdout(sys.stderr):
-        outcome = compile_model(
-            model,
-            settings_of(settings, batch_size),
-            device=device,
-            real=real,
-            world=world,
-            bandwidth_bytes_per_s=bandwidth,
-            options=options,
-            amid=amid,
-            progress=progress,
-        )
+    with _console.progress() as progress:
+        with kept_from_stdout():
+            outcome = compile_model(
+                model,
+                settings_of(settings, batch_size),
+                device=device,
+                real=real,
+                world=world,
+                bandwidth_bytes_per_s=bandwidth,
+                options=options,
+                amid=amid,
+                progress=progress,
+            )
         timed, result = outcome.timed, outcome.result
         if not isinstance(result, Refused):
             progress("writing")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from checkflow.cli._options import (
 from checkflow.errors import EXIT_DONE
 from checkflow.graphfile import write_graph
 from checkflow.jsonfile import check_outputs
-from checkflow.sources import inputs_of
+from checkflow.sources import inputs_of, kept_from_stdout
 from checkflow.timedgraph import traced
 from checkflow.trace import world_of
 from checkflow.units import format_bytes, format_ns
@@ -50,16 +48,16 @@ def command(
     world = world_of(world_size, rank, divided=divided)
     output = output or default_output(model, "graph")
     check_outputs(inputs_of([model], [device]), output)
-    # what the user's code prints is no part of the answer
-    with _console.progress() as progress, contextlib.redirect_stdout(sys.stderr):
-        timed = traced(
-            model,
-            settings_of(settings, batch_size),
-            device,
-            real=real,
-            world=world,
-            progress=progress,
-        )
+    with _console.progress() as progress:
+        with kept_from_stdout():
+            timed = traced(
+                model,
+                settings_of(settings, batch_size),
+                device,
+                real=real,
+                world=world,
+                progress=progress,
+            )
         progress("writing")
         write_graph(output, timed.graph)
     graph = timed.graph

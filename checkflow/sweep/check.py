@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -67,7 +65,7 @@ def _check_model(model: str, settings: Settings) -> None:
 
 
 def _load(model: str, settings: Settings) -> None:
-    with contextlib.redirect_stdout(sys.stderr):  # what users' code prints is no part of the answer
+    with sources.kept_from_stdout():
         sources.load(model, dict(settings))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -103,3 +104,35 @@ def test_a_shell_is_told_how_a_line_goes_on() -> None:
     """By click, which asks for it by this variable."""
     process = shell("", "{}", _CHECKFLOW_COMPLETE="bash_source")
     assert process.returncode == 0 and "_CHECKFLOW_COMPLETE=bash_complete" in process.stdout
+
+
+PRINTS = """
+import subprocess
+import torch
+import checkflow
+
+subprocess.run("echo printed by a program", shell=True)
+print("printed by the file")
+
+
+def training():
+    print("printed by the function")
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def iteration():
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    return checkflow.Training(model, optimizer, iteration)
+"""
+
+
+@pytest.mark.parametrize("command", ["trace net.py -o g.json", "compile net.py -o s.json", "sweep net.py --jobs 1"])
+def test_what_a_model_file_and_its_programs_print_is_no_part_of_the_answer(command: str) -> None:
+    Path("net.py").write_text(PRINTS)
+    process = shell(f"{command} --json", "{}")
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout)
+    assert "printed by" not in process.stdout
