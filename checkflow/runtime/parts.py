@@ -2,10 +2,10 @@
 
 A parameter and its entries may be saved as they were some iterations before, for the updates since then are made
 again when the checkpoint is restored. That is exact only while nothing else writes them. So their version counters are
-compared between updates, what an update consumes must stay as it was until it has left, and the first checkpoint of a
-training is proven: its updates are made again beside it, and compared byte for byte. So is one now and then, for no
-counter tells of every write. Where any of this fails it is told once, and each checkpoint is read as a whole when its
-iteration ends.
+compared between updates, and a few of their bytes (sampled.py); what an update consumes must stay as it was until it
+has left; and the first checkpoint of a training is proven: its updates are made again beside it, and compared byte for
+byte. So is one now and then, for no counter tells of every write. Where any of this fails it is told once, and each
+checkpoint is read as a whole when its iteration ends.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from checkflow.runtime.counters import Cause
 from checkflow.runtime.factors import FactorHooks
 from checkflow.runtime.in_flight import InFlight, Leaving
 from checkflow.runtime.pipeline import Pipeline
+from checkflow.runtime.sampled import Sampled
 from checkflow.schedule import Schedule
 from checkflow.state.groups import IMPLEMENTATION
 from checkflow.state.host.updates import Updates
@@ -91,6 +92,7 @@ class Parts:
         self._after: dict[int, dict[BoundStorage, list[int]]] = {}  # by optimizer: versions after its last update
         self._scalars: dict[int, list[object]] = {}  # likewise, of what its state has beside what is bound
         self._groups: dict[int, list[object]] = {}  # likewise, whose parameters its groups have, and how they compute
+        self._sampled = Sampled()
         self._is_making = False  # an update has begun, and is recorded
         self.overtaken = False  # a hook that was registered since the last iteration ended runs after `consumes`
         self._prepare(schedule)
@@ -199,6 +201,7 @@ class Parts:
             return
         storages = self._bound.binding.optimizer_storages[number]
         self._after[number] = {s: versions(s.counted) for s in storages if self._earlier.get(s.id, 0)}
+        self._sampled.made(number, [*self._after[number]])
         self._scalars[number] = self._scalars_of(self._optimizers[number])
         self._groups[number] = _groups_of(self._optimizers[number])
 
@@ -243,6 +246,7 @@ class Parts:
         """The state is another iteration's: what restoring has written is no update's to have left."""
         self.factors.forget()
         self._after.clear()
+        self._sampled.forget()
         self._is_making = False
 
     def prove(self) -> bool:
@@ -276,6 +280,7 @@ class Parts:
         """No checkpoint is saved in parts from now on."""
         self._pipeline.drop_open()
         self._after.clear()
+        self._sampled.forget()
         self._pipeline.parts_allowed = False
         if not self.refused:
             self.refused = why
@@ -291,6 +296,8 @@ class Parts:
             return False
         optimizer, written = self._optimizers[number], "is written by something else than its optimizer's update"
         why = next((f"{s.name} {written}" for s, v in self._after[number].items() if versions(s.counted) != v), "")
+        if not why and self._sampled.is_written(number):
+            why = f"what {type(optimizer).__name__} updates is written by something else, and counted nowhere"
         is_written = bool(why)
         if not why and _groups_of(optimizer) != self._groups[number]:
             why = f"the parameter groups of {type(optimizer).__name__} are not what they were"

@@ -278,10 +278,18 @@ def loaded(net: nn.Module, _optimizer: torch.optim.Optimizer, iteration: int) ->
         net.load_state_dict({name: tensor * 0.5 for name, tensor in net.state_dict().items()})
 
 
+def averaged(net: nn.Module, _optimizer: torch.optim.Optimizer, iteration: int) -> None:
+    """Weights are averaged over ranks by hand. A collective counts as little as `.data` does."""
+    if iteration == 5:
+        for parameter in net.parameters():
+            parameter.data.mul_(0.5)
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        (averaged, "what AdamW updates is written by something else, and counted nowhere"),
         (clamped, "is written by something else than its optimizer's update"),
         (twice, "several updates in one iteration"),
         (loaded, "is written by something else than its optimizer's update"),
