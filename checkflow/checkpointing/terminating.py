@@ -27,27 +27,31 @@ def on_terminate(
     engine: Engine, behind: Behind | None, store: Path, deadline_s: float, notify: Callable[[str], None]
 ) -> OnTerminate:
     """Installed for SIGTERM. `behind`: a bucket, which is to have the last iteration, too."""
-    return OnTerminate(
-        partial(_make_durable, engine, behind, store, notify),
-        partial(_patience_s, engine, deadline_s),
-        engine.inside,
-        deadline_s,
-    )
+    until = partial(_until, engine, deadline_s)
+    return OnTerminate(partial(_make_durable, engine, behind, store, notify, until), until, engine.inside, deadline_s)
 
 
-def _patience_s(engine: Engine, deadline_s: float) -> float:
-    """The rest of the deadline is for writing: half, until it is known how long a write takes."""
-    if not engine.executor.behind:
+def _until(engine: Engine, deadline_s: float, deadline: float) -> float:
+    """When the next step() is worth no more waiting for. The rest of the deadline is for writing: half, until it is
+    known how long a write takes."""
+    if not engine.executor.behind and not _is_void(engine):
         return 0.0
     status = engine.handle.status()
     half_s = deadline_s / 2
     write_s = status.write_ns / 1e9 / status.durable if status.durable else half_s
-    return deadline_s - min(half_s, max(1.0, 2 * write_s))
+    return deadline - min(half_s, max(1.0, 2 * write_s))
+
+
+def _is_void(engine: Engine) -> bool:
+    """Whether some rank has no part of the newest checkpoint, nor will have."""
+    rulings = engine.handle.rulings
+    return rulings is not None and rulings.newest_is_void()
 
 
 def _make_durable(
-    engine: Engine, behind: Behind | None, store: Path, notify: Callable[[str], None], deadline: float, *, at_step: bool
-) -> None:
+    engine: Engine, behind: Behind | None, store: Path, notify: Callable[[str], None],
+    until: Callable[[float], float], deadline: float, *, at_step: bool, is_last: bool,
+) -> float:  # fmt: skip
     def left_s() -> float:
         return max(0.0, deadline - time.monotonic())
 
@@ -59,7 +63,11 @@ def _make_durable(
                 handle.drain(left_s())  # makes a slot free
             executor.save()
         staged = executor.drain(left_s())
-        if not (handle.drain(left_s()) and staged) or executor.behind:
+        is_durable = handle.drain(left_s()) and staged
+        if _is_void(engine) and not is_last and (later := until(deadline)) > time.monotonic():
+            return later  # of the next iteration all ranks may have their parts
+        if not is_durable or executor.behind or _is_void(engine):
             notify(f"{store}: SIGTERM: the last iteration is not durable at the deadline")
         elif behind is not None and not behind.wait(deadline):
             notify(f"{store}: SIGTERM: the last iteration is on disk, and not in the bucket yet")
+    return 0.0

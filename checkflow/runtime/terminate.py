@@ -2,7 +2,8 @@
 
 Only at a step() do the host's state and the tensors belong to one iteration. So where the last completed one is in no
 checkpoint, the signal waits for the next one to end; where it is, or that takes too long, what is there is made
-durable at once. After the deadline nothing is waited for.
+durable at once. Of several processes some may have no part of what was saved last: then one more step() is waited for.
+After the deadline nothing is.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ _GRACE_S = 1.0  # for `act` to end at the deadline by itself
 
 
 class MakeDurable(Protocol):
-    def __call__(self, deadline: float, *, at_step: bool) -> None:
-        """Make durable what can be until a deadline (of time.monotonic). `at_step`: an iteration has just ended."""
+    def __call__(self, deadline: float, *, at_step: bool, is_last: bool) -> float:
+        """Make durable what can be until a deadline (of time.monotonic). `at_step`: an iteration has just ended.
+
+        Returns until when the next step() is to be waited for all the same, 0 where it is not; not if `is_last`.
+        """
 
 
 class OnTerminate:
@@ -30,15 +34,15 @@ class OnTerminate:
 
     Args:
         act: see there.
-        patience_s: how long the next step() is worth waiting for; 0: not at all.
+        until: given the deadline, until when the next step() is worth waiting for; 0: not at all.
         inside: work that a signal must not interrupt with more of it.
         deadline_s: from the signal to what would have been done without this.
     """
 
-    def __init__(self, act: MakeDurable, patience_s: Callable[[], float], inside: Inside, deadline_s: float) -> None:
+    def __init__(self, act: MakeDurable, until: Callable[[float], float], inside: Inside, deadline_s: float) -> None:
         self.pending = False  # a signal waits for the next step()
         self._act = act
-        self._patience_s = patience_s
+        self._until = until
         self._inside = inside
         self._deadline_s = deadline_s
         self._pid = os.getpid()
@@ -76,12 +80,15 @@ class OnTerminate:
             self._inside.when_left(self._give_up)
 
     def _begin(self) -> None:
-        patience_s = self._patience_s()
-        if patience_s > 0:
-            self.pending = True
-            self._alarm(time.monotonic() + patience_s)
+        assert self._deadline is not None
+        if (until := self._until(self._deadline)) > time.monotonic():
+            self._await_step(until)
         else:
             self._finish(at_step=False)
+
+    def _await_step(self, until: float) -> None:
+        self.pending = True
+        self._alarm(until)
 
     def _give_up(self) -> None:
         if self.pending:
@@ -91,10 +98,16 @@ class OnTerminate:
         if self._deadline is None or self._acting:
             return
         self._acting, self.pending = True, False
+        until = 0.0
         try:
-            self._act(self._deadline, at_step=at_step)
+            until = self._act(self._deadline, at_step=at_step, is_last=self._impatient)
         finally:
-            if self._deadline is not None:  # else it was passed on at the deadline, in the middle of this
+            if self._deadline is None:  # it was passed on at the deadline, in the middle of this
+                pass
+            elif until:
+                self._acting = False
+                self._await_step(until)
+            else:
                 self._acted = True
                 self._to_main()
 

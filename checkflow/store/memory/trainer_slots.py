@@ -237,6 +237,11 @@ class Slots:
         return None
 
     @property
+    def newest_is_void(self) -> bool:
+        """Whether some rank has no part of the newest checkpoint that was ever staged, nor will have."""
+        return self._newest in self._void
+
+    @property
     def newest_is_durable(self) -> bool:
         """Whether the newest checkpoint that was ever staged is on disk, or none was."""
         return self._shared.durable_sequence >= self._newest

@@ -73,8 +73,8 @@ class StoreHandle:
         self._tally = tally
         self._saver = Supervisor(shared, self._slots, lock, tally, hang_s=hang_s, retry_s=retry_s, replica=replica)
         self._news = Delivery(self._saver.news, tally, on_error, notify)
-        self._rulings = None if peers is None else Rulings(peers, shared, self._slots, self._saver, pace, tally)
-        self._waiting = Waiting(shared, self._slots, self._saver, tally, self._rulings)
+        self.rulings = None if peers is None else Rulings(peers, shared, self._slots, self._saver, pace, tally)
+        self._waiting = Waiting(shared, self._slots, self._saver, tally, self.rulings)
         self._closed = False
         # Also of one that nobody has any more.
         self._let_go = weakref.finalize(self, _let_go, self._saver, lock, shared)
@@ -153,8 +153,8 @@ class StoreHandle:
                 undo.callback(handle._let_go)
                 if after is not None:
                     handle._saver.news.extendleft(reversed(after._saver.news))  # what its saver told when it ended
-                if after is not None and after._rulings is not None and after._rulings.target is not None:
-                    handle.mirror_at(after._rulings.target)
+                if after is not None and after.rulings is not None and after.rulings.target is not None:
+                    handle.mirror_at(after.rulings.target)
             undo.pop_all()
         return handle
 
@@ -222,27 +222,27 @@ class StoreHandle:
         """
         if not whole:
             self._slots.stage(slot, iteration, record, due=False, whole=False)
-            if self._rulings is not None:
-                self._rulings.part_staged(slot.index, iteration)
+            if self.rulings is not None:
+                self.rulings.part_staged(slot.index, iteration)
             return
-        due = self._rulings is None and self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
+        due = self.rulings is None and self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
         due = self._slots.stage(slot, iteration, record, due=due)
         self._tally.stage(iteration)
         if due:
             self._saver.tell(WAKE)
-        if self._rulings is not None:
-            self._rulings.staged(slot.index, iteration)
+        if self.rulings is not None:
+            self.rulings.staged(slot.index, iteration)
 
     def skipped(self, iteration: int) -> None:
         """No slot will have this checkpoint."""
-        if self._rulings is not None:
-            self._rulings.skipped(iteration)
+        if self.rulings is not None:
+            self.rulings.skipped(iteration)
 
     def restored(self, checkpoint: Checkpoint) -> None:
         """The next iteration follows this one's. Of a training in several processes each has restored its part."""
         self._pace.restored(checkpoint.iteration)
-        if self._rulings is not None and checkpoint.path.parent.resolve() == self.path:  # of as many
-            self._rulings.restored(checkpoint.serial)
+        if self.rulings is not None and checkpoint.path.parent.resolve() == self.path:  # of as many
+            self.rulings.restored(checkpoint.serial)
 
     def break_off(self) -> None:
         """The next checkpoint takes a slot of each lane, and goes on from none."""
@@ -262,8 +262,8 @@ class StoreHandle:
 
     def mirror_at(self, target: MirrorTarget) -> None:
         """Each checkpoint goes there, too, and counts once it is there."""
-        assert self._rulings is not None, "ranks alone have mirrors"
-        self._rulings.mirror_at(target)
+        assert self.rulings is not None, "ranks alone have mirrors"
+        self.rulings.mirror_at(target)
 
     def start_uploader(self, config: BucketConfig) -> BucketProcess:
         """What is durable goes to a bucket, too. It is of the store, whatever slots follow these. Raises StoreError."""
@@ -339,13 +339,13 @@ class StoreHandle:
 
     def _shut(self) -> None:
         self._closed = True
-        if self._rulings is not None:
-            self._rulings.close()
+        if self.rulings is not None:
+            self.rulings.close()
         is_closed(self)
 
     def _drain(self, deadline: float) -> bool:
-        if self._rulings is not None:
-            self._rulings.wait(deadline)
+        if self.rulings is not None:
+            self.rulings.wait(deadline)
         deaths, until_moved = self._saver.deaths, min(deadline, time.monotonic() + HUNG_S)
         sequence = self.persist_now()
         what = f"the checkpoint of iteration {self._slots.staged_iteration}"
@@ -377,7 +377,7 @@ class StoreHandle:
             self._saver.tend()
 
     def _deliver(self) -> None:
-        if self._rulings is not None and (trouble := self._rulings.read_back()) is not None:
+        if self.rulings is not None and (trouble := self.rulings.read_back()) is not None:
             self._notify(f"{self.path}: {trouble}")
         refusal = self.shared.pages.take_refusal()
         if refusal is not None:

@@ -6,6 +6,7 @@ A ruling comes in another thread, maybe when the handle is closed, or is nobody'
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 import weakref
@@ -109,6 +110,11 @@ class Rulings:
         until = min(deadline, time.monotonic() + WAIT_S)
         while self._slots.awaits_agreement and time.monotonic() < until:
             self._saver.wait(0.002)
+
+    def newest_is_void(self) -> bool:
+        """Whether some rank never will have its part of what was staged last; where that is not known, in a moment."""
+        self.wait(math.inf)
+        return self._slots.newest_is_void
 
     def close(self) -> None:
         """Nothing touches the slots any more."""
