@@ -56,6 +56,7 @@ _KEY = "lightning"  # of what Trainer keeps, in extra
 _OURS = ("scheduler", "scaler")  # Trainer's own
 _WRAPPED = ("on_run_start", "advance", "on_advance_end")  # of the loop over an epoch's batches
 _AROUND = ("_load_combined_loader_states", "on_advance_start", "on_run_end")  # of the loop over epochs
+_SANITY = "_run_sanity_check"  # of Trainer: it drops what was logged last, and what validation has counted
 _WRAPPER = "DistributedSamplerWrapper"  # of a sampler of the user's, made by the first of these:
 _DIVIDING = ("_resolve_sampler", "_prepare_dataloader")  # of what gives each of several processes its data
 
@@ -104,7 +105,7 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
             refuse_path(trainer)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._checkpointer = None
+        self._checkpointer, self._random, self._restored, self._left = None, None, {}, {}
         if trainer.fast_dev_run:
             self._notify("fast_dev_run makes no checkpoints, and resumes none")
             return
@@ -112,6 +113,7 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
         wrapped = [getattr(self._loop, name, None) for name in _WRAPPED]
         wrapped += [getattr(trainer.fit_loop, name, None) for name in _AROUND]
         wrapped += [getattr(trainer._data_connector, name, None) for name in _DIVIDING]
+        wrapped.append(getattr(trainer, _SANITY, None))
         if not all(map(callable, wrapped)) or not hasattr(self._loop, "_results"):
             raise InputError(f"lightning {pl.__version__}: its loops are others; use 2.6")
         refuse_path(trainer)
@@ -141,6 +143,7 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
             **(self._options | {"extra": extra | ours}),
         )
         if resumed := self._checkpointer.restore():
+            vars(trainer)[_SANITY] = lambda: None  # the fit had it when it began
             self._random = GlobalRandom()
             if self._ended is not None:
                 self._notify(
@@ -216,7 +219,7 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
 
         def on_advance_end(fetcher: Any) -> None:
             ended(fetcher)
-            if not self._loop._is_training_done:
+            if not self._loop.done:  # with its last batch goes the end of the epoch
                 self._step(trainer)
 
         wrappers = (on_run_start, resumed_advance, on_advance_end)
@@ -279,6 +282,8 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         if stage == "fit" and self._checkpointer is not None and _AROUND[0] in vars(trainer.fit_loop):
             self._close(trainer)
+            if self._random is not None:
+                self._random.put_back()  # to make the loaders' iterators drew
             for name in averaging(trainer):
                 self._notify(
                     f"nothing was left to train, and {name}.on_train_end is not called then: the module has its "
@@ -303,6 +308,7 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
             vars(trainer.fit_loop).pop(name, None)
         for name in _DIVIDING:
             vars(trainer._data_connector).pop(name, None)
+        vars(trainer).pop(_SANITY, None)
         self._ahead.release()
 
     def sums(self) -> dict[str, dict[str, Any]]:

@@ -188,6 +188,7 @@ def before(kind: str) -> list[Any]:
     kinds: dict[str, Callable[[], Any]] = {
         "averaged": lambda: callbacks.EMAWeightAveraging(decay=0.9),
         "stochastic": lambda: callbacks.StochasticWeightAveraging(swa_lrs=0.02, swa_epoch_start=2, annealing_epochs=2),
+        "stopped": lambda: callbacks.EarlyStopping("validated", mode="max", stopping_threshold=-1.0),  # at once
         "growing": lambda: callbacks.GradientAccumulationScheduler({0: 1, 1: 3}),
         "found": lambda: callbacks.LearningRateFinder(num_training_steps=30, min_lr=1e-4),
     }
@@ -285,6 +286,7 @@ def fit(folder: Path, kind: str, when: str, step: int) -> dict[str, object]:
         "schedulers": [str(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs],
         "history": kill.history,
         "drawn": drawn,
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
         "steps": [trainer.global_step, trainer.current_epoch, trainer.fit_loop.total_batch_idx],
         "loops": {k: v for k, v in trainer.fit_loop.state_dict().items() if "combined_loader" not in str(v)},
     }  # fmt: skip

@@ -43,6 +43,9 @@ KILLS = {
     "streamed:next:6": 5,
     "averaged:batch:8": 8,
     "stochastic:batch:8": 8,  # within the epoch in which averaging began
+    "stopped:batch:1": 1,
+    "stopped:validation:2": 1,  # which stops it within an epoch
+    "stopped:epoch:2": 1,  # that epoch's end belongs to the step
     "growing:batch:13": 13,  # within the epoch from which on three batches are accumulated
     "counting:batch:8": 8,
     "found:batch:8": 8,  # a learning rate is looked for before each fit
@@ -50,11 +53,12 @@ KILLS = {
     "manual:validation:6": 4,  # a batch in which both step is two global steps
 }
 KINDS = sorted({case.split(":")[0] for case in KILLS})
+ENDED = [f"{kind}:ended:99" for kind in ("stateful", "resumable", "streamed", "stopped", "counting")]  # is not killed
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    cases = [*(f"{kind}:{when}:0" for kind in KINDS for when in WHOLE), *KILLS]
+    cases = [*(f"{kind}:{when}:0" for kind in KINDS for when in WHOLE), *KILLS, *ENDED]
     return once(tmp_path_factory, "lightning", lambda folder: run(Path(fits.__file__), folder, *cases))
 
 
@@ -82,10 +86,18 @@ def test_it_resumes_where_it_was_killed(case: str, root: Path) -> None:
     assert set(again) <= {str(KILLS[case] + 1)}
 
 
+@pytest.mark.parametrize("case", ENDED)
+def test_begun_again_after_its_end_it_leaves_the_same(case: str, root: Path) -> None:
+    """What was logged last, too, which Lightning's sanity check drops, and generators, which loaders draw from."""
+    assert statuses(root, case) == [0, 0]
+    assert told(root, case) == told(root, plain(case))
+    assert order(root, case) == order(root, plain(case))
+
+
 # Of 2 ranks, by DDP and by FSDP2 (sharded): 3 steps are an epoch.
 RANKS = [f"stateful:{kill}" for kill in ("batch:4", "validation:4", "next:3", "epoch:3", "raise:4")]
 RANKS += [f"{kind}:batch:4" for kind in ("generated", "distributed", "divided", "manual", "sharded")]
-RANKS += ["sharded:validation:4"]
+RANKS += ["sharded:validation:4", "stopped:epoch:2"]
 
 
 @pytest.fixture(scope="module")
