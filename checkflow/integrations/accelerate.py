@@ -19,7 +19,7 @@ drawn as it was, and the draws for the next batch, and those of training, go on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -83,6 +83,7 @@ def attach(
     if _KEY in (extra or {}):
         raise InputError(f"extra: {_KEY!r} is what the Accelerator keeps; take another name")
     loaders = {name: _followed(name, one) for name, one in _named("loader", loader).items()}
+    others = _watched(accelerator, _named("loader", loader).values())
     drawn = {f"{name}.{own}": generator for name, one in loaders.items() for own, generator in _generators(one).items()}
     registered = {f"{_KEY}-{number}": one for number, one in enumerate(accelerator._custom_objects)}
     schedulers = [getattr(one, "scheduler", one) for one in _named("scheduler", scheduler).values()]
@@ -93,7 +94,7 @@ def attach(
         loader=cast(Any, tuple(loaders.values())),
         scheduler=cast(Any, tuple(schedulers)),
         scaler=accelerator.scaler,
-        extra={**(extra or {}), _KEY: _Accumulation(accelerator, _named("optimizer", optimizer)), **registered},
+        extra={**(extra or {}), _KEY: _Accumulation(accelerator, _named("optimizer", optimizer), others), **registered},
         generators={**(generators or {}), **drawn},
         **options,
     )
@@ -129,14 +130,26 @@ def _sampler_of_all(loader: Any) -> Any:
     return getattr(getattr(loader.batch_sampler, "batch_sampler", None), "sampler", None)
 
 
-class _Accumulation:
+def _watched(accelerator: Accelerator, listed: Collection[Any]) -> list[_Drawing]:
+    """The loaders that are prepared and not listed: their order does not count, and what they draw does."""
+    watched = []
+    for one in accelerator._dataloaders:
+        if isinstance(one, (DataLoaderShard, DataLoaderDispatcher)) and not any(one is each for each in listed):
+            one.base_dataloader = _Drawing(one.base_dataloader)
+            watched.append(one.base_dataloader)
+    return watched
+
+
+class _Accumulation:  # checkpoints have this name as its type
     """The count of batches since an update; where one is being made up there is nothing to resume from.
 
-    It is asked for at each checkpoint, and sees what the Accelerator was given since it was attached.
+    And which of the loaders that are not listed have been used. It is asked for at each checkpoint, and sees what the
+    Accelerator was given since it was attached.
     """
 
-    def __init__(self, accelerator: Accelerator, optimizers: Mapping[str, Any]) -> None:
+    def __init__(self, accelerator: Accelerator, optimizers: Mapping[str, Any], others: Sequence[_Drawing]) -> None:
         self._accelerator = accelerator
+        self._others = others
         self._optimizers = [getattr(one, "optimizer", one) for one in optimizers.values()]
         self._registered = len(accelerator._custom_objects)
         self._schedulers = len(accelerator._schedulers)
@@ -155,10 +168,12 @@ class _Accumulation:
                     "prepare: was given a scheduler after attach(), and no checkpoint has it; call it before, and "
                     "attach(scheduler=...) what it gives"
                 )
-        return {"step": self._accelerator.step}
+        return {"step": self._accelerator.step, "used": [one.used for one in self._others]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._accelerator.step = state_dict["step"]
+        for one, used in zip(self._others, state_dict.get("used", ()), strict=False):  # older stores do not say
+            one.resume(used)
 
 
 class PreparedLoader:  # checkpoints have this name as its type
@@ -178,10 +193,7 @@ class PreparedLoader:  # checkpoints have this name as its type
         if sampler is not None:
             order = _Order(sampler.sampler if type(sampler) is _Order else sampler, rng)
             loader.set_sampler(order)
-        base = loader.base_dataloader
-        self._base = loader.base_dataloader = _Base(
-            name, base.base if type(base) is _Base else base, loader, order, rng
-        )
+        self._base = loader.base_dataloader = _Base(name, loader.base_dataloader, loader, order, rng)
 
     def state_dict(self) -> dict[str, object]:
         """The pass that goes on: how many batches of it the loop was given, and what it takes to go on there."""
@@ -203,9 +215,7 @@ class PreparedLoader:  # checkpoints have this name as its type
             self._seeded.initial_seed = state_dict["seed"]
         self._loader.set_epoch(state_dict["epoch"])
         self._base.resumed = state_dict if "batches" in state_dict else None
-        self._base.used = state_dict["used"]
-        if self._base.used:
-            self._base.anew()
+        self._base.resume(state_dict["used"])
 
 
 class _Order:
@@ -231,23 +241,17 @@ class _Order:
         yield from self.sampler
 
 
-class _Base:
-    """A prepared loader's base loader, which counts, and which begins a resumed pass where that was."""
+class _Drawing:
+    """A prepared loader's base loader, whose passes draw for their iterators what an uninterrupted run's do.
 
-    def __init__(self, name: str, base: Any, loader: Any, order: _Order | None, rng: Generators) -> None:
-        self.base = base
-        self._name = name
-        self._loader = loader
-        self._order = order
-        self._rng = rng
-        self.resumed: dict[str, Any] | None = None
-        self.used = False  # a pass has begun
-        self._pass: int | None = None  # the loader's number of the pass that goes on, or has just ended
-        self._batches = 0  # asked for in it; the loop has one less, but for the last
-        self._ahead = ""  # states before the batch was loaded that the loop has not got yet
-        self._states: tuple[Any, Any] = (None, None)  # StatefulDataLoader's, before the last two batches
-        if base.num_workers:
-            self.anew()  # workers have the beginning of an order since it was prepared
+    A StatefulDataLoader makes its first iterator, and draws for it, when it is prepared; one with workers that persist
+    makes no other. Both would differ in a run that resumes, whose first pass is a later one.
+    """
+
+    def __init__(self, base: Any) -> None:
+        again = issubclass(type(base), _Drawing)  # of an attach before this one
+        self.base = base.base if again else base
+        self.used = again and base.used  # a pass has begun
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["base"], name)
@@ -260,10 +264,47 @@ class _Base:
     def __len__(self) -> int:
         return len(self.base)
 
+    def __iter__(self) -> Iterator[Any]:
+        return self._begin()
+
+    def resume(self, used: bool) -> None:
+        self.used = used
+        if used:
+            self.anew()
+
     def anew(self) -> None:
-        """A StatefulDataLoader has made an iterator when it was prepared; the next pass makes its own."""
+        """The next pass makes its own iterator."""
         if hasattr(self.base, "load_state_dict"):
             self.base.load_state_dict({})
+
+    def _begin(self) -> Iterator[Any]:
+        base, used, self.used = self.base, self.used, True
+        if not (used and base.num_workers and base.persistent_workers and base._iterator is None):
+            return iter(base)
+        own, base.generator = base.generator, torch.Generator()  # workers' seeds, which the run before has drawn
+        base.generator.set_state(torch.get_rng_state() if own is None else own.get_state())
+        try:
+            return iter(base)
+        finally:
+            base.generator = own
+
+
+class _Base(_Drawing):
+    """Of a loader that is listed: counts, and begins a resumed pass where that was."""
+
+    def __init__(self, name: str, base: Any, loader: Any, order: _Order | None, rng: Generators) -> None:
+        super().__init__(base)
+        self._name = name
+        self._loader = loader
+        self._order = order
+        self._rng = rng
+        self.resumed: dict[str, Any] | None = None
+        self._pass: int | None = None  # the loader's number of the pass that goes on, or has just ended
+        self._batches = 0  # asked for in it; the loop has one less, but for the last
+        self._ahead = ""  # states before the batch was loaded that the loop has not got yet
+        self._states: tuple[Any, Any] = (None, None)  # StatefulDataLoader's, before the last two batches
+        if base.num_workers:
+            self.anew()  # workers have the beginning of an order since it was prepared
 
     def position(self) -> dict[str, object]:
         if self._pass is None or self._pass != self._loader.iteration:
@@ -275,7 +316,7 @@ class _Base:
         return {"batches": self._batches - 1, "ended": False, "ahead": self._ahead} | begun | stateful
 
     def __iter__(self) -> Iterator[Any]:
-        resumed, self.resumed, self.used = self.resumed, None, True
+        resumed, self.resumed = self.resumed, None
         self._pass, self._batches, self._states = self._loader.iteration, 0, (None, None)
         if resumed is not None and resumed["ended"]:
             self._loader.iteration += 1  # it counts only passes that had a batch
@@ -283,7 +324,7 @@ class _Base:
         left = True
         try:
             if resumed is None:
-                yield from self._rest(iter(self.base))
+                yield from self._rest(self._begin())
             else:
                 yield from self._resumed(resumed)
             left = False

@@ -75,6 +75,7 @@ LOADERS: dict[str, dict[str, Any]] = {
     "shuffled": {"batch_size": BATCH, "shuffle": True},
     "generator": {"batch_size": BATCH, "shuffle": True, "generator": True},
     "workers": {"batch_size": BATCH, "shuffle": True, "num_workers": 2},
+    "persistent": {"batch_size": BATCH, "shuffle": True, "num_workers": 1, "persistent_workers": True},
     "bucketed": {"batch_sampler": Bucketed()},
 }
 
@@ -89,8 +90,9 @@ def shard(accelerator: Accelerator) -> None:
 
 class Life:
     def __init__(
-        self, folder: Path, loader: str, *, seedable: bool, stateful: bool, fsdp: bool = False, dispatch: bool = False
-    ) -> None:
+        self, folder: Path, loader: str, *, seedable: bool, stateful: bool, listed: bool = True, fsdp: bool = False,
+        dispatch: bool = False,
+    ) -> None:  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         rank = int(os.environ.get("RANK", "0"))  # each draws its own
@@ -114,13 +116,15 @@ class Life:
         data: Any = Noisy(ITEMS, folder / "loaded")
         if "num_workers" in options:
             data = data.rows  # workers' own generators are not resumed
+        evaluated = DataLoader(Noisy(6), 2, shuffle=True)
+        if not listed:
+            evaluated = DataLoader(Noisy(6).rows, **(options | {"batch_size": 2, "shuffle": False}))
         self.model: Any = torch.nn.Sequential(Counting(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
-        prepared = self.accelerator.prepare(
-            self.model, optimizer, scheduler, DataLoader(data, **options), DataLoader(Noisy(6), 2, shuffle=True)
-        )
+        prepared = self.accelerator.prepare(self.model, optimizer, scheduler, DataLoader(data, **options), evaluated)
         self.model, self.optimizer, self.scheduler, self.loader, self.evaluated = prepared
+        self.listed = [self.loader, self.evaluated] if listed else [self.loader]
         self.held: dict[str, Any] = {"history": []}
         self.done = 0
 
@@ -130,7 +134,7 @@ class Life:
         ckpt = None
         if when != "plain":
             ckpt = attach(
-                accelerator, model, optimizer, loader=[self.loader, self.evaluated], scheduler=scheduler,
+                accelerator, model, optimizer, loader=self.listed, scheduler=scheduler,
                 store=lives.store(self.folder), extra={"held": self.held},
                 when_full="wait" if lives.in_ranks() else "skip",
             )  # fmt: skip
@@ -186,14 +190,17 @@ class Life:
             "scheduler": self.scheduler.state_dict(),
             "history": self.held["history"],
             "generators": hashlib.sha256(repr(generators).encode()).hexdigest(),
-            "counts": [self.done, self.accelerator.step, self.loader.iteration, self.evaluated.iteration],
+            "counts": [self.done, self.accelerator.step, *(one.iteration for one in self.listed)],
         }
 
 
 def train(folder: Path, kind: str, when: str, step: int) -> dict[str, object]:
-    """A kind is a loader and flags, "shuffled-seedable-stateful"."""
+    """A kind is a loader and flags, "shuffled-seedable-stateful"; what is evaluated with may be "unlisted"."""
     loader, *flags = kind.split("-")
-    one = Life(folder, loader, seedable="seedable" in flags, stateful="stateful" in flags, fsdp="fsdp" in flags)
+    one = Life(
+        folder, loader, seedable="seedable" in flags, stateful="stateful" in flags, listed="unlisted" not in flags,
+        fsdp="fsdp" in flags,
+    )  # fmt: skip
     one.run(when, step)
     return one.final()
 
