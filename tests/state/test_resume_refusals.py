@@ -220,6 +220,15 @@ def test_what_cannot_be_saved_is_refused_at_attach() -> None:
         check_capturable(host_state(made, objects))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_loader_that_fabric_set_up_is_refused() -> None:
+    """Also one that was given with a position, which what Fabric makes of it has not."""
+    fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+    given = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader(torch.randn(4, 2), batch_size=2)
+    with pytest.raises(InputError, match=r"loader: was set up by Fabric, and gives no state; leave it out of setup_"):
+        HostObjects.of(loader=fabric.setup_dataloaders(given))
+
+
 def test_attached_objects_need_the_protocol() -> None:
     """A plain DataLoader is told what to use; anything else, what it lacks."""
     with pytest.raises(InputError, match="a plain DataLoader does not know its position"):

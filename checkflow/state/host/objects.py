@@ -110,6 +110,11 @@ def _checked(name: str, member: object) -> Stateful:
             f"{name}: was prepared by Accelerate, and its state is no position; attach with "
             "checkflow.integrations.accelerate"
         )
+    if type(member).__name__ == "_FabricDataLoader":  # counts its passes, which the order is made of
+        raise InputError(
+            f"{name}: was set up by Fabric, and gives no state; leave it out of setup_dataloaders and give each "
+            "process its part, by checkflow.ResumableLoader or torchdata's StatefulDataLoader"
+        )
     if isinstance(member, Stateful):
         return member
     if isinstance(member, torch.utils.data.DataLoader):
