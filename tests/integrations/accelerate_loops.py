@@ -116,9 +116,10 @@ class Life:
         data: Any = Noisy(ITEMS, folder / "loaded")
         if "num_workers" in options:
             data = data.rows  # workers' own generators are not resumed
-        evaluated = DataLoader(Noisy(6), 2, shuffle=True)
+        evaluated: Any = DataLoader(Noisy(6), 2, shuffle=True)
         if not listed:
-            evaluated = DataLoader(Noisy(6).rows, **(options | {"batch_size": 2, "shuffle": False}))
+            unseen: Any = Noisy(6).rows
+            evaluated = DataLoader(unseen, **(options | {"batch_size": 2, "shuffle": False}))
         self.model: Any = torch.nn.Sequential(Counting(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)

@@ -68,7 +68,7 @@ def test_checkpoints_change_nothing(kind: str, root: Path) -> None:
     whole = f"{kind}:plain:0"
     assert told(root, f"{kind}:never:0") == told(root, whole)
     assert order(root, f"{kind}:never:0") == order(root, whole)
-    assert len(order(root, whole)) > 2 * fits.ITEMS // fits.BATCH  # in each epoch
+    assert kind == "stopped" or len(order(root, whole)) > 2 * fits.ITEMS // fits.BATCH  # in each epoch
 
 
 @pytest.mark.parametrize("case", KILLS)
