@@ -14,6 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from checkflow.checkpointing.foreseen import foreseen
 from checkflow.distributed.group import DEADLINE_S
 from checkflow.distributed.parts import directories_in
 from checkflow.errors import InputError
+from checkflow.integrations._trainer_data import Evaluations, Passes
 from checkflow.state.host.decode import decode
 from checkflow.state.host.record import parse_record
 from checkflow.store.format.manifest import RECORD
@@ -78,6 +80,7 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
         self._folder: Path | None = None  # what Trainer resumes from, where it is ours
         self._iteration = 0  # of the checkpoint that is resumed
         self._only_export = False
+        self.passes, self.evaluations = Passes(None), Evaluations(None)
         self._began_s = 0.0  # of the monotonic clock; before the process, by the time that earlier ones trained
 
     @property
@@ -95,6 +98,7 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
             raise InputError("deepspeed: keeps weights and optimizer to itself; use DistributedDataParallel or FSDP2")
         self._trainer, self._folder, self._checkpointer, self._only_export = trainer, None, None, only_export
         self._asked = False
+        self.passes, self.evaluations = Passes(None), Evaluations(None)
 
     def find(self, folder: Path) -> str | None:
         """The newest checkpoint that verifies, as a folder with what Trainer reads before it has an optimizer."""
@@ -111,6 +115,8 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
         if not isinstance(metadata, dict) or not isinstance(metadata.get(_KEY), dict):
             raise InputError(f"{self.store}: its checkpoints are of no Trainer; give another store")
         self._iteration, self._folder = found.iteration, folder
+        data = metadata[_KEY].get("data", {})  # none in older stores
+        self.passes, self.evaluations = Passes(data.get("train")), Evaluations(data.get("evaluate"))
         TrainerState(**metadata[_KEY]["state"]).save_to_json(str(folder / "trainer_state.json"))
         return str(folder)
 
@@ -125,6 +131,7 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
         begins_anew = bool(self._options.get("start_over"))
         if not (self._asked or begins_anew) and directories_in(self.store, but=0):
             raise InputError(f"{self.store}: holds checkpoints of an earlier training; {_ADVICE}")
+        self.passes.follow(given["train_dataloader"], args.world_size)
         user = self._options.get("metadata") or {}
         extra = {**(self._options.get("extra") or {}), _KEY: _Loss(self._trainer)}
         options = self._options | {"metadata": _Live(self, user), "extra": extra}
@@ -159,6 +166,7 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
         self._step()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: ARG002
+        self.passes.begin(state.global_step)
         self._step()
 
     def _step(self) -> None:
@@ -187,7 +195,9 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
         stateful = TrainerState(stateful_callbacks=callbacks).stateful_callbacks
         state = vars(trainer.state) | {"stateful_callbacks": stateful}
         numbers = {name: getattr(trainer, name) for name in _NUMBERS if hasattr(trainer, name)}
-        return {"state": state, "numbers": numbers, "seconds": time.monotonic() - self._began_s}
+        evaluated = self.evaluations.state(getattr(trainer, "_eval_dataloaders", {}))
+        data = {"train": self.passes.state(trainer.state.global_step), "evaluate": evaluated}
+        return {"state": state, "numbers": numbers, "data": data, "seconds": time.monotonic() - self._began_s}
 
 
 class _Live(Mapping[str, object]):
@@ -223,6 +233,10 @@ class _Loss:
         self._trainer._tr_loss.copy_(state_dict["loss"])
 
 
+def _callback_of(trainer: Any) -> CheckflowCallback | None:
+    return next((one for one in trainer.callback_handler.callbacks if isinstance(one, CheckflowCallback)), None)
+
+
 def _has_state(callback: object) -> bool:
     return isinstance(callback, ExportableState)
 
@@ -234,9 +248,8 @@ class _Resumable:
 
     @property
     def _checkflow(self: Any) -> CheckflowCallback:
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, CheckflowCallback):
-                return callback
+        if (callback := _callback_of(self)) is not None:
+            return callback
         raise InputError("resumable Trainer: has no store; give callbacks=[CheckflowCallback('checkpoints')]")
 
     def train(self: Any, resume_from_checkpoint: str | bool | None = None, *given: Any, **named: Any) -> Any:
@@ -258,6 +271,26 @@ class _Resumable:
                 raise
             finally:
                 self.args.eval_on_start = evaluates
+
+    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> Any:
+        callback = _callback_of(self)
+        make = partial(super().get_eval_dataloader, eval_dataset)  # type: ignore[misc]
+        if callback is None:
+            return make()
+        name = eval_dataset if isinstance(eval_dataset, str) else "eval"  # as Trainer keeps it
+        return callback.evaluations.get(name, getattr(self, "_eval_dataloaders", {}), make)
+
+    def _init_training_state(self: Any, max_steps: int, steps_of_pass: int, passes: int, *given: Any) -> Any:
+        """The passes that are done, and the batches of the next."""
+        reckoned = super()._init_training_state(max_steps, steps_of_pass, passes, *given)  # type: ignore[misc]
+        callback = self._checkflow
+        if callback.resumes and self.state.global_step >= max_steps:
+            return passes, 0  # all is done
+        sized = steps_of_pass if passes != sys.maxsize else None  # which it is where the data has no length
+        args = self.args
+        return callback.passes.position(
+            reckoned, sized, args.gradient_accumulation_steps, skips=not args.ignore_data_skip
+        )
 
     def _load_from_checkpoint(self: Any, *given: Any) -> None:
         if not self._checkflow.resumes:

@@ -96,8 +96,11 @@ class Watched(transformers.Trainer):  # type: ignore[misc]
 
 
 def make(folder: Path, when: str = "never", step: int = 0, **options: Any) -> Any:
+    """`arguments`, `data`, `collate` and `callbacks` are for Trainer, whose class is `kind`; the rest is checkflow's."""
     given = {"items": ITEMS, **options.pop("arguments", {})}
-    data = Counted(given.pop("items"))
+    kind, callbacks, collate = options.pop("kind", Watched), options.pop("callbacks", ()), options.pop("collate", None)
+    data = options.pop("data", None) or Counted(given.pop("items"))
+    given.pop("items", None)
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=64, n_positions=8, n_embd=16, n_layer=2, n_head=2)
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,12 +116,13 @@ def make(folder: Path, when: str = "never", step: int = 0, **options: Any) -> An
         arguments |= {"ddp_backend": "gloo", "data_seed": 3, "seed": 3 + int(os.environ["RANK"])}
         options |= {"when_full": "wait"}
     checkpoints = [] if plain else [CheckflowCallback(lives.store(folder), **options)]
-    trainer = (Watched if plain else resumable(Watched))(
+    trainer = (kind if plain else resumable(kind))(
         counting(transformers.GPT2LMHeadModel(config)),
         transformers.TrainingArguments(**(arguments | given)),
         train_dataset=data,
         eval_dataset=Counted(6),
-        callbacks=[*checkpoints, Patience(), Kill(when, step)],
+        data_collator=collate,
+        callbacks=[*checkpoints, *callbacks, Patience(), Kill(when, step)],
     )
     trainer.resumes = not plain
     return trainer

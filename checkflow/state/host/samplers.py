@@ -48,6 +48,18 @@ def _kept(name: str, sampler: Any) -> Any:
     if getattr(type(sampler).__iter__, "__module__", "").startswith("torchdata."):  # its orders have a position
         return sampler
     found = generators_of(sampler)
+    draws = _draws(name, sampler, found, "or give the sampler state_dict and load_state_dict")
+    return RedrawnSampler(name, sampler, found) if draws else sampler
+
+
+def check_drawn_again(name: str, sampler: Any) -> None:
+    """Raise InputError for a sampler whose order differs with all generators as they were."""
+    if not _trusted(sampler):
+        _draws(name, sampler, generators_of(sampler), "or by the number of the pass, which set_epoch is given")
+
+
+def _draws(name: str, sampler: Any, found: Mapping[str, torch.Generator], otherwise: str) -> bool:
+    """Whether its order moves a generator; all stay as they are."""
     reader = RngReader()
     before = reader.read(found)
     first = list(islice(sampler, _COMPARED))
@@ -58,10 +70,10 @@ def _kept(name: str, sampler: Any) -> Any:
     if first != again:
         raise InputError(
             f"{name}: its sampler, a {type(sampler).__name__}, gives another order each time, and not from torch's, "
-            "NumPy's or Python's global generators or a torch.Generator of its own; draw it from one of these, or give "
-            "the sampler state_dict and load_state_dict"
+            "NumPy's or Python's global generators or a torch.Generator of its own; draw it from one of these, "
+            f"{otherwise}"
         )
-    return RedrawnSampler(name, sampler, found) if drew else sampler
+    return drew
 
 
 def _trusted(sampler: Any) -> bool:
