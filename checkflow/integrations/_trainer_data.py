@@ -110,7 +110,7 @@ class Evaluations:
 
 def _generators(name: str, loader: Any) -> Generators:
     """Those that its order, its workers' seeds and its data are drawn from, each once."""
-    found = {}
+    found: dict[str, Any] = {}
     for part in ("batch_sampler", "sampler"):
         found |= {f"{part}.{path}": one for path, one in generators_of(getattr(loader, part, None)).items()}
     found |= {"generator": getattr(loader, "generator", None)}

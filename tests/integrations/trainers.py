@@ -96,7 +96,7 @@ class Watched(transformers.Trainer):  # type: ignore[misc]
 
 
 def make(folder: Path, when: str = "never", step: int = 0, **options: Any) -> Any:
-    """`arguments`, `data`, `collate` and `callbacks` are for Trainer, whose class is `kind`; the rest is checkflow's."""
+    """`arguments`, `data`, `collate` and `callbacks` are for Trainer, a `kind`; the rest is for checkflow."""
     given = {"items": ITEMS, **options.pop("arguments", {})}
     kind, callbacks, collate = options.pop("kind", Watched), options.pop("callbacks", ()), options.pop("collate", None)
     data = options.pop("data", None) or Counted(given.pop("items"))
