@@ -7,6 +7,7 @@ torch_ranks.py those of processes and of what they share.
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
+from torch.optim.optimizer import _default_to_fused_or_foreach
 from torch.optim.optimizer import _foreach_supported_types as _types_in_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as _types_in_utils
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -282,6 +284,13 @@ def _seen_unscaling(gradients: Tensors, *others: torch.Tensor) -> None:
     for seen in tuple(_sees_unscaling):
         seen(gradients)
     _unscale(gradients, *others)
+
+
+def lets_torch_choose_foreach(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether an optimizer's class, or one that it derives from, has torch choose between foreach and loop where that
+    is left to it. One that does not ask, as Adafactor, loops on CUDA too."""
+    files = (sys.modules.get(each.__module__) for each in kind.__mro__ if each is not torch.optim.Optimizer)
+    return any(hasattr(file, _default_to_fused_or_foreach.__name__) for file in files)
 
 
 def are_looped(parameters: Iterable[torch.Tensor]) -> bool:

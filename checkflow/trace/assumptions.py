@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import TextIO
 
 import torch
+from torch.optim import Optimizer
 
+from checkflow.torch_internals import lets_torch_choose_foreach
 from checkflow.training import Training
 from checkflow.wrapped import updater
 
@@ -25,18 +27,29 @@ def unlike_cuda(training: Training) -> tuple[str, ...]:
 
 
 def assume_cuda_defaults(training: Training) -> tuple[str, ...]:
-    """Optimizers that leave it open use their foreach form, as torch.optim chooses on CUDA."""
-    changed = []
+    """Optimizers that leave it open use their foreach form, where their code lets torch choose: on CUDA it does."""
+    changed: dict[str, None] = {}
+    unknown: dict[str, None] = {}
     for optimizer in training.optimizers:
+        kind = type(updater(optimizer))
         for group in optimizer.param_groups:
             chosen = group.get("differentiable") or group.get("fused") is not None
             lr_on_device = isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")
-            if "foreach" in group and group["foreach"] is None and not chosen and not lr_on_device:
+            if "foreach" not in group or group["foreach"] is not None or chosen or lr_on_device:
+                continue
+            if lets_torch_choose_foreach(kind):
                 group["foreach"] = True
-                changed.append(type(updater(optimizer)).__name__)
-    if not changed:
-        return ()
-    return (f"{', '.join(dict.fromkeys(changed))}: foreach=True assumed, the default on CUDA",)
+                changed[kind.__name__] = None
+            elif not _is_of_torch(kind):
+                unknown[kind.__name__] = None
+    assumed = (f"{', '.join(changed)}: foreach=True assumed, the default on CUDA",) if changed else ()
+    own = f"{', '.join(unknown)}: foreach is unset and nothing assumed of it; set it to what it is on CUDA"
+    return assumed + ((own,) if unknown else ())
+
+
+def _is_of_torch(kind: type) -> bool:
+    """Whether an optimizer's class is one of torch.optim's, or derives from one."""
+    return any(getattr(torch.optim, each.__name__, None) is each for each in kind.__mro__ if each is not Optimizer)
 
 
 @contextmanager
