@@ -29,7 +29,7 @@ from checkflow.torch_internals import (
 )
 from checkflow.trace.storages import Ledger, has_storage, is_fake, is_scalar
 from checkflow.trace.values import Values
-from checkflow.trace.workspaces import Workspaces
+from checkflow.trace.workspaces import Workspaces, resize, resized_by_kernel
 from checkflow.trace.writes import aten, tensors_in, traits
 
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
@@ -74,6 +74,7 @@ def execute(
             return OperatorResult(func(*args, **kwargs))
     if schema_of(func).name in _NOT_AS_FAKED:
         raise DataDependent(str(func), reader())
+    resize(*resized_by_kernel(func, args, kwargs, values), ledger)
     try:
         if any(not is_fake(t) and not t.is_leaf for t in tensors):
             with warnings.catch_warnings():  # making such a tensor fake looks at its gradient

@@ -167,6 +167,11 @@ def _replaced(
                 f"{model}: the iteration makes {name} a tensor of shape {tuple(new.tensor.shape)}, {new.tensor.dtype}; "
                 f"it was {tuple(old.tensor.shape)}, {old.tensor.dtype}; keep shape and dtype"
             )
+        if old.tensor is new.tensor and storage.size_bytes != other.size_bytes:
+            raise TraceError(
+                f"{model}: the iteration resizes {name}, from {storage.size_bytes} to {other.size_bytes} bytes; make such "
+                "a change in the factory, or in the first iteration"
+            )
         on_host = ledger.is_host(storage) and ledger.is_host(other)
         if storage is not other and not on_host and not new.elsewhere:
             found.append(Replaced(name, storage, other))

@@ -186,12 +186,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         on_host = on_host and all(is_scalar(t) or (self.ledger.on_cuda and t.device.type == "cpu") for t in fresh)
         if torch.Tag.nondeterministic_seeded in func.tags and not self.ledger.on_cuda:
             on_host = False
-        works = not on_host and self._works(func, targets, fresh)
+        resized = [t.untyped_storage() for t, known in zip(call.tensors, call.storages, strict=True) if _resized(t, known)]
+        grown = any(storage.nbytes() for storage in resized)
+        works = not on_host and (self._works(func, targets, fresh) or grown)
         if recording is not None and works:
             self.ledger.step += 1
+        born = self.ledger.step if recording is not None and works else 0
         for tensor in fresh:
-            self.ledger.add(tensor, scalar=on_host, born=self.ledger.step if recording is not None and works else 0)
+            self.ledger.add(tensor, scalar=on_host, born=born)
+        made = [self.ledger.resized(each, born=born) for each in {storage_id(one): one for one in resized}.values()]
         if self.watch is not None:
+            self.watch.made.update(made)
             self.watch.saw(func, given, call.changed, fresh, clears=_clears(func, call.args))
         if executed.known is not None and fresh:
             self.values.bind(result, executed.known[0])
@@ -204,16 +209,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 recording.program.generated(call.kwargs.get("generator"))
             recording.calls.append((func, works))
             if works:
-                self._record(recording, call, result, fresh, cost)
+                self._record(recording, call, result, fresh, made, cost)
 
     def _record(
-        self, recording: Recording, call: _Call, result: object, fresh: list[torch.Tensor], cost: _Cost | None
+        self,
+        recording: Recording,
+        call: _Call,
+        result: object,
+        fresh: list[torch.Tensor],
+        made: list[Storage],
+        cost: _Cost | None,
     ) -> None:
         """It does work: it is a step of the iteration."""
         func = call.func
         unread = traits(func).unread
         reads = [s for name, group in call.given if name not in unread for s in map(self.ledger.see, group)]
-        writes = [self.ledger.see(t) for t in (*call.targets, *fresh)]
+        writes = [*(self.ledger.see(t) for t in (*call.targets, *fresh)), *made]
         for storage in (*reads, *writes):
             storage.last_use = self.ledger.step
         if recording.program is None:
@@ -289,6 +300,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(tensor.numel() for tensor in targets) or any(t.untyped_storage().nbytes() for t in fresh):
             return True
         return schema_of(func).name in _READ_BY_HOST
+
+
+def _resized(tensor: torch.Tensor, known: Storage) -> bool:
+    """Whether its storage has another size than it had, as `resize_`, `out=` and some kernels make it."""
+    storage = tensor.untyped_storage()
+    return storage.nbytes() != known.size_bytes and storage_id(storage) == known.identity
 
 
 def _name(storages: Sequence[Storage], func: OpOverload, step: int) -> None:

@@ -1,5 +1,7 @@
 """What kernels keep for their backward pass and torch's fake tensors leave out, or get wrong.
 
+An operator whose kernel resizes its arguments leaves fake ones as they are: they are resized before it.
+
 Where an operator's fake results may have other sizes than real ones, it runs once on zeros of the same shapes, and the
 results get the layout that it answers with. tests/trace/test_workspaces.py compares every operator that a trace of the
 bundled networks meets.
@@ -7,18 +9,22 @@ bundled networks meets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 
 from checkflow.torch_internals import OpOverload, schema_of, tree_map, without_modes
 from checkflow.trace.storages import Ledger, is_fake
-from checkflow.trace.writes import aten, tensors_in
+from checkflow.trace.values import Values
+from checkflow.trace.writes import aten, named_arguments, tensors_in
 
 # oneDNN's workspace and cuDNN's reserve: their fake results are empty.
 _RECURRENT = aten("mkldnn_rnn_layer _cudnn_rnn miopen_rnn")
 # Their saved statistics have the type of the parameters, which autocast leaves in 32 bits.
 _NORMS = aten("native_batch_norm _native_batch_norm_legit")
+# Where it first observes, it makes what it keeps of each channel as large as there are channels.
+_OBSERVED = aten("_fused_moving_avg_obs_fq_helper")
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
@@ -51,6 +57,30 @@ class Workspaces:
                 self._layouts[key] = tuple((t.size(), t.stride(), t.dtype) for t in tensors_in(real))
         assert isinstance(result, tuple)
         return tuple(map(_laid_out, result, self._layouts[key]))
+
+
+def resized_by_kernel(
+    func: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object], values: Values
+) -> tuple[list[torch.Tensor], int]:
+    """The arguments that an operator's kernel will resize, and to how many elements."""
+    if schema_of(func).name not in _OBSERVED:
+        return [], 0
+    given = dict(named_arguments(func, args, kwargs))
+    observed, axis, is_on = given["self"], given["ch_axis"], given["observer_on"]
+    kept = [t for name in ("running_min", "running_max", "scale", "zero_point") for t in tensors_in(given[name])]
+    assert isinstance(observed, torch.Tensor) and isinstance(axis, int) and isinstance(is_on, torch.Tensor)
+    known = values.of(is_on) if is_fake(is_on) else is_on
+    with without_modes():
+        is_off = known is not None and not known.item()
+    return ([], 0) if is_off or not given.get("per_row_fake_quant") or kept[0].numel() else (kept, observed.size(axis))
+
+
+def resize(tensors: Sequence[torch.Tensor], elements: int, ledger: Ledger) -> None:
+    """As a kernel would. Call it where the fake mode is active."""
+    for tensor in tensors:
+        ledger.forget(ledger.see(tensor))
+        with nullcontext() if is_fake(tensor) else without_modes(), torch.no_grad():
+            tensor.resize_(elements)
 
 
 def _described(value: object) -> object:
