@@ -97,7 +97,7 @@ ALLOWED: dict[str, set[str]] = {
     "examples": {"__init__", "integrations"},
     "sweep": {
         "background", "errors", "interrupts", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace",
-        "compiler", "policies", "sources", "models", "torch_internals",
+        "compiler", "policies", "report", "sources", "models", "torch_internals",
     },
     "cli": {
         "about", "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "models", "plan",

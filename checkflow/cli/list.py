@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from checkflow.about import About, about_in
@@ -16,6 +15,7 @@ from checkflow.cli import _console
 from checkflow.cli._buckets import is_url, opened
 from checkflow.cli._options import json_option
 from checkflow.errors import EXIT_DONE, CorruptStoreError
+from checkflow.report.columns import Column, Columns
 from checkflow.store.bucket.names import BucketContents, has_ranks, iteration_of, read_manifest
 from checkflow.store.bucket.objects import Objects
 from checkflow.store.format.manifest import RECORD, Manifest
@@ -62,7 +62,7 @@ def _of_store(store: Path, *, as_json: bool) -> int:
     if not found:
         _console.say(f"{store}: no checkpoint yet")
         return EXIT_DONE
-    table = Table("checkpoint", "iteration", "size", "created", "of", "", box=None, pad_edge=False)
+    told: list[Sequence[str]] = []
     for checkpoint in found:
         if isinstance(checkpoint, Checkpoint):
             manifest = checkpoint.manifest
@@ -70,9 +70,8 @@ def _of_store(store: Path, *, as_json: bool) -> int:
             cells = (format_bytes(manifest.size_bytes), manifest.created, _words(_read(checkpoint)[0]), note)
         else:
             cells = ("", "", "", checkpoint.reason)
-        row = (checkpoint.path.name, str(checkpoint.iteration), *cells)
-        table.add_row(*(Text(plain(cell, MOST_IN_CELL)) for cell in row))  # a string would be read as markup
-    _console.out.print(table)
+        told.append((checkpoint.path.name, str(checkpoint.iteration), *cells))
+    _show(("checkpoint", "iteration", "size", "created", "of", ""), told)
     return EXIT_DONE
 
 
@@ -122,14 +121,13 @@ def _tell_parts(store: str, found: Sequence[_Parts], *, as_json: bool) -> int:
     if not found:
         _console.say(f"{store}: no checkpoint yet")
         return EXIT_DONE
-    table = Table("iteration", "attempt", "processes", "size", "created", "", box=None, pad_edge=False)
+    told: list[Sequence[str]] = []
     for each in found:
         missing = sorted(set(range(each.processes)) - each.sizes_bytes.keys())
         note = f"{ranks_have(missing)} no part of it" if missing else ""
         numbers = (str(each.iteration), str(each.attempt), str(each.processes))
-        cells = (*numbers, format_bytes(sum(each.sizes_bytes.values())), each.created, note)
-        table.add_row(*(Text(plain(cell, MOST_IN_CELL)) for cell in cells))
-    _console.out.print(table)
+        told.append((*numbers, format_bytes(sum(each.sizes_bytes.values())), each.created, note))
+    _show(("iteration", "attempt", "processes", "size", "created", ""), told)
     return EXIT_DONE
 
 
@@ -158,13 +156,12 @@ def _of_bucket(url: str, *, as_json: bool) -> int:
     if not rows:
         _console.say(f"{url}: no checkpoint yet")
         return EXIT_DONE
-    table = Table("checkpoint", "iteration", "size", "created", "", box=None, pad_edge=False)
+    told: list[Sequence[str]] = []
     for row, (_, manifest) in zip(rows, found, strict=True):
         size = format_bytes(manifest.size_bytes) if isinstance(manifest, Manifest) else ""
         note = row.get("wrong") or ("retained for good" if row["keep"] else "")
-        cells = (row["name"], row["iteration"], size, row.get("created", ""), note)
-        table.add_row(*(Text(plain(str(cell), MOST_IN_CELL)) for cell in cells))
-    _console.out.print(table)
+        told.append([str(cell) for cell in (row["name"], row["iteration"], size, row.get("created", ""), note)])
+    _show(("checkpoint", "iteration", "size", "created", ""), told)
     return EXIT_DONE
 
 
@@ -210,3 +207,10 @@ def _words(about: About) -> str:
         f"on {about.host}" if about.host else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def _show(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A string in a cell would be read as markup."""
+    texts = [[Text(plain(cell, MOST_IN_CELL)) for cell in row] for row in rows]
+    columns = [Column(name, each) for name, each in zip(headers, zip(*texts, strict=True), strict=True)]
+    _console.out.print(Columns(columns[:1], [each for each in columns[1:] if each.name or any(each.texts)]))

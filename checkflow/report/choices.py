@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from checkflow.choice import Comparison, Option
+from checkflow.report.columns import Column, Columns
 from checkflow.simulation.incidents import Loss
 from checkflow.units import format_bytes, format_ns
 
-_FIGURES = ("stall", "device memory", "host memory", "redone by a kill", "by a lost machine", "restore", "wasted")
-
-
 def table_of(comparison: Comparison) -> Group:
     """A line for each option, the chosen one first; and why other policies are none."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("policy")
-    table.add_column("every", justify="right")
-    for heading in _FIGURES:
-        table.add_column(heading, justify="right")
-    for option in comparison.options:
-        waste = option.expected
-        table.add_row(
-            option.policy + (f", {option.lanes} lanes" if option.lanes > 1 else ""),
-            str(option.interval),
-            f"{waste.stall:.2%}",
-            f"+{format_bytes(option.added_bytes)}",
-            format_bytes(option.host_bytes),
-            *(f"{waste.redone[loss]:.1f}" for loss in (Loss.TRAINER, Loss.MACHINE)),
-            format_ns(_restore_ns(option)),
-            f"{waste.wasted:.2%}",
-            style="bold" if option is comparison.options[0] else "",
-        )
+    options, wastes = comparison.options, [option.expected for option in comparison.options]
+
+    def column(name: str, texts: Iterable[str], *, right: bool = True) -> Column:
+        styles = ["bold", *[""] * (len(options) - 1)]
+        return Column(name, tuple(Text(text, style) for text, style in zip(texts, styles, strict=True)), right=right)
+
+    lanes = [f", {option.lanes} lanes" if option.lanes > 1 else "" for option in options]
+    left = (
+        column("policy", (option.policy + more for option, more in zip(options, lanes, strict=True)), right=False),
+        column("every", (str(option.interval) for option in options)),
+    )
+    table = Columns(
+        left,
+        (
+            column("stall", (f"{waste.stall:.2%}" for waste in wastes)),
+            column("device memory", (f"+{format_bytes(option.added_bytes)}" for option in options)),
+            column("host memory", (format_bytes(option.host_bytes) for option in options)),
+            column("redone by a kill", (f"{waste.redone[Loss.TRAINER]:.1f}" for waste in wastes)),
+            column("by a lost machine", (f"{waste.redone[Loss.MACHINE]:.1f}" for waste in wastes)),
+            column("restore", (format_ns(_restore_ns(option)) for option in options)),
+            column("wasted", (f"{waste.wasted:.2%}" for waste in wastes)),
+        ),
+    )
     cannot = [Text(f"{policy} cannot: {why}", style="dim") for policy, why in comparison.refused]
     return Group(table, *cannot)
 

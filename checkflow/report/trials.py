@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import median
 
-from rich.table import Table
 from rich.text import Text
 
+from checkflow.report.columns import Column, Columns
 from checkflow.report.waste import Point
 from checkflow.simulation.costs import Costs
 from checkflow.simulation.failures import Spread, Trial, spread
@@ -51,31 +52,38 @@ class Trials:
 CAUSES = ("stall", "redo", "restart", "restore", "replay")
 
 
-def table_of(cells: list[Trials]) -> Table:
+def table_of(cells: list[Trials]) -> Columns:
     """A line for each policy, under each rate of failures."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("a failure each")
-    table.add_column("policy")
-    headings = ("devices", "effective", "95% of medians", *CAUSES, "redone by a kill", "by a lost machine",
-                "to disk a day")  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for before, cell in pairwise([None, *cells]):
-        assert cell is not None
-        same = before is not None and (before.mtbf_ns, before.devices) == (cell.mtbf_ns, cell.devices)
-        effective = cell.effective
-        table.add_row(
-            "" if same else _each(cell),
-            Text(cell.costs.name),
-            "" if same else str(cell.devices),
-            f"{effective.median:.2%}",
-            f"{effective.low:.2%} to {effective.high:.2%}" if len(cell.runs) > 1 else "",
-            *(f"{cell.share(cause):.2%}" for cause in CAUSES),
-            f"{cell.redone(Loss.TRAINER):.1f}",
-            f"{cell.redone(Loss.MACHINE):.1f}",
-            format_bytes(cell.disk_bytes_per_day()),
-        )
-    return table
+    first = [
+        before is None or (before.mtbf_ns, before.devices) != (cell.mtbf_ns, cell.devices)
+        for before, cell in pairwise([None, *cells])
+        if cell is not None
+    ]
+    several = len(cells[0].runs) > 1
+
+    def column(name: str, texts: Iterable[str], *, right: bool = True) -> Column:
+        return Column(name, tuple(map(Text, texts)), right=right)
+
+    def where_new(texts: Iterable[str]) -> list[str]:
+        return [text if new else "" for text, new in zip(texts, first, strict=True)]
+
+    left = (
+        column("a failure each", where_new(map(_each, cells)), right=False),
+        column("policy", (cell.costs.name for cell in cells), right=False),
+    )
+    effective = [cell.effective for cell in cells]
+    return Columns(
+        left,
+        (
+            column("devices", where_new(str(cell.devices) for cell in cells)),
+            column("effective", (f"{each.median:.2%}" for each in effective)),
+            column("95% of medians", (f"{each.low:.2%} to {each.high:.2%}" if several else "" for each in effective)),
+            *(column(cause, (f"{cell.share(cause):.2%}" for cell in cells)) for cause in CAUSES),
+            column("redone by a kill", (f"{cell.redone(Loss.TRAINER):.1f}" for cell in cells)),
+            column("by a lost machine", (f"{cell.redone(Loss.MACHINE):.1f}" for cell in cells)),
+            column("to disk a day", (format_bytes(cell.disk_bytes_per_day()) for cell in cells)),
+        ),
+    )
 
 
 def _each(cell: Trials) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from checkflow.report.columns import Column, Columns
 from checkflow.sweep.cells import Answer, Axis, Cell, Edge, Row, cell_of, question_of
 from checkflow.sweep.wording import (
     FIGURES,
@@ -24,22 +23,10 @@ from checkflow.sweep.wording import (
 )
 from checkflow.units import format_rate
 
-GAP = 2
 NOT_MONOTONE = (
     "a larger batch need not be feasible where a smaller one is: the least found is by doubling and bisection, and the "
     "next smaller one that was tried is not"
 )
-
-
-@dataclass(frozen=True)
-class Column:
-    name: str
-    texts: tuple[Text, ...]
-    right: bool = False
-
-    @property
-    def width(self) -> int:
-        return max(len(self.name), *(text.cell_len for text in self.texts))
 
 
 def show(console: Console, answers: Sequence[Answer], *, reused: int, wall_s: float, jobs: int) -> None:
@@ -140,21 +127,8 @@ def _figure_columns(groups: Sequence[Sequence[Row]]) -> list[Column]:
 
 
 def _print(console: Console, left: Sequence[Column], columns: Sequence[Column]) -> None:
-    """One table, or, where the terminal is too narrow, several below each other that all begin with `left`."""
-    rest = list(columns)
-    room = console.width - sum(column.width + GAP for column in left)
-    while rest:
-        taken, used = 1, rest[0].width + GAP
-        while taken < len(rest) and used + rest[taken].width + GAP <= room:
-            used, taken = used + rest[taken].width + GAP, taken + 1
-        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
-        block, rest = [*left, *rest[:taken]], rest[taken:]
-        for column in block:
-            table.add_column(column.name, justify="right" if column.right else "left", overflow="fold")
-        for texts in zip(*(column.texts for column in block), strict=True):
-            table.add_row(*texts)
-        console.print(table)
-        console.print()
+    console.print(Columns(left, columns))
+    console.print()
 
 
 def _print_notes(console: Console, notes: Sequence[str]) -> None:
