@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import sysconfig
 import traceback
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING
 
 import yaml
@@ -27,7 +31,7 @@ DEFAULT_FACTORY = "training"
 PACKAGE = Path(__file__).resolve().parent
 _INSTALLED = (Path(sysconfig.get_path("stdlib")), PACKAGE)
 _TYPES = (str, int, float, bool)
-_PLAIN: dict[object, type[str | int | float]] = {t: t for t in _TYPES} | {t.__name__: t for t in _TYPES}  # annotations
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -85,12 +89,14 @@ def of(factory: Callable[..., Training], settings: Mapping[str, object]) -> Sour
 
 
 def _bound(name: str, make: Callable[..., object], settings: Mapping[str, object]) -> Source:
-    arguments = _bind(name, make, settings)
+    bound = _bind(name, make, settings)
 
     def factory() -> Training:
         from checkflow.training import Training
 
-        made = make(**arguments)
+        made = bound()
+        if inspect.iscoroutine(made):
+            made.close()  # it would warn that nobody awaited it
         if not isinstance(made, Training):
             raise ModelFileError(
                 f"{name}: its factory returned {type(made).__name__}; return checkflow.Training(model, optimizer, "
@@ -162,7 +168,7 @@ def _run_file(path: Path) -> dict[str, object]:
         sys.path.insert(0, folder)  # as for `python model.py`, also while its factory runs
     sys.modules[spec.name] = module  # dataclasses and pickles look their module up by name
     try:
-        code = compile(path.read_bytes(), str(path), "exec")
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)  # its annotations are as it wrote them
     except SyntaxError as error:
         if error.lineno is None:  # null bytes
             raise ModelFileError(f"{path}: is not Python source ({error.msg}); give a model file") from None
@@ -192,49 +198,100 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
-def _bind(name: str, make: Callable[..., object], settings: Mapping[str, object]) -> dict[str, object]:
+def _bind(name: str, make: Callable[..., object], settings: Mapping[str, object]) -> functools.partial[object]:
     try:
         parameters = inspect.signature(make).parameters
     except (TypeError, ValueError):
         raise ModelFileError(f"{name}: its arguments cannot be told; define it with def") from None
+    named = {key: each for key, each in parameters.items() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
+    any_other = next((each for each in parameters.values() if each.kind is each.VAR_KEYWORD), None)
     bound: dict[str, object] = {}
     for key, given in settings.items():
-        parameter = parameters.get(key)
+        parameter = named.get(key, any_other)
         if parameter is None:
-            known = ", ".join(parameters) or "no arguments"
+            known = ", ".join(named) or "no arguments"
             raise InputError(f"--set {key}: {name} has no argument {key!r}; it takes {known}")
-        bound[key] = _convert(key, given, parameter)
-    missing = [
-        key
-        for key, parameter in parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY, parameter.POSITIONAL_ONLY)
-        and key not in bound
-    ]
+        bound[key] = _convert(key, given, parameter, make)
+    missing = [key for key, each in named.items() if each.default is each.empty and key not in bound]
     if missing:
         raise InputError(f"{name}: its argument {missing[0]!r} has no default; give --set {missing[0]}=VALUE")
-    return bound
+    first = [bound.pop(key, each.default) for key, each in named.items() if each.kind is each.POSITIONAL_ONLY]
+    return functools.partial(make, *first, **bound)
 
 
-def _convert(key: str, given: object, parameter: inspect.Parameter) -> object:
+def _convert(key: str, given: object, parameter: inspect.Parameter, make: Callable[..., object]) -> object:
     if given is not None and not isinstance(given, _TYPES):
         raise InputError(
             f"--set {key}: a {type(given).__name__} is no plain value; bind it to the factory with functools.partial"
         )
     text = given if isinstance(given, str) else "null" if given is None else str(given)
-    wanted = _PLAIN.get(parameter.annotation)
-    if parameter.annotation is parameter.empty:
-        wanted = _PLAIN.get(type(parameter.default))
-    try:
-        value: object = wanted(text) if wanted in (str, int, float) else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError):
-        value = text
-    if wanted is not None and type(value) is not wanted:
-        example = "" if parameter.default is parameter.empty else f", like {parameter.default!r}"
-        raise InputError(f"--set {key}: {text!r} is not of type {wanted.__name__}; give one{example}")
+    wanted = _wanted(parameter, make)
+    value = _read(text, wanted)
+    if wanted and not _is_one(value, wanted):
+        kinds = " or ".join("None" if kind is NoneType else kind.__name__ for kind in wanted)
+        example = "" if parameter.default in (parameter.empty, None) else f", like {parameter.default!r}"
+        raise InputError(f"--set {key}: {text!r} is not of type {kinds}; give one{example}")
     if key == "batch_size" and isinstance(value, int) and value < 1:
         raise InputError(f"--set {key}: {text!r} is not positive; give a batch of at least 1")
     return value
+
+
+def _wanted(parameter: inspect.Parameter, make: Callable[..., object]) -> tuple[type, ...]:
+    """What an argument may be, as its annotation says, or its default; nothing where neither says it."""
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        kind = type(parameter.default)
+        return (kind,) if kind in _TYPES or issubclass(kind, Path) else ()
+    while isinstance(annotation, str):  # quoted, under annotations that are text anyway, is twice
+        try:
+            annotation = eval(annotation, getattr(inspect.unwrap(make), "__globals__", {}))
+        except Exception:  # noqa: BLE001 (it names what only a type checker, or only the factory, imports)
+            return ()
+    return _kinds(annotation)
+
+
+def _kinds(annotation: object) -> tuple[type, ...]:
+    """The types of a union, an Optional or a Literal; of a list[int] the list. Nothing where one cannot be told."""
+    if annotation is None:
+        return (NoneType,)
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return tuple(dict.fromkeys(map(type, inner)))
+    if origin in (typing.Union, UnionType):
+        found = [_kinds(each) for each in inner]
+        return tuple(kind for kinds in found for kind in kinds) if all(found) else ()
+    kind = origin or annotation
+    return (kind,) if isinstance(kind, type) and kind is not object else ()
+
+
+def _read(text: str, wanted: tuple[type, ...]) -> object:
+    """Text as the first that it can be of None, bool, int, float, a path and text; as YAML where that is left open."""
+    try:
+        value = yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError):
+        value = text
+    if not wanted:
+        return float(text) if isinstance(value, str) and _NUMBER.fullmatch(text) else value  # YAML's 1e-3 is text
+    if (value is None and NoneType in wanted) or (isinstance(value, bool) and bool in wanted and str not in wanted):
+        return value
+    if bool in wanted and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        if kind in wanted:
+            with suppress(ValueError):
+                return kind(text)
+    path = next((kind for kind in wanted if issubclass(kind, PurePath) or kind is os.PathLike), None)
+    if path is not None:
+        return Path(text)
+    return text if str in wanted else value
+
+
+def _is_one(value: object, wanted: tuple[type, ...]) -> bool:
+    kinds = tuple(kind for kind in wanted if kind is bool or not isinstance(value, bool))  # True is no number
+    try:
+        return isinstance(value, kinds)
+    except TypeError:  # a protocol that cannot be asked
+        return True
 
 
 def inputs_of(asked: Iterable[object], devices: Iterable[str | None]) -> list[Path]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from checkflow import sources
-from checkflow.errors import ModelFileError
+from checkflow.errors import InputError, ModelFileError
 
 MODEL = """
 from __future__ import annotations
@@ -54,6 +54,64 @@ def test_a_factory_imports_its_neighbours_when_it_runs(made: Callable[..., objec
 def test_arguments_are_converted(settings: dict[str, str], expected: object, made: Callable[..., object]) -> None:
     """Numbers as Python reads them, anything that is not annotated as YAML."""
     assert made(**settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("declared", "text", "expected"),
+    [
+        ("a", "1e-3", 1e-3),
+        ("a=None", "-2E5", -2e5),
+        ("a=None", "1e-3x", "1e-3x"),
+        ("a: Optional[float] = None", "1e-3", 1e-3),
+        ("a: 'float | None' = None", "2", 2.0),
+        ("a: 'float | None' = 1.0", "null", None),
+        ("a: 'int | float' = 1", "1e3", 1e3),
+        ("a: 'str | None' = None", "no", "no"),
+        ("a: 'str | None' = None", "12", "12"),
+        ("a: 'str | bool' = ''", "no", "no"),
+        ("a: 'str | bool' = ''", "true", True),
+        ("a: Path = Path('x')", "a.yaml", Path("a.yaml")),
+        ("a=Path('x')", "7", Path("7")),
+        ("a: Literal['on', 'off'] = 'on'", "off", "off"),
+        ("a: list[int] = []", "[1, 2]", [1, 2]),
+        ("a: 'Unknown' = 1", "2", 2),
+        ("a, /", "3", 3),
+        ("b=5, a=6, /", "3", 3),
+        ("**a", "1", {"a": 1}),
+    ],
+)
+def test_a_value_is_what_its_argument_is_declared_as(
+    declared: str, text: str, expected: object, tmp_path: Path
+) -> None:
+    """Of a union the first that the text can be: a text that may be anything else is text last."""
+    imports = "from pathlib import Path\nfrom typing import Literal, Optional\n"
+    (tmp_path / "model.py").write_text(f"{imports}def training({declared}):\n    raise RuntimeError(a)\n")
+    with pytest.raises(RuntimeError) as caught:
+        sources.load(str(tmp_path / "model.py"), {"a": text}).factory()
+    assert caught.value.args == (expected,) and type(caught.value.args[0]) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("declared", "text", "why"),
+    [
+        ("a: 'float | None' = None", "fast", "--set a: 'fast' is not of type float or None; give one"),
+        ("a: list[int] = []", "3", "--set a: '3' is not of type list; give one"),
+        ("a: torch.dtype = torch.float32", "float16", "--set a: 'float16' is not of type dtype; give one"),
+        ("*a", "3", "--set a: model.py has no argument 'a'; it takes no arguments"),
+    ],
+)
+def test_what_an_argument_cannot_be_is_refused(declared: str, text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(f"import torch\ndef training({declared}):\n    pass\n")
+    with pytest.raises(InputError) as caught:
+        sources.load(str(tmp_path / "model.py"), {"a": text})
+    assert str(caught.value).startswith(why)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_factory_that_is_a_coroutine_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("async def training():\n    pass\n")
+    with pytest.raises(ModelFileError, match="its factory returned coroutine; return checkflow.Training"):
+        sources.load(str(tmp_path / "model.py"), {}).factory()
 
 
 def test_a_value_error_on_import_is_told_as_such(tmp_path: Path) -> None:
