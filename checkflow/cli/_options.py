@@ -41,8 +41,26 @@ class Duration(click.ParamType[int]):
 
     name = "TIME"
 
+    def __init__(self, *, positive: bool = False) -> None:
+        self._is_positive = positive
+
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002
-        return value if isinstance(value, int) else parse_ns(str(value), _name(param))
+        found = value if isinstance(value, int) else parse_ns(str(value), _name(param))
+        if self._is_positive and found < 1:
+            raise InputError(f"{_name(param)} {value}: is not positive; write it like 3h")
+        return found
+
+
+class Share(click.ParamType[float]):
+    """0.5, of failures"""
+
+    name = "FLOAT"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(click.FLOAT.convert(value, param, ctx))
+        if not 0 <= found <= 1:
+            raise InputError(f"{_name(param)} {found}: is not in [0, 1]; 0.5 is every other failure")
+        return found
 
 
 def _name(param: click.Parameter | None) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from checkflow.cli import _console
-from checkflow.cli._options import Duration, Rate, Size, json_option, list_of, positive_of
+from checkflow.cli._options import Duration, Rate, Share, Size, json_option, list_of, positive_of
 from checkflow.errors import EXIT_DONE, InputError
 from checkflow.jsonfile import check_outputs
 from checkflow.report import waste
@@ -22,6 +22,7 @@ from checkflow.simulation.failures import run
 from checkflow.simulation.incidents import exponential, read_incidents
 from checkflow.units import parse_ns
 
+_GIVEN = click.core.ParameterSource.COMMANDLINE
 MOST_DEVICES, MOST_DAYS = 10**7, 36_500
 
 
@@ -31,7 +32,7 @@ MOST_DEVICES, MOST_DAYS = 10**7, 36_500
 @click.option("--failures", type=click.Path(path_type=Path), help="A CSV file of what failed when, instead of --mtbf.")
 @click.option("--devices", default="1", show_default=True, metavar="N,A..B,...",
               help="A..B doubles from A on; any device's failure stops all.")  # fmt: skip
-@click.option("--lost-machines", type=float, default=0.5, show_default=True,
+@click.option("--lost-machines", type=Share(), default=0.5, show_default=True,
               help="Share of the failures that take host memory along; the others kill a trainer.")  # fmt: skip
 @click.option("--days", type=float, default=30.0, show_default=True)
 @click.option("--disk", type=Rate(), default="2GB/s", show_default=True, help="What a device's share of it writes.")
@@ -41,7 +42,7 @@ MOST_DEVICES, MOST_DAYS = 10**7, 36_500
 @click.option("--replace", "replacing", type=Duration(), default="5min", show_default=True, help="Of a lost machine.")
 @click.option("--seeds", type=click.IntRange(min=1), default=20, show_default=True, help="Runs for each line.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the first run.")
-@click.option("--iteration", type=Duration(), help="Without a SCHEDULE: what an iteration takes.")
+@click.option("--iteration", type=Duration(positive=True), help="Without a SCHEDULE: what an iteration takes.")
 @click.option("--state", type=Size(), help="Without a SCHEDULE: of one device.")
 @click.option("--bandwidth", type=Rate(), help="Without a SCHEDULE: of the link to the host.")
 @click.option("--interval", metavar="N,...", help="Without a SCHEDULE: iterations between checkpoints  [default: 1]")
@@ -80,10 +81,12 @@ def command(
         raise InputError("--figure: has the mean time between failures as its axis; give --mtbf")
     if (mtbf is None) == (failures is None):
         raise InputError("--mtbf, --failures: give one of them; --mtbf 1000h is the mean of one device")
+    context = click.get_current_context()
+    drawn_by = ("devices", "lost_machines", "seeds", "seed")
+    if failures is not None and any(context.get_parameter_source(each) is _GIVEN for each in drawn_by):
+        raise InputError("--devices, --lost-machines, --seeds, --seed: --failures says what fails; leave it out")
     if not 0 < days <= MOST_DAYS:
         raise InputError(f"--days {days}: is not above 0 and up to {MOST_DAYS}; write it like 30")
-    if not 0 <= lost_machines <= 1:
-        raise InputError(f"--lost-machines {lost_machines}: is not in [0, 1]; 0.5 is every other failure")
     span_ns = max(1, round(days * DAY_NS))
     gap = None if persist_every == "auto" else parse_ns(persist_every, "--persist-every")
     if schedules:

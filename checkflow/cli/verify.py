@@ -10,7 +10,7 @@ import click
 
 from checkflow.cli import _console
 from checkflow.cli._options import json_option
-from checkflow.errors import EXIT_DONE
+from checkflow.errors import EXIT_DONE, VerificationError
 from checkflow.graphfile import read_graph
 from checkflow.schedule import read_schedule
 from checkflow.units import format_bytes, format_ns
@@ -23,7 +23,16 @@ from checkflow.verify import verify
 @json_option
 def command(schedule: Path, graph: Path, as_json: bool) -> int:
     """Check that SCHEDULE keeps every promise it makes about GRAPH (from `checkflow trace`), to the byte."""
-    verified = verify(read_schedule(schedule), read_graph(graph))
+    promised, of = read_schedule(schedule), read_graph(graph)
+    try:
+        verified = verify(promised, of)
+    except VerificationError as error:
+        if as_json:
+            click.echo(json.dumps({"verified": False, "message": str(error)}))
+        raise VerificationError(
+            f"{schedule}: does not keep its promises about {graph}: {error}; if the training or its trace is another by "
+            "now, compile that very graph"
+        ) from None
     if as_json:
         click.echo(json.dumps({"verified": True} | dataclasses.asdict(verified)))
         return EXIT_DONE

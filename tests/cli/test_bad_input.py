@@ -276,7 +276,28 @@ def test_a_schedule_of_another_graph(complaint: Complaint) -> None:
     """A schedule that was made for another graph fails verification, with exit code 1."""
     _made("schedule")
     assert run(["trace", "good.py", "--batch-size", "3", "--device", "mine.yaml", "-o", "other.json"]) == 0
-    assert "graph" in complaint("verify", "good.schedule.json", "other.json", code=EXIT_NO)
+    line = complaint("verify", "good.schedule.json", "other.json", code=EXIT_NO)
+    assert "graph" in line and "good.schedule.json" in line and "other.json" in line and "compile that very" in line
+
+
+def test_a_verification_that_fails_is_an_object_too(capfd: pytest.CaptureFixture[str]) -> None:
+    _made("schedule")
+    assert run(["trace", "good.py", "--batch-size", "3", "--device", "mine.yaml", "-o", "other.json"]) == 0
+    capfd.readouterr()
+    assert run(["verify", "good.schedule.json", "other.json", "--json"]) == EXIT_NO
+    said = json.loads(capfd.readouterr().out)
+    assert said["verified"] is False and "another graph" in said["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--mtbf", "0s"), "--mtbf 0s: is not positive; write it like 3h"),
+        (("--mtbf", "1h", "--lost-machines", "1.5"), "--lost-machines 1.5: is not in [0, 1]"),
+    ],
+)
+def test_a_figure_out_of_range_names_its_option(arguments: tuple[str, ...], says: str, complaint: Complaint) -> None:
+    assert says in complaint("compile", "good.py", "--policy", "auto", *arguments)
 
 
 def test_a_report_that_fails_says_that_the_schedule_is_there(
