@@ -10,11 +10,12 @@ import os
 import re
 import sys
 import sysconfig
+import textwrap
 import traceback
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ DEFAULT_FACTORY = "training"
 PACKAGE = Path(__file__).resolve().parent
 _INSTALLED = (Path(sysconfig.get_path("stdlib")), PACKAGE)
 _TYPES = (str, int, float, bool)
+_NO_ARGUMENTS = "its command line is empty here: read it under `if __name__`, and take values from --set in the factory"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -54,7 +56,13 @@ def load(model: str, settings: Mapping[str, object]) -> Source:
         ModelFileError: the file or its factory is wrong.
         InputError: an argument that the factory does not take, or a value of the wrong type.
     """
-    return _bound(*_find(model), settings)
+    source = _bound(*_find(model), settings)
+
+    def alone() -> Training:
+        with _own_arguments(model.rpartition(":")[0] or model):
+            return source.factory()
+
+    return replace(source, factory=alone)
 
 
 def of(factory: Callable[..., Training], settings: Mapping[str, object]) -> Source:
@@ -138,6 +146,11 @@ def _find(model: str) -> tuple[str, Callable[..., object]]:
     text, _, attribute = model.rpartition(":") if not _is_file(model) and ":" in model else (model, "", "")
     path, attribute = Path(text), attribute or DEFAULT_FACTORY
     if not _is_file(text):
+        if all(part.isidentifier() for part in text.split(".")) and "." in text and not text.endswith(".py"):
+            beside = text.replace(".", "/")
+            raise ModelFileError(
+                f"{text}: is no file; give a module as one, like {beside}.py, without relative imports"
+            )
         raise ModelFileError(
             f"{text}: no such file, and no bundled model of that name; the bundled ones are {', '.join(models.NAMES)}"
         )
@@ -176,14 +189,28 @@ def _run_file(path: Path) -> dict[str, object]:
     except (ValueError, OSError) as error:  # null bytes, or not to be read
         raise ModelFileError(f"{path}: is not Python source ({brief(error)}); give a model file") from None
     try:
-        exec(code, module.__dict__)
+        with _own_arguments(str(path)):
+            exec(code, module.__dict__)
     except CheckflowError:  # it says where
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever the user's file raises)
+    except SystemExit as error:
+        raise ModelFileError(f"{where(error, path)}: importing it raised {brief(error)}; {_NO_ARGUMENTS}") from None
+    except Exception as error:  # noqa: BLE001 (whatever the user's file raises)
         relative = isinstance(error, ImportError) and "relative import" in str(error)
         advice = "import what lies beside it by its name alone" if relative else "correct the file"
         raise ModelFileError(f"{where(error, path)}: importing it raised {brief(error)}; {advice}") from None
     return vars(module)
+
+
+@contextmanager
+def _own_arguments(file: str) -> Iterator[None]:
+    """Within, sys.argv is that of `python FILE`: a file that reads it would take checkflow's options for its own."""
+    given = sys.argv
+    sys.argv = [file]
+    try:
+        yield
+    finally:
+        sys.argv = given
 
 
 def where(error: BaseException, path: Path) -> str:
@@ -194,8 +221,8 @@ def where(error: BaseException, path: Path) -> str:
 
 def brief(error: BaseException) -> str:
     """An exception in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+    text = textwrap.shorten(str(error), 300, placeholder=" ...")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _bind(name: str, make: Callable[..., object], settings: Mapping[str, object]) -> functools.partial[object]:

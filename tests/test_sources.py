@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,7 +111,7 @@ def test_what_an_argument_cannot_be_is_refused(declared: str, text: str, why: st
 @pytest.mark.filterwarnings("error")
 def test_a_factory_that_is_a_coroutine_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("async def training():\n    pass\n")
-    with pytest.raises(ModelFileError, match="its factory returned coroutine; return checkflow.Training"):
+    with pytest.raises(ModelFileError, match="its factory returned coroutine; return"):
         sources.load(str(tmp_path / "model.py"), {}).factory()
 
 
@@ -138,6 +139,30 @@ def test_what_is_no_module_of_its_own_is_told(text: bytes, why: str, tmp_path: P
     path.write_bytes(text)
     with pytest.raises(ModelFileError, match=why):
         sources.load(str(path), {})
+
+
+def test_a_file_does_not_see_the_command_line_of_checkflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is alone on its own; one that needs more is told where a factory has it from."""
+    given = ["checkflow", "compile", "model.py", "--batch-size", "4"]
+    monkeypatch.setattr("sys.argv", given)
+    path = tmp_path / "model.py"
+    path.write_text("import sys\nSEEN = sys.argv\ndef training():\n    raise RuntimeError(SEEN, sys.argv)\n")
+    with pytest.raises(RuntimeError) as caught:
+        sources.load(str(path), {}).factory()
+    assert caught.value.args == ([str(path)],) * 2 and sys.argv == given
+    path.write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--x', required=True)\np.parse_args()\n"
+    )
+    with pytest.raises(
+        ModelFileError, match=r"model\.py:4: importing it raised SystemExit: 2; its command line .*--set"
+    ):
+        sources.load(str(path), {})
+    assert sys.argv == given
+
+
+def test_a_module_is_told_from_a_file() -> None:
+    with pytest.raises(ModelFileError, match=r"^pkg\.rel: is no file; give a module as one, like pkg/rel\.py, without"):
+        sources.load("pkg.rel:training", {})
 
 
 def test_a_name_that_is_not_text_is_written_so_that_it_is(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -42,19 +44,51 @@ def tell(line: str) -> None:
     err.print(plain(line), soft_wrap=True)
 
 
+_QUIET_S = 30.0  # without a word, until it is said that the same goes on
+
+
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A function that tells what goes on now, in a few words."""
+    """A function that tells what goes on now, in a few words. What goes on for long is told again, with its time."""
+    last, since = "starting", time.monotonic()
+    ended = threading.Event()
+
+    def remind(show: Callable[[str], None], every_s: float) -> None:
+        told = 0.0
+        while not ended.wait(min(every_s, 1.0)):
+            elapsed = time.monotonic() - since
+            told = 0.0 if elapsed < every_s else told
+            if elapsed - told >= every_s:
+                told = elapsed
+                show(f"{last}, for {elapsed:.0f} s")
+
+    @contextmanager
+    def reminding(show: Callable[[str], None], every_s: float) -> Iterator[None]:
+        thread = threading.Thread(target=remind, args=(show, every_s), name="checkflow-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
     if not err.is_terminal:
-        last = ""
 
         def say(text: str) -> None:
-            nonlocal last
+            nonlocal last, since
             if text != last:
                 tell(f"checkflow: {text}")
-                last = text
+                last, since = text, time.monotonic()
 
-        yield say
+        with reminding(lambda text: tell(f"checkflow: {text}"), _QUIET_S):
+            yield say
         return
     with err.status("starting") as status:
-        yield lambda text: status.update(Text(plain(text)))
+
+        def update(text: str) -> None:
+            nonlocal last, since
+            status.update(Text(plain(text)))
+            last, since = text, time.monotonic()
+
+        with reminding(lambda text: status.update(Text(plain(text))), 10.0):
+            yield update

@@ -60,7 +60,9 @@ from checkflow.units import fraction_ppm
 )
 @click.option("--no-factors", is_flag=True,
               help="Of rolling, lowdiff, gockpt: no gradient leaves as what it is the product of.")  # fmt: skip
-@click.option("--mtbf", type=Duration(positive=True), help="With auto: mean time between failures, of all devices together.")
+@click.option(
+    "--mtbf", type=Duration(positive=True), help="With auto: mean time between failures, of all devices together."
+)
 @click.option("--disk", type=Rate(), help="With auto: what a device's share of it writes  [default: 2GB/s]")
 @click.option("--lost-machines", type=Share(),
               help="With auto: share of the failures that take host memory along  [default: 0.5]")  # fmt: skip

@@ -30,8 +30,8 @@ def command(schedule: Path, graph: Path, as_json: bool) -> int:
         if as_json:
             click.echo(json.dumps({"verified": False, "message": str(error)}))
         raise VerificationError(
-            f"{schedule}: does not keep its promises about {graph}: {error}; if the training or its trace is another by "
-            "now, compile that very graph"
+            f"{schedule}: does not keep its promises about {graph}: {error}; if the training or its trace is "
+            "another by now, compile that very graph"
         ) from None
     if as_json:
         click.echo(json.dumps({"verified": True} | dataclasses.asdict(verified)))

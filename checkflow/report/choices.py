@@ -12,6 +12,7 @@ from checkflow.report.columns import Column, Columns
 from checkflow.simulation.incidents import Loss
 from checkflow.units import format_bytes, format_ns
 
+
 def table_of(comparison: Comparison) -> Group:
     """A line for each option, the chosen one first; and why other policies are none."""
     options, wastes = comparison.options, [option.expected for option in comparison.options]

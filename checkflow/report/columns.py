@@ -1,4 +1,4 @@
-"""Columns beside each other, or where a terminal is too narrow below each other: a number that is cut reads as another."""
+"""Columns beside each other, or below each other where a terminal is narrow: a number that is cut reads as another."""
 
 from __future__ import annotations
 
@@ -49,3 +49,18 @@ def _table(columns: Sequence[Column]) -> Table:
     for texts in zip(*(column.texts for column in columns), strict=True):
         table.add_row(*texts)
     return table
+
+
+def show_pairs(console: Console, rows: Sequence[tuple[str, Text]]) -> None:
+    """A name and what is said of it a line. Each is as long as it is, where none has to be folded."""
+    first = max(len(name) for name, _ in rows)
+    if first + GAP + max(text.cell_len for _, text in rows) <= console.width:
+        for name, text in rows:
+            console.print(Text(name.ljust(first + GAP), "bold") + text)
+        return
+    table = Table(box=None, show_header=False, padding=(0, GAP, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

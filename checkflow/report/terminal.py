@@ -5,13 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from checkflow.compiler import CHECKFLOW, Compiled
 from checkflow.plan import PPM, Plan, ProvenBy, Transfers
 from checkflow.policies import checkfreq
 from checkflow.report.certificate import certified
+from checkflow.report.columns import show_pairs
 from checkflow.report.operators import critical_path
 from checkflow.report.timeline import Timeline, timeline_of
 from checkflow.simulation.drift import tolerated_drift_ppm
@@ -105,24 +105,20 @@ def show(
 ) -> None:
     """Print the summary and the timeline. `snapshot_ns`: what the snapshots' copies take on the compute stream;
     `mirror_ns`: what a mirror is sent an iteration's part in, on the network."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in rows_of(compiled):
-        table.add_row(name, Text(value))
+    rows = [(name, Text(value)) for name, value in rows_of(compiled)]
     if snapshot_ns:
         share = snapshot_ns / (compiled.graph.iteration_time_ns * compiled.schedule.period)
-        table.add_row("snapshot copies", f"{format_ns(snapshot_ns)} on the compute stream, {share:.1%} of the time")
+        told = f"{format_ns(snapshot_ns)} on the compute stream, {share:.1%} of the time"
+        rows.append(("snapshot copies", Text(told)))
     if mirror_ns is not None:
         sent = f"{format_bytes(compiled.schedule.sent_bytes())} an iteration, {format_ns(mirror_ns)} of the network"
         share = mirror_ns / compiled.graph.iteration_time_ns
-        table.add_row("replicate=1", f"sends another machine {sent}: {share:.1%}, beside training's collectives")
-    table.add_row("took", f"trace {trace_s:.2f} s, plan {compiled.plan_s:.3f} s")
-    for note in notes:
-        table.add_row("note", Text(note))
+        rows.append(("replicate=1", Text(f"sends another machine {sent}: {share:.1%}, beside training's collectives")))
+    rows.append(("took", Text(f"trace {trace_s:.2f} s, plan {compiled.plan_s:.3f} s")))
+    rows += [("note", Text(note)) for note in notes]
     if memory_bytes is not None and compiled.schedule.certificate.peak_bytes > memory_bytes:
-        table.add_row("warning", Text(f"the peak is above the device's {format_bytes(memory_bytes)}", style="red"))
-    console.print(table)
+        rows.append(("warning", Text(f"the peak is above the device's {format_bytes(memory_bytes)}", style="red")))
+    show_pairs(console, rows)
     console.print()
     for line in chart(timeline_of(compiled), max(40, min(console.width, 120) - 12)):
         console.print(line, no_wrap=True, overflow="crop")

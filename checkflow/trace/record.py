@@ -169,8 +169,8 @@ def _replaced(
             )
         if old.tensor is new.tensor and storage.size_bytes != other.size_bytes:
             raise TraceError(
-                f"{model}: the iteration resizes {name}, from {storage.size_bytes} to {other.size_bytes} bytes; make such "
-                "a change in the factory, or in the first iteration"
+                f"{model}: the iteration resizes {name}, from {storage.size_bytes} to {other.size_bytes} bytes; make "
+                "such a change in the factory, or in the first iteration"
             )
         on_host = ledger.is_host(storage) and ledger.is_host(other)
         if storage is not other and not on_host and not new.elsewhere:

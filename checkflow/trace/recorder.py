@@ -32,6 +32,7 @@ from checkflow.trace.writes import named_arguments, tensors_in, traits, written
 
 Calls = Sequence[tuple[OpOverload, bool]]  # operators in order, and whether each is a step
 
+COUNTED = 1000  # operators that are recorded until it is said
 QUIET = ("prim", "profiler")  # queries and marks, not operators
 # They return no tensor and still do work: the host waits for a value.
 _READ_BY_HOST = frozenset(("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::allclose"))
@@ -112,6 +113,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.workspaces = Workspaces(ledger)
         self.recording: Recording | None = None
         self.watch: Watch | None = None
+        self.counted: Callable[[int], None] = lambda _: None  # told how many operators are recorded, now and then
 
     def __torch_dispatch__(
         self,
@@ -186,7 +188,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         on_host = on_host and all(is_scalar(t) or (self.ledger.on_cuda and t.device.type == "cpu") for t in fresh)
         if torch.Tag.nondeterministic_seeded in func.tags and not self.ledger.on_cuda:
             on_host = False
-        resized = [t.untyped_storage() for t, known in zip(call.tensors, call.storages, strict=True) if _resized(t, known)]
+        resized = [
+            t.untyped_storage() for t, known in zip(call.tensors, call.storages, strict=True) if _resized(t, known)
+        ]
         grown = any(storage.nbytes() for storage in resized)
         works = not on_host and (self._works(func, targets, fresh) or grown)
         if recording is not None and works:
@@ -242,6 +246,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 collective=collective_of(func, call.args, call.kwargs, result),
             )
         )
+
+        if len(recording.operators) % COUNTED == 0:
+            self.counted(len(recording.operators))
 
     def resized(self, storage: torch.UntypedStorage, before_bytes: int) -> None:
         """A storage was resized by no operator, as FSDP2 does: what it held is gone, and memory allocated for more.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from checkflow.trace.values import Values
 from checkflow.training import Training
 from checkflow.units import format_bytes
 
+MOST_OF_ERROR = 300  # characters
 # What a fake tensor raises is none of these, unless it says so: code that does is wrong on real tensors, too.
 _OF_CODE = (NameError, ImportError, SyntaxError, OSError, SystemExit)
 _NO_GROUP = ("environment variable RANK expected", "Default process group has not been initialized")
@@ -109,7 +111,7 @@ class _CodeRaised(Exception):
         self.stage = stage
         self.where = raised_at(error.__traceback__)
         self.failed_at = failed_at(error.__traceback__)
-        self.what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        self.what = f"{type(error).__name__}: {textwrap.shorten(str(error), MOST_OF_ERROR, placeholder=' ...')}"
 
         self.may_be_fake = "fake" in str(error).lower() or not (
             isinstance(error, _OF_CODE) or (isinstance(error, AttributeError) and "has no attribute" in str(error))
@@ -192,6 +194,7 @@ class _Attempt:
                     self.needed_bytes = expected_bytes(training, ledger)
                 raise
             self.progress("iteration 2 of 2, recording")
+            recorder.counted = lambda count: self.progress(f"iteration 2 of 2, {count} operators recorded")
             graph, record = self._record(training, recorder, said, is_real=fake is None)
             said += () if self.world is None else (share_of(training, self.world),)
             program = record.finished_program() if self.program else None

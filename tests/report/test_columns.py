@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from checkflow.report import trials
-from checkflow.report.columns import Column, Columns
+from checkflow.report.columns import Column, Columns, show_pairs
 from checkflow.simulation.costs import costs_at
 from checkflow.simulation.failures import run
 from checkflow.simulation.incidents import exponential
@@ -41,3 +41,14 @@ def test_simulated_failures_at_80_columns() -> None:
     assert "…" not in text
     for word in ("effective", "16384", "redone by a kill", "to disk a day"):
         assert word in text
+
+
+def test_pairs_are_padded_only_where_one_is_folded() -> None:
+    """In a pipe each line is as long as it is, whatever the longest says."""
+    for width, longest in ((10_000, 313), (40, 40)):
+        console = Console(file=io.StringIO(), width=width)
+        show_pairs(console, [("short", Text("7 B")), ("longer name", Text("x" * 300))])
+        assert isinstance(console.file, io.StringIO)
+        lines = console.file.getvalue().splitlines()
+        assert max(map(len, lines)) == longest and console.file.getvalue().count("x") == 300
+        assert lines[0].startswith("short        7 B") and (width == 40 or lines[0] == "short        7 B")

@@ -46,8 +46,8 @@ def with_iteration(act: Callable[[nn.Sequential, optim.Optimizer], object]) -> C
     return factory
 
 
-def test_a_factory_that_raises_or_returns_something_else() -> None:
-    """Both name what happened, and where."""
+def test_a_factory_that_raises() -> None:
+    """It names what happened, and where."""
 
     def raises() -> Training:
         raise ValueError("no such\nlayer")
@@ -56,6 +56,16 @@ def test_a_factory_that_raises_or_returns_something_else() -> None:
     assert refused(raises) == (
         f"net.py: the factory raised ValueError: no such layer at {__file__}:{line}; correct it there"
     )
+
+
+def test_a_long_message_ends_with_a_word() -> None:
+    def raises() -> Training:
+        raise ValueError("several words " * 50)
+
+    assert " ... at " in refused(raises) and "words ..." in refused(raises)
+
+
+def test_a_factory_that_returns_something_else() -> None:
     assert "the factory returned dict" in refused(dict)
     assert "the factory returned no model" in refused(lambda: Training([], [], lambda: None))
     assert "model is int" in refused(lambda: Training([3], [], lambda: None))  # type: ignore[list-item]
@@ -327,3 +337,10 @@ def test_progress_and_arguments() -> None:
     assert said == ["building the model", "iteration 1 of 2", "iteration 2 of 2, recording"]
     assert (traced.graph.model, traced.graph.arguments) == ("gan.py", (("batch_size", "4"),))
     assert (traced.graph.device, traced.graph.traced_on, traced.real) == ("", "cpu", False)
+
+
+def test_a_long_iteration_is_counted_as_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("checkflow.trace.recorder.COUNTED", 10)
+    said: list[str] = []
+    steps = trace_training(FEATURES["gan"], model="gan.py", progress=said.append).graph.steps
+    assert said[3:] == [f"iteration 2 of 2, {count} operators recorded" for count in range(10, steps + 1, 10)]

@@ -17,6 +17,12 @@ CHANNELS = 32
 class Quantized(nn.Module):
     """As quantization-aware training has a weight: what is kept of each channel gets its size where it first runs."""
 
+    observes: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+    scale: torch.Tensor
+    zero: torch.Tensor
+
     def __init__(self, *, observes: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.linspace(-1, 1, CHANNELS * 8).view(CHANNELS, 8))
@@ -68,7 +74,7 @@ def test_what_an_iteration_resizes_counts_from_then_on(way: str, *, real: bool) 
                 torch.cat([x, x], out=kept)
             else:
                 kept.resize_(128, 16).copy_(x.repeat(2, 1))
-            return model(kept).mean()
+            return torch.mean(model(kept))
 
         return loop(model, optim.SGD(model.parameters(), 0.1, foreach=False), loss)
 
@@ -79,12 +85,12 @@ def test_what_an_iteration_resizes_counts_from_then_on(way: str, *, real: bool) 
 
 def test_state_that_every_iteration_resizes_is_refused() -> None:
     def factory() -> Training:
-        model = nn.Linear(4, 4)
-        model.register_buffer("seen", torch.zeros(8))
+        model, seen = nn.Linear(4, 4), torch.zeros(8)
+        model.register_buffer("seen", seen)
 
         def loss() -> torch.Tensor:
-            model.seen.resize_(model.seen.numel() + 8)
-            return model(torch.ones(2, 4)).mean()
+            seen.resize_(seen.numel() + 8)
+            return torch.mean(model(torch.ones(2, 4)))
 
         return loop(model, optim.SGD(model.parameters(), 0.1, foreach=False), loss)
 

@@ -59,7 +59,8 @@ def pack(
     try:
         model = _model(problem, chunks, formulation, bound_bytes, deadline)
         choice = choose(model.program, solver)
-        progress(f"{choice.name}: {model.program.columns} variables, {model.program.rows} constraints")
+        size = f"{model.program.columns} variables, {model.program.rows} constraints"
+        progress(f"{choice.name}: {size}, within {max(0.0, deadline - time.monotonic()):.0f} s")
         in_time(deadline)
         solution = choice.backend.solve(
             model.program,
