@@ -57,7 +57,7 @@ class Share(click.ParamType[float]):
     name = "FLOAT"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = float(click.FLOAT.convert(str(value), param, ctx))
+        found = float(click.FLOAT(value, param, ctx) or 0.0)
         if not 0 <= found <= 1:
             raise InputError(f"{_name(param)} {found}: is not in [0, 1]; 0.5 is every other failure")
         return found
