@@ -16,12 +16,8 @@ from checkflow.errors import InputError
 from checkflow.integrations._drawn import Generators
 from checkflow.state.host.samplers import check_drawn_again, generators_of
 
-_KNOWN = (
-    "torch.",
-    "torchdata.",
-    "accelerate.",
-    "transformers.",
-)  # their samplers draw from torch's generators, or by the pass
+# Their samplers draw from torch's generators, or by the number of the pass.
+_KNOWN = ("torch.", "torchdata.", "accelerate.", "transformers.")
 
 
 class Passes:
