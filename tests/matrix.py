@@ -150,7 +150,7 @@ def _run(cell: str, interpreter: str, venv: Path, log: int, day: str) -> Row:
     if found.returncode:
         return Row(cell, python, torch, day, 0, 0, 0, 0, f"not imported: {found.stderr.strip().splitlines()[-1]}")
     python, torch, *framework = found.stdout.split(maxsplit=2)
-    sample = [f"tests/integrations/test_{name}.py"] if name else SAMPLE
+    sample = sorted(map(str, (ROOT / "tests/integrations").glob(f"test_{name}*.py"))) if name else SAMPLE
     began = time.monotonic()
     tests = [bin_python, "-m", "pytest", "-p", "no:cacheprovider", "-rf", "--color=no", *sample]
     environment = os.environ | {"PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
