@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from accelerate.data_loader import DataLoaderDispatcher
 
 from checkflow.errors import InputError
 from checkflow.integrations._drawn import Generators
@@ -38,7 +37,7 @@ class Passes:
     def follow(self, loader: Any, processes: int) -> None:
         """Training begins with it. Raises InputError for one that a resume has no position of."""
         iterable = isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset)
-        if processes > 1 and isinstance(loader, DataLoaderDispatcher) and not iterable:
+        if processes > 1 and type(loader).__name__ == "DataLoaderDispatcher" and not iterable:
             raise InputError(
                 "dispatch_batches: gives all processes their batches from the first one, and the others have no "
                 "position; leave it out of accelerator_config"
