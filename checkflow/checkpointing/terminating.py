@@ -32,8 +32,8 @@ def on_terminate(
 
 
 def _until(engine: Engine, deadline_s: float, deadline: float) -> float:
-    """When the next step() is worth no more waiting for. The rest of the deadline is for writing: half, until it is
-    known how long a write takes."""
+    """Until when the next step() is waited for; 0: not at all. The rest of the deadline is for writing: half, until it
+    is known how long a write takes."""
     if not engine.executor.behind and not _is_void(engine):
         return 0.0
     status = engine.handle.status()
@@ -43,7 +43,7 @@ def _until(engine: Engine, deadline_s: float, deadline: float) -> float:
 
 
 def _is_void(engine: Engine) -> bool:
-    """Whether some rank has no part of the newest checkpoint, nor will have."""
+    """Whether some rank has no part of the newest checkpoint, nor will have; waits a moment for the others to say."""
     rulings = engine.handle.rulings
     return rulings is not None and rulings.newest_is_void()
 
@@ -64,9 +64,10 @@ def _make_durable(
             executor.save()
         staged = executor.drain(left_s())
         is_durable = handle.drain(left_s()) and staged
-        if _is_void(engine) and not is_last and (later := until(deadline)) > time.monotonic():
+        is_void = _is_void(engine)
+        if is_void and not is_last and (later := until(deadline)) > time.monotonic():
             return later  # of the next iteration all ranks may have their parts
-        if not is_durable or executor.behind or _is_void(engine):
+        if not is_durable or executor.behind or is_void:
             notify(f"{store}: SIGTERM: the last iteration is not durable at the deadline")
         elif behind is not None and not behind.wait(deadline):
             notify(f"{store}: SIGTERM: the last iteration is on disk, and not in the bucket yet")

@@ -2,7 +2,7 @@
 
 Collectives and `.data` write so. Who averages weights over ranks, or takes other ones in, writes all of them: a few
 bytes of a few parameters, in turns, show it in the same iteration. What writes a few elements now and then is for the
-proof to find. On a CUDA device nothing waits for it: it is known an iteration or two later.
+proof to find. On a CUDA device nothing waits for the answer: it is taken at a later update.
 """
 
 from __future__ import annotations

@@ -102,12 +102,10 @@ class OnTerminate:
         try:
             until = self._act(self._deadline, at_step=at_step, is_last=self._impatient)
         finally:
-            if self._deadline is None:  # it was passed on at the deadline, in the middle of this
-                pass
-            elif until:
+            if self._deadline is not None and until:
                 self._acting = False
                 self._await_step(until)
-            else:
+            elif self._deadline is not None:  # else it was passed on at the deadline, in the middle of this
                 self._acted = True
                 self._to_main()
 

@@ -112,7 +112,7 @@ class Rulings:
             self._saver.wait(0.002)
 
     def newest_is_void(self) -> bool:
-        """Whether some rank never will have its part of what was staged last; where that is not known, in a moment."""
+        """Whether some rank never will have its part of what was staged last. Waits a moment where that is open."""
         self.wait(math.inf)
         return self._slots.newest_is_void
 
