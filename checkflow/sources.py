@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import sysconfig
-import textwrap
 import traceback
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +23,7 @@ import yaml
 
 from checkflow import hardware, models
 from checkflow.errors import CheckflowError, InputError, ModelFileError
+from checkflow.text import brief
 
 if TYPE_CHECKING:
     from checkflow.training import Training  # imports torch, as models do; a sweep of graphs has no need of it
@@ -217,12 +217,6 @@ def where(error: BaseException, path: Path) -> str:
     """file:line of the deepest frame of an exception that lies in the model file."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f"{path}:{lines[-1]}" if lines else str(path)
-
-
-def brief(error: BaseException) -> str:
-    """An exception in one line."""
-    text = textwrap.shorten(str(error), 300, placeholder=" ...")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _bind(name: str, make: Callable[..., object], settings: Mapping[str, object]) -> functools.partial[object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MOST = 900  # characters of a line; a person reads no more
+MOST_OF_ERROR = 300  # of somebody else's
 
 
 def plain(text: str, most: int = MOST) -> str:
@@ -14,3 +15,11 @@ def plain(text: str, most: int = MOST) -> str:
         tail = most // 3  # where a message says what to do
         line = f"{line[: most - tail - 3]}...{line[-tail:]}"
     return line
+
+
+def brief(error: BaseException) -> str:
+    """An exception in one line, which ends with a word."""
+    text = plain(str(error))
+    if len(text) > MOST_OF_ERROR:
+        text = f"{text[:MOST_OF_ERROR].rsplit(' ', 1)[0]} ..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

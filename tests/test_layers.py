@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "module_hook": set(),
     "trace": {
         "collector", "foreach", "errors", "units", "graph", "training", "extra", "unlisted", "wrapped", "state",
-        "dtypes", "torch_internals", "torch_ranks", "module_hook",
+        "dtypes", "text", "torch_internals", "torch_ranks", "module_hook",
     },
     "schedule": {"errors", "jsonfile"},
     "verify": {"errors", "graph", "graphfile", "schedule"},
@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
         "choice", "errors", "text", "units", "graph", "plan", "policies", "schedule", "jsonfile", "compiler",
         "simulation",
     },
-    "sources": {"errors", "hardware", "training", "models"},
+    "sources": {"errors", "hardware", "text", "training", "models"},
     "timedgraph": {"state", "errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources"},
     "frontend": {
         "choice", "errors", "units", "graph", "jsonfile", "plan", "policies", "schedule", "compiler", "sources",
@@ -97,7 +97,7 @@ ALLOWED: dict[str, set[str]] = {
     "examples": {"__init__", "integrations"},
     "sweep": {
         "background", "errors", "interrupts", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace",
-        "compiler", "policies", "report", "sources", "models", "torch_internals",
+        "compiler", "policies", "report", "sources", "models", "text", "torch_internals",
     },
     "cli": {
         "about", "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "models", "plan",

@@ -8,8 +8,8 @@ from checkflow.errors import CheckflowError
 from checkflow.graph import Graph
 from checkflow.plan import Formulation, Infeasible, Problem, Transfers
 from checkflow.policies import checkfreq
-from checkflow.sources import brief
 from checkflow.sweep.cells import Cell, Outcome, Row
+from checkflow.text import brief
 
 
 def evaluate(cell: Cell, graph: Graph, profile: hardware.Profile | None) -> Row:

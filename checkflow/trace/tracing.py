@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from checkflow.errors import CheckflowError, InputError, ModelFileError, TraceEr
 from checkflow.graph import Graph
 from checkflow.state.live import parameters_of
 from checkflow.state.refused import check_training
+from checkflow.text import brief
 from checkflow.torch_internals import FakeTensorMode
 from checkflow.trace.assumptions import ON_CPU, assume_cuda_defaults, noting_disabled, unlike_cuda
 from checkflow.trace.execution import DataDependent, failed_at, raised_at
@@ -35,7 +35,6 @@ from checkflow.trace.values import Values
 from checkflow.training import Training
 from checkflow.units import format_bytes
 
-MOST_OF_ERROR = 300  # characters
 # What a fake tensor raises is none of these, unless it says so: code that does is wrong on real tensors, too.
 _OF_CODE = (NameError, ImportError, SyntaxError, OSError, SystemExit)
 _NO_GROUP = ("environment variable RANK expected", "Default process group has not been initialized")
@@ -111,8 +110,7 @@ class _CodeRaised(Exception):
         self.stage = stage
         self.where = raised_at(error.__traceback__)
         self.failed_at = failed_at(error.__traceback__)
-        self.what = f"{type(error).__name__}: {textwrap.shorten(str(error), MOST_OF_ERROR, placeholder=' ...')}"
-
+        self.what = brief(error)
         self.may_be_fake = "fake" in str(error).lower() or not (
             isinstance(error, _OF_CODE) or (isinstance(error, AttributeError) and "has no attribute" in str(error))
         )
