@@ -45,50 +45,48 @@ def tell(line: str) -> None:
 
 
 _QUIET_S = 30.0  # without a word, until it is said that the same goes on
+_QUIET_ON_TERMINAL_S = 10.0
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
     """A function that tells what goes on now, in a few words. What goes on for long is told again, with its time."""
-    last, since = "starting", time.monotonic()
-    ended = threading.Event()
-
-    def remind(show: Callable[[str], None], every_s: float) -> None:
-        told = 0.0
-        while not ended.wait(min(every_s, 1.0)):
-            elapsed = time.monotonic() - since
-            told = 0.0 if elapsed < every_s else told
-            if elapsed - told >= every_s:
-                told = elapsed
-                show(f"{last}, for {elapsed:.0f} s")
-
-    @contextmanager
-    def reminding(show: Callable[[str], None], every_s: float) -> Iterator[None]:
-        thread = threading.Thread(target=remind, args=(show, every_s), name="checkflow-progress", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
     if not err.is_terminal:
-
-        def say(text: str) -> None:
-            nonlocal last, since
-            if text != last:
-                tell(f"checkflow: {text}")
-                last, since = text, time.monotonic()
-
-        with reminding(lambda text: tell(f"checkflow: {text}"), _QUIET_S):
+        with _reminding(lambda text: tell(f"checkflow: {text}"), _QUIET_S) as say:
             yield say
         return
-    with err.status("starting") as status:
+    with (
+        err.status("starting") as status,
+        _reminding(lambda text: status.update(Text(plain(text))), _QUIET_ON_TERMINAL_S) as say,
+    ):
+        yield say
 
-        def update(text: str) -> None:
-            nonlocal last, since
-            status.update(Text(plain(text)))
-            last, since = text, time.monotonic()
 
-        with reminding(lambda text: status.update(Text(plain(text))), 10.0):
-            yield update
+@contextmanager
+def _reminding(show: Callable[[str], None], every_s: float) -> Iterator[Callable[[str], None]]:
+    last, told_s = "", time.monotonic()
+    since_s = told_s
+    ended = threading.Event()
+
+    def say(text: str) -> None:
+        nonlocal last, since_s, told_s
+        if text != last:
+            show(text)
+            last = text
+            since_s = told_s = time.monotonic()
+
+    def remind() -> None:
+        nonlocal told_s
+        while not ended.wait(min(every_s, 1.0)):
+            now_s = time.monotonic()
+            if last and now_s - told_s >= every_s:
+                told_s = now_s
+                show(f"{last}, for {now_s - since_s:.0f} s")
+
+    thread = threading.Thread(target=remind, name="checkflow-progress", daemon=True)
+    thread.start()
+    try:
+        yield say
+    finally:
+        ended.set()
+        thread.join()
