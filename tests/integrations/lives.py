@@ -1,7 +1,8 @@
 """Trainings in child processes that may be killed, and what they leave: FOLDER/CASE/final.json, `order`, `statuses`.
 
 A case is "kind:when:step": which training, and where in which step it is killed; "plain" trains without checkflow. In
-several processes, which meet as torchrun has them meet, each rank leaves its own in FOLDER/CASE/RANK.
+several processes, which meet as torchrun has them meet, each rank leaves its own in FOLDER/CASE/RANK. What a case
+"kind:when:step:left" leaves is not resumed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,8 +21,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Train = Callable[[Path, str, str, int], object]  # (folder, kind, when, step) -> what the training leaves, as JSON
 WHOLE = ("plain", "never")  # are not killed
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
 def run(script: Path, root: Path, *cases: str, ranks: int = 1) -> None:
@@ -34,8 +39,8 @@ def main(train: Train) -> None:
     """`SCRIPT DIR RANKS CASE...`: each until it is killed, and resumed to its end."""
     root, ranks = Path(sys.argv[1]), int(sys.argv[2])
     for case in sys.argv[3:]:
-        kind, when, step = case.split(":")
-        for moment in (when,) if when in WHOLE else (when, "never"):
+        kind, when, step, *left = case.split(":")
+        for moment in (when,) if left or when in WHOLE else (when, "never"):
             if ranks == 1:
                 life(root / case, kind, moment, int(step), train)
             else:
@@ -106,6 +111,14 @@ def told(root: Path, case: str) -> Any:
 def statuses(root: Path, case: str) -> list[int]:
     """How its processes ended."""
     return [int(line) for line in (root / case / "statuses").read_text().split()]
+
+
+def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """What two trainings left, of which one was begun on another processor: in numbers that round as they do there."""
+    texts = [json.dumps(each | {"tensors": ""}) for each in (found, expected)]
+    assert NUMBER.sub("", texts[0]) == NUMBER.sub("", texts[1])
+    of_each = [[float(number) for number in NUMBER.findall(text)] for text in texts]
+    assert of_each[0] == pytest.approx(of_each[1], rel=1e-3)
 
 
 def plain(case: str) -> str:
