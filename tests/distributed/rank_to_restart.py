@@ -1,6 +1,7 @@
 """One rank of a job that torchrun starts again: rank_to_restart.py STORE ITERATIONS FAILURE...
 
-A failure is LIFE:RANK:ITERATION:HOW, "raises" or "killed". Said are what it resumed, and in the end the state's digest.
+A failure is LIFE:RANK:ITERATION:HOW, "raises" or "killed"; it waits until this rank's part of the checkpoint before is
+on disk, which a busy machine takes its time for. Said are what it resumed, and in the end the state's digest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def main(store: str, iterations: str, *failures: str) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
     model = torch.nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters())
-    with checkflow.attach(model, optimizer, store=Path(store), peers_deadline_s=60.0) as ckpt:
+    with checkflow.attach(model, optimizer, store=Path(store), when_full="wait", peers_deadline_s=60.0) as ckpt:
         resumed = ckpt.restore()
         sys.stdout.write(f"life {life} rank {rank} resumed {resumed}\n")
         sys.stdout.flush()
@@ -39,7 +40,10 @@ def main(store: str, iterations: str, *failures: str) -> None:
             optimizer.zero_grad()
             ckpt.step()
             time.sleep(PAUSE_S)
-            match due.get((life, rank, iteration)):
+            how = due.get((life, rank, iteration))
+            while how and (ckpt.status().durable_iteration or 0) < iteration:
+                time.sleep(0.001)
+            match how:
                 case "raises":
                     raise ValueError("no more")
                 case "killed":
