@@ -45,7 +45,7 @@ def test_with_an_open_interval_what_no_interval_mends_is_the_reason() -> None:
 
 def test_an_interval_that_no_search_goes_to_is_named() -> None:
     setting = SETTINGS["too slow"]
-    options = replace(setting.options, interval=None, bandwidth_bytes_per_s=10_000, transfers=Transfers.STREAMING)
+    options = replace(setting.options, interval=None, bandwidth_bytes_per_s=1_000_000, transfers=Transfers.STREAMING)
     answer = compile_graph(setting.graph, options)
     assert isinstance(answer, Refused)
     found = re.search(r"takes (\d+) iterations, more than the 4096 that auto goes to", explain(answer))
