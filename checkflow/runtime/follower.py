@@ -124,24 +124,21 @@ class Follower:
 
     def guard(self, guard: Guard) -> None:
         """What this guard covers is about to be written."""
-        started = time.perf_counter_ns()
         if self.lifecycle.deaf or self._captured():
             return
         guard.fired = guard.ever = self.touched = True
         if guard.kind in self._disarmed:
             return
-        self.bound.fires(guard)
-        # In step(), where a user's state_dict() may write, the checkpoint that begins is not in flight yet.
-        reads = self.awake and (self.pipeline.busy or self.inside.depth > 0 or self._audit is not None)
-        if not reads:  # only what slots hold from before may go stale
-            self._wrote(guard.unplanned, guard.kind)
-            self._counters.issue_ns += time.perf_counter_ns() - started
-            return
+        in_step = self.inside.depth > 0  # where a user's state_dict() may write what is not in flight yet
         with self._entered():
-            if self._audit is not None:
-                self._audit.check(guard.now)
-            self.pipeline.protect(guard.now, CAUSES[guard.kind])
-            self._wrote(guard.now, guard.kind)
+            self.bound.fires(guard)
+            if self.awake and (self.pipeline.busy or in_step or self._audit is not None):
+                if self._audit is not None:
+                    self._audit.check(guard.now)
+                self.pipeline.protect(guard.now, CAUSES[guard.kind])
+                self._wrote(guard.now, guard.kind)
+            else:  # only what slots hold from before may go stale
+                self._wrote(guard.unplanned, guard.kind)
 
     def write(self, storages: tuple[BoundStorage, ...]) -> None:
         """A function inside an update is about to write these."""
@@ -170,7 +167,8 @@ class Follower:
     def made(self, number: int) -> None:
         """Optimizer `number` has made an update, and no other hook has run since."""
         if self.parts is not None and self.awake and not self.lifecycle.deaf:
-            self.parts.made(number)
+            with self._entered():
+                self.parts.made(number)
 
     def updated(self, number: int) -> None:
         """Optimizer `number` has made an update. Raises InputError if state is still absent after the first."""
@@ -232,6 +230,7 @@ class Follower:
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
+        """All that works on checkpoints: a signal waits until it is left, and operators within are no training's."""
         with self.inside:
             started = time.perf_counter_ns()
             try:

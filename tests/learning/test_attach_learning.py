@@ -34,6 +34,7 @@ from checkflow.runtime.counters import Cause
 from checkflow.schedule import read_schedule
 from checkflow.store.format.reader import list_checkpoints
 from checkflow.store.trainer.persist_every import PersistEvery
+from checkflow.trace.live import recorded
 from checkflow.trace.stopwatch import Stopwatch
 from checkflow.verify import verify
 
@@ -177,6 +178,31 @@ def test_a_kept_schedule_that_is_damaged_is_learned_anew(tmp_path: Path) -> None
     with attached(loop, tmp_path / "store", told) as ckpt:
         assert any("learning anew" in line and "is not JSON" in line for line in told), told
         until_learned(ckpt, loop.iterate)
+
+
+@pytest.mark.parametrize("policy", ["checkflow", "lowdiff"])
+def test_what_checkflow_runs_is_none_of_the_trainings(policy: str, tmp_path: Path) -> None:
+    """Its looks at state, when guards fire and when updates have been made, are operators, too."""
+    alone = Loop()
+    ahead = recorded(checkflow.Training(alone.model, alone.optimizer, lambda: alone.iterate(0)), "alone")
+    loop = Loop()
+    with attached(loop, tmp_path, policy=policy) as ckpt:
+        done = until_learned(ckpt, loop.iterate)
+        found = [operators(tmp_path)]
+        loop.rows, before, deadline = 5, ckpt.schedule, time.monotonic() + LONG_S
+        while ckpt.schedule is before and time.monotonic() < deadline:  # and again, while what was learned is followed
+            loop.iterate(done)
+            ckpt.step()
+            done += 1
+            time.sleep(0.01)
+    found.append(operators(tmp_path))
+    assert found == 2 * [[op.name for op in ahead.ops]]
+
+
+def operators(store: Path) -> list[str]:
+    """Of the iteration that was learned last."""
+    newest = max((store / FOLDER).glob("*.graph.json"), key=lambda path: path.stat().st_mtime_ns)
+    return [op.name for op in read_graph(newest).ops]
 
 
 def test_where_a_link_is_what_was_learned_takes_its_place(tmp_path: Path) -> None:
