@@ -1,7 +1,7 @@
 """One rank of a job that torchrun starts again: rank_to_restart.py STORE ITERATIONS FAILURE...
 
 A failure is LIFE:RANK:ITERATION:HOW, "raises" or "killed"; it waits until this rank's part of the checkpoint before is
-on disk, which a busy machine takes its time for. Said are what it resumed, and in the end the state's digest.
+staged, which a busy machine takes its time for. Said are what it resumed, and in the end the state's digest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(store: str, iterations: str, *failures: str) -> None:
             ckpt.step()
             time.sleep(PAUSE_S)
             how = due.get((life, rank, iteration))
-            while how and (ckpt.status().durable_iteration or 0) < iteration:
+            while how and (ckpt.status().staged_iteration or 0) < iteration:
                 time.sleep(0.001)
             match how:
                 case "raises":
