@@ -73,14 +73,15 @@ class Figures:
 
 
 class Side:
-    """A training, attached or not."""
+    """A training, attached or not, with a store that lasts until it is closed."""
 
-    def __init__(self, factory: Callable[[], checkflow.Training], store: Path | None, given: Schedule | None) -> None:
+    def __init__(self, factory: Callable[[], checkflow.Training], side: str, ahead: Schedule) -> None:
         with torch.device(overhead.DEVICE):
             training = factory()
-        self.ckpt = None if store is None else _attached(training, store, given)
-        self.run = training.iteration
-        if self.ckpt is not None:
+        self.ckpt, self.run = None, training.iteration
+        self._folder = tempfile.TemporaryDirectory()
+        if side != "none":
+            self.ckpt = _attached(training, Path(self._folder.name, "store"), ahead if side == "ahead" else None)
             self.run = partial(overhead.checkpointed, training, self.ckpt)
 
     @property
@@ -90,6 +91,7 @@ class Side:
     def close(self) -> None:
         if self.ckpt is not None:
             self.ckpt.close()
+        self._folder.cleanup()
 
 
 def main() -> None:
@@ -121,15 +123,10 @@ def measure(name: str, profile: hardware.Profile, rounds: int, iterations: int, 
     learned_in: list[int] = []
     recorded_in = 0
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-
-        def begun(side: str, store: Path) -> Side:
-            return Side(factory, None if side == "none" else store, compiled.schedule if side == "ahead" else None)
-
         sides: dict[str, Side] = {}
         for number in range(rounds):
             for side in SIDES[number % 3 :] + SIDES[: number % 3]:
-                one = begun(side, folder / f"{side}-{number}")
+                one = Side(factory, side, compiled.schedule)
                 first[side].append([])
                 for iteration in range(iterations):
                     first[side][-1].append(overhead.timed_s(one.run))
@@ -143,7 +140,8 @@ def measure(name: str, profile: hardware.Profile, rounds: int, iterations: int, 
                     sides[side] = one
                     stack.callback(one.close)
         assert all(learned_in), f"no schedule was learned in {iterations} iterations"
-        sides["alike"] = begun("none", folder)
+        sides["alike"] = Side(factory, "none", compiled.schedule)
+        stack.callback(sides["alike"].close)
         turns_s, stall_ms = _in_turns(sides, turns)
         learned = sides["learned"].ckpt
         assert learned is not None

@@ -17,7 +17,7 @@ import checkflow
 NO_END = 1_000_000
 PAUSE_S = 0.01
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-KILLS = 5 if NIGHTLY else 1
+KILLS = 5 if NIGHTLY else 2
 POLICIES = {
     "rolling": ["policy=rolling", "link=0.5"],
     "lowdiff": ["policy=lowdiff", "link=0.7"],

@@ -14,6 +14,7 @@ import lightning.pytorch as pl
 import torch
 
 from checkflow.errors import InputError
+from checkflow.integrations._lightning_state import Progress
 from checkflow.integrations.lightning import CheckflowCallback
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -43,6 +44,21 @@ def test_a_rehearsal_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
     assert fit(fits.Net(tmp_path), callback).global_step == fits.ITEMS // fits.BATCH
     assert fit(fits.Net(tmp_path), callback, fast_dev_run=True).global_step == 1
+
+
+def test_a_store_of_an_older_version_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing of a batch that was held, nor of what metrics had counted."""
+    with monkeypatch.context() as older:
+        now = Progress.state_dict
+        dropped = ("ahead", "counted")
+        older.setattr(
+            Progress, "state_dict", lambda self: {key: each for key, each in now(self).items() if key not in dropped}
+        )
+        with pytest.raises(RuntimeError, match="as asked"):
+            fit(fits.Net(tmp_path), follower(tmp_path, []), fits.Kill("raise", 5))
+    told = list[str]()
+    assert fit(fits.Net(tmp_path), follower(tmp_path, told)).global_step == fits.ITEMS // fits.BATCH
+    assert not told
 
 
 class Unfreezing(pl.callbacks.BaseFinetuning):  # type: ignore[misc]

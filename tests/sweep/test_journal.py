@@ -128,8 +128,7 @@ def test_a_journal_cut_anywhere_gives_what_is_whole() -> None:
     whole = PATH.read_bytes()
     first = whole.index(b"\n")
     assert whole.count(b"\n") == 2
-    ends = (0, first, len(whole) - 1)
-    for length in sorted({*range(0, len(whole), 61), *(max(0, end + near) for end in ends for near in (-1, 0, 1))}):
+    for length in range(0, len(whole), 7):
         PATH.write_bytes(whole[:length])
         expected = {MINE: length >= first, other: length >= len(whole) - 1}  # the newline itself tells nothing
         assert reread(MINE, other) == {cell: found[cell] for cell, is_whole in expected.items() if is_whole}
