@@ -83,6 +83,8 @@ class Lives:
         """The last checkpoint whose iteration has ended by then; `restored` where none of this life's has."""
         if time_ns < self._work_ns:
             return restored
+        if self._costs.base_every == 1:  # each takes as long, and the first has no other's stall before it
+            return restored + (time_ns + self._costs.stall_ns) // self._cycle_ns
         found = restored + time_ns * self._costs.base_every // self._cycle_ns  # off by less than a cycle
         while self._ended_ns(restored, found + 1) <= time_ns:
             found += 1
