@@ -1,9 +1,12 @@
-"""The collector rests in the body and is as before after it, whatever happens there."""
+"""The collector rests where it has nothing to find, and is as before after it, whatever happens there."""
 
 from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -31,3 +34,40 @@ def test_what_the_body_forks_collects_as_ever() -> None:
         if child == 0:
             os._exit(0 if gc.isenabled() else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_is_imported_for_good_is_looked_at_no_more() -> None:
+    """What is made later is."""
+    told = _told(
+        """
+        with lasting_imports():
+            assert not gc.isenabled()
+            kept = []
+        assert gc.isenabled() and gc.get_freeze_count()
+        made = []
+        found = {id(each) for each in gc.get_objects()}
+        print(id(kept) in found, id(made) in found)
+        """
+    )
+    assert told == "False True\n"
+
+
+def test_a_process_ends_as_ever_without_a_last_collection() -> None:
+    """What it has printed is written, its threads are waited for, and what it registered runs."""
+    told = _told(
+        """
+        import atexit, threading, time
+        gc.callbacks.append(lambda *_: print("collects"))
+        atexit.register(print, "registered")
+        threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+        print("done")
+        process_ends()
+        """
+    )
+    assert told == "done\nthread\nregistered\n"
+
+
+def _told(body: str) -> str:
+    """What a process prints that runs this; without torch, which freezes nothing itself."""
+    program = "import gc\nfrom checkflow.collector import lasting_imports, process_ends\n" + textwrap.dedent(body)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -67,8 +67,8 @@ ALLOWED: dict[str, set[str]] = {
         "timedgraph", "trace",
     },
     "store": {
-        "background", "errors", "events", "interrupts", "text", "units", "strictjson", "dtypes", "safetensorsfile",
-        "jsonfile", "lanes",
+        "background", "collector", "errors", "events", "interrupts", "text", "units", "strictjson", "dtypes",
+        "safetensorsfile", "jsonfile", "lanes",
     },
     "state": {
         "about", "division", "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra",
@@ -84,15 +84,15 @@ ALLOWED: dict[str, set[str]] = {
         "dtypes", "errors", "interrupts", "jsonfile", "strictjson", "torch_ranks", "state", "store", "training",
     },
     "learning": {
-        "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state", "torch_internals", "trace",
-        "training", "unlisted", "wrapped", "compiler", "background", "units", "module_hook",
+        "collector", "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state",
+        "torch_internals", "trace", "training", "unlisted", "wrapped", "compiler", "background", "units", "module_hook",
     },
     "checkpointing": {
         "about", "collector", "data", "division", "errors", "events", "interrupts", "text", "dtypes", "units",
         "unlisted", "training", "extra", "jsonfile", "state", "schedule", "runtime", "store", "torch_internals",
         "learning", "lanes", "distributed", "wrapped", "torch_ranks",
     },
-    "replica": {"errors", "state", "store"},
+    "replica": {"collector", "errors", "state", "store"},
     "integrations": {"checkpointing", "data", "distributed", "errors", "state", "store"},
     "examples": {"__init__", "integrations"},
     "sweep": {
@@ -100,8 +100,8 @@ ALLOWED: dict[str, set[str]] = {
         "compiler", "policies", "report", "sources", "models", "text", "torch_internals",
     },
     "cli": {
-        "about", "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "models", "plan",
-        "policies", "trace",
+        "about", "collector", "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "models",
+        "plan", "policies", "trace",
         "schedule", "verify", "compiler", "frontend", "timedgraph", "report", "sources", "training", "store", "sweep",
         "text", "dtypes", "interrupts", "simulation", "strictjson", "state", "lanes", "distributed",
     },

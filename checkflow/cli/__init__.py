@@ -18,6 +18,7 @@ from types import FrameType
 import click
 
 from checkflow.cli import _streams
+from checkflow.collector import paused_collector, process_ends
 from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE, CheckflowError
 from checkflow.text import plain
 
@@ -35,7 +36,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        command = importlib.import_module(f"checkflow.cli.{cmd_name}").command
+        with paused_collector():
+            command = importlib.import_module(f"checkflow.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -65,7 +67,9 @@ def main() -> None:
     _streams.prepare()
     if "_CHECKFLOW_COMPLETE" in os.environ:  # a shell asks how a line goes on
         _root.main(prog_name="checkflow")
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    process_ends()
+    sys.exit(status)
 
 
 class _Terminated(KeyboardInterrupt):

@@ -12,13 +12,15 @@ import signal
 import sys
 
 from checkflow.background import give_way
+from checkflow.collector import lasting_imports, process_ends
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both; the trainer ends this one
     give_way()
-    from checkflow.learning.messages import Planned  # this takes a while, so others go first from here on
-    from checkflow.learning.planning import answer_to, keep
+    with lasting_imports():  # this takes a while, so others go first from here on
+        from checkflow.learning.messages import Planned
+        from checkflow.learning.planning import answer_to, keep
 
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what else is printed is no answer
@@ -32,6 +34,7 @@ def main() -> None:
             pickle.dump(answer, answers)
         if isinstance(answer, Planned) and request.keep_as is not None:
             keep(request.keep_as, request.graph, answer.schedule)
+    process_ends()
 
 
 if __name__ == "__main__":

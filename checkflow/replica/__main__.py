@@ -12,9 +12,8 @@ import signal
 import socket
 import sys
 
-from checkflow.replica.loop import run
+from checkflow.collector import lasting_imports, process_ends
 from checkflow.store.both.words import IGNORED
-from checkflow.store.memory.shared_memory import SharedMemory
 
 
 def main(arguments: list[str]) -> None:
@@ -23,7 +22,12 @@ def main(arguments: list[str]) -> None:
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)  # a signal to the trainer's whole group must not cost its last state
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    with lasting_imports():
+        from checkflow.replica.loop import run
+        from checkflow.store.memory.shared_memory import SharedMemory
+
     run(SharedMemory.attach(memory), socket.socket(fileno=end))
+    process_ends()
 
 
 if __name__ == "__main__":

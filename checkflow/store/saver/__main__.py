@@ -27,9 +27,13 @@ def main(arguments: list[str]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     heard = heard_before_work(end, trainer)
     if heard is not None:
-        from checkflow.store.saver.loop import work
+        from checkflow.collector import lasting_imports, process_ends
+
+        with lasting_imports():
+            from checkflow.store.saver.loop import work
 
         work(memory, end, directory, lock, trainer, heard)
+        process_ends()
 
 
 def heard_before_work(end: int, trainer: int) -> list[bytes] | None:
