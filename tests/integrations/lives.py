@@ -115,7 +115,7 @@ def statuses(root: Path, case: str) -> list[int]:
 
 def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
     """What two trainings left, of which one was begun on another processor: in numbers that round as they do there."""
-    texts = [json.dumps(each | {"tensors": ""}) for each in (found, expected)]
+    texts = [json.dumps(each | {"tensors": ""}, sort_keys=True) for each in (found, expected)]
     assert NUMBER.sub("", texts[0]) == NUMBER.sub("", texts[1])
     of_each = [[float(number) for number in NUMBER.findall(text)] for text in texts]
     assert of_each[0] == pytest.approx(of_each[1], rel=1e-3)
@@ -147,13 +147,13 @@ def check_ranks(root: Path, case: str) -> None:
         each = f"{case}/{rank.name}"
         killed, ended = statuses(root, each)
         assert killed != 0 and ended == 0
-        assert _all(told(root, each)) == _all(told(root, plain(each)))
+        assert lasting(told(root, each)) == lasting(told(root, plain(each)))
         assert order(root, each) == order(root, plain(each))
         assert begun(root, each)["1"] == begun(root, plain(each))["1"]
         orders.append(order(root, each))
     assert len(orders) > 1 and orders[0] != orders[1]  # each its part of the data
 
 
-def _all(left: dict[str, Any]) -> Any:
-    """But for what only this life knows."""
+def lasting(left: dict[str, Any]) -> Any:
+    """What a training left, but for what only its last life knows."""
     return left.get("final", left)

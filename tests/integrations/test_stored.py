@@ -1,8 +1,8 @@
 """Stores that an earlier commit wrote under a framework are resumed as they lie.
 
 `python tests/integrations/fits.py FOLDER 1 stateful:raise:5:left` writes one, FOLDER/stateful:raise:5:left/store, and
-accelerate_loops.py that of shuffled-seedable-stateful:batch:6:left. The newest checkpoint of each is here, as 0.1.0
-wrote it before Lightning's records said what metrics had counted.
+accelerate_loops.py that of shuffled-seedable-stateful:batch:6:left and trainers.py that of hf:step:10:left. The newest
+checkpoint of each is here, as 0.1.0 wrote it before Lightning's records said what metrics had counted.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from lives import assert_alike, begun, order, run, told
+from lives import assert_alike, begun, lasting, order, run, told
 
 HERE = Path(__file__).parent
 # Of each framework: the training, its kind, and how many steps were done when it ended.
 LEFT = {
     "accelerate": ("accelerate_loops.py", "shuffled-seedable-stateful", 6),
     "lightning": ("fits.py", "stateful", 5),
+    "transformers": ("trainers.py", "hf", 10),
 }
 
 
@@ -31,6 +32,6 @@ def test_a_store_of_an_earlier_commit_is_resumed(framework: str, tmp_path: Path)
     resumed, whole = f"{kind}:never:0", f"{kind}:plain:0"
     shutil.copytree(HERE / "version_1" / framework, tmp_path / resumed / "store")
     run(HERE / script, tmp_path, resumed, whole)
-    assert_alike(told(tmp_path, resumed), told(tmp_path, whole))
+    assert_alike(lasting(told(tmp_path, resumed)), lasting(told(tmp_path, whole)))
     assert [line for line in order(tmp_path, whole) if int(line.split()[0]) > done] == order(tmp_path, resumed)
     assert str(done) not in begun(tmp_path, resumed)
