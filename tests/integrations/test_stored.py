@@ -1,8 +1,9 @@
 """Stores that an earlier commit wrote under a framework are resumed as they lie.
 
 `python tests/integrations/fits.py FOLDER 1 stateful:raise:5:left` writes one, FOLDER/stateful:raise:5:left/store, and
-accelerate_loops.py that of shuffled-seedable-stateful:batch:6:left and trainers.py that of hf:step:10:left. The newest
-checkpoint of each is here, as 0.1.0 wrote it before Lightning's records said what metrics had counted.
+accelerate_loops.py that of shuffled-seedable-stateful:batch:6:left, titans.py of titan:update:8:left and trainers.py of
+hf:step:10:left. The newest checkpoint of each is here, as 0.1.0 wrote it before Lightning's records said what metrics
+had counted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ HERE = Path(__file__).parent
 LEFT = {
     "accelerate": ("accelerate_loops.py", "shuffled-seedable-stateful", 6),
     "lightning": ("fits.py", "stateful", 5),
+    "torchtitan": ("titans.py", "titan", 7),
     "transformers": ("trainers.py", "hf", 10),
 }
 
