@@ -30,9 +30,9 @@ def paused_collector() -> Iterator[None]:
 
 @contextlib.contextmanager
 def lasting_imports() -> Iterator[None]:
-    """What a process of our own imports in the body lasts as long as it does: no collection looks at it, then or later.
+    """Imports of a process of our own, which last as long as it does: no collection looks at them, then or later.
 
-    Nor at what was there before. Building modules makes many objects and no garbage.
+    Nor at what was there before them.
     """
     with paused_collector():
         yield
@@ -42,7 +42,7 @@ def lasting_imports() -> Iterator[None]:
 def process_ends() -> None:
     """To be called last in a process of our own: all its memory goes at once, and no collection looks through it first.
 
-    That would take a third of what importing torch took.
+    With torch imported, that is a good part of a short command.
     """
     gc.disable()
     gc.freeze()

@@ -67,6 +67,20 @@ def test_a_process_ends_as_ever_without_a_last_collection() -> None:
     assert told == "done\nthread\nregistered\n"
 
 
+@pytest.mark.parametrize("module", ["checkflow", "checkflow.learning"])
+def test_a_command_and_the_planner_end_without_one(module: str) -> None:
+    """Also a planner that was asked nothing."""
+    program = f"""
+import atexit, gc, runpy, sys
+atexit.register(lambda: gc.callbacks.append(lambda *_: print("collects")))
+sys.argv = ["checkflow", "list", "nowhere"]
+runpy.run_module({module!r}, run_name="__main__")
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr and "collects" not in done.stdout + done.stderr
+
+
 def _told(body: str) -> str:
     """What a process prints that runs this; without torch, which freezes nothing itself."""
     program = "import gc\nfrom checkflow.collector import lasting_imports, process_ends\n" + textwrap.dedent(body)

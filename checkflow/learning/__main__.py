@@ -34,8 +34,8 @@ def main() -> None:
             pickle.dump(answer, answers)
         if isinstance(answer, Planned) and request.keep_as is not None:
             keep(request.keep_as, request.graph, answer.schedule)
-    process_ends()
 
 
 if __name__ == "__main__":
     main()
+    process_ends()

@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> None:
         from checkflow.store.memory.shared_memory import SharedMemory
 
     run(SharedMemory.attach(memory), socket.socket(fileno=end))
-    process_ends()
 
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    process_ends()
