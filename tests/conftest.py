@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+os.environ["OMP_NUM_THREADS"] = "1"  # the tensors of tests are tiny, and idle threads that spin slow all processes down
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # in this process: tests leave no other
 os.environ.pop("COLUMNS", None)  # read when checkflow.cli is imported; who sets it asks for that width
 
@@ -30,10 +31,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One thread: the tensors of tests are tiny, and idle threads that spin slow everything down."""
+def threads_are_put_back() -> Iterator[None]:
+    """As many as there were, after a test that takes others."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
