@@ -70,7 +70,7 @@ def traced(
     started = time.perf_counter()
     if isinstance(model, Path):
         model = str(model)
-    if isinstance(model, Graph) or (isinstance(model, str) and model.endswith(".json")):
+    if isinstance(model, Graph) or (isinstance(model, str) and _is_json(model)):
         name = model.model if isinstance(model, Graph) else model
         if settings or device == MEASURE or real or world is not None:
             raise InputError(
@@ -102,6 +102,17 @@ def traced(
         return _measured(result.graph, result.notes, started, progress)
     graph = hardware.retime(result.graph, profile)
     return TimedGraph(graph, profile, (*result.notes, *_unlisted(graph)), time.perf_counter() - started)
+
+
+def _is_json(model: str) -> bool:
+    """Whatever its name ends in: no Python begins so that makes a training."""
+    if model.endswith(".json"):
+        return True
+    try:
+        with Path(model).open("rb") as file:
+            return file.read(1) == b"{"
+    except (OSError, ValueError):  # ValueError: a name with a zero byte
+        return False
 
 
 def _as_recorded(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from fractions import Fraction
 
@@ -52,10 +53,20 @@ def _scaled(digits: str, exponent: str, scale: int) -> int | None:
 
 
 def fraction_ppm(value: float, what: str) -> int:
-    """A fraction in [0, 1) in millionths. Raises InputError otherwise."""
-    if not 0 <= value < 1:
+    """A fraction in [0, 1) in millionths. Raises InputError otherwise, and for what is rounded to 1."""
+    if not 0 <= value < 1 or round(value * 1_000_000) == 1_000_000:
         raise InputError(f"{what} {value}: is not in [0, 1); 0.1 tolerates 10% drift")
     return round(value * 1_000_000)
+
+
+def whole_number(value: object, what: str, advice: str) -> int:
+    """An argument that counts something, NumPy's numbers and 1e3 too. Raises InputError for what is no whole number."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InputError(f"{what}: {value!r:.100} is no whole number; {advice}") from None
 
 
 def format_bytes(size_bytes: int) -> str:

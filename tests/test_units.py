@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkflow.errors import InputError
-from checkflow.units import MOST, format_bytes, format_ns, format_rate, parse_bytes, parse_ns, parse_rate
+from checkflow.units import (
+    MOST,
+    format_bytes,
+    format_ns,
+    format_rate,
+    fraction_ppm,
+    parse_bytes,
+    parse_ns,
+    parse_rate,
+)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +109,13 @@ def test_what_nobody_means_is_out_of_range(text: str) -> None:
 def test_size_is_written_with_three_digits(size: int, text: str) -> None:
     """Powers of 1024, as sizes of memory are meant."""
     assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, 0.9999999, float("nan")])
+def test_what_is_no_fraction_is_shown_as_it_was_given(value: float) -> None:
+    with pytest.raises(InputError, match=rf"--slack {value}: is not in"):
+        fraction_ppm(value, "--slack")
+    assert fraction_ppm(0.999999, "--slack") == 999_999
 
 
 def test_rates_and_times_are_written_with_three_digits() -> None:

@@ -47,7 +47,6 @@ from checkflow.store.trainer.delivery import OnError
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.keep import keep
 from checkflow.store.trainer.persist_every import PersistEvery
-from checkflow.text import plain
 from checkflow.training import Training
 from checkflow.units import format_bytes
 from checkflow.unlisted import Unlisted
@@ -171,20 +170,18 @@ def attach(
         store = Path(store) if together is None else together.store
         place = store.absolute()  # whoever changes the working directory later does not move it
         tell = told = voices.Voice(tell if together is None or together.is_first else _untold)
-        noted = voices.Voice(notify)
-
-        def warn(line: str) -> None:
-            noted(plain(line))
+        warn = noted = voices.Voice(notify)
 
         def say(line: str) -> None:
-            tell(f"{store}: {plain(line)}")
+            tell(f"{store}: {line}")
 
         def say_warning(line: str) -> None:
             warn(f"{store}: {line}")
 
         training = Training(model, optimizer, _no_iteration, {} if extra is None else extra)
         check_supported(training)
-        interval, slots = None if interval is None else int(interval), int(slots)  # NumPy's are not written as JSON
+        # NumPy's are not written as JSON.
+        interval, slots, retry_s = None if interval is None else int(interval), int(slots), float(retry_s)
         if schedule is not None and not isinstance(schedule, Schedule):
             schedule = read_schedule(Path(schedule))
         check_arguments(

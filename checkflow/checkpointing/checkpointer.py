@@ -22,7 +22,7 @@ from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.first_shapes import FirstShapes
 from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
-from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, overrun, whole_number
+from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, overrun
 from checkflow.checkpointing.resumed import Switches, doubts, of_losses, remarks
 from checkflow.checkpointing.saving import DURABLE_DEADLINE_S, make_durable, save, save_last
 from checkflow.checkpointing.step_order import StepOrder
@@ -45,6 +45,7 @@ from checkflow.state.restore import restore_parsed
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.status import Status
 from checkflow.training import Training
+from checkflow.units import whole_number
 
 GIT_S = 1.0  # that a restore waits for git, to compare
 _LOG = logging.getLogger("checkflow")
@@ -141,7 +142,9 @@ class Checkpointer:
     def _restore(self, iteration: int | None) -> int:
         if self._closed:
             raise InputError("restore: is closed; attach again")
-        iteration = None if iteration is None else whole_number("restore", iteration)
+        iteration = (
+            None if iteration is None else whole_number(iteration, "restore: iteration", "give how many were completed")
+        )
         if self._together is not None:
             self._together.all_ask_for(iteration)
         with self._inside:
@@ -332,7 +335,7 @@ class Checkpointer:
             self._adapting.close()
         try:
             if complete:
-                save_last(self._engine, self._notify, f"{self._store}: ", ranks=self._together is not None)
+                save_last(self._engine, self._notify, self._store, ranks=self._together is not None)
         finally:
             with contextlib.ExitStack() as last:
                 if (behind := self._behind) is not None:  # last: ranks need not wait for each other's uploads
@@ -357,7 +360,7 @@ class Checkpointer:
 
     def _told(self, kind: type[Exception], what: str = "") -> contextlib.AbstractContextManager[None]:
         """What goes wrong inside is told, not raised."""
-        return told(kind, self._notify, f"{self._store}: {what}")
+        return told(kind, self._notify, self._store, what)
 
     @contextlib.contextmanager
     def _narrated(self, call: str) -> Iterator[None]:

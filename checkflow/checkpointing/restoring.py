@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from checkflow.checkpointing.behind_one import BehindOne
-from checkflow.errors import CorruptStoreError, InputError
+from checkflow.errors import CorruptStoreError
 from checkflow.state.host.record import Record
 from checkflow.state.restore import read
 from checkflow.state.restore.files import TensorFile
@@ -79,13 +78,3 @@ def overrun(left: Iterable[tuple[str, Callable[[], list[int]]]]) -> str:
         f"{where} holds checkpoints of iterations {named}{more}, and nothing was restored; call restore() first, or "
         "attach(..., start_over=True) to begin anew beside them"
     )
-
-
-def whole_number(call: str, iteration: object) -> int:
-    """The iteration that this call was given. Raises InputError for what is none."""
-    try:
-        return operator.index(iteration)  # type: ignore[arg-type]
-    except TypeError:
-        raise InputError(
-            f"{call}: iteration {iteration!r:.100} is no whole number; give how many were completed"
-        ) from None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.terminating import told
@@ -69,14 +70,14 @@ def save_here(engine: Engine, *, keep: bool, ranks: bool) -> None:
     make_durable(handle, f"save: iteration {executor.completed} is not durable")
 
 
-def save_last(engine: Engine, notify: Callable[[str], None], prefix: str, *, ranks: bool) -> None:
+def save_last(engine: Engine, notify: Callable[[str], None], store: Path, *, ranks: bool) -> None:
     """No later checkpoint makes up for the last one: what fails is told and tried again; the store raises it then.
 
     The first error may be of an earlier checkpoint, and just not have been told.
     """
     pause_s, until, once = 0.0, time.monotonic() + CLOSE_RETRY_S, cache(notify)
     while True:
-        with told(StoreError, once, prefix):
+        with told(StoreError, once, store):
             if engine.executor.unsaved:
                 save_here(engine, keep=False, ranks=ranks)
             if engine.handle.drain(DURABLE_DEADLINE_S):

@@ -15,12 +15,13 @@ from checkflow.runtime.terminate import OnTerminate
 
 
 @contextmanager
-def told(kind: type[Exception], notify: Callable[[str], None], what: str) -> Iterator[None]:
-    """What goes wrong inside is told, behind `what` unless it begins so, and not raised."""
+def told(kind: type[Exception], notify: Callable[[str], None], store: Path, what: str = "") -> Iterator[None]:
+    """What goes wrong inside is told of the store, which is named once, and not raised."""
     try:
         yield
     except kind as problem:
-        notify(f"{what}{str(problem).removeprefix(what)}")
+        said = str(problem).removeprefix(f"{store.absolute()}: ").removeprefix(f"{store}: ")
+        notify(f"{store}: {what}{said}")
 
 
 def on_terminate(
@@ -55,11 +56,10 @@ def _make_durable(
     def left_s() -> float:
         return max(0.0, deadline - time.monotonic())
 
-    what = f"{store}: SIGTERM: "
-    with engine.inside, told(Exception, notify, what):
+    with engine.inside, told(Exception, notify, store, "SIGTERM: "):
         executor, handle = engine.executor, engine.handle
         if at_step and executor.unsaved and not executor.save():
-            with told(StoreError, notify, what):
+            with told(StoreError, notify, store, "SIGTERM: "):
                 handle.drain(left_s())  # makes a slot free
             executor.save()
         staged = executor.drain(left_s())

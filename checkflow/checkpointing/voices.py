@@ -7,6 +7,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 
+from checkflow.text import plain
+
 
 def warn(message: str) -> None:
     """As Python tells of what a person should see to."""
@@ -21,7 +23,10 @@ def to_stderr(message: str) -> None:
 
 
 class Voice:
-    """Such a function. What it raises is raised at once while a training is attached, and costs no iteration later."""
+    """Such a function, told one line of printable characters each time.
+
+    What it raises is raised at once while a training is attached, and costs no iteration later.
+    """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -30,7 +35,7 @@ class Voice:
 
     def __call__(self, line: str) -> None:
         try:
-            self._say(line)
+            self._say(plain(line))
         except Exception as error:
             if not self._waits:
                 raise

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from checkflow.checkpointing.terminating import on_terminate
+from checkflow.checkpointing.terminating import on_terminate, told
 from checkflow.runtime.lifecycle import Inside
 from checkflow.runtime.terminate import OnTerminate
 
@@ -51,6 +51,17 @@ def test_what_some_rank_has_no_part_of_is_not_the_last() -> None:
     rank.voids, rank.told = 0, []
     assert rank.make_durable(deadline, at_step=True, is_last=False) == 0.0
     assert not rank.told
+
+
+@pytest.mark.parametrize("what", ["", "exit: "])
+@pytest.mark.parametrize("named", ["store: ", "/here/store: ", ""])
+def test_a_store_is_named_once(named: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A saver names it by its whole path."""
+    monkeypatch.setattr(Path, "absolute", lambda path: Path("/here") / path)
+    lines: list[str] = []
+    with told(ValueError, lines.append, Path("store"), what):
+        raise ValueError(f"{named}it is full")
+    assert lines == [f"store: {what}it is full"]
 
 
 @pytest.fixture

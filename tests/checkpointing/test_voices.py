@@ -29,6 +29,20 @@ with checkflow.attach(model, optimizer, store=sys.argv[1]) as ckpt:
 """
 
 
+def test_what_a_stores_name_would_do_to_a_terminal_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """In one line, whoever is told."""
+    monkeypatch.chdir(tmp_path)
+    model, told = torch.nn.Linear(4, 4), list[str]()
+    store = "a\nb\x1b[1m"
+    with checkflow.attach(model, torch.optim.SGD(model.parameters()), store=store, tell=told.append) as ckpt:
+        ckpt.restore()
+        ckpt._notify(f"{ckpt._store}: a warning")
+    assert told and [line for line in told if not line.isprintable()] == []
+    assert str(recwarn.pop(UserWarning).message) == "a b\\x1b[1m: a warning"
+
+
 class Raising:
     """A function of the user's that fails each time."""
 

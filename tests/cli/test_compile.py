@@ -55,6 +55,12 @@ def test_compile_prints_its_figures_and_writes_a_schedule_that_verifies(capfd: p
     assert verified["peak_bytes"] == figures["peak_bytes"]
 
 
+def test_a_graph_is_one_whatever_its_name(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["trace", "alexnet", "--batch-size", "32", "--set", "small=true", "-o", "small.graph"]) == EXIT_DONE
+    assert _json(capfd, "compile", "small.graph", "-o", "s.json")["interval"]
+    assert run(["verify", "s.json", "small.graph"]) == EXIT_DONE
+
+
 PLANNED = ("checkflow", "gockpt", "lowdiff", "lowdiff_plus", "rolling")  # never pause
 
 

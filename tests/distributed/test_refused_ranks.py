@@ -34,7 +34,7 @@ BOTH = {
     "unrestored": r"InputError: .*rank-\d-of-2 holds checkpoints of iterations 1, and nothing was restored",
     "asked": r"InputError: restore: rank 0 asks for iteration 1, and rank 1 for the newest checkpoint; give every",
     "again": r"done",
-    "no number": r"\w+: (rank 1: )?restore: iteration 'one' is no whole number; give how many were completed",
+    "no number": r"\w+: (rank 1: )?restore: iteration: 'one' is no whole number; give how many were completed",
     "never": r"done",
     "anew": r"done",
     "unsharded": r"done",

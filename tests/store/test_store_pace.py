@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_store import SMALL, TINY, silent, stage
 
 from checkflow.errors import InputError
+from checkflow.store.both.config import SaverConfig
 from checkflow.store.format.reader import Checkpoint, list_checkpoints
 from checkflow.store.format.retention import Retention
 from checkflow.store.trainer.handle import StoreHandle
@@ -80,10 +82,31 @@ def test_pace_in_seconds() -> None:
         lambda: PersistEvery(seconds=-1),
         lambda: PersistEvery(seconds=float("nan")),
         lambda: PersistEvery(iterations=1, seconds=1),
+        lambda: PersistEvery(iterations=2.5),  # type: ignore[arg-type]
+        lambda: PersistEvery(seconds="5"),  # type: ignore[arg-type]
         lambda: Retention(last=0),
         lambda: Retention(every=0),
+        lambda: Retention(last=2.5),  # type: ignore[arg-type]
+        lambda: Retention(last=None),  # type: ignore[arg-type]
+        lambda: Retention(every="3"),  # type: ignore[arg-type]
+        lambda: Retention(every=float("nan")),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_settings_are_refused(wrong: Callable[[], object]) -> None:
     with pytest.raises(InputError):
         wrong()
+
+
+def test_other_kinds_of_numbers_are_whole_too() -> None:
+    """Half of an even number of batches, and NumPy's; a saver is told them as its own."""
+    retention = Retention(np.int64(3), 100 / 2)  # type: ignore[arg-type]
+    assert (retention, repr(retention)) == (Retention(3, 50), "Retention(last=3, every=50)")
+    assert repr(PersistEvery(iterations=np.int32(4))) == repr(PersistEvery(iterations=4))  # type: ignore[arg-type]
+
+
+def test_what_a_saver_could_not_read_is_given_to_none(tmp_path: Path) -> None:
+    """It would die of it, and so would each that follows."""
+    retention = Retention()
+    object.__setattr__(retention, "every", 2.5)
+    with pytest.raises(ValueError, match="every"):
+        SaverConfig(tmp_path, (SMALL.specs,), retention, {}).dump()

@@ -63,6 +63,13 @@ def test_what_can_be_no_store_is_one_line(name: str, tmp_path: Path, capsys: pyt
         assert "internal" not in capsys.readouterr().err
 
 
+def test_without_proc_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("checkflow.store.both.lock._OWN_FDS", tmp_path / "fd")
+    with pytest.raises(StoreError, match=r"store: /proc is not mounted, .*; mount it"):
+        StoreHandle.open(tmp_path / "store", [SMALL], notify=silent)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("folder", "lock"), [(0o755, 0o600), (0o700, 0o600), (0o775, 0o660), (0o777, 0o666)])
 def test_a_lock_is_for_those_who_may_write_to_the_store(folder: int, lock: int, tmp_path: Path) -> None:
     """Whoever can read it can hold it. One that was for all, from before, no longer is."""

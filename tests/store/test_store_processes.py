@@ -151,6 +151,15 @@ def test_the_saver_loads_no_plugins_of_the_trainers(tmp_path: Path, monkeypatch:
         assert not handle.status().restarts
 
 
+@pytest.mark.parametrize("name", ["PYTHONVERBOSE", "PYTHONPROFILEIMPORTTIME"])
+def test_a_trainer_that_is_looked_into_has_a_saver(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Python would say of the saver's imports has no room where its last words go."""
+    monkeypatch.setenv(name, "1")
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent, persist_every=PersistEvery(iterations=1)) as handle:
+        assert stage(handle, SMALL, 1) and handle.drain(60)
+        assert not handle.status().restarts
+
+
 def test_the_saver_has_no_descriptor_but_its_own_and_no_torch(tmp_path: Path) -> None:
     """Memory, socket, lock, pidfd and the null device; its own session; torch is not in its address space."""
     with StoreHandle.open(tmp_path, [SMALL], notify=silent) as handle, (tmp_path / "opened").open("w") as opened:

@@ -342,6 +342,18 @@ def test_one_more_is_started_at_close(tmp_path: Path, monkeypatch: pytest.Monkey
     assert time.monotonic() - began < 30
 
 
+def test_a_checkpoint_that_somebody_removes_is_no_fault_of_the_disk(tmp_path: Path) -> None:
+    saver = InProcess(tmp_path)
+    written = saver.persister.write(saver.take(1))
+    assert written is not None
+    shutil.rmtree(tmp_path / written.name)
+    saver.persister.settle([written])
+    said = saver.reports[-1]
+    assert isinstance(said, FailedReport) and "was removed before it was read back" in said.message
+    assert "disk" not in said.message
+    saver.close()
+
+
 def test_a_savers_last_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it wrote to its standard error, however much that was."""
     python = tmp_path / "python"

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from checkflow.background import python_path
 from checkflow.store.both.words import IGNORED
 
+_TALKATIVE = ("PYTHONVERBOSE", "PYTHONPROFILEIMPORTTIME")  # its standard error is small, and closed once it is full
+
 
 def start_beside(
     module: str, arguments: Sequence[str], inherited: Sequence[int], stderr: int
 ) -> subprocess.Popen[bytes]:
     """`python -m module arguments descriptors`, in its own session. Raises OSError."""
     command = [sys.executable, "-P", "-m", module, *arguments, *map(str, inherited)]
-    environment = os.environ | {
+    environment = {name: value for name, value in os.environ.items() if name not in _TALKATIVE} | {
         "PYTHONPATH": python_path(),
         "OPENBLAS_NUM_THREADS": "1",  # numpy starts one for each core
         "PYDANTIC_DISABLE_PLUGINS": "__all__",  # the trainer's: they may import anything, and fail

@@ -37,7 +37,7 @@ class SaverConfig:
     replica: bool = False  # slots of the first kind alone are written: another process makes them of the second
 
     def dump(self) -> bytes:
-        return _CONFIG.dump_json(self)
+        return _CONFIG.dump_json(self, warnings="error")  # what its reader would refuse
 
     @classmethod
     def parse(cls, data: bytes) -> SaverConfig:
@@ -63,7 +63,7 @@ class BucketConfig:
         return self.in_doubt > 0
 
     def dump(self) -> bytes:
-        return _BUCKET_CONFIG.dump_json(self)
+        return _BUCKET_CONFIG.dump_json(self, warnings="error")
 
     @classmethod
     def parse(cls, data: bytes) -> BucketConfig:

@@ -31,6 +31,7 @@ from checkflow.store.format.regular_file import open_regular
 from checkflow.text import plain
 
 LOCK = "lock"
+_OWN_FDS = Path("/proc/self/fd")
 TRAINER, SAVER = 0, 1
 _TRIES = 100  # a store that is moved away while it is taken is looked for again
 
@@ -79,6 +80,8 @@ class StoreLock:
         Raises StoreBusyError that names the other trainer, or the saver that did not end within `timeout_s`, and
         StoreError where the store cannot be written.
         """
+        if not _OWN_FDS.is_dir():
+            raise StoreError(f"{store}: /proc is not mounted, by which a store that was moved is found; mount it")
         _make(store)
         for _ in range(_TRIES):
             with contextlib.ExitStack() as opened:
@@ -162,7 +165,7 @@ class _Descriptors:
 
 def path_of(directory_fd: int) -> Path:
     """Where an open directory is now."""
-    return Path(f"/proc/self/fd/{directory_fd}").readlink()
+    return (_OWN_FDS / str(directory_fd)).readlink()
 
 
 def same(one: os.stat_result, other: os.stat_result) -> bool:

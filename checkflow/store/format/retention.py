@@ -6,20 +6,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from checkflow.errors import InputError
+from checkflow.units import whole_number
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Retain the newest `last`, those at a multiple of `every` iterations, and those that the user marked."""
+    """Retain the newest `last`, those at a multiple of `every` iterations, and those that the user marked.
+
+    Raises InputError for what is no such number.
+    """
 
     last: int = 2
     every: int | None = None
 
     def __post_init__(self) -> None:
-        if self.last < 1:
-            raise InputError(f"retention: last={self.last} would remove the newest checkpoint; use 1 or more")
-        if self.every is not None and self.every < 1:
-            raise InputError(f"retention: every={self.every} is not positive; use a number of iterations, or None")
+        last = whole_number(self.last, "retention: last", "give how many to retain")
+        if last < 1:
+            raise InputError(f"retention: last={last} would remove the newest checkpoint; use 1 or more")
+        object.__setattr__(self, "last", last)
+        if self.every is None:
+            return
+        every = whole_number(self.every, "retention: every", "give a number of iterations, or None")
+        if every < 1:
+            raise InputError(f"retention: every={every} is not positive; use a number of iterations, or None")
+        object.__setattr__(self, "every", every)
 
 
 @dataclass(frozen=True, slots=True)

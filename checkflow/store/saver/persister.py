@@ -48,6 +48,7 @@ _ADVICE = {
     errno.ENOENT: "do not remove a store that is in use",
     errno.EBUSY: "end one of the two runs",
 }
+_GONE = "do not remove a store that is in use; what was durable in it is gone, too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +173,7 @@ class Persister:
         what = f"the checkpoint of iteration {taken.iteration} cannot be made durable ({_reason(error)})"
         self.shared.advance()  # a disk that refuses does not hang
         if self.patience.exhausted:
-            gone = "do not remove a store that is in use; what was durable in it is gone, too"
-            self._give_up(taken, f"{what}; {gone if self._is_removed() else _advice(error)}")
+            self._give_up(taken, f"{what}; {_GONE if self._is_removed() else _advice(error)}")
             return
         put_off(self.shared, taken, newest_wins=self.config.newest_wins)
         if begins:
@@ -208,10 +208,7 @@ class Persister:
                 verify_ns = self._read_back(written, to_cache=to_cache)
             except CorruptStoreError as error:
                 self._newest = None  # the next ones have all their bytes from memory again
-                self._fail(
-                    written.taken,
-                    f"checkpoint {written.name} does not read back as it was written ({error}); check the disk",
-                )
+                self._fail(written.taken, self._why_unread(written, error))
             except OSError as error:  # nothing is known against it, and nothing is removed for it
                 self._tell(f"checkpoint {written.name} cannot be read back ({_reason(error)}); {_advice(error)}")
                 unread.append(written.name)
@@ -236,6 +233,12 @@ class Persister:
             self.report(last.model_copy(update={"pruned": self._prune_or_tell(newest)}))
         for name in unread:  # the next time they are looked at as a predecessor's are
             self._known.pop(name, None)
+
+    def _why_unread(self, written: Written, error: CorruptStoreError) -> str:
+        if not (self.store / written.name).exists():
+            why = "remove nothing of a store that is in use"
+            return f"checkpoint {written.name} was removed before it was read back; {why}"
+        return f"checkpoint {written.name} does not read back as it was written ({error}); check the disk"
 
     def _read_back(self, written: Written, *, to_cache: bool) -> int:
         """How long it took, in nanoseconds. Raises CorruptStoreError, OSError."""

@@ -8,8 +8,10 @@ often than every 30 seconds (1 GiB each 30 seconds is 3 TB a day). However slow 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 
 from checkflow.errors import InputError
+from checkflow.units import whole_number
 
 BUSY_FRACTION = 0.1
 LEAST_S, MOST_S = 30.0, 600.0
@@ -17,7 +19,10 @@ LEAST_S, MOST_S = 30.0, 600.0
 
 @dataclass(frozen=True, slots=True)
 class PersistEvery:
-    """`iterations` or `seconds` from one persisted checkpoint to the next; neither: as often as costs nothing."""
+    """`iterations` or `seconds` from one persisted checkpoint to the next; neither: as often as costs nothing.
+
+    Raises InputError for what is no such number.
+    """
 
     iterations: int | None = None
     seconds: float | None = None
@@ -25,10 +30,16 @@ class PersistEvery:
     def __post_init__(self) -> None:
         if self.iterations is not None and self.seconds is not None:
             raise InputError("persist_every: iterations and seconds are both given; give one")
-        if self.iterations is not None and self.iterations < 1:
-            raise InputError(f"persist_every: {self.iterations} iterations is not positive; use 1 or more")
-        if self.seconds is not None and not self.seconds >= 0:
-            raise InputError(f"persist_every: {self.seconds} seconds is negative; use 0 or more")
+        if self.iterations is not None:
+            iterations = whole_number(self.iterations, "persist_every: iterations", "give 1 or more")
+            if iterations < 1:
+                raise InputError(f"persist_every: {iterations} iterations is not positive; use 1 or more")
+            object.__setattr__(self, "iterations", iterations)
+        if self.seconds is not None:
+            if not isinstance(self.seconds, Real):
+                raise InputError(f"persist_every: seconds: {self.seconds!r:.100} is no number; give 0 or more")
+            if not self.seconds >= 0:
+                raise InputError(f"persist_every: {self.seconds} seconds is negative; use 0 or more")
 
     def in_words(self) -> str:
         """ "each 30 s"."""
