@@ -14,8 +14,7 @@ from test_narrator import attached
 
 import checkflow
 from checkflow.checkpointing.resumed import doubts
-from checkflow.checkpointing.terminating import told
-from checkflow.errors import CorruptStoreError, StoreError
+from checkflow.errors import CorruptStoreError
 from checkflow.schedule import Schedule
 from checkflow.state.host.modes import ModeReader, mode_in, modes_of
 from checkflow.state.host.objects import HostObjects
@@ -187,14 +186,6 @@ def test_a_record_notes_modes_only_where_they_differ_and_gives_all_of_them_back(
     assert reader.read() == {"model": True, "model/0": False}
     model.eval()
     assert reader.read() == {} and mode_in({}, "model/0") is None
-
-
-def test_what_goes_wrong_names_the_store_once() -> None:
-    lines: list[str] = []
-    for problem in ("store: the disk is full", "no slot is free"):
-        with told(StoreError, lines.append, "store: "):
-            raise StoreError(problem)
-    assert lines == ["store: the disk is full", "store: no slot is free"]
 
 
 def test_what_is_as_it_was_is_silent_and_what_is_not_is_told(schedule: Schedule, tmp_path: Path) -> None:
