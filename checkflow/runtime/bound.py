@@ -40,6 +40,7 @@ class Bound:
         self._guards: list[Guard] = []
         self._outside = Outside(device)
         self._said: set[str] = set()  # state that was told of
+        self._waits = False  # a person was told of waiting for what is written outside of what its guard covers
         self._moved: set[int] = set()  # state that was another tensor when the last checkpoint began than before
         self._updated: set[int] = set()  # optimizers that made an update
         self._unhooked = [number for number, found in enumerate(training.optimizers) if not is_hookable(found)]
@@ -131,11 +132,14 @@ class Bound:
     def _gives_up(self, written: list[StateName]) -> None:
         if written:
             self._pipeline.doubt()
+            # Whether an iteration ends with that, so that a resume lacks it, or begins with it, nothing here can know.
             self._say(
                 written,
-                "was written after step() and before its update, and a resume goes on without that; call step() after "
-                "it, unless it is undone by then. From now on training waits in step() until it is read",
+                "was written after step() and before its update: if an iteration ends with that, a resume goes on "
+                "without it, so call step() after it; if one begins with it, or it is undone by then, nothing is lost"
+                + ("" if self._waits else ". From now on training waits in step() until what is written so is read"),
             )
+            self._waits = True
 
     def check_updated(self, number: int) -> None:
         """Optimizer `number` made an update. Raises InputError if state is still absent after the first."""

@@ -53,6 +53,23 @@ def test_it_costs_one_checkpoint_and_is_waited_for_from_then_on(
         assert "model/0.weight" in {storage.name for storage in made.executor.bound.unwatched}
 
 
+def test_a_write_that_begins_an_iteration_is_not_said_to_be_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing tells whether it ends one or begins one, so both are said, and that it is waited for once."""
+    made = made_of(0)
+    weights = list(made.case.training.models[0].parameters())
+    for number in range(8):
+        if number >= 3:
+            counted(weights[0 if number < 5 else 1])
+        made.run(1)
+    made.close()
+    lines = [line for line in caplog.messages if TOLD in line]
+    assert len(lines) == 2 and made.torn() == []
+    for line in lines:
+        assert "if an iteration ends with that, a resume goes on without it, so call step() after it;" in line
+        assert "if one begins with it, or it is undone by then, nothing is lost" in line
+    assert ["training waits" in line for line in lines] == [True, False]
+
+
 @pytest.mark.parametrize("then", ["staged before any guard", "an iteration without an update"])
 def test_it_is_seen_before_its_guard_fires(then: str) -> None:
     """What was in flight when it was written is given up, and no checkpoint that begins after it."""
