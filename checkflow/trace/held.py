@@ -58,11 +58,12 @@ def _given_by(objects: Mapping[str, Stateful]) -> Iterator[torch.Tensor]:
     for name, member in objects.items():
         given = [tensor for _, tensor in asked_state({name: member}) if has_storage(tensor)]
         yield from given
+        direct = {storage_id(tensor.untyped_storage()) for tensor in given}  # which are no copies of what it has
         own = [each for each in _tensors_in([_named_in((name, member))]) if has_storage(each)]
         kept = {storage_id(tensor.untyped_storage()) for tensor in own}
         copies = Counter(_like(tensor) for tensor in given if storage_id(tensor.untyped_storage()) not in kept)
         for tensor in own:
-            if copies[_like(tensor)]:
+            if storage_id(tensor.untyped_storage()) not in direct and copies[_like(tensor)]:
                 copies[_like(tensor)] -= 1
                 yield tensor
 

@@ -173,6 +173,40 @@ def test_a_moving_average_is_named_tensor_by_tensor(real: bool) -> None:
     assert {one.where for one in found} == {line_of(averaged, "update_parameters")}
 
 
+class Means:
+    """Gives a copy of one of two tensors that are alike, and the other itself."""
+
+    def __init__(self) -> None:
+        self.given, self.copied, self.neither = torch.zeros(3), torch.zeros(3), torch.zeros(3)
+
+    def update(self, x: Tensor) -> None:
+        for mean in (self.given, self.copied, self.neither):
+            mean.lerp_(x.detach().mean(0), 0.1)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"given": self.given, "copied": self.copied.clone()}
+
+    def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
+        self.given, self.copied = state_dict["given"], state_dict["copied"].clone()
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
+def test_of_what_is_listed_a_tensor_that_is_given_itself_is_not_taken_for_one_that_is_copied(real: bool) -> None:
+    def factory() -> Training:
+        model, x, means = nn.Linear(3, 2), torch.randn(4, 3), Means()
+        sgd = optim.SGD(model.parameters(), 0.1)
+
+        def iteration() -> None:
+            torch.autograd.backward(model(x - means.given - means.copied - means.neither).square().mean())
+            sgd.step()
+            sgd.zero_grad()
+            means.update(x)
+
+        return Training(model, sgd, iteration, extra={"means": means})
+
+    assert [one.name for one in names(factory, real=real)] == ["means.neither"]
+
+
 def test_what_takes_the_place_of_what_was_freed_did_not_exist_before() -> None:
     """A storage that the iteration allocates may get the identity of one that it freed."""
     kept = torch.zeros(1)
