@@ -182,6 +182,11 @@ def takes_load_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return _keeps_hooks(optimizer, "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
 
 
+def takes_state_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its state_dict() can have hooks. A wrapper that never ran Optimizer.__init__ cannot."""
+    return _keeps_hooks(optimizer, "_optimizer_state_dict_post_hooks")
+
+
 def _keeps_hooks(optimizer: torch.optim.Optimizer, *dicts: str) -> bool:
     """Whether these are as Optimizer.__init__ makes them: handles refer to them weakly, which no plain dict allows."""
     return all(isinstance(vars(optimizer).get(name), OrderedDict) for name in dicts)

@@ -8,12 +8,13 @@ parameters, and the state is that of the optimizer that it holds for this rank's
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
-from checkflow.torch_internals import runs_step_hooks
+from checkflow.torch_internals import runs_step_hooks, takes_state_hooks
 
 if TYPE_CHECKING:
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -49,9 +50,9 @@ def _optimizers_in(optimizer: torch.optim.Optimizer, seen: set[int]) -> Iterator
         yield optimizer
 
 
-def added_by(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.optim.Optimizer, str]]:
+def added_by(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.optim.Optimizer, tuple[str, ...]]]:
     """What an optimizer's own code adds in its state_dict() to state and param_groups, or to those of the optimizers
-    whose state it passes on, as PostLocalSGDOptimizer does: no checkpoint has that."""
+    whose state it passes on, as PostLocalSGDOptimizer does: no checkpoint has what these keys have."""
     held = [] if is_zero(optimizer) else held_by(optimizer)
     for inner in held:
         yield from added_by(inner)
@@ -59,10 +60,30 @@ def added_by(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.optim.Opt
     if asks_ranks or (held and optimizer in optimizers_in(optimizer)):
         return
     try:
-        keys = optimizer.state_dict().keys() - {"state", "param_groups"}.union(*(inner.state_dict() for inner in held))
+        with _state_dicts_of(held) as theirs:
+            given = optimizer.state_dict()
+        of_held = [key for key, value in given.items() if any(value is each for each in theirs)]
+        keys = given.keys() - {"state", "param_groups"}.union(of_held, *(inner.state_dict() for inner in held))
     except Exception:  # noqa: BLE001 (the user's own; it only gives a hint)
         return
-    yield from ((optimizer, str(key)) for key in sorted(map(str, keys)))
+    if keys:
+        yield optimizer, tuple(sorted(map(str, keys)))
+
+
+@contextmanager
+def _state_dicts_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[list[object]]:
+    """What they give meanwhile: what is only equal to that may be an older copy, which no checkpoint has."""
+    given: list[object] = []
+    with ExitStack() as hooks:
+        for optimizer in optimizers:
+            if takes_state_hooks(optimizer):
+                hooks.callback(optimizer.register_state_dict_post_hook(lambda _, found: given.append(found)).remove)
+        yield given
+
+
+def takes_back(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether code of its own takes what its state_dict() gives."""
+    return type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
 
 
 def held_by(optimizer: object) -> list[torch.optim.Optimizer]:

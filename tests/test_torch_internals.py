@@ -74,6 +74,7 @@ SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_optimizer_step_post_hooks": lambda: (_optimizer(),),
     "_optimizer_load_state_dict_pre_hooks": lambda: (_optimizer(),),
     "_optimizer_load_state_dict_post_hooks": lambda: (_optimizer(),),
+    "_optimizer_state_dict_post_hooks": lambda: (_optimizer(),),
     "_scale": lambda: (torch.amp.GradScaler("cpu"),),
     "_growth_tracker": lambda: (torch.amp.GradScaler("cpu"),),
     "_schema": lambda: (torch.ops.aten.add.Tensor,),

@@ -16,9 +16,12 @@ from checkflow.state.names import StateName, is_of_kind
 from checkflow.torch_ranks import hook_states
 from checkflow.training import Training
 from checkflow.unlisted import Unlisted, lines_of
-from checkflow.wrapped import added_by, held_by
+from checkflow.wrapped import added_by, held_by, takes_back
 
 _ADVICE = "list it: attach(extra={...})"
+_OWN = 'list it: attach(extra={"own": optimizer})'
+_COUNTED = 'list who counts it: attach(extra={"own": checkflow.Variables(vars(...), ...)})'
+_SHOWN = 8  # of keys that are named
 
 
 def carried(schedule: Schedule) -> tuple[Unlisted, ...]:
@@ -73,15 +76,16 @@ def kept_by_hooks(models: Mapping[str, torch.nn.Module], extra: Extra) -> Iterat
 
 
 def added_by_wrappers(training: Training) -> Iterator[str]:
-    """What an optimizer adds to the state of those that it holds, a line for each."""
+    """What an optimizer adds to the state of those that it holds, a line for each that does."""
     given = training.optimizer
     for optimizer in (given,) if isinstance(given, torch.optim.Optimizer) else given:
-        for wrapper, key in added_by(optimizer):
+        for wrapper, keys in added_by(optimizer):
             if not any(_is_listed(each, training.listed) for each in (wrapper, *vars(wrapper).values())):
+                more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
                 others = "what the optimizer in it has" if held_by(wrapper) else "state and param_groups"
                 yield (
-                    f"{type(wrapper).__name__}: its state_dict() has {key!r} beside {others}, and no checkpoint does; "
-                    'list who counts it: attach(extra={"own": checkflow.Variables(vars(...), ...)})'
+                    f"{type(wrapper).__name__}: its state_dict() has {', '.join(map(repr, keys[:_SHOWN]))}{more} "
+                    f"beside {others}, and no checkpoint does; {_OWN if takes_back(wrapper) else _COUNTED}"
                 )
 
 

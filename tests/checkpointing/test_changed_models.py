@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,6 +166,58 @@ def test_what_an_optimizer_gives_beside_its_state_is_named_unless_it_is_listed(t
     assert line.startswith("Counting: its state_dict() has 'updates' beside state and param_groups, and no checkpoint")
     assert not told(tmp_path / "b", Counting, extra=counted)
     assert not told(tmp_path / "c", Counting, extra=lambda _, optimizer: {"own": optimizer})
+
+
+class Around(torch.optim.Optimizer):
+    """Passes on the state of the optimizer in it, as pytorch_optimizer's wrappers do."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        self.optimizer = torch.optim.SGD(parameters, lr, momentum=0.9)
+        self.tau, self.updates = 2.0, 0
+        self.best = copy.deepcopy(self.optimizer.state_dict())
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    state = property(lambda self: self.optimizer.state)
+
+    def step(self, closure: Any = None) -> Any:
+        self.updates += 1
+        return self.optimizer.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"base": self.optimizer.state_dict(), "best": self.best, "tau": self.tau, "updates": self.updates}
+
+
+class AroundAndBack(Around):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict["base"])
+        self.best, self.tau, self.updates = state_dict["best"], state_dict["tau"], state_dict["updates"]
+
+
+def test_a_wrappers_keys_are_one_line_without_the_state_of_the_optimizer_in_it(tmp_path: Path) -> None:
+    """An equal copy of that may be an older one, and is named. What it does not take back is not to be listed."""
+    (line,) = told(tmp_path / "a", Around)
+    assert line.startswith("Around: its state_dict() has 'best', 'tau', 'updates' beside what the optimizer in it has")
+    assert line.endswith('attach(extra={"own": checkflow.Variables(vars(...), ...)})')
+    (line,) = told(tmp_path / "b", AroundAndBack)
+    assert line.endswith('and no checkpoint does; list it: attach(extra={"own": optimizer})')
+    assert not told(tmp_path / "c", AroundAndBack, extra=lambda _, optimizer: {"own": optimizer})
+
+
+def test_a_wrapper_that_is_listed_as_advised_goes_on(tmp_path: Path) -> None:
+    counts = []
+    for begun in (0, 3):
+        model = torch.nn.Linear(2, 2)
+        wrapper = AroundAndBack(model.parameters(), 0.1)
+        with checkflow.attach(model, wrapper, store=tmp_path, extra={"own": wrapper}, tell=lambda _: None) as ckpt:
+            assert ckpt.restore() == begun
+            for _ in range(3):
+                model(torch.ones(1, 2)).sum().backward()
+                wrapper.step()
+                model.zero_grad()
+                ckpt.step()
+        counts.append(wrapper.updates)
+    assert counts == [3, 6]
 
 
 def test_a_scheduler_that_is_not_attached_is_named(tmp_path: Path) -> None:

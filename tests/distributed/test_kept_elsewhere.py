@@ -41,6 +41,7 @@ def test_what_an_averaging_optimizer_counts(tmp_path: Path) -> None:
     optimizer = kind(inner, averager)
     (line,) = told(tmp_path / "a", model, optimizer, {})
     assert line.startswith("PostLocalSGDOptimizer: its state_dict() has 'step' beside what the optimizer in it has")
+    assert line.endswith('list it: attach(extra={"own": optimizer})')
     averager.step = 7
     extra: dict[str, object] = {"own": Variables(vars(averager), "step")}
     with checkflow.attach(model, optimizer, store=tmp_path / "b", extra=extra, tell=lambda _: None) as checkpointer:
