@@ -111,12 +111,15 @@ class _CodeRaised(Exception):
         self.where = raised_at(error.__traceback__)
         self.failed_at = failed_at(error.__traceback__)
         self.what = brief(error)
+        self.ran_dry = isinstance(error, StopIteration) or isinstance(error.__cause__, StopIteration)  # in a generator
         self.may_be_fake = "fake" in str(error).lower() or not (
             isinstance(error, _OF_CODE) or (isinstance(error, AttributeError) and "has no attribute" in str(error))
         )
 
     def of_user(self, model: str) -> InputError:
         text = f"{model}: the {self.stage} raised {self.what} at {self.where}; correct it there"
+        if self.ran_dry and self.stage == "iteration":
+            text += ": the iteration is run several times, so let it use one batch, or itertools.cycle(...)"
         return ModelFileError(text) if self.stage == "factory" else TraceError(text)
 
 

@@ -58,6 +58,29 @@ def test_a_factory_that_raises() -> None:
     )
 
 
+@pytest.mark.parametrize("within", [False, True], ids=["iterator", "generator"])
+def test_data_that_runs_dry_is_no_fault_of_the_line_that_takes_it(within: bool) -> None:
+    """Nobody knows by the line alone that an iteration is run more than once."""
+
+    def factory() -> Training:
+        model = mlp()
+        sgd, once = optim.SGD(model.parameters(), 0.1), iter([batch()])
+        loader = (next(once) for _ in range(9)) if within else once
+
+        def iteration() -> None:
+            x, y = next(loader)
+            torch.autograd.backward(F.cross_entropy(model(x), y))
+            sgd.step()
+            sgd.zero_grad()
+
+        return Training(model, sgd, iteration)
+
+    text = refused(factory)
+    assert "StopIteration" in text and text.endswith(
+        "; correct it there: the iteration is run several times, so let it use one batch, or itertools.cycle(...)"
+    )
+
+
 def test_a_long_message_ends_with_a_word() -> None:
     def raises() -> Training:
         raise ValueError("several words " * 50)
