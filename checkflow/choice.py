@@ -113,8 +113,8 @@ def choose(
         if not fitting:
             refused.append((name, next(each for each in its if isinstance(each, str))))
     if found:
-        least = min(each.expected.wasted for each in found)
-        alike = [each for each in found if each.expected.wasted <= least * _ALIKE]
+        least = min(found, key=lambda one: one.expected.wasted)
+        alike = [each for each in found if each is least or each.expected.wasted <= least.expected.wasted * _ALIKE]
         best = min(alike, key=lambda one: (one.added_bytes, one.host_bytes, one.expected.wasted, one.policy))
         found = [best, *sorted((each for each in found if each is not best), key=lambda one: one.expected.wasted)]
     return Comparison(tuple(found), tuple(refused))

@@ -107,6 +107,12 @@ def test_what_stands_still_is_asked_for_less_often_where_little_fails(bert: Grap
     assert 2.5 < seldom / often < 6
 
 
+def test_the_least_is_chosen_from_however_seldom_anything_fails(bert: Graph) -> None:
+    """What is wasted is above nothing, and the first within a hundredth of the least."""
+    first, *others = choice_of(bert, Options(63 * 10**9, interval=None), mtbf_ns=10**6 * 24 * HOUR).options
+    assert all(0 < first.expected.wasted <= 1.01 * one.expected.wasted for one in others)
+
+
 def test_an_interval_that_is_asked_for_stays(bert: Graph) -> None:
     """Then only the policy is chosen."""
     assert {one.interval for one in choice_of(bert, Options(63 * 10**9, interval=7)).options} == {7}

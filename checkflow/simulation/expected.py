@@ -4,17 +4,20 @@ Exponential failures have no memory, so training renews itself at each restore, 
 (renewal theory, as in Daly, "A higher order estimate of the optimum checkpoint interval", 2006). With rate p, a
 checkpoint that is safe at time t of a life is kept with the probability e^(-p t) that the life is longer.
 
+Every loss is computed by itself, never as what is left of nearly all: a mean time between failures may be any.
+
 Taken for granted: no machine is lost while a killed trainer's newest checkpoint is still being written.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, expm1
+from math import exp, expm1, isinf
 
 from checkflow.errors import InputError
 from checkflow.simulation.costs import Costs
 from checkflow.simulation.incidents import Loss
+from checkflow.simulation.pace import pace_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,39 +42,61 @@ def expected(costs: Costs, mtbf_ns: float, machine_share: float) -> Expected:
     if costs.base_every > 1:
         raise InputError(f"{costs.name}: has deltas, for which there is no closed form; simulate it")
     rate = 1 / mtbf_ns
-    share = {Loss.TRAINER: 1 - machine_share, Loss.MACHINE: machine_share}
+    lost = {Loss.TRAINER: 1 - machine_share, Loss.MACHINE: machine_share}
     work_ns = costs.interval * costs.iteration_ns
-    kept = {Loss.TRAINER: _staged(costs, rate), Loss.MACHINE: _durable(costs, rate)}  # checkpoints of a life
-    stall_ns = -expm1(-rate * costs.stall_ns) / rate * _each(costs, rate, work_ns)
+    lives = _Lives(costs, rate)
+    stall_ns = -expm1(-rate * costs.stall_ns) / rate * exp(-rate * work_ns) * lives.periods
+    kept = {Loss.TRAINER: lives.staged, Loss.MACHINE: lives.durable}
+    redo_ns = {Loss.TRAINER: lives.unstaged_ns, Loss.MACHINE: lives.unstaged_ns + lives.behind * work_ns}
+    redone = {loss: redo_ns[loss] / costs.iteration_ns for loss in Loss}
     up_again_ns = _up_again_ns(costs, rate, machine_share)
-    cycle_ns = mtbf_ns + up_again_ns
-    useful_ns = sum(share[loss] * kept[loss] * work_ns for loss in Loss)
-    return Expected(
-        wasted=1 - useful_ns / cycle_ns,
-        stall=stall_ns / cycle_ns,
-        redone={loss: max(0.0, mtbf_ns - stall_ns - kept[loss] * work_ns) / costs.iteration_ns for loss in Loss},
-    )
+    if isinf(up_again_ns):
+        return Expected(wasted=1.0, stall=0.0, redone=redone)
+    wasted_ns = up_again_ns + stall_ns + sum(share * redo_ns[loss] for loss, share in lost.items())
+    useful_ns = sum(share * kept[loss] * work_ns for loss, share in lost.items())
+    return Expected(wasted=wasted_ns / (wasted_ns + useful_ns), stall=stall_ns / (wasted_ns + useful_ns), redone=redone)
 
 
-def _each(costs: Costs, rate: float, first_ns: float) -> float:
-    """How many checkpoints of a life are expected, the first at `first_ns` and one each period."""
-    return exp(-rate * first_ns) / -expm1(-rate * costs.period_ns)
+class _Lives:
+    """Means over lives: checkpoints that one leaves, and what it loses."""
+
+    def __init__(self, costs: Costs, rate: float) -> None:
+        work_ns = costs.interval * costs.iteration_ns
+        first_ns = work_ns + costs.staged_after_ns
+        period, write = rate * costs.period_ns, rate * costs.write_ns
+        # The disk writes the first checkpoint, and then one of so many, at its pace.
+        pace = pace_of(costs, rate)
+        of, age = pace.of, sum(pace.ages) / len(pace.ages)
+        paces = -1 / expm1(-of * period)
+        self.periods = -1 / expm1(-period)
+        self.staged = exp(-rate * first_ns) * self.periods
+        self.durable = exp(-rate * first_ns - write) * (1 + of * paces * exp(-of * period) - age)
+        # Since the last iteration of a checkpoint that was begun, and of those that were not staged yet.
+        begun_ns = work_ns * _since(rate * work_ns)
+        self.unstaged_ns = self.periods * (
+            begun_ns - work_ns * exp(-rate * work_ns) * expm1(-rate * costs.staged_after_ns)
+        )
+        # How many the newest on disk is behind the newest staged one.
+        gaps = of * _above(of * period) - _above(period)
+        self.behind = exp(-rate * first_ns) * (-of * paces * expm1(-write) + exp(-write) * (of - 1 + age) - gaps)
 
 
-def _staged(costs: Costs, rate: float) -> float:
-    return _each(costs, rate, costs.interval * costs.iteration_ns + costs.staged_after_ns)
+def _since(x: float) -> float:
+    """(1 - (1 + x) / e^x) / x: how much of a time of x means has passed when a failure comes in it, if one does."""
+    if x > 0.5:
+        return (1 - (1 + x) * exp(-x)) / x
+    term, total = x, 0.0
+    for number in range(20):
+        total += term / (number + 2)
+        term *= -x / (number + 1)
+    return total
 
 
-def _durable(costs: Costs, rate: float) -> float:
-    """The number of the newest that is on disk: the first, and then one of so many, at the disk's pace."""
-    first_ns = costs.interval * costs.iteration_ns + costs.staged_after_ns + costs.write_ns
-    if _never_idle(costs):
-        again = exp(-rate * costs.write_ns)
-        of, late = costs.write_ns / costs.period_ns, 0.5  # when it is free the newest is half a period old, in the mean
-    else:
-        of, late = _of(costs), 0.0
-        again = exp(-rate * of * costs.period_ns)
-    return exp(-rate * first_ns) * (1 + (of / (1 - again) - late) * again)
+def _above(x: float) -> float:
+    """1 / (1 - e^-x) - 1 / x: from 1/2 to 1."""
+    if x > 0.02:
+        return -1 / expm1(-x) - 1 / x
+    return 0.5 + x / 12 - x**3 / 720
 
 
 def _never_idle(costs: Costs) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from decimal import Decimal, localcontext
 from statistics import fmean, stdev
 
 import pytest
 
 from checkflow.errors import InputError
-from checkflow.simulation.costs import Costs
+from checkflow.simulation.costs import Costs, costs_at
 from checkflow.simulation.expected import expected
 from checkflow.simulation.failures import Trial, run
 from checkflow.simulation.incidents import Loss, exponential
@@ -64,6 +65,48 @@ def test_it_is_what_many_failures_cost(seed: int) -> None:
     # Failures that come before training is up again are counted in the run, and do nothing again.
     down = sum(shares[loss] * _down_ns(costs)[loss] for loss in Loss) / SECOND / mtbf_s
     assert agrees(again, [redo_ns(each) for each in runs], again * (0.02 + down))
+
+
+def exactly(costs: Costs, mtbf_ns: int) -> dict[Loss, Decimal]:
+    """What is redone, as what is left of a life without stalls and kept checkpoints: with digits enough for that."""
+    with localcontext(prec=120):
+        rate, work, period = 1 / Decimal(mtbf_ns), costs.interval * costs.iteration_ns, Decimal(costs.period_ns)
+        first = work + costs.staged_after_ns
+        every = -(-max(costs.write_ns, costs.persist_gap_ns) // costs.period_ns) * costs.period_ns
+
+        def each(first_ns: int, every_ns: Decimal) -> Decimal:
+            return (-rate * first_ns).exp() / (1 - (-rate * every_ns).exp())
+
+        stalls = (1 - (-rate * costs.stall_ns).exp()) / rate * each(work, period)
+        durable = each(first + costs.write_ns + every, Decimal(every)) * every / costs.period_ns
+        kept = {Loss.TRAINER: each(first, period), Loss.MACHINE: (-rate * (first + costs.write_ns)).exp() + durable}
+        return {loss: (mtbf_ns - stalls - kept[loss] * work) / costs.iteration_ns for loss in Loss}
+
+
+@pytest.mark.parametrize("mtbf_ns", [10**3, 10**8, 10**11, 10**13, 10**16, 86_400 * 10**18])
+@pytest.mark.parametrize("staged_after_ns", [0, SECOND // 3])
+def test_what_is_redone_has_all_its_digits(staged_after_ns: int, mtbf_ns: int) -> None:
+    """A mean time between failures of up to 10^9 days: no loss is what is left of nearly all."""
+    costs = Costs("any", SECOND // 10, 7, stall_ns=SECOND // 20, staged_after_ns=staged_after_ns, write_ns=SECOND,
+                  persist_gap_ns=30 * SECOND)  # fmt: skip
+    exact, found = exactly(costs, mtbf_ns), expected(costs, mtbf_ns, 0.5).redone
+    for loss in Loss:
+        assert found[loss] == pytest.approx(float(exact[loss]), rel=1e-9)
+
+
+@pytest.mark.parametrize("machines", [0.0, 1e-9, 0.5, 1.0])
+@pytest.mark.parametrize("write_s", [0.01, 3.0])
+def test_what_is_wasted_falls_as_failures_do(write_s: float, machines: float) -> None:
+    """A policy without overhead wastes so much for each failure; what wastes is a share at any mean between them."""
+    costs = costs_at("free", SECOND // 10, 1, int(write_s * SECOND), SECOND, SECOND, restart_ns=30 * SECOND,
+                     replace_ns=300 * SECOND, persist_gap_ns=0)  # fmt: skip
+    hours = [10**power for power in range(3, 10)]
+    products = [expected(costs, 3600 * SECOND * each, machines).wasted * each for each in hours]
+    assert products[-1] > 0 and products == pytest.approx([products[-1]] * len(products), rel=1e-3)
+    assert products[3:] == pytest.approx([products[-1]] * 4, rel=2e-6)
+    days = [24 * 3600 * SECOND * 10**power for power in range(10)]
+    shares = [expected(costs, mtbf_ns, machines).wasted for mtbf_ns in (*(10**power for power in range(14)), *days)]
+    assert shares == sorted(shares, reverse=True) and shares[0] == 1 and shares[-1] > 0
 
 
 def _down_ns(costs: Costs) -> dict[Loss, int]:
