@@ -6,7 +6,10 @@ checkpoint that is safe at time t of a life is kept with the probability e^(-p t
 
 Every loss is computed by itself, never as what is left of nearly all: a mean time between failures may be any.
 
-Taken for granted: no machine is lost while a killed trainer's newest checkpoint is still being written.
+Only what a kill during a write costs is added up over when it comes (downs.py).
+
+Taken for granted: that a machine is lost while a killed trainer's newest checkpoint is still being written is in
+`wasted`, and not in `redone`.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from math import exp, expm1, isinf
 
 from checkflow.errors import InputError
 from checkflow.simulation.costs import Costs
+from checkflow.simulation.downs import before, down_of
 from checkflow.simulation.incidents import Loss
 from checkflow.simulation.pace import pace_of
 
@@ -45,15 +49,16 @@ def expected(costs: Costs, mtbf_ns: float, machine_share: float) -> Expected:
     lost = {Loss.TRAINER: 1 - machine_share, Loss.MACHINE: machine_share}
     work_ns = costs.interval * costs.iteration_ns
     lives = _Lives(costs, rate)
-    stall_ns = -expm1(-rate * costs.stall_ns) / rate * exp(-rate * work_ns) * lives.periods
+    stall_ns = before(rate, costs.stall_ns) * exp(-rate * work_ns) * lives.periods
     kept = {Loss.TRAINER: lives.staged, Loss.MACHINE: lives.durable}
     redo_ns = {Loss.TRAINER: lives.unstaged_ns, Loss.MACHINE: lives.unstaged_ns + lives.behind * work_ns}
     redone = {loss: redo_ns[loss] / costs.iteration_ns for loss in Loss}
-    up_again_ns = _up_again_ns(costs, rate, machine_share)
-    if isinf(up_again_ns):
+    down = down_of(costs, rate, machine_share)
+    if isinf(down.up_again_ns):
         return Expected(wasted=1.0, stall=0.0, redone=redone)
-    wasted_ns = up_again_ns + stall_ns + sum(share * redo_ns[loss] for loss, share in lost.items())
+    wasted_ns = down.up_again_ns + stall_ns + sum(share * redo_ns[loss] for loss, share in lost.items())
     useful_ns = sum(share * kept[loss] * work_ns for loss, share in lost.items())
+    wasted_ns, useful_ns = wasted_ns + down.lost_work_ns, max(0.0, useful_ns - down.lost_work_ns)
     return Expected(wasted=wasted_ns / (wasted_ns + useful_ns), stall=stall_ns / (wasted_ns + useful_ns), redone=redone)
 
 
@@ -97,35 +102,3 @@ def _above(x: float) -> float:
     if x > 0.02:
         return -1 / expm1(-x) - 1 / x
     return 0.5 + x / 12 - x**3 / 720
-
-
-def _never_idle(costs: Costs) -> bool:
-    return costs.write_ns > max(costs.period_ns, costs.persist_gap_ns)
-
-
-def _of(costs: Costs) -> int:
-    """A disk that is idle at times writes one of so many checkpoints."""
-    return max(1, -(-max(costs.persist_gap_ns, costs.write_ns) // costs.period_ns))
-
-
-def _written_first(costs: Costs, rate: float) -> float:
-    """How probable it is that a killed trainer's newest checkpoint has to be written before it is restored."""
-    some = exp(-rate * (costs.interval * costs.iteration_ns + costs.staged_after_ns))
-    if _never_idle(costs):
-        return some
-    return some * (1 - max(0, costs.period_ns - costs.write_ns) / (_of(costs) * costs.period_ns))
-
-
-def _up_again_ns(costs: Costs, rate: float, machine_share: float) -> float:
-    """From a failure until training goes on, with failures that come meanwhile and begin it anew."""
-    from_memory_ns, from_disk_ns = costs.restore_memory_ns + costs.remake_ns, costs.restore_disk_ns + costs.remake_ns
-    written = _written_first(costs, rate) * (1 - machine_share)
-    downs = (
-        (machine_share, costs.replace_ns + from_disk_ns),
-        (written, max(costs.restart_ns, costs.write_ns) + from_memory_ns),
-        (1 - machine_share - written, costs.restart_ns + from_memory_ns),
-    )
-    through = sum(share * exp(-rate * down_ns) for share, down_ns in downs)
-    if through == 0:
-        return float("inf")
-    return sum(share * -expm1(-rate * down_ns) for share, down_ns in downs) / rate / through

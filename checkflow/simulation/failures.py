@@ -1,7 +1,8 @@
 """Failures against a policy, event by event: what training keeps, does again, and waits for.
 
-Any failure stops all devices. A killed trainer's saver writes the newest staged checkpoint, and the next trainer waits
-for that; a lost machine takes along what is not durable. What fails while training is restored restores it again.
+Any failure stops all devices. A killed trainer's saver ends the write that it is at, and then writes the newest staged
+checkpoint if that is another. The next trainer waits for both; if it is killed, too, they go on. A lost machine takes
+along what is not durable. What fails while training is restored restores it again.
 Each nanosecond is counted once: useful, stall, redo, restart, restore and replay add up to the span.
 """
 
@@ -15,7 +16,7 @@ from scipy.stats import binom
 
 from checkflow.simulation.costs import Costs
 from checkflow.simulation.incidents import Incident, Loss
-from checkflow.simulation.life import Lives
+from checkflow.simulation.life import Life, Lives
 
 MOST_FAILURES = 20_000  # after which a run ends: shares no longer change
 
@@ -70,6 +71,16 @@ def run(costs: Costs, incidents: Iterable[Incident], span_ns: int) -> Trial:
     return training.end(span_ns)
 
 
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A killed trainer's saver's."""
+
+    checkpoint: int
+    begins_ns: int
+    ends_ns: int
+    disk_bytes: int  # that no life has counted
+
+
 class _Training:
     def __init__(self, costs: Costs) -> None:
         self._costs, self._lives = costs, Lives(costs)
@@ -77,7 +88,8 @@ class _Training:
         self._failures, self._redone = dict.fromkeys(Loss, 0), dict.fromkeys(Loss, 0)
         self._link_bytes = self._disk_bytes = 0
         self._restored = 0  # the checkpoint that this life began with, or that is being restored
-        self._durable = 0  # the newest
+        self._durable = 0  # the newest, without `_writes`
+        self._writes: tuple[_Write, ...] = ()  # what was left when the trainer was killed, until it is looked at
         self._saved_at_ns = 0  # when what is being restored is durable
         self._restore_ns = 0  # what reading it takes
         self._down_at_ns = self._restart_end_ns = self._restore_end_ns = self._up_at_ns = 0
@@ -102,6 +114,7 @@ class _Training:
         iterations = self._restored * costs.interval
         self._spent.useful_ns = iterations * costs.iteration_ns
         self._wait_until(min(now_ns, self._up_at_ns))
+        self._write_until(now_ns)
         if now_ns > self._up_at_ns:
             life = self._lives.of(self._restored, now_ns - self._up_at_ns)
             self._spent.stall_ns += life.stall_ns
@@ -115,6 +128,7 @@ class _Training:
         """While it trains."""
         costs, before = self._costs, self._restored
         self._wait_until(self._up_at_ns)
+        self._write_until(self._up_at_ns)
         length_ns = now_ns - self._up_at_ns
         life = self._lives.of(before, length_ns)
         self._link_bytes += life.link_bytes
@@ -125,10 +139,9 @@ class _Training:
             self._restored, self._restore_ns = self._durable, costs.restore_disk_ns
         else:
             self._restored, self._restore_ns = life.staged, costs.restore_memory_ns
-            if life.staged != self._durable:
-                base = life.staged % costs.base_every == 0
-                self._saved_at_ns += costs.write_ns if base else costs.delta_write_ns
-                self._disk_bytes += costs.disk_bytes if base else costs.delta_disk_bytes
+            self._writes = self._left(life, now_ns)
+            if self._writes:
+                self._saved_at_ns = self._writes[-1].ends_ns
         kept_ns = (self._restored - before) * costs.interval * costs.iteration_ns
         self._spent.stall_ns += life.stall_ns
         self._spent.redo_ns += length_ns - life.stall_ns - kept_ns
@@ -137,14 +150,34 @@ class _Training:
     def _die_again(self, now_ns: int, loss: Loss) -> None:
         """Before it trains: of what is restored nothing is lost, unless only memory had it."""
         self._wait_until(now_ns)
-        if now_ns >= self._saved_at_ns:
-            self._durable = self._restored
         if loss is Loss.MACHINE:
+            self._write_until(now_ns)
             lost = (self._restored - self._durable) * self._costs.interval
             self._redone[loss] += lost
             self._spent.redo_ns += lost * self._costs.iteration_ns
             self._restored, self._restore_ns = self._durable, self._costs.restore_disk_ns
             self._saved_at_ns = now_ns
+
+    def _left(self, life: Life, now_ns: int) -> tuple[_Write, ...]:
+        """What the saver of a killed trainer writes: what it is at, and the newest staged."""
+        costs, found = self._costs, []
+        if life.writing is not None:
+            found.append(_Write(life.writing, now_ns, now_ns + life.left_ns, 0))
+        if life.staged not in (self._durable, life.writing):
+            begins_ns, base = now_ns + life.left_ns, life.staged % costs.base_every == 0
+            ends_ns = begins_ns + (costs.write_ns if base else costs.delta_write_ns)
+            size_bytes = costs.disk_bytes if base else costs.delta_disk_bytes
+            found.append(_Write(life.staged, begins_ns, ends_ns, size_bytes))
+        return tuple(found)
+
+    def _write_until(self, now_ns: int) -> None:
+        """Count what has been written by then, after which nobody writes it."""
+        for write in self._writes:
+            if write.begins_ns <= now_ns:
+                self._disk_bytes += write.disk_bytes
+            if write.ends_ns <= now_ns:
+                self._durable = write.checkpoint
+        self._writes = ()
 
     def _wait_until(self, now_ns: int) -> None:
         """Count what of restart, restore and replay has passed."""

@@ -20,7 +20,9 @@ class Life:
     staged: int  # the newest that a killed trainer leaves
     durable: int | None  # the newest written in this life; None: none was
     link_bytes: int
-    disk_bytes: int
+    disk_bytes: int  # of all writes that were begun
+    writing: int | None = None  # whose write is under way
+    left_ns: int = 0  # of that write
 
 
 class Lives:
@@ -44,7 +46,8 @@ class Lives:
         since_ns = length_ns - self._ended_ns(restored, newest)
         stall_ns = min(self._stall_ns(newest), since_ns) if newest > restored else 0
         staged = self._newest(restored, length_ns - costs.staged_after_ns)
-        durable, written, bases_written = self._written(restored, staged, length_ns)
+        durable, written, bases_written, last, began_ns = self._written(restored, staged, length_ns)
+        left_ns = 0 if last is None else max(0, began_ns + self._write_ns(last) - length_ns)
         bases = self._bases(restored, newest)
         return Life(
             iterations=newest * costs.interval + (since_ns - stall_ns) // costs.iteration_ns,
@@ -53,18 +56,23 @@ class Lives:
             durable=durable,
             link_bytes=bases * costs.link_bytes + (newest - restored - bases) * costs.delta_link_bytes,
             disk_bytes=bases_written * costs.disk_bytes + (written - bases_written) * costs.delta_disk_bytes,
+            writing=last if left_ns else None,
+            left_ns=left_ns,
         )
 
-    def _written(self, restored: int, staged: int, length_ns: int) -> tuple[int | None, int, int]:
-        """The newest durable, and how many writes were begun, how many of them of bases."""
+    def _written(self, restored: int, staged: int, length_ns: int) -> tuple[int | None, int, int, int | None, int]:
+        """The newest durable, how many writes were begun, how many of bases, the last one's checkpoint, and when."""
         costs, first = self._costs, restored + 1
         if staged < first:
-            return None, 0, 0
+            return None, 0, 0, None, 0
         if self._busy:
             began_ns = self._ended_ns(restored, first) + costs.staged_after_ns
             done = (length_ns - began_ns) // costs.write_ns
-            last_ns = began_ns + (done - 1) * costs.write_ns
-            return (self._newest(restored, last_ns - costs.staged_after_ns) if done else None), done + 1, done + 1
+            before, now = (
+                self._newest(restored, began_ns + number * costs.write_ns - costs.staged_after_ns)
+                for number in (done - 1, done)
+            )
+            return (before if done else None), done + 1, done + 1, now, began_ns + done * costs.write_ns
         quick_ns = costs.write_ns if costs.base_every == 1 else min(costs.write_ns, costs.delta_write_ns)
         durable = self._newest(restored, length_ns - costs.staged_after_ns - quick_ns)
         while durable >= first and not self._done(restored, durable, length_ns):
@@ -72,12 +80,16 @@ class Lives:
         durable -= (durable - first) % self._each if durable >= first else 0
         begun = (staged - first) // self._each + 1
         bases = begun if costs.base_every == 1 else self._bases(restored, staged)
-        return (durable if durable >= first else None), begun, bases
+        last = first + (begun - 1) * self._each
+        began_ns = self._ended_ns(restored, last) + costs.staged_after_ns
+        return (durable if durable >= first else None), begun, bases, last, began_ns
 
     def _done(self, restored: int, checkpoint: int, length_ns: int) -> bool:
-        costs = self._costs
-        write_ns = costs.delta_write_ns if checkpoint % costs.base_every else costs.write_ns
-        return self._ended_ns(restored, checkpoint) + costs.staged_after_ns + write_ns <= length_ns
+        staged_ns = self._ended_ns(restored, checkpoint) + self._costs.staged_after_ns
+        return staged_ns + self._write_ns(checkpoint) <= length_ns
+
+    def _write_ns(self, checkpoint: int) -> int:
+        return self._costs.delta_write_ns if checkpoint % self._costs.base_every else self._costs.write_ns
 
     def _newest(self, restored: int, time_ns: int) -> int:
         """The last checkpoint whose iteration has ended by then; `restored` where none of this life's has."""

@@ -67,6 +67,31 @@ def test_it_is_what_many_failures_cost(seed: int) -> None:
     assert agrees(again, [redo_ns(each) for each in runs], again * (0.02 + down))
 
 
+@pytest.mark.parametrize("machines", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("interval", "write_s", "gap_s", "restart_s", "mtbf_s"),
+    [
+        (5, 20, 600, 0, 60),  # the disk is idle, and the next trainer waits for the whole write
+        (500, 150, 600, 30, 60),  # a write takes three periods, and the gap more
+        (500, 150, 0, 0, 60),  # three periods, one write after the other
+        (500, 130, 0, 30, 90),  # any part of a period
+        (10, 20, 30, 30, 60),  # shorter than a restart
+    ],
+)
+def test_what_is_waited_for_goes_on_when_it_fails_again(
+    interval: int, write_s: int, gap_s: int, restart_s: int, mtbf_s: int, machines: float
+) -> None:
+    """Writes that take about as long as it is between failures: a further kill restarts, and the saver goes on."""
+    costs = Costs("waits", SECOND // 10, interval, write_ns=write_s * SECOND, persist_gap_ns=gap_s * SECOND,
+                  restore_memory_ns=SECOND, restore_disk_ns=10 * SECOND, restart_ns=restart_s * SECOND,
+                  replace_ns=60 * SECOND, remake_ns=SECOND)  # fmt: skip
+    claimed = expected(costs, mtbf_s * SECOND, machines)
+    runs = [
+        run(costs, exponential(mtbf_s * SECOND, machines, each), mtbf_s * 2500 * SECOND).wasted for each in range(8)
+    ]
+    assert abs(fmean(runs) - claimed.wasted) <= 3.7 * stdev(runs) / math.sqrt(len(runs)) + 0.003
+
+
 def exactly(costs: Costs, mtbf_ns: int) -> dict[Loss, Decimal]:
     """What is redone, as what is left of a life without stalls and kept checkpoints: with digits enough for that."""
     with localcontext(prec=120):

@@ -10,8 +10,9 @@ from statistics import fmean, stdev
 
 import pytest
 from handmade import TIGHT
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from lived import lived
 
 from checkflow.errors import InputError
 from checkflow.schedule import read_schedule
@@ -56,13 +57,14 @@ def walked(costs: Costs, restored: int, length: int) -> Life:
             now += pause
     staged_at = {number: end + costs.staged_after_ns for number, end in ends.items()}
     known = {number: at for number, at in staged_at.items() if at <= length}
-    durable, free, due = None, 0, 0
+    durable, free, due, writing = None, 0, 0, None
     if costs.base_every > 1:
         for number, at in known.items():
             base = number % costs.base_every == 0
             disk += costs.disk_bytes if base else costs.delta_disk_bytes
             end = at + (costs.write_ns if base else costs.delta_write_ns)
             durable = number if end <= length else durable
+            writing, free = number, end
     else:
         last = restored
         for moment in range(length + 1):  # a disk that is idle takes the newest staged, once the gap is over
@@ -71,8 +73,11 @@ def walked(costs: Costs, restored: int, length: int) -> Life:
             if newest > last and moment >= free and moment >= due and (fresh or costs.write_ns > costs.persist_gap_ns):
                 disk += costs.disk_bytes
                 last, free, due = newest, moment + costs.write_ns, moment + costs.persist_gap_ns
+                writing = newest
                 durable = newest if free <= length else durable
-    return Life(iteration, stalled, max(known, default=restored), durable, link, disk)
+    left = max(0, free - length)
+    staged = max(known, default=restored)
+    return Life(iteration, stalled, staged, durable, link, disk, writing if left else None, left)
 
 
 @given(costs(), st.integers(0, 9), st.integers(0, 200))
@@ -83,6 +88,7 @@ def test_a_life_is_what_walking_it_gives(costs: Costs, restored: int, length: in
     assert life.link_bytes == walk.link_bytes
     if costs.write_ns and (costs.base_every > 1 or not costs.persist_gap_ns):
         assert (life.durable, life.disk_bytes) == (walk.durable, walk.disk_bytes)
+        assert (life.writing, life.left_ns) == (walk.writing, walk.left_ns)
 
 
 @given(costs(), st.lists(st.tuples(st.integers(0, 300), st.sampled_from(Loss))), st.integers(1, 400))
@@ -95,6 +101,48 @@ def test_each_nanosecond_is_counted_once(costs: Costs, drawn: list[tuple[int, Lo
     assert spent.replay_ns >= 0 and min(outcome.redone.values()) >= 0
     assert outcome.iterations == spent.useful_ns // costs.iteration_ns
     assert sum(outcome.failures.values()) == sum(at < span for at, _ in drawn)
+
+
+@given(costs(), st.lists(st.tuples(st.integers(0, 300), st.sampled_from(Loss)), max_size=8), st.integers(1, 400))
+def test_a_training_amid_failures_is_what_living_it_gives(
+    costs: Costs, drawn: list[tuple[int, Loss]], span: int
+) -> None:
+    """Iterations, bytes and where each nanosecond went, beside a trainer and a saver that go through one by one."""
+    assume(costs.write_ns)
+    costs, incidents = replace(costs, persist_gap_ns=0), [Incident(*each) for each in sorted(drawn)]
+    outcome, reference = run(costs, incidents, span), lived(costs, incidents, span)
+    found = {name: getattr(outcome.spent, f"{name}_ns") for name in
+             ("useful", "stall", "redo", "restart", "restore", "replay")}  # fmt: skip
+    assert found == {name: reference.spent[name] for name in found}
+    assert (outcome.iterations, outcome.disk_bytes) == (reference.iterations, reference.disk_bytes)
+    assert outcome.redone == {loss: reference.redone[loss] for loss in Loss}
+
+
+@pytest.mark.parametrize(
+    ("write_ns", "failures", "waits_ns", "writes"),
+    [
+        (90, [(189, Loss.TRAINER)], 1, 1),  # 1 ns of the first one's write is left
+        (90, [(195, Loss.TRAINER)], 0, 1),  # all is written
+        (120, [(219, Loss.TRAINER)], 121, 2),  # of the first one's 1 ns, and then the second is written
+        (120, [(219, Loss.TRAINER), (240, Loss.TRAINER)], 121, 2),  # the saver does not begin anew
+        (120, [(219, Loss.TRAINER), (219, Loss.MACHINE)], 0, 1),  # the second's was not begun
+    ],
+)
+def test_a_write_under_way_is_ended(
+    write_ns: int, failures: list[tuple[int, Loss]], waits_ns: int, writes: int
+) -> None:
+    """Only what is left of it is waited for, and its bytes count once; then the newest is written if it is another."""
+    policy = Costs("hand", 10, 10, write_ns=write_ns, disk_bytes=1)
+    outcome = run(policy, [Incident(*each) for each in failures], failures[0][0] + waits_ns + 99)
+    assert (outcome.spent.restart_ns, outcome.disk_bytes) == (waits_ns, writes)
+
+
+def test_a_machine_that_is_lost_during_a_write_leaves_what_was_written_before() -> None:
+    """Of a killed trainer's saver that ended the first one's write, and was at the second's."""
+    policy = Costs("hand", 10, 10, write_ns=120)
+    for lost_at_ns, kept in ((219, 0), (220, 1), (339, 1), (340, 2)):
+        failures = [Incident(219, Loss.TRAINER), Incident(lost_at_ns, Loss.MACHINE)]
+        assert run(policy, failures, 341).redone[Loss.MACHINE] == (2 - kept) * 10
 
 
 def test_parts_are_made_again_at_each_restore() -> None:
