@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import torch
-
 HANGS_S = 300.0  # what has not ended by then never will
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "checkflow.checkpointing.attach"])
@@ -121,7 +119,5 @@ def _run(
     faulthandler.enable()  # what it was at, where it is aborted
     os.environ.clear()
     os.environ.update(environment)
-    if "OMP_NUM_THREADS" in environment:  # which torch has read already
-        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     sys.argv = ["program", *arguments]
     exec(compile(text, "program", "exec"), {"__name__": "__main__"})

@@ -27,7 +27,6 @@ class Job:
             "MASTER_ADDR": "localhost",
             "MASTER_PORT": str(port),
             "WORLD_SIZE": str(size),
-            "OMP_NUM_THREADS": "1",
         }
         self.ranks = {
             rank: Program(

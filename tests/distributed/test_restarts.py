@@ -16,7 +16,7 @@ def job(store: Path, *failures: str, restarts: int) -> str:
     """What its ranks print. Each life has a store of its own: in the agent's, gloo may try addresses of the former."""
     asked = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
     command = [sys.executable, "-m", "torch.distributed.run", *asked, str(SCRIPT), str(store), str(ITERATIONS)]
-    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     ran = subprocess.run([*command, *failures], env=environment, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout

@@ -59,7 +59,7 @@ def job(folder: Path, kind: str, when: str, step: int, train: Train, ranks: int)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
     running = {}
     for rank in range(ranks):
         here = meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}

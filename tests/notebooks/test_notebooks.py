@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -39,8 +38,7 @@ FAULTS = {
 
 def _execute(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, NOTEBOOKS / "execute.py", *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
