@@ -16,6 +16,7 @@ import torch
 
 from checkflow import strictjson
 from checkflow.distributed.joining import files_of_all, has_more, joined_files, joined_record, names_in
+from checkflow.distributed.own_alike import require_own_alike
 from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in, lost_in, unread_in
 from checkflow.distributed.reading import file_names, tensors_of, whole_file
@@ -48,13 +49,15 @@ def reshaped(parts: Complete, rank: int, where: Where) -> Reshaped:
     """What a rank of another training restores.
 
     Updates that are to be made again are made on the host. Raises CorruptStoreError where a part does not verify,
-    FormatError where parts do not fill the whole, InputError where only the training that saved it can make them.
+    FormatError where parts do not fill the whole, InputError where only the training that saved it can make them, or
+    where nothing says whose an optimizer's own state is.
     """
     number = rank % parts.size
     parts = with_whole_optimizers(parts, number)
     first = parts.ranks[number]
     record = first.record
     check_is_of_training(record)
+    require_own_alike(parts)
     by_file: dict[str, dict[StateName, ShardRecord]] = {}
     for name, shard in record.shards.items():
         by_file.setdefault(file_of(StateName(name).holder), {})[StateName(name)] = shard

@@ -13,6 +13,7 @@ from checkflow.runtime.device import CopyEvent
 from checkflow.schedule import Schedule
 from checkflow.state.live import Live, held_in, is_held
 from checkflow.state.names import StateName, gradient_name
+from checkflow.state.own import own_of
 from checkflow.torch_internals import versions
 from checkflow.training import Training
 from checkflow.wrapped import received, updater
@@ -144,8 +145,20 @@ def sizes_of(training: Training) -> tuple[int, ...]:
     sizes: list[int] = []
     for optimizer in training.optimizers:
         sizes.append(sum(len(group["params"]) for group in optimizer.param_groups))
-        sizes.append(sum(len(entries) for entries in updater(optimizer).state.values()))
+        sizes.append(sum(map(_size_of, updater(optimizer).state.values())))
+        sizes.append(sum(map(_whole_size_of, own_of(optimizer).values())))
     return tuple(sizes)
+
+
+def _size_of(entries: object) -> int:
+    return len(entries) if isinstance(entries, (Mapping, list, tuple)) else 1
+
+
+def _whole_size_of(value: object) -> int:
+    """With what is nested in it."""
+    if isinstance(value, (dict, list, tuple)):
+        return 1 + sum(map(_whole_size_of, value.values() if isinstance(value, dict) else value))
+    return 1
 
 
 def _of_optimizer(

@@ -181,7 +181,9 @@ def check_updated(binding: Binding, training: Training, number: int) -> None:
 
 
 def _check_absent(name: StateName, lives: Mapping[StateName, Live]) -> None:
-    """Optimizer state may come later, unless its parameter already has other state."""
+    """Optimizer state may come later, unless its parameter already has other state; under a text, at any time."""
+    if name.is_own:
+        return
     above = next(name.above(), name)
     if not name.is_optimizers or any(other.is_inside(above) for other in lives):
         raise _missing(name, lives)

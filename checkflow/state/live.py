@@ -19,6 +19,7 @@ from checkflow.state import refused
 from checkflow.state.groups import read_scalars
 from checkflow.state.holders import models_of, optimizers_of, unwrapped
 from checkflow.state.names import StateName, stems
+from checkflow.state.own import own_entries, own_of
 from checkflow.state.shards import is_shared, local
 from checkflow.torch_internals import own_buffers, own_modules, own_parameters
 from checkflow.training import Training
@@ -49,7 +50,9 @@ class Live:
     @property
     def entry(self) -> str:
         """Of an optimizer's state, which kind of it: "exp_avg"; "" for what is none."""
-        return str(self.key) if self.optimizer is not None else ""
+        if self.optimizer is None:
+            return ""
+        return ".state" if self.name.is_own else str(self.key)  # its key may be a parameter
 
     @property
     def is_host_scalar(self) -> bool:
@@ -85,13 +88,15 @@ def held_in(training: Training) -> Iterator[tuple[object, object, object]]:
                 if (its := state.get(parameter)) is not None:
                     yield state, parameter, its
                     yield from _nested(its)
+        yield from _nested(own_of(optimizer), state)
 
 
-def _nested(state: object) -> Iterator[tuple[object, object, object]]:
+def _nested(state: object, holder: object = None) -> Iterator[tuple[object, object, object]]:
+    """`holder`: of which the state is a part."""
     items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
     for key, item in items:
         if isinstance(item, (dict, list)):
-            yield state, key, item
+            yield state if holder is None else holder, key, item
             yield from _nested(item)
 
 
@@ -112,6 +117,8 @@ def live_state(training: Training) -> list[Live]:
             refused.check_block(live.name, live.held)
         if live.parameter is not None:
             refused.check_shared_alike(live.name, live.held, live.parameter)
+        elif live.name.is_own:
+            refused.check_own(live.name, live.held)
     if len({live.name for live in found}) < len(found):
         name, _ = Counter(live.name for live in found).most_common(1)[0]
         raise InputError(f"{name}: two tensors of this training have that name; rename one")
@@ -212,7 +219,7 @@ def _in_modules(modules: Mapping[str, torch.nn.Module]) -> Iterator[Live]:
 
 
 def _in_optimizers(training: Training) -> Iterator[Live]:
-    by_stem = entry_stems(training)
+    by_stem, names = entry_stems(training), parameter_names(training)
     for number, (holder, optimizer) in enumerate(optimizers_of(training).items()):
         stem = {id(parameter): name for name, parameter in by_stem[number].items()}
         for index, group in enumerate(optimizer.param_groups):
@@ -231,3 +238,6 @@ def _in_optimizers(training: Training) -> Iterator[Live]:
                     yield Live(
                         name, tensor, where, entry, optimizer=number, parameter=parameter, for_kernels=for_kernels
                     )
+        for_kernels = any(map(read_scalars, optimizer.param_groups))
+        for name, tensor, where, entry in own_entries(holder, optimizer, names):
+            yield Live(name, tensor, where, entry, optimizer=number, for_kernels=for_kernels)

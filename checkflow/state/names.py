@@ -2,7 +2,8 @@
 
 A model's tensor has the path that state_dict gives it. An optimizer's has its parameter's path with the entry's name
 behind it, "features.0.weight.exp_avg"; where two models in one optimizer have that path, the parameter's whole name
-stands there, "model.1/features.0.weight.exp_avg".
+stands there, "model.1/features.0.weight.exp_avg". What it keeps under a text, of no parameter, has ".state.k": no
+parameter's path begins with a dot.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TypeVar
 from checkflow.extra import key_of
 from checkflow.torch_internals import COMPILED_FROM
 
+_OWN = ".state."
 found = TypeVar("found")
 
 
@@ -35,6 +37,11 @@ class StateName(str):
         """Of a tensor that a group of an optimizer holds, such as its learning rate."""
         return cls.of(optimizer, f"param_groups.{index}.{key}")
 
+    @classmethod
+    def of_own(cls, optimizer: str, key: str) -> StateName:
+        """Of what an optimizer keeps in its state under a text, and not of a parameter."""
+        return cls.of(optimizer, f"{_OWN}{key}")
+
     def inside(self, key: object) -> StateName:
         """Of what is kept there under this key: an optimizer's entry, where this is what a parameter's begin with."""
         return StateName(f"{self}.{key}")
@@ -52,6 +59,11 @@ class StateName(str):
     @property
     def is_optimizers(self) -> bool:
         return is_of_kind(self.holder, "optimizer")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether an optimizer keeps it under a text, and not of a parameter."""
+        return self.path.startswith(_OWN) and self.is_optimizers
 
     @property
     def listed_as(self) -> str | None:

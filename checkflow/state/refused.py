@@ -141,9 +141,29 @@ def nameless_entry(holder: str, parameter: StateName, entry: object) -> InputErr
     return InputError(f"{holder}.state of {parameter}: the entry {entry!r:.80} has no text as its name")
 
 
-def stray_state(holder: str, key: object) -> InputError:
-    what = f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else f"the key {key!r:.80}"
-    return InputError(f"{holder}.state: {what} is no parameter of its groups; remove it from the state")
+def stray_state(where: str, key: object) -> InputError:
+    if isinstance(key, torch.Tensor):
+        return InputError(
+            f"{where}: a tensor of shape {tuple(key.shape)} is no parameter of its groups; remove it from the state"
+        )
+    return InputError(f"{where}: the key {key!r:.80} is no parameter of its groups, and no text; make it a text")
+
+
+def divided_own(where: str, key: str) -> InputError:
+    """Ranks divide the state by parameter, and this is of none."""
+    return InputError(
+        f"{where}: {key!r:.80} is kept under a text, for no parameter, and nothing says whether ranks have it alike "
+        "where ZeroRedundancyOptimizer divides the state; use the optimizer in it by itself"
+    )
+
+
+def check_own(name: StateName, held: torch.Tensor) -> None:
+    """Raises InputError for what an optimizer keeps under a text, if ranks share it."""
+    if is_shared(held):
+        raise InputError(
+            f"{name}: ranks share it (DTensor), which is not supported in what an optimizer keeps under a text; keep "
+            "it in the state of a parameter"
+        )
 
 
 # Of tensors

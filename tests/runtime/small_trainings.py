@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from counted import Counted
 from torch import nn
 from torch.autograd import backward
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -138,6 +139,11 @@ def raising() -> Case:
 
 def adamw_fused() -> Case:
     return plain(lambda ps: torch.optim.AdamW(ps, lr=0.01, fused=True))
+
+
+def counted() -> Case:
+    """An optimizer that keeps numbers and tensors under a text, some from its first update on."""
+    return plain(Counted)
 
 
 def accumulating() -> Case:
@@ -494,5 +500,5 @@ ALL = [
     sgd, momentum, adamw_looped, adamw_foreach, momentum_foreach, routed, now_and_then_foreach, raising, adamw_fused,
     accumulating, tied, frozen, in_backward, recomputing,
     adversarial, evaluating, clipping, skipping, averaging, reloading, convolutional,
-    swapping, parking, turning, spinning, wrapping, hooked_wrapping,
+    swapping, parking, turning, spinning, wrapping, hooked_wrapping, counted,
 ]  # fmt: skip

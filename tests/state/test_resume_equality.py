@@ -77,7 +77,7 @@ def test_a_resumed_run_ends_as_one_never_interrupted(name: str, at: int) -> None
     assert final(other) == expected
 
 
-@pytest.mark.parametrize("name", ["adamw foreach", "tied", "scheduler onecycle", "several", "scaler"])
+@pytest.mark.parametrize("name", ["adamw foreach", "tied", "scheduler onecycle", "several", "scaler", "counted"])
 def test_a_run_can_be_taken_back(name: str) -> None:
     """Restoring into a training that has run already changes its tensors in place and its state back."""
     make = TRAININGS[name]

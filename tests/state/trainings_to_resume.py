@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import torch.nn.functional as F
+from counted import Counted
 from torch import nn
 from torch.optim import lr_scheduler as lrs
 
@@ -258,5 +259,6 @@ TRAININGS: dict[str, Make] = {
     "calm scaler": lambda: simple(adamw(), scale=2.0),
     "calm scaler, fused": lambda: simple(adamw(fused=True), scale=2.0),
     "several": gan,
+    "counted": lambda: simple(Counted),
     "empty group": lambda: simple(in_groups),
 }

@@ -19,6 +19,7 @@ from checkflow.state.host.json_values import (
     TENSOR_DTYPES,
     Array,
     Json,
+    Named,
     RefusedError,
     Stored,
     base64_of,
@@ -94,7 +95,7 @@ def _check_key(key: object) -> None:
     if isinstance(key, tuple):
         for part in key:
             _check_key(part)
-    elif not (key is None or isinstance(key, (str, bytes, int, float, frozenset, np.generic, torch.dtype))):
+    elif not (key is None or isinstance(key, (str, bytes, int, float, frozenset, np.generic, torch.dtype, Named))):
         raise RefusedError(f"a {type(key).__name__} cannot be a key")
 
 
@@ -145,6 +146,12 @@ def _stored(value: Json) -> Stored:
     if not isinstance(name, str):
         raise RefusedError("a stored tensor has no name")
     return Stored(name, _order(value))
+
+
+def _named(value: Json) -> Named:
+    if not isinstance(value, str):
+        raise RefusedError("a parameter has no name")
+    return Named(value)
 
 
 def _order(value: Json, dims: int | None = None) -> tuple[int, ...] | None:
@@ -227,4 +234,5 @@ _DECODERS: dict[str, Callable[[Json, int], object]] = {
     "$array": lambda value, _: _array(value),
     "$scalar": lambda value, _: _scalar(value),
     "$stored": lambda value, _: _stored(value),
+    "$parameter": lambda value, _: _named(value),
 }

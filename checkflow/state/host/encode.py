@@ -19,6 +19,7 @@ from checkflow.state.host.json_values import (
     TENSOR_DTYPES,
     Array,
     Json,
+    Named,
     Recorded,
     RefusedError,
     Stored,
@@ -136,6 +137,7 @@ _ENCODERS: dict[type, Callable[..., Json]] = {
     torch.dtype: lambda value, _: {"$dtype": name_of(value)},
     torch.Tensor: lambda value, _: {"$tensor": tensor_parts(value)},
     np.ndarray: lambda value, _: {"$array": _array_parts(value)},
+    Named: lambda value, _: {"$parameter": value.name},
     Recorded: lambda value, _: {"$tensor": tensor_parts(value.tensor, None)},
     Stored: lambda value, _: {
         "$stored": value.name if value.order is None else {"name": value.name} | _order(value.order)

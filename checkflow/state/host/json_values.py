@@ -48,6 +48,13 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    """Stands for a parameter, where it is the key of a dict."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recorded:
     """A tensor for the record though it is large: its own file has no room for it."""
 

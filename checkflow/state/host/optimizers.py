@@ -17,9 +17,11 @@ from checkflow.errors import InputError
 from checkflow.state import refused
 from checkflow.state.host.encode import encode, tensor_parts
 from checkflow.state.host.json_values import MAX_TENSOR_BYTES, Json, RefusedError, Stored, base64_of, dump
+from checkflow.state.host.own import OwnReader
 from checkflow.state.live import entries
 from checkflow.state.memory import identity, memory_order
 from checkflow.state.names import StateName, file_of, stems
+from checkflow.state.own import state_of, where_of
 from checkflow.state.shards import local
 from checkflow.wrapped import is_zero, updated_here, updater
 
@@ -102,6 +104,7 @@ class OptimizerReader:
         self._optimizer = optimizer
         self._names = names
         self._stored = stored
+        self._own = OwnReader(prefix, optimizer, names, stored)
         self._groups: dict[int, _Group] = {}
         self._stems: dict[StateName, StateName] = {}
         self._cohorts: list[_Cohort] | None = None
@@ -113,7 +116,7 @@ class OptimizerReader:
     @property
     def structure(self) -> tuple[str, ...]:
         """Changes when other state than before has to be found in the files."""
-        return (*(cohort.text for cohort in self._cohorts or ()), self._places)
+        return (*(cohort.text for cohort in self._cohorts or ()), self._places, *self._own.structure)
 
     def forget(self) -> None:
         """Parameters have other names than before."""
@@ -130,7 +133,8 @@ class OptimizerReader:
         head = dump(
             {"name": self._prefix, "type": kind.__name__, "module": kind.__module__, "file": file_of(self._prefix)}
         )
-        text = f'{head[:-1]},"groups":[{groups}],"cohorts":[{cohorts}]{self._places}{self._partition()}}}'
+        more = f"{self._places}{self._partition()}{self._own.read()}"
+        text = f'{head[:-1]},"groups":[{groups}],"cohorts":[{cohorts}]{more}}}'
         self._stale = any(cohort.values for cohort in self._cohorts)  # replaced, not changed: nothing tells
         return text
 
@@ -192,7 +196,7 @@ class OptimizerReader:
 
     def _changed(self) -> bool:
         state = updater(self._optimizer).state
-        if len(state) != len(self._seen):
+        if sum(type(key) is not str for key in state_of(self._optimizer)) != len(self._seen) or self._own.changed():
             return True
         for seen in self._seen:
             now = state.get(seen.parameter)
@@ -206,9 +210,9 @@ class OptimizerReader:
         parameters = dict.fromkeys(p for group in self._optimizer.param_groups for p in group["params"])
         self._stems = stems(self._prefix, map(self._name, parameters))
         held = updater(self._optimizer).state
-        for key in held:
-            if key not in parameters:
-                raise refused.stray_state(self._prefix, key)
+        for key in state_of(self._optimizer):
+            if key not in parameters and type(key) is not str:
+                raise refused.stray_state(where_of(self._prefix, self._optimizer), key)
         for parameter in parameters:
             state = held.get(parameter)
             if state is None:
@@ -226,20 +230,16 @@ class OptimizerReader:
         tied: dict[str, Json] = {}
         orders: dict[str, Json] = {}
         parts = {parameter: local(parameter) for parameter in parameters}
-        first = {identity(part): self._name(parameter) for parameter, part in parts.items() if part.numel()}
+        first: dict[object, StateName] = {
+            identity(part): self._name(parameter) for parameter, part in parts.items() if part.numel()
+        }
         for parameter, part in parts.items():
             stem = self._stems[self._name(parameter)]
             for name, entry, _, _ in entries(updater(self._optimizer).state.get(parameter, {}), stem):
-                tensor = local(entry)
-                if not tensor.numel() or not self._stored(name):
-                    continue
-                other = first.setdefault(identity(tensor), name)
-                if other != name:
-                    tied[name.path] = other
-                order = memory_order(tensor)
-                usual = memory_order(part) if part.shape == tensor.shape else tuple(range(tensor.dim()))
-                if order is not None and order != usual:
-                    orders[name.path] = list(order)
+                usual = memory_order(part) if part.shape == local(entry).shape else None
+                self._note_place(name, local(entry), usual, first, tied, orders)
+        for name, entry in self._own.tensors().items():
+            self._note_place(name, entry, None, first, tied, orders)
         laid: dict[str, Json] = {
             self._names[id(parameter)]: list(order)
             for parameter, part in parts.items()
@@ -247,6 +247,25 @@ class OptimizerReader:
         }
         fields = (("tied", tied), ("orders", orders), ("laid", laid))
         return "".join(f",{dump(key)}:{dump(value)}" for key, value in fields if value)
+
+    def _note_place(
+        self,
+        name: StateName,
+        tensor: torch.Tensor,
+        usual: tuple[int, ...] | None,
+        first: dict[object, StateName],
+        tied: dict[str, Json],
+        orders: dict[str, Json],
+    ) -> None:
+        """`usual`: the order that it would have; `first`: the names under which storages were seen first."""
+        if not tensor.numel() or not self._stored(name):
+            return
+        other = first.setdefault(identity(tensor), name)
+        if other != name:
+            tied[name.path] = other
+        order = memory_order(tensor)
+        if order is not None and order != (tuple(range(tensor.dim())) if usual is None else usual):
+            orders[name.path] = list(order)
 
     def _kind(self, parameter: torch.Tensor, name: StateName, entry: object, value: object) -> str:
         """How a entry is saved; parameters with the same kinds of entries share a cohort."""

@@ -67,6 +67,19 @@ class PartitionRecord(BaseModel):
     parameters: tuple[str, ...]
 
 
+class OwnRecord(BaseModel):
+    """What an optimizer keeps under a text and not of a parameter, by that text.
+
+    Tensors in the file are {"$stored": path}, as ".state.<text>" and what it is within that; a parameter that is a key
+    is {"$parameter": name}. `apart`: paths of tensors that lie on the CPU while the parameters do not.
+    """
+
+    model_config = _STRICT
+
+    values: dict[str, Json]
+    apart: tuple[str, ...] = ()
+
+
 class OptimizerRecord(BaseModel):
     """An optimizer. Parameters in no cohort have no state yet, or with a `partition` another rank's record has it.
 
@@ -87,6 +100,7 @@ class OptimizerRecord(BaseModel):
     orders: dict[str, tuple[int, ...]] = {}
     laid: dict[str, tuple[int, ...]] = {}
     partition: PartitionRecord | None = None
+    own: OwnRecord | None = None  # where it keeps something so; older versions refused it
 
 
 class PartRecord(BaseModel):

@@ -16,7 +16,9 @@ from checkflow.state.host.json_values import Json, RefusedError, Stored
 from checkflow.state.host.record import CohortRecord, GroupRecord, OptimizerRecord
 from checkflow.state.memory import laid, memory_order
 from checkflow.state.names import StateName, stems
+from checkflow.state.own import own_of
 from checkflow.state.restore.files import FileTensor, TensorFile, Tied
+from checkflow.state.restore.own import NOTHING, OwnPlan, match_own
 from checkflow.state.shards import local, shared_like
 from checkflow.wrapped import updated_here, updater
 
@@ -31,6 +33,7 @@ class OptimizerPlan:
     groups: tuple[Mapping[str, object], ...]
     states: Mapping[torch.Tensor, Mapping[str, object]]  # by parameter; those that are absent have none
     apart: Mapping[torch.Tensor, frozenset[str]]  # entries that lay on the CPU while the parameter did not
+    own: OwnPlan = NOTHING  # under a text, of no parameter
     takes_all: bool = True  # of the checkpoint's state; another rank takes the rest
 
     def apply(self) -> None:
@@ -43,6 +46,9 @@ class OptimizerPlan:
                     group[key] = placing.placed(value, group.get(key), _device_of(group))
             for parameter in group["params"]:
                 self._apply_state(parameter, group, placing, as_read=as_read)
+        parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        beside = next((parameter.device for parameter in parameters), torch.device("cpu"))
+        self.own.apply(self.optimizer, placing.placed, beside)
 
     def _can_be_as_read(self) -> bool:
         """Whether all state is new and lies as in the file. One tensor alone would keep all of the file in memory."""
@@ -118,8 +124,10 @@ def match_optimizer(
                 )
             _check_existing(f"{prefix}.state of {name}", updater(optimizer).state.get(parameter, {}), values)
             states[parameter], apart[parameter] = values, frozenset(cohort.apart)
+    under_text = match_own(record, parameters, lambda value: _resolved(prefix, value, file))
+    _check_existing(f"{prefix}.state", own_of(optimizer), under_text.values)
     kept = {parameter: values for parameter, values in states.items() if parameter in own}
-    return OptimizerPlan(optimizer, groups, kept, apart, takes_all=len(kept) == len(states))
+    return OptimizerPlan(optimizer, groups, kept, apart, under_text, takes_all=len(kept) == len(states))
 
 
 def stored_in(record: OptimizerRecord) -> Iterator[str]:

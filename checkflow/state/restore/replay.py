@@ -59,7 +59,7 @@ class Replay:
                 now.pop(parameter, None)
                 if parameter in earlier:
                     now[parameter] = earlier[parameter]  # type: ignore[assignment]
-        return OptimizerPlan(plan.optimizer, plan.groups, states, apart)
+        return OptimizerPlan(plan.optimizer, plan.groups, states, apart, plan.own)
 
     def run(self) -> None:
         """Live parameters and state are as they were saved; afterwards they are the checkpoint's. Raises InputError
