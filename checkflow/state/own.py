@@ -36,31 +36,42 @@ def own_entries(
         if is_zero(optimizer):
             raise refused.divided_own(where_of(holder, optimizer), key)
         name = StateName.of_own(holder, key)
-        yield from _tensors(value, name, state_of(optimizer), key, where_of(holder, optimizer), names)
+        yield from _tensors(value, name, state_of(optimizer), key, optimizer, names)
 
 
 def _tensors(
-    value: object, name: StateName, container: object, key: object, where: str, names: Mapping[int, StateName]
+    value: object,
+    name: StateName,
+    container: object,
+    key: object,
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[int, StateName],
 ) -> Iterator[tuple[StateName, torch.Tensor, object, object]]:
     if isinstance(value, torch.Tensor):
         yield name, value, container, key
     elif isinstance(value, dict):
         for inner, item in value.items():
-            yield from _tensors(item, name.inside(key_name(inner, where, names)), value, inner, where, names)
+            yield from _tensors(
+                item, name.inside(key_name(inner, name.holder, optimizer, names)), value, inner, optimizer, names
+            )
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            yield from _tensors(item, name.inside(index), value, index, where, names)
+            yield from _tensors(item, name.inside(index), value, index, optimizer, names)
 
 
 def where_of(holder: str, optimizer: torch.optim.Optimizer) -> str:
     """For messages: the state, and whose it is."""
-    return f"{holder}.state of {type(updater(optimizer)).__name__}"
+    return f"{holder}.state of {kind_of(optimizer)}"
 
 
-def key_name(key: object, where: str, names: Mapping[int, StateName]) -> object:
+def kind_of(optimizer: torch.optim.Optimizer) -> str:
+    return type(updater(optimizer)).__name__
+
+
+def key_name(key: object, holder: str, optimizer: torch.optim.Optimizer, names: Mapping[int, StateName]) -> object:
     """What a key of a dict is called: of a parameter, its name. Raises InputError for another tensor."""
     if not isinstance(key, torch.Tensor):
         return key
     if id(key) not in names:
-        raise refused.stray_state(where, key)
+        raise refused.stray_state(holder, kind_of(optimizer), key)
     return names[id(key)]

@@ -141,12 +141,12 @@ def nameless_entry(holder: str, parameter: StateName, entry: object) -> InputErr
     return InputError(f"{holder}.state of {parameter}: the entry {entry!r:.80} has no text as its name")
 
 
-def stray_state(where: str, key: object) -> InputError:
-    if isinstance(key, torch.Tensor):
-        return InputError(
-            f"{where}: a tensor of shape {tuple(key.shape)} is no parameter of its groups; remove it from the state"
-        )
-    return InputError(f"{where}: the key {key!r:.80} is no parameter of its groups, and no text; make it a text")
+def stray_state(holder: str, kind: str, key: object) -> InputError:
+    """`kind`: the optimizer's class."""
+    is_tensor = isinstance(key, torch.Tensor)
+    what = f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else f"the key {key!r:.80}"
+    why, advice = ("", "remove it from the state") if is_tensor else (", and no text", "make it a text")
+    return InputError(f"{holder}.state: {what} is no parameter of its groups{why} ({kind}); {advice}")
 
 
 def divided_own(where: str, key: str) -> InputError:

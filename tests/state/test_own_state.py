@@ -133,10 +133,10 @@ def test_what_was_not_there_goes_when_a_training_is_taken_back(tmp_path: Path) -
         ({"k": {"in": torch.zeros(2, device="meta")}}, r"^optimizer/\.state\.k\.in: has no data yet"),
         (
             {"k": {torch.ones(2): 1}},
-            r"^optimizer\.state of SGD: a tensor of shape \(2,\) is no parameter of its groups",
+            r"^optimizer\.state: a tensor of shape \(2,\) is no parameter of its groups \(SGD\)",
         ),
-        ({3: 1}, r"^optimizer\.state of SGD: the key 3 is no parameter of its groups, and no text; make it a text"),
-        ({torch.ones(3): {}}, r"^optimizer\.state of SGD: a tensor of shape \(3,\) is no parameter of its groups"),
+        ({3: 1}, r"^optimizer\.state: the key 3 is no parameter of its groups, and no text \(SGD\); make it a text"),
+        ({torch.ones(3): {}}, r"^optimizer\.state: a tensor of shape \(3,\) is no parameter of its groups \(SGD\)"),
         ({"a": {"b.c": torch.ones(2)}, "a.b": {"c": torch.ones(2)}}, r"a\.b\.c: two tensors of this training have"),
     ],
 )

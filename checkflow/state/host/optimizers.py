@@ -21,7 +21,7 @@ from checkflow.state.host.own import OwnReader
 from checkflow.state.live import entries
 from checkflow.state.memory import identity, memory_order
 from checkflow.state.names import StateName, file_of, stems
-from checkflow.state.own import state_of, where_of
+from checkflow.state.own import kind_of, state_of
 from checkflow.state.shards import local
 from checkflow.wrapped import is_zero, updated_here, updater
 
@@ -212,7 +212,7 @@ class OptimizerReader:
         held = updater(self._optimizer).state
         for key in state_of(self._optimizer):
             if key not in parameters and type(key) is not str:
-                raise refused.stray_state(where_of(self._prefix, self._optimizer), key)
+                raise refused.stray_state(self._prefix, kind_of(self._optimizer), key)
         for parameter in parameters:
             state = held.get(parameter)
             if state is None:

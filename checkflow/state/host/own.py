@@ -71,9 +71,9 @@ class OwnReader:
         if isinstance(value, torch.Tensor):
             return self._tensor(value, name)
         if type(value) is dict:
-            where, found = where_of(self._prefix, self._optimizer), dict[object, object]()
+            found: dict[object, object] = {}
             for key, item in value.items():
-                called = key_name(key, where, self._names)
+                called = key_name(key, self._prefix, self._optimizer, self._names)
                 marked = Named(str(called)) if isinstance(key, torch.Tensor) else key
                 found[marked] = self._marked(item, name.inside(called))
             return found
