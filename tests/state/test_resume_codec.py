@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from checkflow.errors import FormatError, InputError
 from checkflow.state.host.decode import decode, load
@@ -22,7 +23,8 @@ SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.binary()
     | st.sampled_from([torch.float32, torch.bfloat16, torch.int64])
 )  # fmt: skip
-KEYS = st.text() | st.integers() | st.tuples(st.integers(), st.text()) | st.booleans() | st.none() | st.binary()
+TEXTS = st.text() | st.text(st.characters())  # of which the second have surrogates, as a file's name may
+KEYS = TEXTS | st.integers() | st.tuples(st.integers(), st.text()) | st.booleans() | st.none() | st.binary()
 TENSORS = st.builds(
     lambda dtype, values, shape: torch.tensor(values, dtype=torch.float64).to(dtype).reshape(shape(len(values))),
     st.sampled_from(
@@ -44,9 +46,9 @@ VALUES = st.recursive(
         st.lists(inner, max_size=4).map(tuple),
         st.dictionaries(KEYS, inner, max_size=4),
         st.dictionaries(KEYS, inner, max_size=4).map(OrderedDict),
-        st.sets(st.integers() | st.text() | st.tuples(st.integers())),
-        st.frozensets(st.integers() | st.text()),
-        st.dictionaries(KEYS, st.integers(), max_size=4).map(Counter),
+        st.sets(st.integers() | TEXTS | st.tuples(st.integers())),
+        st.frozensets(st.integers() | TEXTS),
+        st.dictionaries(KEYS, st.integers() | st.floats() | inner, max_size=4).map(Counter),
     ),
     max_leaves=12,
 )
@@ -73,9 +75,10 @@ def same(left: object, right: object) -> bool:
 
 @given(VALUES)
 def test_every_value_comes_back_as_it_was(value: object) -> None:
-    """Through the text and back: types, order, keys and bits."""
+    """Through the text and back: types, order, keys and bits. A record's parser is the stricter one."""
     text = dump(encode(value, "value"))
     assert text.isascii()
+    from_json(text)
     assert same(decode(load(text.encode(), "text"), "value"), value)
 
 
@@ -86,7 +89,8 @@ JSON = st.recursive(
         | st.dictionaries(st.text() | st.sampled_from(["dtype", "shape", "data"]), inner, max_size=4)
         | st.dictionaries(
             st.sampled_from(["$tuple", "$set", "$dict", "$counter", "$int", "$float", "$bytes", "$tensor", "$array",
-                             "$scalar", "$dtype", "$stored", "$ordered", "$frozenset", "$pickle"]), inner, max_size=2)
+                             "$scalar", "$dtype", "$text", "$stored", "$ordered", "$frozenset", "$pickle"]),
+            inner, max_size=2)
     ),
     max_leaves=12,
 )  # fmt: skip
@@ -116,7 +120,10 @@ BAD: list[Json] = [
     {"$dict": [[[], 2]]},
     {"$dict": [[1]]},
     {"$dict": 3},
-    {"$counter": [["a", "b"]]},
+    {"$counter": [["a", 1], ["a", 2]]},
+    {"$text": "YQ=="},
+    {"$text": "gA=="},
+    {"$text": 7},
     {"$int": "0x1"},
     {"$int": "99999999999999999999"},
     {"$int": 5},
@@ -143,6 +150,7 @@ BAD: list[Json] = [
     {"$tensor": TENSOR | {"dtype": "object"}},
     {"$tensor": TENSOR | {"device": "cuda"}},
     {"$tensor": TENSOR | {"dtype": "bool", "shape": [1], "data": "Ag=="}},
+    {"$tensor": TENSOR | {"shape": [*(1 for _ in range(33)), 2]}},
     {"$array": TENSOR | {"dtype": "|O8"}},
     {"$scalar": TENSOR | {"dtype": "<f4"}},
     float("inf"),
@@ -163,9 +171,9 @@ def test_text_that_is_no_strict_json_is_refused(text: bytes) -> None:
         load(text, "record")
 
 
-def test_nesting_is_bounded_both_ways() -> None:
+@pytest.mark.parametrize("value", [1, math.nan, 2**64, np.float32(1.5), "\udc80"], ids=str)
+def test_nesting_is_bounded_both_ways(value: object) -> None:
     """MAX_DEPTH containers are taken, one more is refused, and a value that contains itself is too."""
-    value: object = 1
     for _ in range(MAX_DEPTH):
         value = {3: value}
     assert same(decode(load(dump(encode(value, "v")).encode(), "t"), "v"), value)
@@ -197,6 +205,13 @@ REFUSED: list[tuple[object, str]] = [
     ({"a": torch.Size([1])}, r"^s\.a: a torch\.Size"),
     ({"a": {1, Custom}}, r"^s\.a: member <class"),
     ({"a": iter([])}, r"^s\.a: a list_iterator"),
+    ({"a": {torch.zeros(1): 1}}, r"^s\.a: a Tensor cannot be a key"),
+    ({"a": {1: {(2, torch.zeros(1))}}}, r"^s\.a\[1\]: a Tensor cannot be a key"),
+    ({"a": torch.zeros((1,) * 33)}, r"^s\.a: a tensor has more than 32 dimensions"),
+    ({"a": np.zeros((1,) * 33)}, r"^s\.a: a tensor has more than 32 dimensions"),
+    ({"a": torch.empty(0).as_strided((0, 2**40, 2**40), (0, 0, 0))}, r"^s\.a: a tensor's shape is larger"),
+    ({"a": torch.tensor([2], dtype=torch.uint8).view(torch.bool)}, r"^s\.a: a boolean is neither 0 nor 1"),
+    ({"a": np.array([2], dtype="u1").view("?")}, r"^s\.a: a boolean is neither 0 nor 1"),
 ]
 
 

@@ -14,8 +14,10 @@ from checkflow import strictjson
 from checkflow.errors import FormatError
 from checkflow.state.host.json_values import (
     ARRAY_DTYPES,
+    LEAVES,
     MAX_DEPTH,
     NAMED_DTYPES,
+    SURROGATES,
     TENSOR_DTYPES,
     Array,
     Json,
@@ -23,10 +25,12 @@ from checkflow.state.host.json_values import (
     RefusedError,
     Stored,
     base64_of,
+    check_bool,
+    check_key,
+    check_shape,
+    is_utf8,
 )
 from checkflow.state.memory import laid
-
-_MAX_ELEMENTS = 2**62
 
 
 def decode(value: Json, path: str) -> object:
@@ -50,11 +54,11 @@ def _decode(value: Json, depth: int) -> object:
         raise RefusedError("a float is not as it was written")
     if not isinstance(value, (list, dict)):
         return value
-    if depth == 0:
+    tag = next((key for key in value if key.startswith("$")), None) if isinstance(value, dict) else None
+    if depth == 0 and tag not in LEAVES:
         raise RefusedError("is nested too deeply")
     if isinstance(value, list):
         return [_decode(item, depth - 1) for item in value]
-    tag = next((key for key in value if key.startswith("$")), None)
     if tag is None:
         return {key: _decode(item, depth - 1) for key, item in value.items()}
     decoder = _DECODERS.get(tag)
@@ -75,7 +79,7 @@ def _mapping(value: Json, depth: int) -> dict[object, object]:
     for pair in pairs:
         if len(pair) != 2:
             raise RefusedError("a mapping's members are no list of pairs")
-        _check_key(pair[0])
+        check_key(pair[0])
         if pair[0] in found:
             raise RefusedError("a key stands twice in one mapping")
         found[pair[0]] = pair[1]
@@ -85,27 +89,28 @@ def _mapping(value: Json, depth: int) -> dict[object, object]:
 def _members(value: Json, depth: int) -> list[object]:
     items = _items(value, depth)
     for item in items:
-        _check_key(item)
+        check_key(item)
     if len(set(items)) != len(items):
         raise RefusedError("a member stands twice in one set")
     return items
 
 
-def _check_key(key: object) -> None:
-    if isinstance(key, tuple):
-        for part in key:
-            _check_key(part)
-    elif not (key is None or isinstance(key, (str, bytes, int, float, frozenset, np.generic, torch.dtype, Named))):
-        raise RefusedError(f"a {type(key).__name__} cannot be a key")
-
-
 def _counter(value: Json, depth: int) -> Counter[object]:
+    """Counts of any kind: a class's share, or an array of NumPy's."""
     found: Counter[object] = Counter()
     for key, count in _mapping(value, depth).items():
-        if not isinstance(count, int):
-            raise RefusedError("a count is no integer")
-        found[key] = count
+        found[key] = count  # type: ignore[assignment]
     return found
+
+
+def _text(value: Json) -> str:
+    try:
+        text = bytes_of(value).decode(errors=SURROGATES)
+    except UnicodeDecodeError:
+        text = ""
+    if is_utf8(text):
+        raise RefusedError("a text is not as it was written")
+    return text
 
 
 def _int(value: Json) -> int:
@@ -171,13 +176,12 @@ def _parts(value: Json) -> tuple[str, tuple[int, ...], bytes]:
     if not isinstance(value, dict) or value.keys() - {"order"} != {"dtype", "shape", "data"}:
         raise RefusedError("a tensor has other fields than dtype, shape, data")
     dtype, shape = value["dtype"], value["shape"]
-    if not isinstance(dtype, str) or not isinstance(shape, list) or len(shape) > MAX_DEPTH:
+    if not isinstance(dtype, str) or not isinstance(shape, list):
         raise RefusedError("a tensor's dtype or shape is not as it was written")
     extents = tuple(extent for extent in shape if isinstance(extent, int) and not isinstance(extent, bool))
     if len(extents) != len(shape) or any(extent < 0 for extent in extents):
         raise RefusedError("a tensor's shape is not as it was written")
-    if math.prod(max(extent, 1) for extent in extents) > _MAX_ELEMENTS:
-        raise RefusedError("a tensor's shape is larger than any tensor's")
+    check_shape(extents)
     return dtype, extents, bytes_of(value["data"])
 
 
@@ -187,7 +191,7 @@ def tensor_of(value: Json) -> torch.Tensor:
     if dtype not in TENSOR_DTYPES or len(data) != math.prod(shape) * TENSOR_DTYPES[dtype].itemsize:
         raise RefusedError("a tensor's dtype, shape and bytes do not belong together")
     if dtype == "bool":
-        _check_bool(data)
+        check_bool(data)
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     tensor, order = flat.view(TENSOR_DTYPES[dtype]).reshape(shape), _order(value, len(shape))
     return tensor if order is None else laid(tensor, order)
@@ -198,7 +202,7 @@ def _array(value: Json) -> Array:
     if dtype not in ARRAY_DTYPES or len(data) != math.prod(shape) * ARRAY_DTYPES[dtype].itemsize:
         raise RefusedError("an array's dtype, shape and bytes do not belong together")
     if dtype == "|b1":
-        _check_bool(data)
+        check_bool(data)
     array = np.frombuffer(bytearray(data), dtype=ARRAY_DTYPES[dtype]).reshape(shape)
     order = _order(value, len(shape))
     if order is None:
@@ -214,11 +218,6 @@ def _scalar(value: Json) -> object:
     return array[()]
 
 
-def _check_bool(data: bytes) -> None:
-    if data.strip(b"\0\1"):
-        raise RefusedError("a boolean is neither 0 nor 1")
-
-
 _DECODERS: dict[str, Callable[[Json, int], object]] = {
     "$tuple": lambda value, depth: tuple(_items(value, depth)),
     "$set": lambda value, depth: set(_members(value, depth)),
@@ -230,6 +229,7 @@ _DECODERS: dict[str, Callable[[Json, int], object]] = {
     "$int": lambda value, _: _int(value),
     "$float": lambda value, _: _float(value),
     "$dtype": lambda value, _: _dtype(value),
+    "$text": lambda value, _: _text(value),
     "$tensor": lambda value, _: tensor_of(value),
     "$array": lambda value, _: _array(value),
     "$scalar": lambda value, _: _scalar(value),

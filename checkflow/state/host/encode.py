@@ -16,6 +16,7 @@ from checkflow.state.host.json_values import (
     ARRAY_DTYPES,
     MAX_DEPTH,
     MAX_TENSOR_BYTES,
+    SURROGATES,
     TENSOR_DTYPES,
     Array,
     Json,
@@ -24,7 +25,11 @@ from checkflow.state.host.json_values import (
     RefusedError,
     Stored,
     base64_of,
+    check_bool,
+    check_key,
+    check_shape,
     dump,
+    is_utf8,
 )
 from checkflow.state.memory import unusual_order
 
@@ -38,8 +43,10 @@ def encode(value: object, path: str) -> Json:
 
 
 def _encode(value: object, depth: int) -> Json:
-    if value is None or type(value) is bool or type(value) is str:
+    if value is None or type(value) is bool:
         return value
+    if type(value) is str:
+        return value if is_utf8(value) else {"$text": base64_of(value.encode(errors=SURROGATES))}
     if type(value) is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if type(value) is int:
@@ -73,17 +80,21 @@ def _list(value: Iterable[object], depth: int) -> list[Json]:
 def _dict(value: dict[object, object], depth: int) -> Json:
     found: dict[str, Json] = {}
     for key, item in value.items():
-        if type(key) is not str or key.startswith("$"):
+        if type(key) is not str or key.startswith("$") or not is_utf8(key):
             return {"$dict": _pairs(value, depth)}
         found[key] = _encode(item, depth)
     return found
 
 
 def _pairs(value: dict[object, object], depth: int) -> list[Json]:
+    for key in value:
+        check_key(key)
     return [[_encode(key, depth), _encode(item, depth)] for key, item in value.items()]
 
 
 def _members(value: Iterable[object], depth: int) -> Json:
+    for member in value:
+        check_key(member)
     return list(sorted(_list(value, depth), key=dump))  # noqa: C413 (mypy: list is invariant)
 
 
@@ -99,7 +110,10 @@ def tensor_parts(value: torch.Tensor, max_bytes: int | None = MAX_TENSOR_BYTES) 
     size_bytes = value.numel() * value.element_size()
     if max_bytes is not None and size_bytes > max_bytes:
         raise RefusedError(f"a tensor of {size_bytes} bytes cannot be saved here; keep at most {max_bytes}")
+    check_shape(value.shape)
     data = value.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy().tobytes()
+    if value.dtype == torch.bool:
+        check_bool(data)
     parts: dict[str, Json] = {"dtype": name, "shape": list(value.shape), "data": base64_of(data)}
     return parts | _order(unusual_order(value))
 
@@ -113,7 +127,11 @@ def _array_parts(value: Array) -> Json:
         raise RefusedError(f"an array of dtype {value.dtype} cannot be saved; keep numbers of at most 64 bits")
     if value.nbytes > MAX_TENSOR_BYTES:
         raise RefusedError(f"an array of {value.nbytes} bytes cannot be saved; keep at most {MAX_TENSOR_BYTES}")
-    parts: dict[str, Json] = {"dtype": value.dtype.str, "shape": list(value.shape), "data": base64_of(value.tobytes())}
+    check_shape(value.shape)
+    data = value.tobytes()
+    if value.dtype == np.bool_:
+        check_bool(data)
+    parts: dict[str, Json] = {"dtype": value.dtype.str, "shape": list(value.shape), "data": base64_of(data)}
     return parts | _order(_array_order(value))
 
 

@@ -7,15 +7,19 @@ JSON's own values stand for themselves. Everything else is an object with one ke
     {"$dtype": "float32"}  {"$tensor": {"dtype", "shape", "data"}}   base64 of the elements in logical order
     {"$array": {...}}  {"$scalar": {...}}                            the same for NumPy's arrays and scalars
     {"$stored": name | {"name", "order"}}                            a tensor that a file of the checkpoint holds
+    {"$text": base64}                                                text with surrogates, as of a name that is no UTF-8
 
 Of what does not lie in memory in the order of its dimensions "order" has them, outermost first.
-A dict whose keys are all text without a leading "$" is a JSON object; any other is {"$dict": ...}.
+A dict whose keys are all text that JSON has, without a leading "$", is a JSON object; any other is {"$dict": ...}.
+What has a form and what a form has are decided here once: nothing is saved that no restore would take.
 """
 
 from __future__ import annotations
 
 import binascii
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -61,11 +65,48 @@ class Recorded:
     tensor: torch.Tensor
 
 
+SURROGATES = "surrogatepass"
+LEAVES = frozenset({"$int", "$float", "$scalar", "$text"})  # which take no level of MAX_DEPTH
+_MAX_ELEMENTS = 2**62
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class RefusedError(Exception):
     """Why a value has no form, or a form no value. Never leaves this package."""
+
+
+def is_utf8(text: str) -> bool:
+    """Whether JSON has it: it has no surrogates, which stand for the bytes of what is no UTF-8."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_key(key: object) -> None:
+    """Of a mapping, or a member of a set. Raises RefusedError for what is a value only."""
+    if isinstance(key, tuple):
+        for part in key:
+            check_key(part)
+    elif not (key is None or isinstance(key, (str, bytes, int, float, frozenset, np.generic, torch.dtype, Named))):
+        raise RefusedError(f"a {type(key).__name__} cannot be a key")
+
+
+def check_shape(shape: Sequence[int]) -> None:
+    """Of a tensor or array. Raises RefusedError."""
+    if len(shape) > MAX_DEPTH:
+        raise RefusedError(f"a tensor has more than {MAX_DEPTH} dimensions")
+    if math.prod(max(extent, 1) for extent in shape) > _MAX_ELEMENTS:
+        raise RefusedError("a tensor's shape is larger than any tensor's")
+
+
+def check_bool(data: bytes) -> None:
+    """The bytes of booleans. Raises RefusedError."""
+    if data.strip(b"\0\1"):
+        raise RefusedError("a boolean is neither 0 nor 1")
 
 
 def dump(value: Json) -> str:
