@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from checkflow.simulation.costs import Costs
-from checkflow.simulation.pace import Pace, pace_of
+from checkflow.simulation.pace import DiskPace, pace_of
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _KINKS = 16  # checkpoints staged during a write, at which what is left jumps; more are too many to matter
@@ -97,7 +97,7 @@ class _Kill:
         lost += newer * ends * -expm1(-self.machine_rate * costs.write_ns)
         return Down(float(shares @ up_ns), float(shares @ lost) * costs.interval * costs.iteration_ns)
 
-    def _since(self, pace: Pace) -> tuple[Floats, Floats]:
+    def _since(self, pace: DiskPace) -> tuple[Floats, Floats]:
         """Times since the last write began, and how probable each is: a quadrature between kinks."""
         costs = self.costs
         newer = sorted({number - age for number in range(1, _KINKS + 1) for age in pace.ages})[:_KINKS]
