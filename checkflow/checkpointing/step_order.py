@@ -18,7 +18,7 @@ from checkflow.state.host.json_values import dump
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.live import parameters_of
 from checkflow.state.names import is_of_kind
-from checkflow.state.shards import local
+from checkflow.state.shards import gradient_of
 from checkflow.torch_internals import freed_since, versions
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
@@ -87,7 +87,8 @@ class StepOrder:
             return
         if number in self._left:
             parameter, before, gone = self._left.pop(number)
-            if parameter.grad is not None and not gone() and _of_tensors([local(parameter.grad)]) == before:
+            gradient = gradient_of(parameter)
+            if gradient is not None and not gone() and _of_tensors([gradient]) == before:
                 names = (str(name) for name, each in parameters_of(self._training) if each is parameter)
                 self._used = next(names, "a parameter")
         if self._before is None:
@@ -103,10 +104,11 @@ class StepOrder:
     def _gradients(self) -> Iterator[tuple[int, _Left]]:
         for number, optimizer in enumerate(self._training.optimizers):
             parameters = (each for group in optimizer.param_groups for each in group["params"])
-            parameter = next((each for each in parameters if each.grad is not None), None)
-            if parameter is not None:
-                gradient = local(parameter.grad)
-                yield number, (parameter, _of_tensors([gradient]), freed_since(gradient))
+            gradients = ((each, gradient_of(each)) for each in parameters)
+            for parameter, gradient in gradients:
+                if gradient is not None:
+                    yield number, (parameter, _of_tensors([gradient]), freed_since(gradient))
+                    break
 
     def _now(self) -> _Seen:
         """Of schedulers, scalers and what was listed as modules, tensors and objects with state of their own."""

@@ -18,11 +18,11 @@ from types import FrameType
 import numpy as np
 import torch
 
+from checkflow.state.memory import has_storage
 from checkflow.state.shards import local
 from checkflow.torch_internals import generator_id, is_persistent, own_buffers, own_parameters, storage_id, versions
 from checkflow.trace.held import objects_held, storages_held
 from checkflow.trace.reachable import objects_from, shown
-from checkflow.trace.storages import has_storage
 from checkflow.training import Training
 from checkflow.units import format_bytes
 from checkflow.unlisted import Unlisted

@@ -13,7 +13,7 @@ import torch
 
 from checkflow.state.live import parameters_of
 from checkflow.state.names import StateName
-from checkflow.state.shards import local
+from checkflow.state.shards import gradient_of, local
 from checkflow.torch_internals import versions
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
@@ -47,8 +47,8 @@ class WithoutUpdate:
             return
         self._compare_parameter()
         for name, parameter in parameters_of(self._training):
-            if parameter.grad is not None and self._gradient is None:
-                self._gradient = name, parameter, _address_and_version(parameter.grad)
+            if self._gradient is None and (gradient := gradient_of(parameter)) is not None:
+                self._gradient = name, parameter, _address_and_version(gradient)
             if parameter.requires_grad and self._parameter is None:
                 self._parameter = name, parameter, versions([local(parameter)])[0]
 
@@ -58,9 +58,10 @@ class WithoutUpdate:
             return
         name, parameter, (address, version) = self._gradient
         self._gradient = None
-        if parameter.grad is None:
+        gradient = gradient_of(parameter)
+        if gradient is None:
             return
-        now = _address_and_version(parameter.grad)
+        now = _address_and_version(gradient)
         if now[0] == address and now[1] > version:
             self._say_once(
                 "gradient",
@@ -88,5 +89,4 @@ class WithoutUpdate:
 
 
 def _address_and_version(gradient: torch.Tensor) -> tuple[int, int]:
-    part = local(gradient)
-    return part.data_ptr(), versions([part])[0]
+    return gradient.data_ptr(), versions([gradient])[0]

@@ -10,6 +10,11 @@ import torch
 import xxhash
 
 
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Sparse and opaque tensors have none, nor have nested ones that are not jagged."""
+    return tensor.layout == torch.jagged or (tensor.layout == torch.strided and not tensor.is_nested)
+
+
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """Its dimensions as they lie in memory, outermost first; None unless its elements lie densely, each once."""
     if tensor.numel() == 0 or tensor.is_contiguous():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
-from checkflow.state.memory import identity
+from checkflow.state.memory import has_storage, identity
 from checkflow.torch_ranks import part_of, place_in_whole, stretches_of
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ def is_shared(tensor: object) -> TypeGuard[DTensor]:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part, the memory itself; of a plain tensor, that."""
     return part_of(tensor) if is_shared(tensor) else tensor
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """This rank's part of it; None where there is none, or one that has no memory of its own, as sparse ones."""
+    gradient = None if parameter.grad is None else local(parameter.grad)
+    return gradient if gradient is not None and has_storage(gradient) else None
 
 
 def place_of(tensor: torch.Tensor) -> Place | None:

@@ -18,6 +18,7 @@ from types import FrameType, TracebackType
 import torch
 
 from checkflow.errors import ModelFileError
+from checkflow.state.memory import has_storage
 from checkflow.torch_internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -27,7 +28,7 @@ from checkflow.torch_internals import (
     tree_map,
     without_modes,
 )
-from checkflow.trace.storages import Ledger, has_storage, is_fake, is_scalar
+from checkflow.trace.storages import Ledger, is_fake, is_scalar
 from checkflow.trace.values import Values
 from checkflow.trace.workspaces import Workspaces, resize, resized_by_kernel
 from checkflow.trace.writes import aten, tensors_in, traits

@@ -15,10 +15,10 @@ from checkflow.extra import Stateful, Variables
 from checkflow.state.attached import attached_here
 from checkflow.state.holders import extra_state_of, models_of, modules_of
 from checkflow.state.live import asked_state
+from checkflow.state.memory import has_storage
 from checkflow.state.shards import local
 from checkflow.torch_internals import storage_id
 from checkflow.trace.reachable import objects_in, reach
-from checkflow.trace.storages import has_storage
 from checkflow.training import Training
 
 Roots = list[tuple[str, object]]

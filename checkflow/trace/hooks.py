@@ -13,9 +13,10 @@ from checkflow.graph import Anchor, AnchorKind, Role
 from checkflow.module_hook import ModuleHook
 from checkflow.state.holders import models_of, optimizers_of, unwrapped
 from checkflow.state.live import parameter_names, parameters_of
+from checkflow.state.memory import has_storage
 from checkflow.state.names import StateName, subject_of
 from checkflow.state.shards import local
-from checkflow.trace.storages import Ledger, has_storage
+from checkflow.trace.storages import Ledger
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
 

@@ -16,6 +16,7 @@ import torch
 from checkflow.collector import paused_collector
 from checkflow.graph import Graph
 from checkflow.state.live import parameters_of
+from checkflow.state.memory import has_storage
 from checkflow.torch_internals import innermost_mode
 from checkflow.torch_ranks import ranks_here
 from checkflow.trace.reachable import Reached, reachable
@@ -23,7 +24,7 @@ from checkflow.trace.record import IterationRecord
 from checkflow.trace.recorder import Recorder
 from checkflow.trace.scratch import ScratchMeter
 from checkflow.trace.stopwatch import Stopwatch
-from checkflow.trace.storages import Ledger, has_storage
+from checkflow.trace.storages import Ledger
 from checkflow.trace.unlisted import Watch
 from checkflow.trace.unseen import Unseen
 from checkflow.trace.values import Values

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from checkflow.graph import Collective
+from checkflow.state.memory import has_storage
 from checkflow.torch_internals import (
     FakeTensorMode,
     OpOverload,
@@ -24,7 +25,7 @@ from checkflow.trace.execution import OperatorResult, execute, user_line
 from checkflow.trace.fx_program import FxProgram
 from checkflow.trace.scratch import ScratchMeter
 from checkflow.trace.stopwatch import Elapsed, Stopwatch
-from checkflow.trace.storages import Ledger, Storage, has_storage, is_new, is_scalar, without_storage
+from checkflow.trace.storages import Ledger, Storage, is_new, is_scalar, without_storage
 from checkflow.trace.unlisted import Watch
 from checkflow.trace.values import Values
 from checkflow.trace.workspaces import Workspaces

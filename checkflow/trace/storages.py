@@ -130,11 +130,6 @@ class Ledger:
             storage.born = storage.last_use = 0
 
 
-def has_storage(tensor: torch.Tensor) -> bool:
-    """Sparse and opaque tensors have none, nor have nested ones that are not jagged."""
-    return tensor.layout == torch.jagged or (tensor.layout == torch.strided and not tensor.is_nested)
-
-
 def without_storage(line: str, verb: str, tensor: torch.Tensor) -> TraceError:
     """For code in an iteration that takes or makes such a tensor."""
     if verb == "makes" and tensor.layout == torch.sparse_coo:

@@ -17,13 +17,14 @@ import torch
 
 from checkflow.graph import Role
 from checkflow.state.live import parameters_of
+from checkflow.state.memory import has_storage
 from checkflow.state.names import StateName
 from checkflow.state.shards import local
 from checkflow.torch_internals import SCALER_TENSORS, OpOverload, schema_of, storage_id
 from checkflow.trace.execution import user_line
 from checkflow.trace.held import storages_held
 from checkflow.trace.reachable import Reached, is_queued, shown
-from checkflow.trace.storages import Ledger, Storage, has_storage
+from checkflow.trace.storages import Ledger, Storage
 from checkflow.trace.writes import traits
 from checkflow.training import Training
 from checkflow.unlisted import GRADIENT, Unlisted

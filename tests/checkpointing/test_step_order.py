@@ -141,3 +141,32 @@ def test_an_update_of_a_gradient_from_before_the_last_step_is_told_of(
                 done[each]()
     lines = [line for line in said if "a resume goes on without that update" in line]
     assert len(lines) == told and all("model.0/weight: the update used" in line for line in lines), said
+
+
+@pytest.mark.parametrize("zeroed", ["before", "after"])
+@pytest.mark.parametrize("make", [torch.optim.SparseAdam, torch.optim.SGD])
+def test_sparse_gradients_are_nothing_that_anybody_looks_into(
+    make: Callable[..., torch.optim.Optimizer], zeroed: str, tmp_path: Path
+) -> None:
+    """Still there at step(), which is called without an update, too; and a resume goes on as one life would."""
+
+    def live(store: Path, *lives: int) -> list[float]:
+        for until in lives:
+            torch.manual_seed(0)
+            model = nn.EmbeddingBag(50, 4, sparse=True)
+            optimizer = make(model.parameters(), lr=0.1)
+            with checkflow.attach(model, optimizer, store=store, notify=told.append, tell=lambda _: None) as ckpt:
+                for number in range(ckpt.restore(), until):
+                    if zeroed == "before":
+                        optimizer.zero_grad()
+                    torch.autograd.backward(model(torch.randint(0, 50, (8, 2))).square().sum())
+                    if number % 3 != 2:
+                        optimizer.step()
+                    if zeroed == "after":
+                        optimizer.zero_grad()
+                    ckpt.step()
+        return model.weight.flatten().tolist()
+
+    told: list[str] = []
+    assert live(tmp_path / "whole", 8) == live(tmp_path / "cut", 3, 8)
+    assert not [line for line in told if "gradient" in line and "use dense gradients" not in line], told
