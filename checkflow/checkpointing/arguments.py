@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -44,6 +44,8 @@ _KINDS = {
     "sigterm_deadline_s": _Kind((Real,), "a number of seconds", may_be_none=True),
     "peers_deadline_s": _Kind((Real,), "a number of seconds"),
     "replicate": _Kind((Integral,), "0 or 1"),
+    "notify": _Kind((Callable,), "a function of one line"),  # type: ignore[arg-type]
+    "tell": _Kind((Callable,), "a function of one line, lambda line: None for silence"),  # type: ignore[arg-type]
 }
 
 

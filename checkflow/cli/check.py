@@ -131,7 +131,8 @@ def _print(store: Path, checked: Checked, *, removed: bool, within: bool) -> Non
     lines = [f"{checkpoint.path.name}: verified" for checkpoint in checked.verified]
     lines += [f"{wrong}{' (removed)' if removed else ''}" for wrong in checked.wrong]
     lines += [
-        f"{path.name}: {'removed' if removed else 'left by a killed saver; harmless'}" for path in checked.leftovers
+        f"{path.name}: {'removed' if removed else 'unfinished, of a saver that was killed or runs; harmless'}"
+        for path in checked.leftovers
     ]
     for line in lines or [f"{store}: no checkpoint yet"]:
         _console.say(before + line)

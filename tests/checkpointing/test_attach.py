@@ -312,6 +312,7 @@ WRONG = {
     "store": 3, "bucket": 3, "schedule": 3, "generators": [], "metadata": "run 1", "policy": 1,
     "interval": "2", "overhead": "5%", "slots": 2.5, "persist_every": 3, "retention": 2, "retry_s": "0.1",
     "sigterm_deadline_s": "20", "peers_deadline_s": None, "replicate": "1",
+    "tell": None, "notify": "stderr",
 }  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from checkflow.store.both.retry import MOST_DELAY_S
 from checkflow.store.both.saver_log import LOG, take_log, write_log
 from checkflow.store.format import disk as disk_module
 from checkflow.store.format.disk import LocalDisk
+from checkflow.store.format.reader import Checkpoint, list_checkpoints
 from checkflow.store.memory.saver_slots import take_due
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.persist_every import PersistEvery
@@ -82,6 +83,24 @@ def test_a_promise_that_is_broken_is_an_error(tmp_path: Path) -> None:
         assert status.staged > status.skipped
     handle.close()
     assert newest_whole(tmp_path) == handle.status().staged_iteration
+
+
+def test_what_is_kept_once_it_is_durable_is_waited_for(tmp_path: Path) -> None:
+    """It is written once more, which a disk may refuse, too."""
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent, persist_every=EACH, retry_s=0.1, on_error="warn") as handle:
+        for iteration in (1, 2):
+            assert stage(handle, SMALL, iteration) and handle.drain(60)
+            if iteration == 1:
+                assert handle.persist_now(keep=True) is not None and handle.drain(60)
+                assert [found.kept for found in whole(tmp_path)] == [True, False]  # newest first
+        with refusing(saver_of(handle)):
+            assert handle.persist_now(keep=True) is not None and not handle.drain(60)
+        assert handle.persist_now(keep=True) is not None and handle.drain(60)
+        assert [found.iteration for found in whole(tmp_path) if found.kept] == [2, 1]
+
+
+def whole(store: Path) -> list[Checkpoint]:
+    return [found for found in list_checkpoints(store) if isinstance(found, Checkpoint)]
 
 
 def test_who_waits_for_a_slot_waits_no_longer_than_that(tmp_path: Path) -> None:

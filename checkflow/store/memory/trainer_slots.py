@@ -236,6 +236,11 @@ class Slots:
             return self._newest
         return None
 
+    def is_done(self, sequence: int) -> bool:
+        """Whether it is durable, and kept if that was asked for: what was durable by then is written once more."""
+        keeps = any(word.sequence == sequence and word.keep for word in self._words())
+        return self._shared.durable_sequence >= sequence and not keeps
+
     @property
     def newest_is_void(self) -> bool:
         """Whether some rank has no part of the newest checkpoint that was ever staged, nor will have."""

@@ -262,7 +262,7 @@ class StoreHandle:
 
     def mirror_at(self, target: MirrorTarget) -> None:
         """Each checkpoint goes there, too, and counts once it is there."""
-        assert self.rulings is not None, "ranks alone have mirrors"
+        assert self.rulings is not None  # ranks alone have mirrors
         self.rulings.mirror_at(target)
 
     def start_uploader(self, config: BucketConfig) -> BucketProcess:
@@ -273,7 +273,7 @@ class StoreHandle:
         """Have the newest staged checkpoint persisted soon, and retained for good if `keep`; None if no slot has it."""
         sequence = self._slots.newest_sequence
         if sequence is not None and (keep or self.shared.durable_sequence < sequence):
-            self._saver.failed.discard(sequence)
+            self._saver.ask_again(sequence)
             self._slots.ask(keep=keep)
             self._saver.hurry()
         return sequence
@@ -285,9 +285,9 @@ class StoreHandle:
         self._deliver()
 
     def drain(self, deadline_s: float) -> bool:
-        """Wait until the newest staged checkpoint is durable, and return whether it is; errors go by on_error.
+        """Wait until the newest staged checkpoint is durable, and kept if that was asked for, and return whether it is.
 
-        Once it is closed there is nothing to wait for: what did not become durable was told then.
+        Errors go by on_error. Once it is closed there is nothing to wait for: what was not durable was told then.
         """
         if self._closed:
             return True
@@ -349,7 +349,7 @@ class StoreHandle:
         deaths, until_moved = self._saver.deaths, min(deadline, time.monotonic() + HUNG_S)
         sequence = self.persist_now()
         what = f"the checkpoint of iteration {self._slots.staged_iteration}"
-        while sequence is not None and self.shared.durable_sequence < sequence:
+        while sequence is not None and not self._slots.is_done(sequence):
             if self._saver.is_lost and self._saver.deaths > deaths:  # one more was started, and died, too
                 self._saver.fail(f"{what} is lost: no saver runs")
                 return False
@@ -368,7 +368,7 @@ class StoreHandle:
         self._saver.tend()
         if sequence is not None:
             self._hear_of(self._slots.staged_iteration, min(deadline, time.monotonic() + REPORT_S))
-        return self._slots.newest_is_durable
+        return self._slots.newest_is_durable and sequence not in self._saver.failed
 
     def _hear_of(self, iteration: int | None, deadline: float) -> None:
         """Until the report of a durable checkpoint is there, which a saver gives after it: so that counters have it."""

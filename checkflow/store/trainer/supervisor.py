@@ -74,6 +74,11 @@ class Supervisor:
             self.tell(WAKE)
             self._is_awake = True
 
+    def ask_again(self, sequence: int) -> None:
+        """What has failed of it was told; what is heard from now on is of another attempt."""
+        self.tend()
+        self.failed.discard(sequence)
+
     def hurry(self) -> None:
         """What waits to be tried again is tried now."""
         self.tell(NOW)
