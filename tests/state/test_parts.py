@@ -44,7 +44,7 @@ from checkflow.training import Training
 from checkflow.verify import verify
 
 ITERATIONS = 9
-WHOLE = {  # no gradient rebuilds their state: what is traced already says so
+WHOLE = {  # no gradient rebuilds their state
     "scaler, fused": "its gradients are unscaled within the update",
     "calm scaler, fused": "the same",
     "counted": "its optimizer is none of torch's, whose updates alone are made again",
