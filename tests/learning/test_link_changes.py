@@ -239,7 +239,10 @@ def test_a_link_that_carries_no_plan_is_tried_again(
 def test_a_schedule_is_learned_for_what_the_link_carries_now(
     when_full: WhenFull, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slower: fewer checkpoints, which leave in time; and as many as at first once it is as fast as it was."""
+    """Slower: fewer checkpoints, which leave in time; and as many as at first once it is as fast as it was.
+
+    What is learned while the machine stalls is learned again.
+    """
     fast, slow = 20 * STATE_BYTES / ITERATION_S, 0.1 * STATE_BYTES / ITERATION_S
     link = Link(monkeypatch, fast)
     model = torch.nn.Linear(256, 256)
@@ -256,11 +259,10 @@ def test_a_schedule_is_learned_for_what_the_link_carries_now(
     ) as ckpt:  # fmt: skip
         ckpt.restore()
         training = iterations(model, optimizer)
-        for rate, count in ((fast, 1), (slow, 2), (fast, 3)):
+        for rate, carries in ((fast, {1, 2}), (slow, set(range(3, 100))), (fast, {1, 2})):
             link.bytes_per_s, deadline = rate, time.monotonic() + LONG_S
-            while len(intervals) < count:
+            while not intervals or intervals[-1] not in carries:
                 assert time.monotonic() < deadline, (intervals, told)
                 next(training)
                 ckpt.step()
-    assert max(intervals[0], intervals[2]) < intervals[1]
-    assert sum("learns its schedule anew: the link carries" in line for line in told) == 2, told
+    assert sum("learns its schedule anew: the link carries" in line for line in told) >= 2, told
