@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import counted
 import pytest
@@ -113,6 +114,22 @@ def test_each_kind_goes_through_a_checkpoint(value: object, tmp_path: Path) -> N
     with checkflow.attach(again, other, store=tmp_path, tell=lambda _: None) as ckpt:
         assert ckpt.restore() == 1
         assert counted.said_of(other.state["k"], []) == counted.said_of(value, [])  # type: ignore[index]
+
+
+def test_tensors_come_back_into_those_that_are_there(tmp_path: Path) -> None:
+    """The optimizer may hold them elsewhere, too."""
+    tensors = torch.zeros(2), torch.zeros(2), torch.zeros(2)
+    model, made = optimizer(k=tensors[0], nested={"n": [1, tensors[1], (tensors[2],)]})
+    with checkflow.attach(model, made, store=tmp_path, tell=lambda _: None) as ckpt:
+        iterate(model, made)
+        ckpt.step()
+        ckpt.save()
+        for tensor in tensors:
+            tensor.add_(1)
+        ckpt.restore()
+        own: dict[str, Any] = made.state  # type: ignore[assignment]
+        assert own["k"] is tensors[0] and own["nested"]["n"][1] is tensors[1] and own["nested"]["n"][2][0] is tensors[2]
+        assert all(tensor.tolist() == [0, 0] for tensor in tensors)
 
 
 def test_what_was_not_there_goes_when_a_training_is_taken_back(tmp_path: Path) -> None:

@@ -45,8 +45,9 @@ class OwnPlan:
                 made[ours] = self._made(item, held.get(ours), name.inside(called), placed, beside)
             return made
         if type(value) is list or type(value) is tuple:
-            items = (self._made(item, None, name.inside(index), placed, beside) for index, item in enumerate(value))
-            return type(value)(items)
+            held_items = now if type(now) is type(value) and len(now) == len(value) else [None] * len(value)
+            pairs = enumerate(zip(value, held_items, strict=True))
+            return type(value)(self._made(item, held, name.inside(at), placed, beside) for at, (item, held) in pairs)
         return placed(value, now, torch.device("cpu") if name.path in self.apart else beside)
 
 
