@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 def before(rate: float, length_ns: float) -> float:
     """Mean ns until a failure of this rate, or until so much has passed: without a difference of what is alike."""
-    return -expm1(-rate * length_ns) / rate if rate else length_ns
+    return float(_before(rate, np.array(float(length_ns))))
 
 
 @dataclass(frozen=True, slots=True)
