@@ -21,11 +21,28 @@ is an answer, not an error: see plan.Infeasible (exit code 1).
 
 from __future__ import annotations
 
+import errno
+
 from checkflow.text import plain
 
 EXIT_DONE = 0
 EXIT_NO = 1
 EXIT_BAD_INPUT = 2
+
+# What to do by what the system says: nobody should free space on a disk that is read-only.
+_REMEDIES = {
+    errno.ENOSPC: "free space",
+    errno.EDQUOT: "free space below the quota",
+    errno.EFBIG: "allow larger files (ulimit -f)",
+    errno.EIO: "check the disk",
+    errno.EAGAIN: "allow more processes and threads (ulimit -u)",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+    errno.ENFILE: "allow more open files on this machine",
+    errno.ENOMEM: "free memory",
+    errno.EROFS: "mount it writable",
+    errno.EACCES: "give this user the right to write there",
+    errno.EPERM: "give this user the right to write there",
+}
 
 
 class CheckflowError(Exception):
@@ -113,3 +130,8 @@ class VerificationError(CheckflowError):
     """A schedule breaks a promise it makes."""
 
     exit_code = EXIT_NO
+
+
+def remedy(error: OSError, otherwise: str) -> str:
+    """What to do about an error of the system; `otherwise` where the error has no usual one."""
+    return _REMEDIES.get(error.errno or 0, otherwise)

@@ -60,7 +60,12 @@ def fraction_ppm(value: float, what: str) -> int:
 
 
 def whole_number(value: object, what: str, advice: str) -> int:
-    """An argument that counts something, NumPy's numbers and 1e3 too. Raises InputError for what is no whole number."""
+    """An argument that counts something, NumPy's numbers and 1e3 too. Raises InputError for what is no whole number.
+
+    True is none either: who gives it means something else.
+    """
+    if isinstance(value, bool):
+        raise InputError(f"{what}: {value} is no whole number; {advice}")
     if isinstance(value, float) and value.is_integer():
         return int(value)
     try:

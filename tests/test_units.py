@@ -16,6 +16,7 @@ from checkflow.units import (
     parse_bytes,
     parse_ns,
     parse_rate,
+    whole_number,
 )
 
 
@@ -138,3 +139,10 @@ def test_what_is_written_can_be_parsed_again(size: int) -> None:
     """A formatted size reads back to within its three digits."""
     assert parse_bytes(format_bytes(size)) == pytest.approx(size, rel=0.006)
     assert parse_rate(format_rate(size)) == pytest.approx(size, rel=0.006)
+
+
+def test_true_is_no_number_that_counts() -> None:
+    """`restore(True)` would restore iteration 1."""
+    assert whole_number(1e3, "restore: iteration", "give one") == 1000
+    with pytest.raises(InputError, match=r"^restore: iteration: True is no whole number; give one$"):
+        whole_number(True, "restore: iteration", "give one")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkflow.checkpointing.sink import POLL_S
-from checkflow.errors import InputError, StoreError
+from checkflow.errors import InputError, StoreError, remedy
 from checkflow.store.bucket.download import download
 from checkflow.store.bucket.names import BucketContents, read_manifest
 from checkflow.store.bucket.objects import BucketError, Objects
@@ -77,7 +77,8 @@ class Behind:
             raise self._unread(objects, name, error) from None
         except OSError as error:
             raise StoreError(
-                f"{store}: {name} cannot be written ({error.strerror}); free space, or choose another store"
+                f"{store}: {name} cannot be written ({error.strerror}); {remedy(error, 'check the disk')}, "
+                "or choose another store"
             ) from None
 
     def _unread(self, objects: Objects, name: str, error: BucketError) -> StoreError:

@@ -18,7 +18,7 @@ from checkflow.cli import _console
 from checkflow.cli._buckets import fetched, is_url
 from checkflow.cli._options import json_option
 from checkflow.dtypes import CODES
-from checkflow.errors import EXIT_DONE, FormatError, InputError, StoreError
+from checkflow.errors import EXIT_DONE, FormatError, InputError, StoreError, remedy
 from checkflow.lanes import lane_of
 from checkflow.store.format.manifest import RECORD
 from checkflow.store.format.ranks import ranks_in
@@ -86,7 +86,9 @@ def _write(target: str, loaded: Loaded, output: Path) -> None:
         _sync_one(output.parent)
     except OSError as error:
         why = error.strerror or str(error)
-        raise InputError(f"--output {output}: cannot be written ({why}); free space, or choose another") from None
+        raise InputError(
+            f"--output {output}: cannot be written ({why}); {remedy(error, 'check the folder')}, or choose another"
+        ) from None
     except RuntimeError as error:  # of torch's own writers
         why = "the disk may be full" if "inline_container" in str(error) else str(error)
         raise InputError(f"--output {output}: cannot be written ({why}); free space, or choose another") from None

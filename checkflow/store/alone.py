@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from checkflow.errors import StoreBusyError, StoreError
+from checkflow.errors import StoreBusyError, StoreError, remedy
 from checkflow.store.both.leftovers import hold, remove_leftovers
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.format import begun as steps
@@ -77,8 +77,8 @@ def _held(store: Path, notify: Callable[[str], None]) -> Iterator[None]:
         except OSError as error:
             where = f": {error.filename}" if error.filename else ""
             raise StoreError(
-                f"{store}: the checkpoint cannot be made durable ({error.strerror}{where}); free space or check the "
-                "disk; what was durable before still is"
+                f"{store}: the checkpoint cannot be made durable ({error.strerror}{where}); "
+                f"{remedy(error, 'check the disk')}; what was durable before still is"
             ) from None
         finally:
             lock.close()

@@ -17,7 +17,7 @@ from types import TracebackType
 from pydantic import TypeAdapter, ValidationError
 
 from checkflow import hardware
-from checkflow.errors import InputError
+from checkflow.errors import InputError, remedy
 from checkflow.jsonfile import digest_of
 from checkflow.sources import PACKAGE
 from checkflow.sweep.cells import Answer, Question, Strict, cell_of, question_of
@@ -125,7 +125,9 @@ class Journal:
             self._stream.write(entry.model_dump_json().encode() + b"\n")
             self._stream.flush()
         except OSError as error:
-            raise InputError(f"{self._path}: cannot be written ({error.strerror}); free space and go on") from None
+            raise InputError(
+                f"{self._path}: cannot be written ({error.strerror}); {remedy(error, 'check the disk')}, and go on"
+            ) from None
 
 
 @cache

@@ -95,6 +95,12 @@ def two_groups(model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
+def no_group(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.param_groups.clear()
+    return optimizer
+
+
 def two_models() -> tuple[Training, HostObjects]:
     one, two = Net(), Net()
     optimizer = torch.optim.AdamW(one.parameters())
@@ -120,6 +126,10 @@ MISMATCHES: dict[str, tuple[Callable[[], tuple[Training, HostObjects]], str]] = 
         r"optimizer: is Adam, AdamW in the checkpoint",
     ),
     "groups": (lambda: other_optimizer(two_groups), r"optimizer: has 2 param_groups, 1 in the checkpoint"),
+    "fewer groups": (
+        lambda: other_optimizer(no_group),
+        r"optimizer: has 0 param_groups, 1 in the checkpoint; add those that the training had by then, and call",
+    ),
     "order": (
         lambda: other_optimizer(lambda m: torch.optim.AdamW(list(m.parameters())[::-1])),
         r"optimizer\.param_groups\[0\]: parameter 0 is model/other\.bias, model/fc\.weight in the checkpoint",

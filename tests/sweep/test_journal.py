@@ -162,7 +162,9 @@ def test_a_disk_that_fills_is_one_line() -> None:
     found = computed([MINE])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        told = pytest.raises(InputError, match=r"^j\.jsonl: .*\(File too large\); free space and go on$")
+        told = pytest.raises(
+            InputError, match=r"^j\.jsonl: .*\(File too large\); allow larger files \(ulimit -f\), and go on$"
+        )
         with told, Journal(PATH) as journal:
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
             journal.keep(found[0].answer, check([MINE])[MINE], found[0].files)

@@ -160,7 +160,9 @@ def _match_groups(
 ) -> None:
     if len(optimizer.param_groups) != len(records):
         count = len(optimizer.param_groups)
-        raise InputError(f"{prefix}: has {count} param_groups, {len(records)} in the checkpoint; {_ADVICE}")
+        lacks = count < len(records)
+        advice = "add those that the training had by then, and call restore() again" if lacks else _ADVICE
+        raise InputError(f"{prefix}: has {count} param_groups, {len(records)} in the checkpoint; {advice}")
     for number, (group, record) in enumerate(zip(optimizer.param_groups, records, strict=True)):
         where = f"{prefix}.param_groups[{number}]"
         ours = [names.get(id(parameter), "a tensor of no model") for parameter in group["params"]]

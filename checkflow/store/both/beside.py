@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from checkflow.background import python_path
+from checkflow.errors import StoreError, remedy
 from checkflow.store.both.words import IGNORED
 
 _TALKATIVE = ("PYTHONVERBOSE", "PYTHONPROFILEIMPORTTIME")  # its standard error is small, and closed once it is full
@@ -37,3 +38,8 @@ def start_beside(
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+
+
+def unstarted(what: str, error: OSError) -> StoreError:
+    """What is to be raised where a process cannot be started."""
+    return StoreError(f"{what} ({error.strerror}); {remedy(error, 'free processes or memory')}")

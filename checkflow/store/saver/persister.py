@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from checkflow.errors import CorruptStoreError, StoreError
+from checkflow.errors import CorruptStoreError, StoreError, remedy
 from checkflow.store.both.config import SaverConfig
 from checkflow.store.both.leftovers import remove_leftovers
 from checkflow.store.both.messages import DurableReport, FailedReport, Message, Notice, VerifiedReport
@@ -34,17 +34,7 @@ from checkflow.store.format.writer import (
 from checkflow.store.memory.saver_slots import Taken, give_back, give_up, put_off
 from checkflow.store.memory.shared_memory import SharedMemory
 
-_ADVICE = {
-    errno.ENOSPC: "free space, or retain fewer checkpoints",
-    errno.EDQUOT: "free space below the quota, or retain fewer checkpoints",
-    errno.EFBIG: "allow larger files (ulimit -f)",
-    errno.EIO: "check the disk",
-    errno.EAGAIN: "allow more processes and threads",
-    errno.EMFILE: "allow more open files (ulimit -n)",
-    errno.ENFILE: "allow more open files on this machine",
-    errno.ENOMEM: "free memory",
-    errno.EROFS: "mount the store writable",
-    errno.EACCES: "give this user the right to write to the store",
+_OF_A_STORE = {
     errno.ENOENT: "do not remove a store that is in use",
     errno.EBUSY: "end one of the two runs",
 }
@@ -362,5 +352,6 @@ def _reason(error: OSError) -> str:
 
 
 def _advice(error: OSError) -> str:
-    advice = _ADVICE.get(error.errno or 0, "check the store")
-    return f"{advice}; checkpoints that were durable before still are"
+    advice = remedy(error, _OF_A_STORE.get(error.errno or 0, "check the store"))
+    fewer = ", or retain fewer checkpoints" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return f"{advice}{fewer}; checkpoints that were durable before still are"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from checkflow.errors import StoreError
 from checkflow.interrupts import let_through
-from checkflow.store.both.beside import start_beside
+from checkflow.store.both.beside import start_beside, unstarted
 from checkflow.store.both.config import BucketConfig
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import FailedReport, Notice, PassedReport, RestReport, UploadedReport, receive, send
@@ -121,7 +121,7 @@ class BucketProcess:
                 self._process = start_beside("checkflow.store.bucket", (), inherited, subprocess.DEVNULL)
                 ours.send(self._config.dump())
             except OSError as error:
-                raise StoreError(f"bucket: no uploader can be started ({error.strerror}); free processes") from None
+                raise unstarted("bucket: no uploader can be started", error) from None
             kept.pop_all()
         self._end = ours
         if self._asked is not None:

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 
 from checkflow.errors import StoreError
-from checkflow.store.both.beside import start_beside
+from checkflow.store.both.beside import start_beside, unstarted
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.words import CLOSE
 
@@ -42,7 +42,7 @@ class MirrorProcess:
                 inherited = (theirs.fileno(), lock.directory_fd, lock.saver_fd, trainer)
                 self._process = start_beside("checkflow.store.mirror", (host,), inherited, subprocess.DEVNULL)
             except OSError as error:
-                raise StoreError(f"replicate: no mirror can be started ({error.strerror}); free processes") from None
+                raise unstarted("replicate: no mirror can be started", error) from None
             theirs.close()
             key = secrets.token_hex(16)
             self._end.send(key.encode())

@@ -6,6 +6,7 @@ import socket
 import subprocess
 
 from checkflow.errors import StoreError
+from checkflow.store.both.beside import unstarted
 from checkflow.store.both.stillness import Stillness
 from checkflow.store.memory.replica_slots import can_step
 from checkflow.store.memory.shared_memory import SharedMemory
@@ -81,7 +82,7 @@ class ReplicaProcess:
         try:
             self._process, self._end = start_replica(self._shared)
         except OSError as error:
-            raise StoreError(f"replica: no process can be started ({error.strerror}); free processes") from None
+            raise unstarted("replica: no process can be started", error) from None
 
     def _said(self) -> str:
         """Its last word."""

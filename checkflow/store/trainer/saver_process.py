@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 
 from checkflow.errors import StoreError
-from checkflow.store.both.beside import start_beside
+from checkflow.store.both.beside import start_beside, unstarted
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import Message, receive, send
 from checkflow.store.memory.shared_memory import SharedMemory
@@ -43,7 +43,7 @@ class SaverProcess:
                 kept.callback(self._process.kill)
                 self.pidfd = os.pidfd_open(self._process.pid)  # readable once it has ended
             except OSError as error:
-                raise StoreError(f"saver: cannot be started ({error.strerror}); free processes or memory") from None
+                raise unstarted("saver: cannot be started", error) from None
             kept.pop_all()
         self._end, self._words = ours, words
         self._hung_up = False  # its end of the socket is closed: it says nothing more, and is about to end
