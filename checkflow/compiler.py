@@ -98,6 +98,7 @@ def compile_graph(
     """
     check_policy(options.policy, options.formulation, options.transfers, options.solver)
     check_lanes(options.policy, options.lanes, options.interval)
+    check_interval(options.interval)
     problem = _problem(graph, options, options.bandwidth_bytes_per_s)
     if problem.iteration_time_ns <= 0:
         raise InputError(f"{graph.model}: its operators take no time at this slack; trace it with --device")
@@ -144,6 +145,15 @@ def check_divided(policy: str, *, divided: bool) -> None:
     # Those have a longest interval: at a longer one they are checkflow's plan.
     if divided and (policy == AUTO or policies.longest(policy) is not None):
         raise InputError(f"--divided: is not for --policy {policy}, which may take gradients along; use checkflow")
+
+
+def check_interval(interval: int | None) -> None:
+    """Raises InputError for one that nobody would wait to see planned: a plan has each iteration's operators."""
+    if interval is not None and interval > MOST_INTERVAL:
+        raise InputError(
+            f"--interval {interval}: is more than {MOST_INTERVAL}, the longest that is planned; compile for that, and "
+            "give the longer one to attach(interval=)"
+        )
 
 
 def check_lanes(policy: str, lanes: int | None, interval: int | None) -> None:

@@ -18,6 +18,7 @@ from checkflow.compiler import (
     Options,
     Refused,
     check_divided,
+    check_interval,
     check_lanes,
     check_policy,
     compile_graph,
@@ -93,6 +94,7 @@ def check_options(options: Options, policy: str, *, divided: bool) -> None:
     transfers = transfers_for(options.formulation, options.transfers)
     check_policy(policy, options.formulation, options.transfers, options.solver)
     check_lanes(policy, options.lanes, options.interval)
+    check_interval(options.interval)
     check_divided(policy, divided=divided)
     if options.solver != "auto" and transfers is Transfers.STREAMING:
         raise InputError(

@@ -142,9 +142,16 @@ def _discard(temporary: str) -> None:
         Path(temporary).unlink()
 
 
+def check_no_device(path: Path) -> None:
+    """Raises InputError for one, whose bytes may have no end; OSError where nobody can look."""
+    if path.is_char_device() or path.is_block_device():
+        raise InputError(f"{path}: is a device; give a file")
+
+
 def read_text(path: Path) -> str:
     """The file's text. Raises InputError where it cannot be read."""
     try:
+        check_no_device(path)
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from None

@@ -151,8 +151,15 @@ def _find(model: str) -> tuple[str, Callable[..., object]]:
             raise ModelFileError(
                 f"{text}: is no file; give a module as one, like {beside}.py, without relative imports"
             )
+        bundled = f"give a file or a bundled model ({', '.join(models.NAMES)})"
+        if not text:
+            raise ModelFileError(f"the model's name is empty; {bundled}")
+        if _is_there(text):
+            raise ModelFileError(f"{text}: is no file, but a folder or a device; {bundled}")
+        raise ModelFileError(f"{text}: no such file, and no bundled model of that name; {bundled}")
+    if path.suffix == ".ipynb":
         raise ModelFileError(
-            f"{text}: no such file, and no bundled model of that name; the bundled ones are {', '.join(models.NAMES)}"
+            f"{text}: is a notebook; give its training() in a .py file (jupyter nbconvert --to script)"
         )
     namespace = _run_file(path)
     if attribute not in namespace:
@@ -168,6 +175,13 @@ def _is_file(text: str) -> bool:
     try:
         return Path(text).is_file()
     except (OSError, ValueError):  # a name that is too long, a folder that is not to be read
+        return False
+
+
+def _is_there(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):
         return False
 
 

@@ -110,7 +110,7 @@ def _is_json(model: str) -> bool:
         return True
     try:
         with Path(model).open("rb") as file:
-            return file.read(1) == b"{"
+            return not model.endswith(".ipynb") and file.read(1) == b"{"
     except (OSError, ValueError):  # ValueError: a name with a zero byte
         return False
 

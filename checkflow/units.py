@@ -104,7 +104,7 @@ def _format(value: int, base: int, suffixes: tuple[str, ...]) -> str:
 
 
 _TIMES_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
-_SPAN = re.compile(rf"\s*{_NUMBER}\s*(?P<unit>{'|'.join(_TIMES_NS)})\s*")
+_SPAN = re.compile(rf"\s*{_NUMBER}{_EXPONENT}\s*(?P<unit>{'|'.join(_TIMES_NS)})\s*")
 
 
 def parse_ns(text: str, what: str = "time") -> int:
@@ -112,7 +112,7 @@ def parse_ns(text: str, what: str = "time") -> int:
     match = _SPAN.fullmatch(text)
     if match is None:
         raise InputError(f"{what}: {text!r} is not a time; write it like 3h, 20min, 30s or 445ms")
-    value = _scaled(match["digits"], "0", _TIMES_NS[match["unit"]])
+    value = _scaled(match["digits"], match["exponent"] or "0", _TIMES_NS[match["unit"]])
     if value is None:
         raise InputError(f"{what}: {text!r} is out of range; write it like 3h, 20min, 30s or 445ms")
     return value

@@ -78,7 +78,7 @@ ALLOWED: dict[str, set[str]] = {
         "errors", "events", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals",
         "module_hook",
     },
-    "simulation": {"errors", "graph", "plan", "schedule", "runtime"},
+    "simulation": {"errors", "jsonfile", "graph", "plan", "schedule", "runtime"},
     "data": {"errors"},
     "distributed": {
         "dtypes", "errors", "interrupts", "jsonfile", "strictjson", "torch_ranks", "state", "store", "training",

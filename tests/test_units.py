@@ -86,6 +86,7 @@ def test_what_nobody_means_is_out_of_range(text: str) -> None:
         parse_bytes(text)
     with pytest.raises(InputError, match=r"^time: "):
         parse_ns(text + "h")
+    assert parse_ns("1.5e3s") == 1500 * 10**9
     assert parse_bytes(str(MOST)) == parse_rate("1e24") == parse_ns(f"{MOST}ns") == MOST
     with pytest.raises(InputError):
         parse_bytes(str(MOST + 1))

@@ -19,7 +19,7 @@ import click
 
 from checkflow.cli import _streams
 from checkflow.collector import paused_collector, process_ends
-from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE, CheckflowError
+from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE, CheckflowError, InputError
 from checkflow.text import plain
 
 EXIT_INTERRUPTED = 130
@@ -108,6 +108,7 @@ def run(arguments: list[str]) -> int:
 
 def _done(arguments: list[str]) -> int:
     """As click's own main does it, which ends the process where a pipe is closed, and hides which signal came."""
+    _check_folder()
     try:
         with _root.make_context("checkflow", [*arguments]) as context:
             return int(_root.invoke(context) or EXIT_DONE)
@@ -116,6 +117,14 @@ def _done(arguments: list[str]) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return EXIT_BAD_INPUT
+
+
+def _check_folder() -> None:
+    """Where it was removed relative paths lead nowhere, and torch's libraries end the process."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise InputError("the working folder was removed; change to one that is there") from None
 
 
 def _complain(message: str, code: int) -> int:

@@ -158,6 +158,8 @@ def _devices(text: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in list_of(text, str, "--devices"):
         low, dots, high = part.partition("..")
+        if dots and not (low and high):
+            raise InputError(f"--devices {part}: a range lacks an end; write it like 1..16384")
         first, last = (positive_of("--devices", end) for end in (low, high if dots else low))
         if last < first or last > MOST_DEVICES:
             raise InputError(f"--devices {part}: give a range that ascends, up to {MOST_DEVICES}, like 1..16384")

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from checkflow.errors import FormatError, InputError
+from checkflow.jsonfile import check_no_device
 
 _DRAWN = 1024  # at a time
 
@@ -53,25 +54,38 @@ def read_incidents(path: Path) -> tuple[Incident, ...]:
     Either its columns are time_s and loss (trainer or machine), or Time and GPUs, as in PCcheck's record of preempted
     machines: each time that fewer GPUs are there than before is a lost machine. Raises FormatError for what is neither.
     """
+    rows = csv.DictReader(io.StringIO(_text(path)), strict=True)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InputError(f"{path}: cannot be read ({reason}); give a CSV file") from None
-    rows = csv.DictReader(io.StringIO(text))
-    columns = set(rows.fieldnames or ())
-    if {"time_s", "loss"} <= columns:
-        found = [Incident(_ns(path, rows.line_num, row["time_s"]), _loss(path, rows.line_num, row["loss"]))
-                 for row in rows]  # fmt: skip
-    elif {"Time", "GPUs"} <= columns:
-        counts = [(_ns(path, rows.line_num, row["Time"]), _count(path, rows.line_num, row["GPUs"])) for row in rows]
-        began = counts[0][0] if counts else 0
-        found = [Incident(now - began, Loss.MACHINE) for (_, before), (now, left) in pairwise(counts) if left < before]
-    else:
-        raise FormatError(f"{path}: its first line names neither time_s and loss nor Time and GPUs; write one of them")
+        rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
+        found = _incidents(path, rows)
+    except csv.Error as error:
+        raise FormatError(f"{path}: line {rows.line_num}: is no CSV ({error}); close each quote") from None
     if any(later.at_ns < earlier.at_ns for earlier, later in pairwise(found)):
         raise FormatError(f"{path}: times do not ascend; sort the rows")
     return tuple(found)
+
+
+def _text(path: Path) -> str:
+    """Without the mark that spreadsheets put before it."""
+    try:
+        check_no_device(path)
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InputError(f"{path}: cannot be read ({reason}); give a CSV file") from None
+
+
+def _incidents(path: Path, rows: csv.DictReader[str]) -> list[Incident]:
+    columns = set(rows.fieldnames or ())
+    if {"time_s", "loss"} <= columns:
+        return [
+            Incident(_ns(path, rows.line_num, row["time_s"]), _loss(path, rows.line_num, row["loss"])) for row in rows
+        ]
+    if {"Time", "GPUs"} <= columns:
+        counts = [(_ns(path, rows.line_num, row["Time"]), _count(path, rows.line_num, row["GPUs"])) for row in rows]
+        began = counts[0][0] if counts else 0
+        return [Incident(now - began, Loss.MACHINE) for (_, before), (now, left) in pairwise(counts) if left < before]
+    raise FormatError(f"{path}: its first line names neither time_s and loss nor Time and GPUs; write one of them")
 
 
 def _ns(path: Path, line: int, text: str | None) -> int:

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from checkflow import hardware, policies, sources
+from checkflow.compiler import check_interval
 from checkflow.errors import InputError
 from checkflow.graphfile import read_graph
 from checkflow.sweep.cells import BATCH_SIZE, Axis, Question, Search, cell_of
@@ -30,6 +31,7 @@ def check(questions: Iterable[Question]) -> dict[Question, hardware.Profile | No
         cell = cell_of(question)
         if cell.policy not in policies.names():
             policies.load(cell.policy)  # raises, and names those there are
+        check_interval(cell.interval)
         if isinstance(question, Search):
             _check_search(question)
         batch = ((BATCH_SIZE, "1"),) if isinstance(question, Search) and question.axis is Axis.BATCH_SIZE else ()

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from checkflow import hardware
 from checkflow.errors import InputError, remedy
-from checkflow.jsonfile import digest_of
+from checkflow.jsonfile import check_no_device, digest_of
 from checkflow.sources import PACKAGE
 from checkflow.sweep.cells import Answer, Question, Strict, cell_of, question_of
 from checkflow.sweep.traces import Files, digest, file_of
@@ -45,6 +45,7 @@ def read_journal(path: Path, questions: Iterable[Question], profiles: Profiles) 
     Raises InputError where the journal is there and cannot be read.
     """
     try:
+        check_no_device(path)
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return {}

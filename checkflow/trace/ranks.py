@@ -23,6 +23,8 @@ from checkflow.trace.values import Values
 from checkflow.training import Training
 from checkflow.wrapped import is_zero
 
+_MOST = 1 << 20  # ranks: torch lists them, and a number of twenty digits is a slip
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -36,8 +38,8 @@ class World:
     divided: bool = False
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise InputError(f"--world-size {self.size}: is no number of ranks; give 1 or more")
+        if not 1 <= self.size <= _MOST:
+            raise InputError(f"--world-size {self.size}: is no number of ranks; give one from 1 to {_MOST}")
         if not 0 <= self.rank < self.size:
             raise InputError(
                 f"--rank {self.rank}: is none of the {self.size} ranks; give one from 0 to {self.size - 1}"

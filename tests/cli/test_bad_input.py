@@ -107,6 +107,29 @@ def test_a_model_file_that_is_wrong(name: str, complaint: Complaint) -> None:
     assert not list(Path().glob("*.json"))
 
 
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (".", ".: is no file, but a folder or a device; give a file or a bundled model (alexnet,"),
+        ("/dev/null", "/dev/null: is no file, but a folder or a device; give a file"),
+        ("", "the model's name is empty; give a file"),
+        ("cells.ipynb", "cells.ipynb: is a notebook; give its training() in a .py file"),
+    ],
+)
+def test_what_is_no_model_file(model: str, expected: str, complaint: Complaint) -> None:
+    """It is there, and something else."""
+    Path("cells.ipynb").write_text('{"cells": []}')
+    assert expected in complaint("compile", model)
+
+
+def test_a_folder_that_was_removed(tmp_path: Path, complaint: Complaint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch's libraries say of it sends people to install torch anew."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert complaint("compile", "alexnet") == "checkflow: the working folder was removed; change to one that is there"
+
+
 ARGUMENTS = {
     "device": (["--device", "rtx9999"], "rtx9999"),
     "bandwidth_word": (["--bandwidth", "fast"], "--bandwidth"),
@@ -138,6 +161,7 @@ ARGUMENTS = {
     "mtbf_alone": (["--mtbf", "3h"], "--policy auto"),
     "ranks_none": (["--world-size", "0", "--device", "h100"], "--world-size 0"),
     "ranks_beyond": (["--world-size", "4", "--rank", "4", "--device", "h100"], "give one from 0 to 3"),
+    "ranks_beyond_all": (["--world-size", "9" * 20, "--device", "h100"], "give one from 1 to 1048576"),
     "ranks_of_how_many": (["--rank", "1"], "give --world-size"),
     "ranks_word": (["--world-size", "all"], "--world-size"),
     "ranks_network": (["--world-size", "4", "--device", "rtx3090"], "has no network"),
@@ -158,6 +182,7 @@ ARGUMENTS = {
     "bandwidth_other_digits": (["--bandwidth", "\u0665GB/s"], "--bandwidth"),
     "interval_digits": (["--interval", "9" * 5000], "--interval"),
     "interval_huge": (["--interval", "1000000001"], "--interval 1000000001: is more than 1000000000"),
+    "interval_unplanned": (["--interval", "4097"], "--interval 4097: is more than 4096, the longest that is planned"),
     "interval_other_digits": (["--interval", "\u0665"], "--interval"),
     "solver_of_no_use": (["--solver", "cbc"], "--solver cbc: streaming transfers need none"),
     "factors_of_no_use": (["--policy", "checkfreq", "--no-factors"], "--no-factors: policy checkfreq sends no"),

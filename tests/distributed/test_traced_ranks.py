@@ -242,7 +242,7 @@ def test_the_environment_is_torchruns_and_is_put_back(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("size", "rank", "message"),
     [
-        (0, 0, "--world-size 0: is no number of ranks; give 1 or more"),
+        (0, 0, "--world-size 0: is no number of ranks; give one from 1 to 1048576"),
         (4, 4, "--rank 4: is none of the 4 ranks; give one from 0 to 3"),
         (4, -1, "--rank -1: is none of the 4 ranks; give one from 0 to 3"),
     ],

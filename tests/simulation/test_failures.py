@@ -237,9 +237,16 @@ def test_failures_are_read_from_files(tmp_path: Path) -> None:
     assert read_incidents(tmp_path / "gpus.csv") == tuple(Incident(s * SECOND, Loss.MACHINE) for s in (63, 252))
 
 
+def test_a_spreadsheet_writes_one_too(tmp_path: Path) -> None:
+    """With a mark before the first name, spaces around names, and its own ends of lines."""
+    (tmp_path / "sheet.csv").write_bytes(b"\xef\xbb\xbftime_s , loss\r\n1.5,trainer\r\n")
+    assert read_incidents(tmp_path / "sheet.csv") == (Incident(1_500_000_000, Loss.TRAINER),)
+
+
 @pytest.mark.parametrize(
     "text", ["", "when,what\n1,2\n", "time_s,loss\nsoon,trainer\n", "time_s,loss\n1,disk\n", "time_s,loss\n1\n",
-             "time_s,loss\n2,trainer\n1,trainer\n", "Time,GPUs\n1,many\n", "time_s,loss\nnan,trainer\n"],
+             "time_s,loss\n2,trainer\n1,trainer\n", "Time,GPUs\n1,many\n", "time_s,loss\nnan,trainer\n",
+             'time_s,loss\n3600,"trainer\n', f"time_s,loss\n1,{'x' * 2**18}\n"],
 )  # fmt: skip
 def test_a_file_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
     """In one line that names it."""
