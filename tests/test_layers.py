@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "text": set(),
     "errors": {"text"},
     "background": set(),
+    "streams": set(),
     "interrupts": set(),
     "events": {"units"},
     "about": {"errors", "jsonfile", "strictjson"},
@@ -67,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
         "timedgraph", "trace",
     },
     "store": {
-        "background", "collector", "errors", "events", "interrupts", "text", "units", "strictjson", "dtypes",
+        "background", "collector", "errors", "events", "interrupts", "streams", "text", "units", "strictjson", "dtypes",
         "safetensorsfile", "jsonfile", "lanes",
     },
     "state": {
@@ -85,12 +86,13 @@ ALLOWED: dict[str, set[str]] = {
     },
     "learning": {
         "collector", "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state",
-        "torch_internals", "trace", "training", "unlisted", "wrapped", "compiler", "background", "units", "module_hook",
+        "torch_internals", "trace", "training", "unlisted", "wrapped", "compiler", "background", "streams", "units",
+        "module_hook",
     },
     "checkpointing": {
         "about", "collector", "data", "division", "errors", "events", "interrupts", "text", "dtypes", "units",
         "unlisted", "training", "extra", "jsonfile", "state", "schedule", "runtime", "store", "torch_internals",
-        "learning", "lanes", "distributed", "wrapped", "torch_ranks",
+        "learning", "lanes", "distributed", "streams", "wrapped", "torch_ranks",
     },
     "replica": {"collector", "errors", "state", "store"},
     "integrations": {"checkpointing", "data", "distributed", "errors", "state", "store"},
@@ -103,7 +105,7 @@ ALLOWED: dict[str, set[str]] = {
         "about", "collector", "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "models",
         "plan", "policies", "trace",
         "schedule", "verify", "compiler", "frontend", "timedgraph", "report", "sources", "training", "store", "sweep",
-        "text", "dtypes", "interrupts", "simulation", "strictjson", "state", "lanes", "distributed",
+        "text", "dtypes", "interrupts", "simulation", "streams", "strictjson", "state", "lanes", "distributed",
     },
 }  # fmt: skip
 

@@ -47,6 +47,7 @@ from checkflow.store.trainer.delivery import OnError
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.keep import keep
 from checkflow.store.trainer.persist_every import PersistEvery
+from checkflow.streams import open_closed
 from checkflow.training import Training
 from checkflow.units import format_bytes
 from checkflow.unlisted import Unlisted
@@ -161,6 +162,7 @@ def attach(
         PeerError: another process of the training was not there by the deadline, attached otherwise, or has failed.
     """
 
+    open_closed()  # before all that it opens, sockets to other ranks too
     group = Group.here(deadline_of(peers_deadline_s))  # first: what one rank is refused the others hear
     with contextlib.nullcontext() if group is None else group.telling(for_good=True):
         check_kinds(locals())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
+
+from checkflow.streams import open_closed
 
 
 class UnwritableError(Exception):
@@ -39,7 +40,7 @@ class _StandardOutput(io.FileIO):
 
 def prepare() -> None:
     """Whatever the streams are, writing to them raises nothing but UnwritableError."""
-    _open_closed()
+    open_closed()
     given = sys.stdout if isinstance(sys.stdout, io.TextIOWrapper) else None  # None: it was closed
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(_StandardOutput()),
@@ -50,12 +51,3 @@ def prepare() -> None:
     )
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="backslashreplace")
-
-
-def _open_closed() -> None:
-    """The next file that is opened would be taken for the stream that was closed."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free

@@ -11,6 +11,7 @@ import threading
 
 from checkflow.background import python_path
 from checkflow.learning.messages import Answer, Planned, Request, Unplanned
+from checkflow.streams import open_closed
 
 ENDS_S = 5.0  # what it has to write is little
 
@@ -25,6 +26,7 @@ class Planner:
             "CUDA_VISIBLE_DEVICES": "",
             "OPENBLAS_NUM_THREADS": "1",
         }
+        open_closed()  # else what prints would write into its pipes
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "checkflow.learning"],
             stdin=subprocess.PIPE,

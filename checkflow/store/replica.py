@@ -6,14 +6,14 @@ import os
 import socket
 import subprocess
 
-from checkflow.store.both.beside import start_beside
+from checkflow.store.both.beside import socket_ends, start_beside
 from checkflow.store.memory.replica_slots import hold
 from checkflow.store.memory.shared_memory import SharedMemory
 
 
 def start_replica(shared: SharedMemory) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """The process, and our end of its socket: once that is closed it ends when no delta is left. Raises OSError."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket_ends()
     try:
         with shared.locked():
             lock = hold(shared)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,8 +12,18 @@ from collections.abc import Sequence
 from checkflow.background import python_path
 from checkflow.errors import StoreError, remedy
 from checkflow.store.both.words import IGNORED
+from checkflow.streams import open_closed
 
 _TALKATIVE = ("PYTHONVERBOSE", "PYTHONPROFILEIMPORTTIME")  # its standard error is small, and closed once it is full
+
+
+def socket_ends() -> tuple[socket.socket, socket.socket]:
+    """Ours, and the one that the process inherits, which keep packets apart. Raises OSError.
+
+    The first of what it inherits to be opened: where the trainer has closed its streams since, none gets their numbers.
+    """
+    open_closed()
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def start_beside(

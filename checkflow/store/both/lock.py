@@ -28,6 +28,7 @@ from checkflow.store.both.bytelocks import take, take_of_directory
 from checkflow.store.both.filesystem import refuse_or_tell
 from checkflow.store.format.disk import LocalDisk
 from checkflow.store.format.regular_file import open_regular
+from checkflow.streams import open_closed
 from checkflow.text import plain
 
 LOCK = "lock"
@@ -82,6 +83,7 @@ class StoreLock:
         """
         if not _OWN_FDS.is_dir():
             raise StoreError(f"{store}: /proc is not mounted, by which a store that was moved is found; mount it")
+        open_closed()
         _make(store)
         for _ in range(_TRIES):
             with contextlib.ExitStack() as opened:

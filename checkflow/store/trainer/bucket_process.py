@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import socket
 import subprocess
 import time
 from collections import deque
@@ -13,7 +12,7 @@ from collections.abc import Callable
 
 from checkflow.errors import StoreError
 from checkflow.interrupts import let_through
-from checkflow.store.both.beside import start_beside, unstarted
+from checkflow.store.both.beside import socket_ends, start_beside, unstarted
 from checkflow.store.both.config import BucketConfig
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import FailedReport, Notice, PassedReport, RestReport, UploadedReport, receive, send
@@ -109,7 +108,7 @@ class BucketProcess:
     def _start(self) -> None:
         with contextlib.ExitStack() as passed, contextlib.ExitStack() as kept:
             try:
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                ours, theirs = socket_ends()
                 kept.callback(ours.close)
                 passed.callback(theirs.close)
                 trainer = os.pidfd_open(os.getpid())

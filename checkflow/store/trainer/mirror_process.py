@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import socket
 import subprocess
 from dataclasses import dataclass
 
 from checkflow.errors import StoreError
-from checkflow.store.both.beside import start_beside, unstarted
+from checkflow.store.both.beside import socket_ends, start_beside, unstarted
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.words import CLOSE
 
@@ -34,7 +33,7 @@ class MirrorProcess:
         """Start it, to listen on this address of the machine. Raises StoreError where it cannot be started."""
         with contextlib.ExitStack() as passed, contextlib.ExitStack() as kept:
             try:
-                self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._end, theirs = socket_ends()
                 kept.callback(self._end.close)
                 passed.callback(theirs.close)
                 trainer = os.pidfd_open(os.getpid())

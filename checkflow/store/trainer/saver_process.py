@@ -6,13 +6,12 @@ import contextlib
 import fcntl
 import os
 import select
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 from checkflow.errors import StoreError
-from checkflow.store.both.beside import start_beside, unstarted
+from checkflow.store.both.beside import socket_ends, start_beside, unstarted
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import Message, receive, send
 from checkflow.store.memory.shared_memory import SharedMemory
@@ -30,7 +29,7 @@ class SaverProcess:
             raise StoreError("saver: this Python does not know its own program; start training with a python command")
         with contextlib.ExitStack() as passed, contextlib.ExitStack() as kept:
             try:
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                ours, theirs = socket_ends()
                 kept.callback(ours.close)
                 passed.callback(theirs.close)
                 trainer = os.pidfd_open(os.getpid())
