@@ -42,13 +42,20 @@ class Retained:
     sound: bool = True
 
 
+def counted(checkpoints: Iterable[Retained], verified_serial: int, retention: Retention) -> tuple[int, ...]:
+    """Serials of those that are, with `verified_serial`, the newest `last`; newest first."""
+    older = [each.serial for each in checkpoints if each.sound and each.serial < verified_serial]
+    return tuple(sorted(older, reverse=True)[: retention.last - 1])
+
+
 def to_prune(checkpoints: Iterable[Retained], verified_serial: int, retention: Retention) -> tuple[int, ...]:
     """Serials to remove, now that `verified_serial` verifies; never that one, a newer one, or one that is not sound.
 
     One that is not sound is left for a person to look at: `checkflow check --repair` removes it.
     """
+    checkpoints = tuple(checkpoints)
     older = [checkpoint for checkpoint in checkpoints if checkpoint.sound and checkpoint.serial < verified_serial]
-    newest = {checkpoint.serial for checkpoint in sorted(older, key=lambda found: -found.serial)[: retention.last - 1]}
+    newest = counted(checkpoints, verified_serial, retention)
     return tuple(
         checkpoint.serial
         for checkpoint in sorted(older, key=lambda found: found.serial)

@@ -20,8 +20,8 @@ from checkflow.store.format.disk import Disk, remove_tree
 from checkflow.store.format.layout import Layout
 from checkflow.store.format.manifest import Manifest, directory_name
 from checkflow.store.format.ranks import note_whole, noted_whole
-from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine, verify_written
-from checkflow.store.format.retention import Retained, to_prune
+from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine, verify, verify_written
+from checkflow.store.format.retention import Retained, counted, to_prune
 from checkflow.store.format.writer import (
     PRUNED,
     Published,
@@ -38,6 +38,7 @@ _OF_A_STORE = {
     errno.ENOENT: "do not remove a store that is in use",
     errno.EBUSY: "end one of the two runs",
 }
+EARLIER_S = 5.0  # how long to go on reading what earlier savers wrote, each time: there may be many, and large ones
 _GONE = "do not remove a store that is in use; what was durable in it is gone, too"
 
 
@@ -78,6 +79,7 @@ class Persister:
     _known: dict[str, Retained] = field(
         init=False, default_factory=dict
     )  # checkpoints whose manifest was sound, by directory name
+    _unread: dict[str, Checkpoint] = field(init=False, default_factory=dict)  # of these, what earlier savers wrote
     _serial: int = field(init=False, default=0)  # tried last
     _must_look: bool = field(init=False, default=True)  # in the store, for the highest serial
     _arrivals: int = field(init=False, default=0)  # after which it looked
@@ -276,11 +278,14 @@ class Persister:
 
         Of several ranks' only those that are older than one that each of them has verified.
         """
-        names = {known.serial: name for name, known in self._known.items()}
+        return self._named(to_prune(self._known.values(), self._counts_up_to(verified), self.config.retention))
+
+    def _counts_up_to(self, verified: Written) -> int:
         serial = verified.manifest.serial
-        if self.config.grouped:
-            serial = min(serial, self._agreed_serial)
-        serials = to_prune(self._known.values(), serial, self.config.retention)
+        return min(serial, self._agreed_serial) if self.config.grouped else serial
+
+    def _named(self, serials: Sequence[int]) -> tuple[str, ...]:
+        names = {known.serial: name for name, known in self._known.items()}
         return tuple(names[serial] for serial in serials)
 
     def _prune_or_tell(self, verified: Written) -> int:
@@ -302,10 +307,13 @@ class Persister:
         names = checkpoint_names(store)
         for name in self._known.keys() - set(names):
             del self._known[name]
+            self._unread.pop(name, None)
         for name in names:  # one that cannot be read is left alone, and looked at again: it may have been the moment
             with contextlib.suppress(OSError):
                 if name not in self._known and isinstance(found := examine(store, name), Checkpoint):
                     self._known[name] = Retained(found.serial, found.iteration, found.kept)
+                    self._unread[name] = found
+        self._read_earlier(verified)
         hidden = []
         failed: OSError | None = None
         for name in self._needless(verified):
@@ -325,6 +333,32 @@ class Persister:
         if failed is not None:
             raise failed
         return len(hidden)
+
+    def _read_earlier(self, verified: Written) -> None:
+        """Before anything goes: of what earlier savers wrote that which counts in its place, newest first.
+
+        At least until one verifies, and no longer than a moment then. Raises OSError where one cannot be read now.
+        """
+        until = time.monotonic() + EARLIER_S
+        while self._needless(verified):
+            counts = counted(self._known.values(), self._counts_up_to(verified), self.config.retention)
+            name = next((name for name in self._named(counts) if name in self._unread), None)
+            if name is None:
+                return
+            try:
+                with _threads_are_resources():
+                    verify(self._unread[name], self.shared.advance)
+            except CorruptStoreError as error:
+                self._known[name] = dataclasses.replace(self._known[name], sound=False)
+                self._tell(
+                    f"checkpoint {name} does not verify ({error}), and an older one is retained in its place; "
+                    "once training has ended `checkflow check --repair` removes it"
+                )
+                del self._unread[name]
+            else:
+                del self._unread[name]
+                if time.monotonic() >= until:
+                    return
 
     def remove_leftovers(self) -> None:
         """Remove what a killed or failed saver left half-written or half-removed. Raises OSError."""
