@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from small_store import (
 
 from checkflow.errors import StoreBusyError, StoreError
 from checkflow.store.both import bytelocks, filesystem
+from checkflow.store.both import lock as lock_module
 from checkflow.store.both.bytelocks import take_of_directory
 from checkflow.store.both.filesystem import Mount, mount_of
 from checkflow.store.both.lock import LOCK, StoreLock, open_lock
@@ -287,3 +289,44 @@ def test_a_lock_that_cannot_be_opened_for_both_is_held_by_none(
         held.look(silent, trainer_lives=True)
     assert len(descriptors(os.getpid())) == before
     held.look(silent, trainer_lives=True)
+
+
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("elsewhere"), Path.mkdir, os.mkfifo])
+def test_what_is_no_lock_is_to_be_removed(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """Nobody is to leave a store with checkpoints for it; once it is removed the store opens."""
+    lock = tmp_path / LOCK
+    make(lock)
+    with pytest.raises(StoreError) as raised:
+        StoreLock.acquire(tmp_path, silent)
+    assert re.fullmatch(
+        rf"{lock}: cannot be opened \(it is (a link, not a file|no regular file)\); remove it, and a new one is made",
+        str(raised.value),
+    )
+    lock.rmdir() if lock.is_dir() else lock.unlink()
+    StoreLock.acquire(tmp_path, silent).close()
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (errno.EMFILE, "allow more open files (ulimit -n)"),
+        (errno.EROFS, "mount it writable"),
+        (errno.ENOTDIR, "choose "),
+    ],
+)
+def test_a_store_that_cannot_be_opened_says_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, advice: str
+) -> None:
+    """By what the system said, of the directory and of the file in it."""
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    lines = []
+    for where, name in ((lock_module, "open_regular"), (os, "open")):
+        with monkeypatch.context() as patched:
+            patched.setattr(where, name, refuse)
+            with pytest.raises(StoreError) as raised:
+                StoreLock.acquire(tmp_path, silent)
+        lines.append(str(raised.value))
+    assert all(f"({os.strerror(error)}); {advice}" in line for line in lines)

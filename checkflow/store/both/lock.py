@@ -22,7 +22,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from checkflow.errors import StoreBusyError, StoreError
+from checkflow.errors import StoreBusyError, StoreError, remedy
 from checkflow.interrupts import let_through
 from checkflow.store.both.bytelocks import take, take_of_directory
 from checkflow.store.both.filesystem import refuse_or_tell
@@ -132,14 +132,19 @@ class _Descriptors:
         try:
             directory_fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise StoreError(f"{store}: cannot be opened ({error.strerror}); choose another store") from None
+            raise StoreError(
+                f"{store}: cannot be opened ({error.strerror}); {remedy(error, 'choose another store')}"
+            ) from None
         try:
             return cls(directory_fd, open_lock(directory_fd))
         except OSError as error:
             os.close(directory_fd)
-            where = f"{LOCK}: " if error.errno in (errno.ELOOP, errno.ENOTSUP, errno.ENXIO, errno.EISDIR) else ""
+            if error.errno in (errno.ELOOP, errno.ENOTSUP, errno.ENXIO, errno.EISDIR):
+                raise StoreError(
+                    f"{store / LOCK}: cannot be opened ({error.strerror}); remove it, and a new one is made"
+                ) from None
             raise StoreError(
-                f"{store}: cannot be written ({where}{error.strerror}); choose another store or its rights"
+                f"{store}: cannot be written ({error.strerror}); {remedy(error, 'choose another store or its rights')}"
             ) from None
 
     def take_as_trainer(self) -> bool:
@@ -200,7 +205,9 @@ def _make(store: Path) -> None:
                 disk.make_directory(folder)
             disk.sync_directory(folder.parent)
     except OSError as error:
-        raise StoreError(f"{store}: cannot be made ({error.strerror}); choose another store") from None
+        raise StoreError(
+            f"{store}: cannot be made ({error.strerror}); {remedy(error, 'choose another store')}"
+        ) from None
 
 
 def _wait_for_saver(store: Path, saver: _Descriptors, notify: Callable[[str], None], timeout_s: float | None) -> None:
