@@ -132,6 +132,12 @@ class VerificationError(CheckflowError):
     exit_code = EXIT_NO
 
 
+def reason(error: OSError) -> str:
+    """What the system said, and of which file, in a line: without Python's number of the error."""
+    where = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror or error}{where}"
+
+
 def remedy(error: OSError, otherwise: str) -> str:
     """What to do about an error of the system; `otherwise` where the error has no usual one."""
     return _REMEDIES.get(error.errno or 0, otherwise)

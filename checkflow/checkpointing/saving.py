@@ -84,5 +84,6 @@ def save_last(engine: Engine, notify: Callable[[str], None], store: Path, *, ran
                 return
         if engine.handle.saver_pid is None or time.monotonic() + pause_s > until:
             return
+        once(f"{store}: close() tries the last checkpoint again, for up to {CLOSE_RETRY_S:g} s")
         time.sleep(pause_s)
         pause_s = 2 * pause_s or 0.5

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from checkflow.errors import StoreBusyError, StoreError, remedy
+from checkflow.errors import StoreBusyError, StoreError, reason, remedy
 from checkflow.store.both.leftovers import hold, remove_leftovers
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.format import begun as steps
@@ -40,7 +40,7 @@ def begin(store: Path, files: Iterable[NewFile], notify: Callable[[str], None]) 
         try:
             remove_leftovers(LocalDisk(), store)
         except OSError as error:
-            notify(f"{store}: leftovers cannot be removed ({error})")
+            notify(f"{store}: leftovers cannot be removed ({reason(error)}); {remedy(error, 'remove them yourself')}")
         return UnderWay(steps.begin(LocalDisk(), store, files))
 
 
@@ -75,9 +75,8 @@ def _held(store: Path, notify: Callable[[str], None]) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            where = f": {error.filename}" if error.filename else ""
             raise StoreError(
-                f"{store}: the checkpoint cannot be made durable ({error.strerror}{where}); "
+                f"{store}: the checkpoint cannot be made durable ({reason(error)}); "
                 f"{remedy(error, 'check the disk')}; what was durable before still is"
             ) from None
         finally:

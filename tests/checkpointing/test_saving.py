@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import Literal, cast
 
 import pytest
 import torch
 
 import checkflow
+from checkflow.checkpointing.engine import Engine
+from checkflow.checkpointing.saving import save_last
 from checkflow.store.format.reader import list_checkpoints
 from checkflow.store.trainer.handle import StoreHandle
 
@@ -55,3 +58,14 @@ def test_with_a_saver_that_hangs_nothing_is_taken_for_durable(
         os.kill(pid, signal.SIGCONT)
         iterate(checkpointer)
         checkpointer.save()
+
+
+@pytest.mark.parametrize(("answers", "lines"), [([True], 0), ([False, True], 1), ([False, False, True], 1)])
+def test_close_says_that_it_tries_the_last_checkpoint_again(answers: list[bool], lines: int, tmp_path: Path) -> None:
+    """Once, and for how long: nobody is to take it for hanging."""
+    left, told = iter(answers), list[str]()
+    handle = SimpleNamespace(drain=lambda _: next(left), saver_pid=1)
+    engine = SimpleNamespace(executor=SimpleNamespace(unsaved=False), handle=handle)
+    save_last(cast("Engine", engine), told.append, tmp_path, ranks=False)
+    assert told == [f"{tmp_path}: close() tries the last checkpoint again, for up to 30 s"] * lines
+    assert not list(left)

@@ -18,6 +18,7 @@ from checkflow.store.both.messages import DurableReport, FailedReport, Message, 
 from checkflow.store.both.saver_log import take_log
 from checkflow.store.both.words import CLOSE
 from checkflow.store.format.disk import LocalDisk
+from checkflow.store.format.writer import INCOMPLETE
 from checkflow.store.saver import loop as loop_module
 from checkflow.store.saver import settler as settler_module
 from checkflow.store.saver.loop import Saver
@@ -144,3 +145,17 @@ def test_a_saver_that_fails_ends_what_it_settles_first(watched: Watched, monkeyp
     assert order == ["settled", "said"]
     said = watched.heard()
     assert isinstance(said[0], DurableReport) and said[-1] == FailedReport(sequence=0, message="a bug")
+
+
+def test_leftovers_that_stay_are_told_with_what_to_do(tmp_path: Path) -> None:
+    """In words, without the number of the system's error."""
+    (tmp_path / f"{INCOMPLETE}a" / "folder").mkdir(parents=True)
+    watched = Watched(tmp_path)
+    watched.end.send(CLOSE)
+    watched.saver.run()
+    (notice,) = watched.heard()
+    assert isinstance(notice, Notice)
+    start = f"{tmp_path}: leftovers cannot be removed (Is a directory: "
+    assert notice.message.startswith(start) and "Errno" not in notice.message
+    assert "); check the store; " in notice.message
+    watched.close()

@@ -97,6 +97,12 @@ def test_wrong_settings_are_refused(wrong: Callable[[], object]) -> None:
         wrong()
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), True, "5"])
+def test_what_is_no_number_is_not_called_negative(seconds: float) -> None:
+    with pytest.raises(InputError, match=f"persist_every: seconds: {seconds!r} is no number; give 0 or more"):
+        PersistEvery(seconds=seconds)
+
+
 def test_other_kinds_of_numbers_are_whole_too() -> None:
     """Half of an even number of batches, and NumPy's; a saver is told them as its own."""
     retention = Retention(np.int64(3), 100 / 2)  # type: ignore[arg-type]

@@ -141,3 +141,17 @@ def test_every_dtype_can_be_exported(tmp_path: Path) -> None:
         assert (loaded[name].dtype, loaded[name].shape) == (getattr(torch, name), (2, 3))
         assert (loaded[f"empty.{name}"].dtype, loaded[f"empty.{name}"].shape) == (getattr(torch, name), (0,))
         assert bytes(loaded[name].view(torch.uint8).flatten().tolist()) == b"\x01" * 6 * getattr(torch, name).itemsize
+
+
+def test_a_path_that_the_system_refuses_is_told_without_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the system's errors only the words are for a person."""
+
+    def refuse(path: Path) -> Path:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "resolve", refuse)
+    with pytest.raises(StoreError) as raised:
+        StoreHandle.open(tmp_path, [SMALL], notify=silent)
+    assert str(raised.value) == f"store: {tmp_path} is no path of a directory (Permission denied); choose another"

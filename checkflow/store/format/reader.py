@@ -312,7 +312,8 @@ def _directory(path: Path) -> Iterator[int]:
     except OSError as error:
         if is_scarcity(error):
             raise
-        raise CorruptStoreError(f"is no directory that can be read ({error.strerror})") from None
+        why = "it is a link" if path.is_symlink() else error.strerror
+        raise CorruptStoreError(f"is no directory that can be read ({why})") from None
     try:
         yield fd
     except OSError as error:

@@ -18,7 +18,7 @@ import threading
 from multiprocessing import AuthenticationError
 
 from checkflow.background import give_way
-from checkflow.errors import StoreError
+from checkflow.errors import StoreError, reason
 from checkflow.store.both.connections import Patient, answer, prove
 from checkflow.store.both.lock import path_of
 from checkflow.store.both.messages import FailedReport, Message
@@ -89,7 +89,7 @@ class Mirror:
             try:
                 slots.write_down(store, report)
             except OSError as error:
-                failures.append(f"{store}: the copies of rank {slots.rank} cannot be written ({error})")
+                failures.append(f"{store}: the copies of rank {slots.rank} cannot be written ({reason(error)})")
         if failures:
             write_log(store, directory, failures)
 

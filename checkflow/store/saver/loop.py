@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkflow.background import give_way
+from checkflow.errors import reason
 from checkflow.store.both.config import SaverConfig
 from checkflow.store.both.messages import FailedReport, Message, Notice, encode, send
 from checkflow.store.both.saver_log import write_log
@@ -28,7 +29,7 @@ from checkflow.store.memory.saver_slots import Taken, recover, take_due, take_la
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.saver.awaited import Awaited
 from checkflow.store.saver.held_store import HeldStore
-from checkflow.store.saver.persister import Persister, Written
+from checkflow.store.saver.persister import Persister, Written, advice
 from checkflow.store.saver.settler import Settler
 
 LOOK_MS = 20  # how often to look after what is settled in the background, where nothing else wakes the saver
@@ -82,7 +83,7 @@ class Saver:
             self._look()
             self._persister.remove_leftovers()
         except OSError as error:
-            self._tell(f"leftovers cannot be removed ({error})")
+            self._tell(f"leftovers cannot be removed ({reason(error)}); {advice(error)}")
         while self._next():
             pass
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from checkflow.errors import CorruptStoreError, StoreError, remedy
+from checkflow.errors import CorruptStoreError, StoreError, reason, remedy
 from checkflow.store.both.config import SaverConfig
 from checkflow.store.both.leftovers import remove_leftovers
 from checkflow.store.both.messages import DurableReport, FailedReport, Message, Notice, VerifiedReport
@@ -162,14 +162,14 @@ class Persister:
     def _put_off(self, taken: Taken, error: OSError) -> None:
         begins = self.patience.fails()
         self.patience.exhausted |= self._is_removed() or error.errno == errno.EOVERFLOW  # no serial is left
-        what = f"the checkpoint of iteration {taken.iteration} cannot be made durable ({_reason(error)})"
+        what = f"the checkpoint of iteration {taken.iteration} cannot be made durable ({reason(error)})"
         self.shared.advance()  # a disk that refuses does not hang
         if self.patience.exhausted:
-            self._give_up(taken, f"{what}; {_GONE if self._is_removed() else _advice(error)}")
+            self._give_up(taken, f"{what}; {_GONE if self._is_removed() else advice(error)}")
             return
         put_off(self.shared, taken, newest_wins=self.config.newest_wins)
         if begins:
-            self._tell(f"{what}, and is tried again for {self.config.retry_s:g} s; {_advice(error)}")
+            self._tell(f"{what}, and is tried again for {self.config.retry_s:g} s; {advice(error)}")
 
     def _give_up(self, taken: Taken, why: str) -> None:
         """Told first, so that a trainer that is given its slot can know that the checkpoint in it was lost."""
@@ -202,7 +202,7 @@ class Persister:
                 self._newest = None  # the next ones have all their bytes from memory again
                 self._fail(written.taken, self._why_unread(written, error))
             except OSError as error:  # nothing is known against it, and nothing is removed for it
-                self._tell(f"checkpoint {written.name} cannot be read back ({_reason(error)}); {_advice(error)}")
+                self._tell(f"checkpoint {written.name} cannot be read back ({reason(error)}); {advice(error)}")
                 unread.append(written.name)
             else:
                 newest = newest or written
@@ -294,7 +294,7 @@ class Persister:
             pruned = self._prune(verified)
         except (OSError, StoreError) as error:
             if not self._pruning_fails:
-                why = f"{_reason(error)}); {_advice(error)}" if isinstance(error, OSError) else f"{error})"
+                why = f"{reason(error)}); {advice(error)}" if isinstance(error, OSError) else f"{error})"
                 self._tell(f"old checkpoints cannot be removed ({why}")
             self._pruning_fails = True
             return 0
@@ -380,12 +380,8 @@ def _threads_are_resources() -> Iterator[None]:
         raise OSError(errno.EAGAIN, str(error)) from None
 
 
-def _reason(error: OSError) -> str:
-    where = f": {error.filename}" if error.filename else ""
-    return f"{error.strerror}{where}"
-
-
-def _advice(error: OSError) -> str:
-    advice = remedy(error, _OF_A_STORE.get(error.errno or 0, "check the store"))
+def advice(error: OSError) -> str:
+    """What to do about what the store's disk refuses, and what stays."""
+    what = remedy(error, _OF_A_STORE.get(error.errno or 0, "check the store"))
     fewer = ", or retain fewer checkpoints" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-    return f"{advice}{fewer}; checkpoints that were durable before still are"
+    return f"{what}{fewer}; checkpoints that were durable before still are"

@@ -124,7 +124,7 @@ class StoreHandle:
         try:
             path = path.resolve()
         except (OSError, RuntimeError, ValueError) as error:
-            raise StoreError(f"store: {path} is no path of a directory ({error}); choose another") from None
+            raise StoreError(f"store: {path} is no path of a directory ({error.args[-1]}); choose another") from None
         config = SaverConfig(
             path,
             tuple(layout.specs for layout in layouts),

@@ -7,6 +7,7 @@ often than every 30 seconds (1 GiB each 30 seconds is 3 TB a day). However slow 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from numbers import Real
 
@@ -36,9 +37,9 @@ class PersistEvery:
                 raise InputError(f"persist_every: {iterations} iterations is not positive; use 1 or more")
             object.__setattr__(self, "iterations", iterations)
         if self.seconds is not None:
-            if not isinstance(self.seconds, Real):
+            if not isinstance(self.seconds, Real) or isinstance(self.seconds, bool) or math.isnan(self.seconds):
                 raise InputError(f"persist_every: seconds: {self.seconds!r:.100} is no number; give 0 or more")
-            if not self.seconds >= 0:
+            if self.seconds < 0:
                 raise InputError(f"persist_every: {self.seconds} seconds is negative; use 0 or more")
 
     def in_words(self) -> str:
