@@ -69,6 +69,11 @@ def check_first(store: str | Path, peers_deadline_s: float) -> None:
     """What other ranks need not be asked for. Raises InputError for no time, and where `store` is no path."""
     if not peers_deadline_s > 0:
         raise InputError(f"peers_deadline_s: {peers_deadline_s} is not positive; use a number of seconds")
+    check_store(store)
+
+
+def check_store(store: str | Path) -> None:
+    """Raises InputError for no path, before it is made one: Path("") is the working directory."""
     text = os.fspath(store)
     if not text:
         raise InputError("store: is empty; give a directory")

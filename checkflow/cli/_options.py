@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,32 @@ class Share(click.ParamType[float]):
         return found
 
 
+class GivenPath(click.Path):
+    """A path; "" is none: a shell has that for a variable that was never set."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        _check_given(value, param, "a path")
+        return super().convert(value, param, ctx)
+
+
+class GivenName(click.ParamType[str]):
+    """A file or a name that is looked up; not "" either."""
+
+    name = "TEXT"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
+        _check_given(value, param, "a file, or a name")
+        return str(value)
+
+
+def _check_given(value: object, param: click.Parameter | None, what: str) -> None:
+    if value == "":
+        name = param.human_readable_name.strip("[].") if isinstance(param, click.Argument) else _name(param)
+        raise InputError(f"{name}: is empty; give {what}")
+
+
 def _name(param: click.Parameter | None) -> str:
     return param.opts[-1] if param is not None else "value"
 
@@ -73,7 +100,7 @@ def model_options(command: Command) -> Command:
     command = click.option(
         "--set", "settings", multiple=True, metavar="NAME=VALUE", help="An argument of the training factory."
     )(command)
-    return click.argument("model")(command)
+    return click.argument("model", type=GivenName())(command)
 
 
 def trace_options(command: Command) -> Command:
@@ -83,6 +110,7 @@ def trace_options(command: Command) -> Command:
     )(command)
     return click.option(
         "--device",
+        type=GivenName(),
         metavar="NAME|FILE|measure",
         help="Profile whose times the operators get (a bundled name, or a YAML file that `checkflow profile` wrote), "
         "or measure: time them on this machine.  [default: rtx3090, or the times that a graph has]",

@@ -10,7 +10,7 @@ import click
 
 from checkflow.cli import _console
 from checkflow.cli._buckets import compared, is_url
-from checkflow.cli._options import json_option
+from checkflow.cli._options import GivenPath, json_option
 from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
 from checkflow.store.format.ranks import directory_of, ranks_have, ranks_in
 from checkflow.store.format.reader import checkpoint_names
@@ -18,7 +18,7 @@ from checkflow.store.repair import Checked, check_store, repair_store
 
 
 @click.command()
-@click.argument("store", type=click.Path())
+@click.argument("store", type=GivenPath())
 @click.option("--repair", is_flag=True, help="Remove what does not verify, saying so first. Nobody may be training.")
 @json_option
 def command(store: str, repair: bool, as_json: bool) -> int:

@@ -13,7 +13,7 @@ from rich.text import Text
 from checkflow.about import About, about_in
 from checkflow.cli import _console
 from checkflow.cli._buckets import is_url, opened
-from checkflow.cli._options import json_option
+from checkflow.cli._options import GivenPath, json_option
 from checkflow.errors import EXIT_DONE, CorruptStoreError
 from checkflow.report.columns import Column, Columns
 from checkflow.store.bucket.names import BucketContents, has_ranks, iteration_of, read_manifest
@@ -28,7 +28,7 @@ MOST_IN_CELL = 300  # characters
 
 
 @click.command()
-@click.argument("store", type=click.Path())
+@click.argument("store", type=GivenPath())
 @json_option
 def command(store: str, as_json: bool) -> int:
     """List the checkpoints of STORE, newest first. Manifests and records are read; `checkflow check` reads the rest.

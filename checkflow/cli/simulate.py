@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from checkflow.cli import _console
-from checkflow.cli._options import Duration, Rate, Share, Size, json_option, list_of, positive_of
+from checkflow.cli._options import Duration, GivenPath, Rate, Share, Size, json_option, list_of, positive_of
 from checkflow.errors import EXIT_DONE, InputError
 from checkflow.jsonfile import check_outputs
 from checkflow.report import waste
@@ -27,9 +27,9 @@ MOST_DEVICES, MOST_DAYS = 10**7, 36_500
 
 
 @click.command()
-@click.argument("schedules", metavar="[SCHEDULE]...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("schedules", metavar="[SCHEDULE]...", nargs=-1, type=GivenPath(path_type=Path))
 @click.option("--mtbf", metavar="TIME,...", help="Mean time between failures of one device: 1000h,5000h.")
-@click.option("--failures", type=click.Path(path_type=Path), help="A CSV file of what failed when, instead of --mtbf.")
+@click.option("--failures", type=GivenPath(path_type=Path), help="A CSV file of what failed when, instead of --mtbf.")
 @click.option("--devices", default="1", show_default=True, metavar="N,A..B,...",
               help="A..B doubles from A on; any device's failure stops all.")  # fmt: skip
 @click.option("--lost-machines", type=Share(), default=0.5, show_default=True,
@@ -47,7 +47,7 @@ MOST_DEVICES, MOST_DAYS = 10**7, 36_500
 @click.option("--bandwidth", type=Rate(), help="Without a SCHEDULE: of the link to the host.")
 @click.option("--interval", metavar="N,...", help="Without a SCHEDULE: iterations between checkpoints  [default: 1]")
 @click.option("--stall", type=Duration(), help="Without a SCHEDULE: of training, for a checkpoint  [default: 0s]")
-@click.option("--figure", type=click.Path(path_type=Path), help="Draw the time wasted, .png or .svg.")
+@click.option("--figure", type=GivenPath(path_type=Path), help="Draw the time wasted, .png or .svg.")
 @json_option
 def command(
     schedules: tuple[Path, ...],

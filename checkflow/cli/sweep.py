@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from checkflow.cli import _console, exit_code_of
-from checkflow.cli._options import interval_of, json_option, list_of, settings_of
+from checkflow.cli._options import GivenName, GivenPath, interval_of, json_option, list_of, settings_of
 from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
 from checkflow.jsonfile import check_outputs
 from checkflow.plan import Formulation
@@ -23,7 +23,7 @@ from checkflow.units import fraction_ppm, parse_bytes, parse_rate
 
 
 @click.command()
-@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True, type=GivenName())
 @click.option("--batch-size", metavar="N,...", help="Short for --set batch_size=N,...")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE,...", help="Values of a factory's argument.")
 @click.option("--bandwidth", metavar="RATE,...", help="Of the link to the host  [default: the device's]")
@@ -40,9 +40,9 @@ from checkflow.units import fraction_ppm, parse_bytes, parse_rate
 @click.option("--up-to", type=click.IntRange(min=1), default=4096, show_default=True,
               help="Largest batch that --find batch_size tries.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=1), help="Worker processes  [default: one for each core]")
-@click.option("-o", "--output", "outputs", multiple=True, type=click.Path(path_type=Path),
+@click.option("-o", "--output", "outputs", multiple=True, type=GivenPath(path_type=Path),
               help="Write the rows, .json or .csv; may be given for both.")  # fmt: skip
-@click.option("--journal", type=click.Path(path_type=Path),
+@click.option("--journal", type=GivenPath(path_type=Path),
               help="Where each result is kept as it comes  [default: beside the first output]")  # fmt: skip
 @json_option
 def command(

@@ -10,6 +10,7 @@ import click
 
 from checkflow.cli import _console
 from checkflow.cli._options import (
+    GivenPath,
     default_output,
     json_option,
     model_options,
@@ -30,7 +31,7 @@ from checkflow.units import format_bytes, format_ns
 @model_options
 @trace_options
 @ranks_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Graph to write  [default: MODEL.graph.json]")
+@click.option("-o", "--output", type=GivenPath(path_type=Path), help="Graph to write  [default: MODEL.graph.json]")
 @json_option
 def command(
     model: str,

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from checkflow.cli import _console
-from checkflow.cli._options import json_option
+from checkflow.cli._options import GivenPath, json_option
 from checkflow.errors import EXIT_DONE, VerificationError
 from checkflow.graphfile import read_graph
 from checkflow.schedule import read_schedule
@@ -18,8 +18,8 @@ from checkflow.verify import verify
 
 
 @click.command()
-@click.argument("schedule", type=click.Path(path_type=Path))
-@click.argument("graph", type=click.Path(path_type=Path))
+@click.argument("schedule", type=GivenPath(path_type=Path))
+@click.argument("graph", type=GivenPath(path_type=Path))
 @json_option
 def command(schedule: Path, graph: Path, as_json: bool) -> int:
     """Check that SCHEDULE keeps every promise it makes about GRAPH (from `checkflow trace`), to the byte."""

@@ -18,6 +18,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from checkflow.checkpointing.arguments import check_store
 from checkflow.checkpointing.attach import attach
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.data import ResumableLoader
@@ -71,6 +72,7 @@ class CheckflowCallback(pl.Callback):  # type: ignore[misc]
     """
 
     def __init__(self, store: str | Path, **options: Any) -> None:
+        check_store(store)
         self.store = Path(store)
         for name in set(_OURS) & options.keys():
             raise InputError(f"{name}: is the Trainer's own, and taken along; leave it out")

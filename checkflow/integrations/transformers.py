@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
+from checkflow.checkpointing.arguments import check_store
 from checkflow.checkpointing.attach import attach
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.foreseen import foreseen
@@ -69,6 +70,7 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, store: str | Path, **options: Any) -> None:
+        check_store(store)
         self.store = Path(store)
         for name in set(_REFUSED[1:]) & options.keys():
             raise InputError(f"{name}: is the Trainer's own, and taken along; leave it out")

@@ -340,6 +340,32 @@ def test_a_report_that_fails_says_that_the_schedule_is_there(
     assert Path("s.json").exists()
 
 
+EMPTY = {  # where a word is, the variable is
+    "STORE": ("check _", "list _", "export _ --to torch -o x.pt"),
+    "SCHEDULE": ("verify _ g.json", "simulate _ --mtbf 1h"),
+    "GRAPH": ("verify s.json _",),
+    "FILE": ("inspect _",),
+    "MODEL": ("compile _", "trace _", "sweep _"),
+    "--device": ("compile good.py --device _", "trace good.py --device _"),
+    "--output": (
+        "export store --to torch -o _", "compile good.py -o _", "trace good.py -o _", "inspect s.json -o _",
+        "profile -o _", "sweep good.py -o _",
+    ),
+    "--failures": ("simulate s.json --failures _",),
+    "--figure": ("simulate s.json --mtbf 1h --figure _",),
+    "--report": ("compile good.py --report _",),
+    "--trace-out": ("compile good.py --trace-out _",),
+    "--journal": ("sweep good.py --journal _",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in EMPTY.items() for line in lines])
+def test_a_variable_that_is_not_set_is_no_path(name: str, line: str, complaint: Complaint) -> None:
+    """Nor the working directory, where there are other files than those that were meant."""
+    words = ["" if word == "_" else word for word in line.split()]
+    assert complaint(*words).startswith(f"checkflow: {name}: is empty; give a")
+
+
 def test_a_missing_command_and_an_unknown_one(complaint: Complaint) -> None:
     """An unknown command is named."""
     assert "juggle" in complaint("juggle")

@@ -171,6 +171,11 @@ def test_what_is_the_trainer_s_is_refused(name: str, tmp_path: Path) -> None:
         fit(tmp_path, **{name: None})
 
 
+def test_an_empty_store_is_not_the_working_directory() -> None:
+    with pytest.raises(InputError, match="store: is empty; give a directory"):
+        CheckflowCallback("")
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_path_beside_the_store_is_refused(tmp_path: Path) -> None:
     trainer = pl.Trainer(

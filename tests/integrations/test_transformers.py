@@ -162,6 +162,7 @@ print(newest.name)
             "CorruptStoreError",
         ),
         ("to_folder(make(folder))", "has no checkpoint to export; give the store of a training"),
+        ("CheckflowCallback('')", "store: is empty; give a directory"),
         ("make(folder, scheduler=1)", "scheduler: is the Trainer's own, and taken along; leave it out"),
         ("make(folder, metadata={'trainer': 1}).train()", "metadata: 'trainer' is what Trainer keeps"),
         (
@@ -177,7 +178,17 @@ print(newest.name)
             "has no store; give callbacks=[CheckflowCallback('checkpoints')]",
         ),
     ],
-    ids=["not resumed", "damaged", "nothing to export", "scheduler", "metadata", "batch size", "plain", "no callback"],
+    ids=[
+        "not resumed",
+        "damaged",
+        "nothing to export",
+        "empty",
+        "scheduler",
+        "metadata",
+        "batch size",
+        "plain",
+        "no callback",
+    ],
 )
 def test_what_is_refused(what: str, says: str, tmp_path: Path) -> None:
     """In one line, which says what to do."""
