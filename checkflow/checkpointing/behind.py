@@ -105,9 +105,8 @@ class Behind:
             return self._objects.sizes()
         except BucketError as error:
             if error.is_refused:
-                raise InputError(
-                    f"bucket: {self.url}: {error}; check its name, and the credentials in the environment"
-                ) from None
+                where = " in the environment" if self._objects.folder is None else ""
+                raise InputError(f"bucket: {self.url}: {error}; check {self._objects.to_check}{where}") from None
             if not (may_be_out and checkpoint_names(self._store)):
                 raise StoreError(
                     f"bucket: {self.url} cannot be reached ({error}), so it is not known whether it has a "

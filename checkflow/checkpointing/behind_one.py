@@ -34,7 +34,8 @@ class BehindOne(Behind):
                 self._keep_newest(contents)
 
     def start(self, handle: StoreHandle, retention: Retention, retry_s: float) -> None:
-        """What is durable from now on is uploaded. Raises StoreError where no process can be started."""
+        """What is durable from now on is uploaded. Raises StoreError where no process can be started, InputError."""
+        self._objects.make()
         self._process = handle.start_uploader(BucketConfig(self._store, self.url, retention, retry_s))
 
     def bring(self, iteration: int | None, than: Manifest | None) -> bool:

@@ -71,9 +71,12 @@ class BehindRanks(Behind):
         self.iterations = sorted({iteration_of(name) for name in names}, reverse=True)
 
     def start(self, handle: StoreHandle, slots: int, retention: Retention, retry_s: float) -> None:
-        """What every rank has verified from now on is uploaded. Raises StoreError where no process can be started."""
+        """What every rank has verified from now on is uploaded. Raises StoreError where no process can be started,
+        InputError."""
+        own = self._objects_of(self._rank)
+        own.make()
         one_more = replace(retention, last=retention.last + 1)  # a part may be there of what not all have
-        config = BucketConfig(self._store, self._objects_of(self._rank).url, one_more, retry_s, in_doubt=slots)
+        config = BucketConfig(self._store, own.url, one_more, retry_s, in_doubt=slots)
         self._process = handle.start_uploader(config)
         self._turns = Turns(self._agreement, self._process, lambda line: self._hearers.notify(f"{self.url}: {line}"))
 

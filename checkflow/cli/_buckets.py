@@ -24,15 +24,12 @@ def is_url(store: str) -> bool:
 @contextmanager
 def opened(url: str) -> Iterator[Objects]:
     """Its objects. Raises StoreError where they cannot be read, InputError for what is no URL of a bucket."""
+    objects = Objects.open(url)
     try:
-        yield Objects.open(url)
+        objects.check_there()
+        yield objects
     except BucketError as error:
-        what = (
-            "its path, and who may read what is below it"
-            if url.startswith("file:")
-            else "its name, and the credentials"
-        )
-        raise StoreError(f"{url}: cannot be read ({error}); check {what}") from None
+        raise StoreError(f"{url}: cannot be read ({error}); check {objects.to_check}") from None
 
 
 def compared(url: str, progress: Callable[[str], None]) -> tuple[dict[str, str | None], list[int] | None]:

@@ -199,7 +199,7 @@ class Lossy(Objects):
 def test_what_was_accepted_and_is_not_there_does_not_count(tmp_path: Path) -> None:
     """Nor is anything older removed for it."""
     sound = Objects.open(f"file://{tmp_path}/bucket")
-    lossy = Lossy(sound.url, sound._store, sound._for_parts)
+    lossy = Lossy.open(sound.url)
     names = list[list[str]]()
     with StoreHandle.open(tmp_path / "store", [DIRECT], notify=silent, persist_every=EACH) as handle:
         for iteration, objects in ((1, sound), (2, lossy)):
@@ -233,7 +233,7 @@ def test_what_a_bucket_lists_late_is_waited_for(tmp_path: Path, monkeypatch: pyt
         until_verified(handle, 1)
     checkpoint = newest(tmp_path / "store").checkpoint
     assert checkpoint is not None
-    late = Late(sound.url, sound._store, sound._for_parts)
+    late = Late.open(sound.url)
     Uploads(late, Retention(), tmp_path / "store").upload(checkpoint, to_cache=True)
     assert LOOKS[sound.url] == 3
     assert len(BucketContents.of(sound.sizes()).newest_first) == 1
@@ -254,7 +254,7 @@ def test_a_block_that_comes_damaged_is_read_once_more(server: BucketServer, tmp_
         stage(handle, DIRECT, 1)
         until_uploaded(handle, uploader, 1)
         uploader.close(60)
-    flipping, contents = Flipping(server.url, server.objects._store, server.objects._for_parts), server.contents()
+    flipping, contents = Flipping.open(server.url), server.contents()
     (name,) = contents.newest_first
     (tmp_path / "there").mkdir()
     download(flipping, name, contents.checkpoints[name], tmp_path / "there")

@@ -6,14 +6,17 @@ obstore is imported where a bucket is opened: without one nobody needs it.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from checkflow.errors import InputError
+from checkflow.errors import InputError, remedy
+from checkflow.store.bucket.folder import folder_of
 from checkflow.store.format.manifest import BLOCK_BYTES
 from checkflow.text import plain
 
@@ -32,6 +35,8 @@ _NO = re.compile(
     r"NoSuchBucket|status code: 4(?!04|08|12|29)\d\d"
 )  # not: no such object, too slow, is there, too often
 
+_SAY_NO = (PermissionError, NotADirectoryError, FileExistsError)  # of the directory of a bucket
+
 
 class BucketError(Exception):
     """A request failed, in one line.
@@ -49,11 +54,15 @@ class BucketError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """What lies below a URL, by names that begin there. Each call raises BucketError, and may be made again."""
+    """What lies below a URL, by names that begin there. Each call raises BucketError, and may be made again.
+
+    Attributes:
+        folder: where it lies, where that is a directory: made by what is put there, and by nothing that only reads.
+    """
 
     url: str
-    _store: ObjectStore
-    _for_parts: ObjectStore
+    folder: Path | None
+    _over_network: tuple[ObjectStore, ObjectStore] | None  # for small requests, and for parts
 
     @classmethod
     def open(cls, url: str) -> Objects:
@@ -65,10 +74,9 @@ class Objects:
             raise InputError(f"bucket: {url} needs obstore ({error}); pip install 'checkflow[bucket]'") from None
         if url.startswith("memory:"):
             raise InputError(f"bucket: {url} is this process's alone; give a URL such as s3://bucket/prefix")
+        if (folder := folder_of(url)) is not None:
+            return cls(url, folder, None)
         try:
-            if url.startswith("file:"):
-                local = from_url(url, mkdir=True)
-                return cls(url, local, local)
             small, large = (
                 from_url(
                     url,
@@ -77,23 +85,61 @@ class Objects:
                 )
                 for limit_s in (SMALL_S, PART_S)
             )
-            return cls(url, small, large)
         except (BaseError, ValueError, OSError) as error:
             raise InputError(f"bucket: {url}: {first_line(error)}; give a URL such as s3://bucket/prefix") from None
+        return cls(url, None, (small, large))
+
+    @property
+    def to_check(self) -> str:
+        """What is looked at first where it says no."""
+        return "its name, and the credentials" if self.folder is None else "its path, and who may read what is below it"
+
+    def make(self) -> None:
+        """What is uploaded has a place from here on. Raises InputError."""
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            what = remedy(error, "choose another directory")
+            raise InputError(f"bucket: {self.url}: cannot be made ({error.strerror}); {what}") from None
+
+    def check_there(self) -> None:
+        """Raises BucketError for a directory that nobody has made."""
+        with _told():
+            self._at()
+
+    def _at(self, *, in_parts: bool = False, makes: bool = False) -> ObjectStore:
+        """Asked for by each request: a directory may come, and go, between two."""
+        from obstore.store import LocalStore
+
+        if self._over_network is not None:
+            return self._over_network[in_parts]
+        assert self.folder is not None
+        if makes:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        os.stat(f"{self.folder}/.")  # noqa: PTH116 (a Path has no dot, and of a file there is none)
+        return LocalStore(self.folder)
 
     def below(self, name: str) -> Objects:
         """What lies below that name."""
         return Objects.open(f"{self.url.rstrip('/')}/{name}")
 
     def sizes(self) -> dict[str, int]:
-        """Every object and its size in bytes. Whoever asks after an object was put sees it.
+        """Every object and its size in bytes, none where there is no directory yet. Whoever asks after an object was
+        put sees it.
 
         An answer of somebody else, such as a login page, reads as a listing of nothing; it raises BucketError, too.
         """
         import obstore
 
-        with _told():
-            found = {meta["path"]: meta["size"] for page in obstore.list(self._store) for meta in page}
+        try:
+            with _told():
+                found = {meta["path"]: meta["size"] for page in obstore.list(self._at()) for meta in page}
+        except BucketError as error:
+            if error.is_missing and self.folder is not None:
+                return {}
+            raise
         if not found and self._has(f"{secrets.token_hex(8)}.absent"):
             raise BucketError(f"{self.url}: has even what nobody put there, so that it is no bucket")
         return found
@@ -110,7 +156,7 @@ class Objects:
         import obstore
 
         with _told():
-            return bytes(obstore.get(self._store, name).bytes())
+            return bytes(obstore.get(self._at(), name).bytes())
 
     def blocks(self, name: str, size_bytes: int) -> Iterator[bytes]:
         """A large one in blocks of 4 MiB, the last one shorter."""
@@ -121,7 +167,10 @@ class Objects:
             some = starts[first : first + BLOCKS_AT_ONCE]
             with _told():
                 found = obstore.get_ranges(
-                    self._for_parts, name, starts=some, ends=[min(start + BLOCK_BYTES, size_bytes) for start in some]
+                    self._at(in_parts=True),
+                    name,
+                    starts=some,
+                    ends=[min(start + BLOCK_BYTES, size_bytes) for start in some],
                 )
             yield from map(bytes, found)
 
@@ -132,7 +181,7 @@ class Objects:
         start = number * BLOCK_BYTES
         with _told():
             return bytes(
-                obstore.get_range(self._for_parts, name, start=start, end=min(start + BLOCK_BYTES, size_bytes))
+                obstore.get_range(self._at(in_parts=True), name, start=start, end=min(start + BLOCK_BYTES, size_bytes))
             )
 
     def put(self, name: str, blocks: Iterator[bytes], size_bytes: int) -> None:
@@ -142,11 +191,13 @@ class Objects:
         if size_bytes <= PART_BYTES:
             data = b"".join(blocks)
             with _told():
-                obstore.put(self._for_parts, name, data)
+                obstore.put(self._at(in_parts=True, makes=True), name, data)
             return
         part_bytes = max(PART_BYTES, -(-size_bytes // MOST_PARTS))
         with _told():
-            obstore.put(self._for_parts, name, blocks, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
+            obstore.put(
+                self._at(in_parts=True, makes=True), name, blocks, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE
+            )
 
     def put_new(self, name: str, data: bytes) -> bool:
         """Whether there was none of this name: of several who come at once, one puts it."""
@@ -155,7 +206,7 @@ class Objects:
 
         with _told():
             try:
-                obstore.put(self._store, name, data, mode="create")
+                obstore.put(self._at(makes=True), name, data, mode="create")
             except AlreadyExistsError:
                 return False
         return True
@@ -166,7 +217,7 @@ class Objects:
 
         for name in names:
             with _told(), contextlib.suppress(FileNotFoundError):
-                obstore.delete(self._store, name)
+                obstore.delete(self._at(), name)
 
 
 @contextlib.contextmanager
@@ -176,8 +227,8 @@ def _told() -> Iterator[None]:
     try:
         yield
     except (BaseError, OSError) as error:  # what is not found is a FileNotFoundError to obstore
-        said = first_line(error)
-        no = isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or _NO.search(said) is not None
+        said = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+        no = isinstance(error, (*_SAY_NO, PermissionDeniedError, UnauthenticatedError)) or _NO.search(said) is not None
         is_missing = isinstance(error, FileNotFoundError) and not no
         raise BucketError(said, is_refused=no, is_missing=is_missing) from None
 
