@@ -12,7 +12,7 @@ from checkflow.about import Run
 from checkflow.checkpointing import voices
 from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.arguments import check_arguments, check_first, check_kinds, deadline_of, learned_by
-from checkflow.checkpointing.behind import Hearers
+from checkflow.checkpointing.behind import Hearers, bucket_behind
 from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.checkpointer import Checkpointer
@@ -39,7 +39,6 @@ from checkflow.state.live import live_state
 from checkflow.state.refused import check_supported
 from checkflow.state.shards import give_back_gathered
 from checkflow.store.both.retry import RETRY_S
-from checkflow.store.bucket.objects import Objects
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, newest
 from checkflow.store.format.retention import Retention
 from checkflow.store.memory.trainer_slots import WhenFull
@@ -167,8 +166,9 @@ def attach(
     with contextlib.nullcontext() if group is None else group.telling(for_good=True):
         check_kinds(locals())
         check_first(store, peers_deadline_s)
-        objects_behind = None if bucket is None else Objects.open(bucket)
-        together = Together.of(group, Path(store).absolute(), voices.to_stderr, objects_behind)
+        root = Path(store).absolute()
+        objects_behind = bucket_behind(root, bucket)
+        together = Together.of(group, root, voices.to_stderr, objects_behind)
         store = Path(store) if together is None else together.store
         place = store.absolute()  # whoever changes the working directory later does not move it
         tell = told = voices.Voice(tell if together is None or together.is_first else _untold)

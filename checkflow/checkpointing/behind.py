@@ -11,6 +11,7 @@ from pathlib import Path
 from checkflow.checkpointing.sink import POLL_S
 from checkflow.errors import InputError, StoreError, remedy
 from checkflow.store.bucket.download import download
+from checkflow.store.bucket.folder import check_apart
 from checkflow.store.bucket.names import BucketContents, read_manifest
 from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.disk import LocalDisk
@@ -27,6 +28,16 @@ class Hearers:
 
     notify: Callable[[str], None]
     tell: Callable[[str], None]
+
+
+def bucket_behind(store: Path, url: str | None) -> Objects | None:
+    """The bucket of this URL, if one is given, behind this store, an absolute path. Raises InputError."""
+    if url is None:
+        return None
+    objects = Objects.open(url)
+    if objects.folder is not None:
+        check_apart(url, objects.folder, store)
+    return objects
 
 
 class Behind:

@@ -6,12 +6,11 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from checkflow.checkpointing.behind import Hearers
+from checkflow.checkpointing.behind import Hearers, bucket_behind
 from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.together import Together
 from checkflow.distributed.group import Group
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.bucket.objects import Objects
 from checkflow.store.format.reader import Checkpoint, newest
 
 
@@ -26,7 +25,7 @@ def foreseen(
     """
     group, hearers = Group.here(peers_deadline_s), Hearers(notify, notify)
     with contextlib.nullcontext() if group is None else group.telling(for_good=True):
-        objects = None if bucket is None else Objects.open(bucket)
+        objects = bucket_behind(store.absolute(), bucket)
         together = Together.of(group, store, notify, objects)
         if together is None:
             is_there = _is_free(store, notify)

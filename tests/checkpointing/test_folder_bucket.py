@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,12 @@ import torch
 import checkflow
 from checkflow.checkpointing.foreseen import foreseen
 from checkflow.cli import run
-from checkflow.errors import InputError, StoreError
+from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.store.bucket.folder import folder_of
 from checkflow.store.bucket.objects import BucketError, Objects
+from checkflow.store.bucket.upload import Uploads
+from checkflow.store.format.disk import LocalDisk
+from checkflow.store.format.writer import remove_checkpoint
 
 EACH = checkflow.PersistEvery(iterations=1)
 
@@ -23,6 +28,21 @@ def attached(store: Path, bucket: str, told: list[str]) -> checkflow.Checkpointe
     return checkflow.attach(
         model, optimizer, store=store, bucket=bucket, persist_every=EACH, notify=told.append, tell=lambda _: None
     )
+
+
+def step(ckpt: checkflow.Checkpointer, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    torch.autograd.backward(model(torch.randn(4, 6)).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    ckpt.step()
+
+
+def until(condition: Callable[[], object], what: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        meanwhile()
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("command", ["list", "check", "export"])
@@ -97,3 +117,103 @@ def test_a_url_is_a_path(tmp_path: Path) -> None:
         objects = Objects.open((tmp_path / name).as_uri())
         objects.put("a", iter([b"b"]), 1)
         assert (tmp_path / name / "a").read_bytes() == b"b" and objects.sizes() == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("bucket", "what"),
+    [
+        ("store", "is"),
+        ("store/", "is"),
+        ("other/../store", "is"),
+        ("link", "is"),
+        ("link/below", "lies in"),
+        ("store/below/it", "lies in"),
+        ("", "contains"),
+        ("around", "contains"),
+    ],
+)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_bucket_is_apart_from_the_store(bucket: str, what: str, is_there: bool, tmp_path: Path) -> None:
+    """Whatever it is called, and nothing is done to what is there; a program that only looks is refused as well."""
+    (tmp_path / "link").symlink_to("store")
+    (tmp_path / "around").symlink_to(".")
+    store, url = tmp_path / "store", f"file://{tmp_path}/{bucket}"
+    if is_there:
+        (store / "00000001-iteration-5").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    for refused in (lambda: attached(store, url, []), lambda: foreseen(store, 5.0, print, url)):
+        with pytest.raises(InputError) as caught:
+            refused()
+        assert str(caught.value) == (
+            f"bucket: {url} {what} the store, {store}; give a directory beside it, on another disk"
+        )
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("lock", ["lock", "rank-0-of-2/lock"])
+def test_a_bucket_is_no_store(lock: str, tmp_path: Path) -> None:
+    """Not even where nobody has it now; of a copy without its lock the checkpoints are those of a bucket."""
+    url, other = f"file://{tmp_path}/other", tmp_path / "other"
+    model = torch.nn.Linear(6, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with checkflow.attach(model, optimizer, store=(other / lock).parent, tell=lambda _: None) as ckpt:
+        for _ in range(ckpt.restore(), 3):
+            step(ckpt, model, optimizer)
+    with pytest.raises(InputError) as caught:
+        attached(tmp_path / "store", url, [])
+    assert str(caught.value) == (
+        f"bucket: {url} is a store, with {lock}; give another directory, or remove that from a copy in which nobody "
+        "trains"
+    )
+    (other / lock).unlink()
+    if lock == "lock":
+        with attached(tmp_path / "store", url, []) as ckpt:
+            assert ckpt.restore() == 3
+
+
+def test_a_bucket_that_becomes_a_store_is_left_alone(tmp_path: Path) -> None:
+    """Another trainer has begun in it since. What is there stays, and closing waits for nothing."""
+    told: list[str] = []
+    bucket, url = tmp_path / "bucket", f"file://{tmp_path}/bucket"
+    model = torch.nn.Linear(6, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with checkflow.attach(
+        model, optimizer, store=tmp_path / "store", bucket=url, persist_every=EACH, on_error="warn",
+        notify=told.append, tell=lambda _: None,
+    ) as ckpt:  # fmt: skip
+        ckpt.restore()
+        until(lambda: ckpt.status().uploaded_iteration, "it is uploaded", lambda: step(ckpt, model, optimizer))
+        ckpt.save()
+        (bucket / "lock").touch()
+        theirs = bucket / "00000001-iteration-5"
+        theirs.mkdir()
+        until(lambda: told, "it is told", lambda: step(ckpt, model, optimizer))
+        before = sorted(bucket.rglob("*"))
+    assert told == [
+        f"{url}: is a store, with lock; give another directory, or remove that from a copy in which nobody trains; "
+        "this run uploads no more"
+    ]
+    assert sorted(bucket.rglob("*")) == before
+
+
+def test_a_checkpoint_that_lacks_a_file_is_not_due_again(tmp_path: Path) -> None:
+    """Else an uploader would look for it without a pause, and never end."""
+    store = tmp_path / "store"
+    model = torch.nn.Linear(6, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with checkflow.attach(model, optimizer, store=store, persist_every=EACH, tell=lambda _: None) as ckpt:
+        ckpt.restore()
+        for _ in range(2):
+            step(ckpt, model, optimizer)
+            ckpt.save()
+    uploads = Uploads(Objects.open(f"file://{tmp_path}/bucket"), checkflow.Retention(), store)
+    newest = uploads.found(store, 2)
+    assert newest is not None
+    (newest.path / "model.safetensors").unlink()
+    with pytest.raises(CorruptStoreError, match=r"model\.safetensors: is missing"):
+        uploads.upload(newest, to_cache=True)
+    due = uploads.due(store)
+    assert due is not None and due.serial == 1
+    remove_checkpoint(LocalDisk(), due.path)
+    with pytest.raises(FileNotFoundError):
+        uploads.upload(due, to_cache=True)

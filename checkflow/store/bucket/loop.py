@@ -23,7 +23,7 @@ from checkflow.store.both.retry import Patience
 from checkflow.store.both.saver_log import write_log
 from checkflow.store.both.words import CLOSE, DROPPED, LAST, MAX_WORD_BYTES, THERE, UPLOAD, number_in
 from checkflow.store.bucket.objects import BucketError
-from checkflow.store.bucket.upload import OvertakenError, Uploads
+from checkflow.store.bucket.upload import OvertakenError, StoreThereError, Uploads
 from checkflow.store.format.reader import Checkpoint
 from checkflow.store.format.regular_file import open_regular
 
@@ -55,7 +55,7 @@ class Uploader:
         self._outbox: deque[Message] = deque()
 
     def run(self) -> bool:
-        """Until the trainer is gone and the bucket has what is newest, or another run has taken the bucket over.
+        """Until the trainer is gone and the bucket has what is newest, or another run, or a store, has its place.
 
         Whether the bucket has it.
         """
@@ -67,6 +67,8 @@ class Uploader:
                 self._fail(
                     f"another run uploads to it now ({error} says who), and this one no more; give each run its own"
                 )
+        except StoreThereError as error:
+            self._fail(f"{error}; this run uploads no more")
         if self._orphan:
             failures = [message.message for message in self._outbox if isinstance(message, FailedReport)]
             if failures:

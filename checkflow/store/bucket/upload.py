@@ -19,7 +19,9 @@ import xxhash
 
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.jsonfile import render
+from checkflow.store.both.lock import LOCK
 from checkflow.store.both.messages import UploadedReport
+from checkflow.store.bucket.folder import is_a_store
 from checkflow.store.bucket.names import (
     ATTEMPTS,
     UPLOADS,
@@ -33,7 +35,7 @@ from checkflow.store.bucket.names import (
 from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.manifest import BLOCK_BYTES, KEPT, MANIFEST, FileEntry
 from checkflow.store.format.ranks import WHOLE
-from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine
+from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine, is_gone
 from checkflow.store.format.regular_file import open_regular, read_at
 from checkflow.store.format.retention import Retained, Retention, to_prune
 from checkflow.text import plain
@@ -43,6 +45,10 @@ _LATE_S = (0.5, 2.0)  # pauses, where a bucket lists late what it has
 
 class OvertakenError(Exception):
     """Another run uploads to this bucket since."""
+
+
+class StoreThereError(Exception):
+    """What is uploaded to is, or has become, a store: whoever has that removes there what it has no use for."""
 
 
 class Uploads:
@@ -99,12 +105,12 @@ class Uploads:
         """`to_cache`: leave it in the page cache.
 
         Raises BucketError, to be tried again; CorruptStoreError for what is not as it was written, which is not due
-        again; FileNotFoundError where it was pruned; OvertakenError.
+        again; FileNotFoundError where it was pruned; OvertakenError; StoreThereError.
         """
         started = time.monotonic_ns()
         with contextlib.ExitStack() as opened:
             files = [
-                (entry, opened.enter_context(_open(checkpoint.path / entry.name)))  # readable, though it be pruned now
+                (entry, opened.enter_context(self._open(checkpoint, entry)))  # readable, though it be pruned now
                 for entry in checkpoint.manifest.files
             ]
             is_kept = checkpoint.kept and not checkpoint.manifest.keep
@@ -154,6 +160,16 @@ class Uploads:
                 self._objects.remove([f"{name}/{file}" for file in files])
         self._objects.remove([attempt_object(each) for each in contents.begun if each < self._attempt])
 
+    def _open(self, checkpoint: Checkpoint, entry: FileEntry) -> BinaryIO:
+        path = checkpoint.path / entry.name
+        try:
+            return os.fdopen(open_regular(path, os.O_RDONLY), "rb", buffering=0)
+        except FileNotFoundError:
+            if is_gone(checkpoint.path):  # else it would be due again at once, for ever
+                raise
+            self._unreadable.add(checkpoint.path.name)
+            raise CorruptStoreError(f"{entry.name}: is missing") from None
+
     def _remove(self, name: str, files: Iterable[str]) -> None:
         self._objects.remove([f"{name}/{MANIFEST}"])  # first: what is half removed is no checkpoint
         self._objects.remove([f"{name}/{file}" for file in files if file != MANIFEST])
@@ -162,7 +178,7 @@ class Uploads:
         """This run is the last one to upload here, until another one begins."""
         if self._attempt:
             return
-        contents = BucketContents.of(self._objects.sizes())
+        contents = self._contents()
         for name in contents.newest_first[: self._retention.last]:
             with contextlib.suppress(CorruptStoreError):
                 manifest = read_manifest(self._objects, name, contents.checkpoints[name])
@@ -205,10 +221,16 @@ class Uploads:
         return self._objects.put_new(name, data) or self._objects.read(name) == data
 
     def _look(self) -> BucketContents:
-        contents = BucketContents.of(self._objects.sizes())
+        contents = self._contents()
         if contents.attempt > self._attempt:
             raise OvertakenError(attempt_object(contents.attempt))
         return contents
+
+    def _contents(self) -> BucketContents:
+        sizes = self._objects.sizes()
+        if self._objects.folder is not None and LOCK in sizes:
+            raise StoreThereError(is_a_store(LOCK))
+        return BucketContents.of(sizes)
 
     def _retained(self, contents: BucketContents, name: str) -> Retained:
         try:
@@ -216,10 +238,6 @@ class Uploads:
         except CorruptStoreError:
             return Retained(serial_of(name), 0, keep=False, sound=False)
         return Retained(manifest.serial, manifest.iteration, manifest.keep or contents.is_kept(name))
-
-
-def _open(path: Path) -> BinaryIO:
-    return os.fdopen(open_regular(path, os.O_RDONLY), "rb", buffering=0)
 
 
 def _verified(entry: FileEntry, file: BinaryIO) -> Iterator[bytes]:
