@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -196,9 +196,8 @@ def test_a_bucket_that_becomes_a_store_is_left_alone(tmp_path: Path) -> None:
     assert sorted(bucket.rglob("*")) == before
 
 
-def test_a_checkpoint_that_lacks_a_file_is_not_due_again(tmp_path: Path) -> None:
-    """Else an uploader would look for it without a pause, and never end."""
-    store = tmp_path / "store"
+def with_two(store: Path) -> Path:
+    """A store of two checkpoints."""
     model = torch.nn.Linear(6, 3)
     optimizer = torch.optim.AdamW(model.parameters())
     with checkflow.attach(model, optimizer, store=store, persist_every=EACH, tell=lambda _: None) as ckpt:
@@ -206,6 +205,12 @@ def test_a_checkpoint_that_lacks_a_file_is_not_due_again(tmp_path: Path) -> None
         for _ in range(2):
             step(ckpt, model, optimizer)
             ckpt.save()
+    return store
+
+
+def test_a_checkpoint_that_lacks_a_file_is_not_due_again(tmp_path: Path) -> None:
+    """Else an uploader would look for it without a pause, and never end."""
+    store = with_two(tmp_path / "store")
     uploads = Uploads(Objects.open(f"file://{tmp_path}/bucket"), checkflow.Retention(), store)
     newest = uploads.found(store, 2)
     assert newest is not None
@@ -217,3 +222,40 @@ def test_a_checkpoint_that_lacks_a_file_is_not_due_again(tmp_path: Path) -> None
     remove_checkpoint(LocalDisk(), due.path)
     with pytest.raises(FileNotFoundError):
         uploads.upload(due, to_cache=True)
+
+
+class Full(Objects):
+    """Has room for the model's tensors, or for all."""
+
+    def put(self, name: str, blocks: Iterator[bytes], size_bytes: int) -> None:
+        if (self.folder or Path()).with_name("full").exists() and name.endswith("optimizer.safetensors"):
+            raise BucketError("No space left on device")
+        super().put(name, blocks, size_bytes)
+
+
+def test_a_try_that_failed_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    """A target without room is not filled by tries; what is somebody else's stays until there is a newer one."""
+    store, bucket = with_two(tmp_path / "store"), tmp_path / "bucket"
+    theirs = "00000001-iteration-1"
+    objects = Full.open(f"file://{bucket}")
+    objects.put(f"{theirs}/model.safetensors", iter([b"x"]), 1)
+    (tmp_path / "full").touch()
+    uploads = Uploads(objects, checkflow.Retention(last=1), store)
+    older, newest = uploads.found(store, 1), uploads.found(store, 2)
+    assert older is not None and newest is not None
+    for number in range(1, 4):
+        with pytest.raises(BucketError, match="No space left"):
+            uploads.upload(older, to_cache=True)
+        assert directories_in(bucket) == [theirs, f"{10**7 + number}-iteration-1"]
+    uploads.clear()
+    assert directories_in(bucket) == [theirs]
+    (tmp_path / "full").unlink()
+    uploads.upload(older, to_cache=True)
+    uploads.upload(newest, to_cache=True)
+    assert directories_in(bucket) == [theirs, "10000004-iteration-1", "10000005-iteration-2"]
+    uploads.prune()  # both were saved, and theirs was never finished
+    assert directories_in(bucket) == ["10000004-iteration-1", "10000005-iteration-2"]
+
+
+def directories_in(bucket: Path) -> list[str]:
+    return sorted(path.name for path in bucket.iterdir() if path.is_dir())

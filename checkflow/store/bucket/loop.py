@@ -158,6 +158,7 @@ class Uploader:
         begins = self._patience.fails()
         what = "the store cannot be read" if iteration is None else f"iteration {iteration} cannot be uploaded"
         if (self._closing or self._orphan) and self._patience.exhausted:
+            self._uploads.clear()
             self._fail(f"{what} ({why}), and was tried for {self._config.retry_s:g} s; the disk has it")
         elif begins:
             self._tell(f"{what} ({why}); tried again, with what is newest then, while training goes on")

@@ -219,6 +219,12 @@ class Objects:
             with _told(), contextlib.suppress(FileNotFoundError):
                 obstore.delete(self._at(), name)
 
+    def remove_directory(self, name: str) -> None:
+        """What a directory still has when all below this name was removed; over a network there is nothing."""
+        if self.folder is not None:
+            with contextlib.suppress(OSError):  # somebody else's are in it
+                (self.folder / name).rmdir()
+
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:

@@ -65,6 +65,7 @@ class Uploads:
         self._there: dict[str, int] = {}  # contents that the bucket had before, and their serials
         self._newest_serial = 0  # in the bucket, of what is newest on disk as well
         self._uploaded: dict[int, int] = {}  # serials on disk -> in the bucket
+        self._left: list[str] = []  # names under which a try that failed put something
         self._known: dict[str, Retained] = {}  # checkpoints in the bucket whose manifest was read
 
     def due(self, store: Path) -> Checkpoint | None:
@@ -157,7 +158,7 @@ class Uploads:
                 self._remove(name, files)
         for name, files in contents.unfinished.items():
             if serial_of(name) <= self._attempt * UPLOADS + self._number:
-                self._objects.remove([f"{name}/{file}" for file in files])
+                self._remove_files(name, files)
         self._objects.remove([attempt_object(each) for each in contents.begun if each < self._attempt])
 
     def _open(self, checkpoint: Checkpoint, entry: FileEntry) -> BinaryIO:
@@ -172,7 +173,22 @@ class Uploads:
 
     def _remove(self, name: str, files: Iterable[str]) -> None:
         self._objects.remove([f"{name}/{MANIFEST}"])  # first: what is half removed is no checkpoint
-        self._objects.remove([f"{name}/{file}" for file in files if file != MANIFEST])
+        self._remove_files(name, (file for file in files if file != MANIFEST))
+
+    def _remove_files(self, name: str, files: Iterable[str]) -> None:
+        self._objects.remove([f"{name}/{file}" for file in files])
+        self._objects.remove_directory(name)
+
+    def clear(self) -> None:
+        """Remove what this run's tries that failed have left: where there is no room, they would take it all."""
+        if not self._left:
+            return
+        with contextlib.suppress(BucketError):  # it goes with the next try, or once a checkpoint is there
+            contents = self._look()
+            for name in self._left:
+                if name not in contents.checkpoints:  # its manifest may have arrived, and the answer not
+                    self._remove_files(name, contents.unfinished.get(name, ()))
+            self._left.clear()
 
     def _begin(self) -> None:
         """This run is the last one to upload here, until another one begins."""
@@ -195,8 +211,10 @@ class Uploads:
     def _put(
         self, checkpoint: Checkpoint, files: list[tuple[FileEntry, BinaryIO]], *, is_kept: bool, to_cache: bool
     ) -> None:
+        self.clear()
         self._number += 1  # a name that was begun with is not used again
         name, manifest = uploaded_as(checkpoint.manifest, self._attempt, self._number)
+        self._left.append(name)
         for entry, file in files:
             self._objects.put(f"{name}/{entry.name}", _verified(entry, file), entry.size_bytes)
             if not to_cache:  # it is for who trains
@@ -213,6 +231,7 @@ class Uploads:
             time.sleep(pause_s)
         if not self._put_mine(f"{name}/{MANIFEST}", manifest.render()):
             raise BucketError(f"{name}/{MANIFEST}: somebody else has put it")
+        self._left.clear()
         self._known[name] = Retained(manifest.serial, manifest.iteration, checkpoint.kept)
         self._newest_serial = manifest.serial
 
