@@ -153,7 +153,7 @@ def _find(model: str) -> tuple[str, Callable[..., object]]:
             )
         bundled = f"give a file or a bundled model ({', '.join(models.NAMES)})"
         if not text:
-            raise ModelFileError(f"the model's name is empty; {bundled}")
+            raise ModelFileError(f"model: is empty; {bundled}")
         if _is_there(text):
             raise ModelFileError(f"{text}: is no file, but a folder or a device; {bundled}")
         raise ModelFileError(f"{text}: no such file, and no bundled model of that name; {bundled}")

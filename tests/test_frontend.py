@@ -143,6 +143,7 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "training": ({"model": training(), "arguments": {"bias": False}}, "arguments: a Training takes none"),
     "nothing": ({"model": None}, "model: is a NoneType; give the function"),
     "no such file": ({"model": "absent.py"}, "absent.py: no such file"),
+    "no name": ({"model": ""}, r"model: is empty; give a file or a bundled model \(alexnet,"),
     "returns nothing": ({"model": lambda: None}, "its factory returned NoneType"),
     "argument": ({"arguments": {"size": 3}}, "training has no argument 'size'; it takes batch_size, bias"),
     "type": ({"arguments": {"batch_size": "many"}}, "'many' is not of type int"),

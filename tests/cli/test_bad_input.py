@@ -112,7 +112,6 @@ def test_a_model_file_that_is_wrong(name: str, complaint: Complaint) -> None:
     [
         (".", ".: is no file, but a folder or a device; give a file or a bundled model (alexnet,"),
         ("/dev/null", "/dev/null: is no file, but a folder or a device; give a file"),
-        ("", "the model's name is empty; give a file"),
         ("cells.ipynb", "cells.ipynb: is a notebook; give its training() in a .py file"),
     ],
 )
