@@ -35,6 +35,7 @@ from torch.utils.data import (
 )
 
 from checkflow.errors import InputError
+from checkflow.samplers import epochs_of, note_epochs, tell_epochs, told_in
 
 item = TypeVar("item", covariant=True)
 _UNSEEDED = tuple(each.__iter__ for each in (RandomSampler, WeightedRandomSampler, SubsetRandomSampler))
@@ -117,6 +118,8 @@ class ResumableLoader(Generic[item]):
         self._batches = _Batches(self._size, batch_size, shuffle, seed, drop_last, batch_sampler)
         self._generator = torch.Generator()
         self._items = 0  # of the current epoch that the loop was given
+        self._told = {path: one for path, one in told_in(batch_sampler).items() if path}  # the first it tells itself
+        note_epochs(self._told)
         self._pass = 0  # number of the pass that may go on
         self._loaded = False  # the position is a checkpoint's, and no pass was begun there yet
         self._loader: DataLoader[item] = DataLoader(
@@ -177,6 +180,9 @@ class ResumableLoader(Generic[item]):
 
     def state_dict(self) -> dict[str, object]:
         """The position after the last batch that the loop was given."""
+        return self._position() | ({"told": epochs_of(self._told)} if self._told else {})
+
+    def _position(self) -> dict[str, object]:
         return {
             "epoch": self.epoch,
             "items": self._items,
@@ -187,7 +193,7 @@ class ResumableLoader(Generic[item]):
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Continue there. Raises InputError where that is no position in this dataset's order."""
-        for key, ours in self.state_dict().items():
+        for key, ours in self._position().items():
             theirs = state_dict.get(key)
             if type(theirs) is not type(ours):
                 raise InputError(f"loader: the state's {key!r} is {theirs!r:.40}; give what state_dict() gave")
@@ -195,6 +201,7 @@ class ResumableLoader(Generic[item]):
                 raise InputError(f"loader: {key} is {ours}, {theirs} in the checkpoint; use the same data and order")
         epoch, items = state_dict["epoch"], state_dict["items"]
         assert isinstance(epoch, int) and isinstance(items, int)
+        tell_epochs(self._told, cast(dict[str, int], state_dict.get("told", {})))
         self._batches.check(epoch, items)
         self._move(epoch, items)
         self._loaded = True

@@ -197,6 +197,11 @@ def scaler_tensors(scaler: torch.amp.GradScaler) -> tuple[torch.Tensor | None, t
     return scaler._scale, scaler._growth_tracker
 
 
+def loader_iterator(loader: torch.utils.data.DataLoader[Any]) -> object:
+    """What a loader keeps of its pass: the latest for torchdata's; None before there is one."""
+    return loader._iterator
+
+
 # Operators
 
 

@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "about": {"errors", "jsonfile", "strictjson"},
     "extra": {"errors", "torch_internals"},
     "division": set(),
+    "samplers": set(),
     "training": {"division", "extra", "wrapped"},
     "torch_internals": set(),
     "torch_ranks": set(),
@@ -73,14 +74,14 @@ ALLOWED: dict[str, set[str]] = {
     },
     "state": {
         "about", "division", "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra",
-        "wrapped", "torch_internals", "torch_ranks", "lanes",
+        "wrapped", "torch_internals", "torch_ranks", "lanes", "samplers",
     },
     "runtime": {
         "errors", "events", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals",
         "module_hook",
     },
     "simulation": {"errors", "jsonfile", "graph", "plan", "schedule", "runtime"},
-    "data": {"errors"},
+    "data": {"errors", "samplers"},
     "distributed": {
         "dtypes", "errors", "interrupts", "jsonfile", "strictjson", "torch_ranks", "state", "store", "training",
     },
@@ -95,7 +96,7 @@ ALLOWED: dict[str, set[str]] = {
         "learning", "lanes", "distributed", "streams", "wrapped", "torch_ranks",
     },
     "replica": {"collector", "errors", "state", "store"},
-    "integrations": {"checkpointing", "data", "distributed", "errors", "state", "store"},
+    "integrations": {"checkpointing", "data", "distributed", "errors", "state", "store", "torch_internals"},
     "examples": {"__init__", "integrations"},
     "sweep": {
         "background", "errors", "interrupts", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace",

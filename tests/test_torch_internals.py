@@ -77,6 +77,7 @@ SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_optimizer_state_dict_post_hooks": lambda: (_optimizer(),),
     "_scale": lambda: (torch.amp.GradScaler("cpu"),),
     "_growth_tracker": lambda: (torch.amp.GradScaler("cpu"),),
+    "_iterator": lambda: (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1))),),
     "_schema": lambda: (torch.ops.aten.add.Tensor,),
     "_can_decompose": lambda: (torch.ops.aten.add.Tensor,),
     "_foreach_copy_": lambda: (torch,),

@@ -30,6 +30,7 @@ from checkflow.checkpointing.attach import attach as attach_to
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.errors import InputError
 from checkflow.integrations._drawn import Generators
+from checkflow.torch_internals import loader_iterator
 
 try:
     from accelerate import Accelerator, skip_first_batches
@@ -279,7 +280,7 @@ class _Drawing:
 
     def _begin(self) -> Iterator[Any]:
         base, used, self.used = self.base, self.used, True
-        if not (used and base.num_workers and base.persistent_workers and base._iterator is None):
+        if not (used and base.num_workers and base.persistent_workers and loader_iterator(base) is None):
             return iter(base)
         own, base.generator = base.generator, torch.Generator()  # workers' seeds, which the run before has drawn
         base.generator.set_state(torch.get_rng_state() if own is None else own.get_state())

@@ -30,6 +30,7 @@ from checkflow.state.host.json_values import Json, dump
 from checkflow.state.host.modes import ModeReader
 from checkflow.state.host.objects import HostObjects, Vouches, read_without_waiting, state_of
 from checkflow.state.host.optimizers import IsStored, OptimizerReader
+from checkflow.state.host.passes import own_type
 from checkflow.state.host.record import FORMAT, VERSION
 from checkflow.state.host.rng import RngReader
 from checkflow.state.host.tensors import Room, split
@@ -248,7 +249,7 @@ class HostState:
         between = ""
         self._epoch = None
         for name, member in self._objects.objects.items():
-            head: dict[str, Json] = {"name": name, "type": type(member).__name__}
+            head: dict[str, Json] = {"name": name, "type": own_type(member)}
             later = read_without_waiting(member)
             if later is None:
                 found = split(name, state_of(member), self._rooms)

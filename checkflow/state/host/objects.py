@@ -12,6 +12,7 @@ from checkflow.about import Run
 from checkflow.errors import InputError
 from checkflow.extra import Extra, Stateful, is_random
 from checkflow.state.host.losses import Losses
+from checkflow.state.host.passes import with_epochs
 from checkflow.state.host.samplers import keep_order
 from checkflow.torch_internals import scaler_tensors
 
@@ -84,6 +85,7 @@ class HostObjects:
                 objects[name] = _checked(name, found)
                 if kind == "loader":
                     keep_order(name, found)
+                    objects[name] = with_epochs(objects[name])
                 generator = getattr(found, "generator", None)
                 if kind == "loader" and isinstance(generator, torch.Generator):
                     own[f"{name}.generator"] = generator

@@ -14,21 +14,26 @@ import torch
 
 from checkflow.errors import InputError
 from checkflow.extra import Stateful
+from checkflow.samplers import samplers_in
 from checkflow.state.host.rng import RngReader, RngRecord, match_rng
 
 _COMPARED = 64  # indices, or batches of them, of two orders
-_DEPTH = 4  # of samplers within samplers
 
 
-def keep_order(name: str, loader: object) -> None:
+def draws_itself(loader: object) -> bool:
+    """Whether it is a StatefulDataLoader that asks a sampler what to give."""
+    if not isinstance(loader, torch.utils.data.DataLoader) or not _is_torchdatas(type(loader), "StatefulDataLoader"):
+        return False
+    return not isinstance(loader.dataset, torch.utils.data.IterableDataset)
+
+
+def keep_order(name: str, loader: Any) -> None:
     """Have a StatefulDataLoader resume the order that its sampler drew. Other loaders are left alone.
 
     Nothing is changed where the sampler is torchdata's own, has state_dict or set_epoch, or draws nothing. Raises
     InputError for a sampler whose order cannot be drawn again: it differs with all generators as they were.
     """
-    if not isinstance(loader, torch.utils.data.DataLoader) or not _is_torchdatas(type(loader), "StatefulDataLoader"):
-        return
-    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+    if not draws_itself(loader):
         return
     batches: Any = loader.batch_sampler
     if batches is not None and _is_torchdatas(type(batches), "BatchSampler"):
@@ -84,17 +89,12 @@ def _trusted(sampler: Any) -> bool:
 
 def generators_of(sampler: object) -> dict[str, torch.Generator]:
     """Those that it and the samplers within it keep in attributes, by path."""
-    found: dict[str, torch.Generator] = {}
-
-    def look(holder: object, path: str, depth: int) -> None:
-        for name, value in getattr(holder, "__dict__", {}).items():
-            if isinstance(value, torch.Generator):
-                found[path + name] = value
-            elif isinstance(value, torch.utils.data.Sampler) and depth:
-                look(value, f"{path}{name}.", depth - 1)
-
-    look(sampler, "", _DEPTH)
-    return found
+    return {
+        path + name: value
+        for path, one in samplers_in(sampler).items()
+        for name, value in getattr(one, "__dict__", {}).items()
+        if isinstance(value, torch.Generator)
+    }
 
 
 def _set(states: str, own: Mapping[str, torch.Generator]) -> None:

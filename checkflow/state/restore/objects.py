@@ -11,6 +11,7 @@ from checkflow.extra import Stateful, with_leaves
 from checkflow.state.host.decode import decode
 from checkflow.state.host.json_values import Stored
 from checkflow.state.host.objects import state_of
+from checkflow.state.host.passes import own_type
 from checkflow.state.host.record import ObjectRecord
 from checkflow.state.memory import laid
 from checkflow.state.names import is_of_kind
@@ -58,7 +59,7 @@ class ObjectPlan:
 
 def match_object(member: Stateful, record: ObjectRecord, file: TensorFile, device: torch.device) -> ObjectPlan:
     """The plan; tensors that lay on a device go to this one. Raises InputError that names the first difference."""
-    ours = type(member).__name__
+    ours = own_type(member)
     if ours.lstrip("_") != record.type.lstrip("_"):  # who may use a class can change between versions
         raise InputError(f"{record.name}: is {ours}, {record.type} in the checkpoint; attach what was saved")
     state = decode(record.state, record.name)
