@@ -41,6 +41,7 @@ class Watch:
         self.before = frozenset(ledger.alive.values())
         self.gradients = _gradients(training, ledger)  # that the iteration before left
         self.ways = _ways(reached)
+        self.listed = storages_held(training, own=False)  # when it began
         self.wrote: dict[Storage, str] = {}  # with the user's line
         self.made: set[Storage] = set()  # which may have the identity of one that was freed
         self.needed: dict[Storage, bool] = {}  # whether the first access read, or wrote a part
@@ -140,7 +141,9 @@ def unlisted(
         elsewhere = [way for way in ways if by_path.get(way) != storage.identity]
         if storage in second.wrote and storage.freed is None:
             add(storage)
-        elif not first.existed(storage):  # made by the iteration before, not by the factory
+        elif not first.existed(storage) and storage.identity not in second.listed:
+            # Made by the iteration before, not by the factory. What a listed object gave it replaces by what it will
+            # give, which may come from a thread that nobody records.
             if storage.freed is not None or elsewhere or not ways:
                 gone.append((storage, elsewhere))
             if storage.freed is None and (path := next(filter(is_queued, paths.get(storage.identity, ())), "")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -274,3 +275,50 @@ def test_a_gradient_that_the_next_iteration_uses_is_named(
     carried = [] if loop_of.startswith("dropped") else [f"model/{name}.grad" for name, _ in mlp().named_parameters()]
     assert [one.name for one in found] == carried
     assert all(one.is_gradient for one in found)
+
+
+class Feedback:
+    """Gives the error of a gradient that was rounded, which each iteration replaces."""
+
+    def __init__(self) -> None:
+        self.error: Tensor | None = None
+
+    def state_dict(self) -> dict[str, object]:
+        return {"error": self.error}
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        self.error = state_dict["error"]  # type: ignore[assignment]
+
+
+def on_a_callbacks_thread() -> Training:
+    """As the callbacks of a communication hook's future are, which no recorder sees."""
+    model, (x, y) = mlp(), batch()
+    sgd, feedback = optim.SGD(model.parameters(), 0.1), Feedback()
+    weight = next(model.parameters())
+    kept: list[Tensor] = []
+
+    def iteration() -> None:
+        torch.autograd.backward(F.cross_entropy(model(x), y))
+        assert weight.grad is not None
+        if feedback.error is not None:
+            weight.grad.add_(feedback.error)
+        copy = weight.grad.clone()
+        kept[:] = [copy]  # of the same size, and new in each iteration
+        rounded = (copy * 64).round() / 64
+        weight.grad.copy_(rounded)
+
+        def end() -> None:
+            feedback.error = copy - rounded
+
+        ended = Thread(target=end)
+        ended.start()
+        ended.join()
+        sgd.step()
+        sgd.zero_grad()
+
+    return Training(model, sgd, iteration, {"feedback": feedback})
+
+
+def test_what_is_listed_may_be_replaced_where_nobody_records() -> None:
+    """And something else that is new is not taken for it."""
+    assert names(on_a_callbacks_thread, real=True) == []
