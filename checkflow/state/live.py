@@ -230,7 +230,8 @@ def _in_optimizers(training: Training) -> Iterator[Live]:
                     yield Live(name, value, group, key, optimizer=number, for_kernels=for_kernels)
             for position, parameter in enumerate(group["params"]):
                 if id(parameter) not in stem:
-                    raise refused.stray_parameter(holder, index, position, parameter)
+                    known = (found for _, found in parameters_of(training))
+                    raise refused.stray_parameter(holder, index, position, parameter, known)
                 state = updater(optimizer).state.get(parameter, {})
                 if not isinstance(state, Mapping):
                     raise refused.no_entries(stem[id(parameter)], state)

@@ -123,8 +123,16 @@ def _distributed(module: torch.nn.Module, known: Collection[str]) -> str | None:
 # Of an optimizer's state
 
 
-def stray_parameter(holder: str, group: int, position: int, parameter: torch.Tensor) -> InputError:
-    """No checkpoint of the models would hold it."""
+def stray_parameter(
+    holder: str, group: int, position: int, parameter: torch.Tensor, known: Iterable[torch.Tensor] = ()
+) -> InputError:
+    """No checkpoint of the models would hold it; `known`: the models' parameters."""
+    if not is_shared(parameter) and any(is_shared(one) and one.shape == parameter.shape for one in known):
+        return InputError(
+            f"{holder} updates parameter {position} of group {group}, shape {tuple(parameter.shape)}, which its model "
+            "had before it was divided (fully_shard, parallelize_module); divide the model, then make the optimizer "
+            "and attach"
+        )
     return InputError(
         f"{holder} updates parameter {position} of group {group}, shape {tuple(parameter.shape)}, which belongs to no "
         "model; give its module too, or make it an nn.Parameter, and give nn.ParameterList([...]) of it in model=[...]"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from checkflow.errors import InputError, TraceError
 from checkflow.state.live import live_state, parameters_of, walk
@@ -90,6 +92,26 @@ def test_steps_on_the_cpu_are_the_hosts(fused: bool, anywhere: bool) -> None:
         is_step = live.name.endswith(".step")
         assert live.is_host_scalar == is_step
         assert live.is_host_scalar_anywhere == (is_step and anywhere)
+
+
+def test_an_optimizer_from_before_its_model_was_divided_is_told_so() -> None:
+    """Its parameters belonged to the model: to give the module too would be of no use."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(
+            InputError,
+            match=r"^optimizer updates parameter 0 of group 0, shape \(2, 3\), which its model had before it was "
+            r"divided \(fully_shard, parallelize_module\); divide the model, then make the optimizer and attach$",
+        ):
+            live_state(Training(model, optimizer, lambda: None))
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(4))], lr=0.1)
+        with pytest.raises(InputError, match=r"shape \(4,\), which belongs to no model; give its module too"):
+            live_state(Training(model, optimizer, lambda: None))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_one_refusal_serves_tracing_and_attaching() -> None:
