@@ -165,6 +165,15 @@ class Extra:
                 raise InputError(f"{holder}: {_refusal(value)}")
         return found
 
+    def takes(self, holder: object) -> bool:
+        """Whether it is taken along: itself, some of its variables, or by an object that has it."""
+        return any(
+            member is holder
+            or (isinstance(member, Variables) and member.are_of(holder))
+            or any(each is holder for each in getattr(member, "__dict__", {}).values())
+            for member in self.objects.values()
+        )
+
     @property
     def holders(self) -> tuple[str, ...]:
         return (*self.modules, *self.tensors, *self.objects)

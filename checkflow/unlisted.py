@@ -38,6 +38,14 @@ def lines_of(found: Iterable[Unlisted], advice: str) -> tuple[str, ...]:
     return tuple(_line(group, where, advice) for (where, *_), group in by_place.items())
 
 
+def hook_line(name: str, state: object) -> str:
+    """Of what a communication hook of a DistributedDataParallel keeps."""
+    return (
+        f"{name}: what its communication hook keeps ({type(state).__name__}) is in no checkpoint, so a resumed run "
+        "will differ; list an object that gives and takes it: attach(extra={...})"
+    )
+
+
 def _line(group: list[Unlisted], where: str, advice: str) -> str:
     first = group[0].name or "a tensor that no name leads to"
     more = f" and {len(group) - 1} more" if len(group) > 1 else ""

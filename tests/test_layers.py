@@ -87,7 +87,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "learning": {
         "collector", "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state",
-        "torch_internals", "trace", "training", "unlisted", "wrapped", "compiler", "background", "streams", "units",
+        "torch_internals", "torch_ranks", "trace", "training", "unlisted", "wrapped", "compiler", "background", "streams",
+        "units",
         "module_hook",
     },
     "checkpointing": {

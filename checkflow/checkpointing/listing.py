@@ -15,7 +15,7 @@ from checkflow.state.memory import extent
 from checkflow.state.names import StateName, is_of_kind
 from checkflow.torch_ranks import hook_states
 from checkflow.training import Training
-from checkflow.unlisted import Unlisted, lines_of
+from checkflow.unlisted import Unlisted, hook_line, lines_of
 from checkflow.wrapped import added_by, held_by, takes_back
 
 _ADVICE = "list it: attach(extra={...})"
@@ -68,11 +68,8 @@ def kept_by_hooks(models: Mapping[str, torch.nn.Module], extra: Extra) -> Iterat
     for holder, model in models.items():
         for ddp in (part for part in model.modules() if isinstance(part, torch.nn.parallel.DistributedDataParallel)):
             for state in hook_states(ddp):
-                if not _is_listed(state, extra):
-                    yield (
-                        f"{holder}: what its communication hook keeps ({type(state).__name__}) is in no checkpoint, so "
-                        "a resumed run will differ; list an object that gives and takes it: attach(extra={...})"
-                    )
+                if not extra.takes(state):
+                    yield hook_line(holder, state)
 
 
 def added_by_wrappers(training: Training) -> Iterator[str]:
@@ -80,7 +77,7 @@ def added_by_wrappers(training: Training) -> Iterator[str]:
     given = training.optimizer
     for optimizer in (given,) if isinstance(given, torch.optim.Optimizer) else given:
         for wrapper, keys in added_by(optimizer):
-            if not any(_is_listed(each, training.listed) for each in (wrapper, *vars(wrapper).values())):
+            if not any(training.listed.takes(each) for each in (wrapper, *vars(wrapper).values())):
                 more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
                 others = "what the optimizer in it has" if held_by(wrapper) else "state and param_groups"
                 yield (
@@ -135,16 +132,6 @@ def shared_by_dicts(training: Training) -> Iterator[str]:
                 "tensors of its own; list one of them, and take the other from it"
             )
         others.append((begin, end, name))
-
-
-def _is_listed(holder: object, extra: Extra) -> bool:
-    """Whether it is taken along: itself, some of its variables, or by an object that has it."""
-    return any(
-        member is holder
-        or (isinstance(member, Variables) and member.are_of(holder))
-        or any(each is holder for each in getattr(member, "__dict__", {}).values())
-        for member in extra.objects.values()
-    )
 
 
 def added(models: Mapping[str, torch.nn.Module], extra: Extra) -> Iterator[str]:

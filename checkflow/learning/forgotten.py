@@ -1,5 +1,6 @@
-"""What a training that runs changes, and nobody has attached: random generators, and networks that are written now and
-then, as a target network is, or beside code that nobody can record.
+"""What a training that runs changes, and nobody has attached: random generators, what communication hooks keep of a
+wrapper that was not given, and networks that are written now and then, as a target network is, or beside code that
+nobody can record.
 
 Looked at after iterations 2, 4, 8, 16 and so on; from the third look on that takes at most a hundredth of the time.
 """
@@ -17,15 +18,17 @@ from types import FrameType
 
 import numpy as np
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from checkflow.state.memory import has_storage
 from checkflow.state.shards import local
 from checkflow.torch_internals import generator_id, is_persistent, own_buffers, own_parameters, storage_id, versions
+from checkflow.torch_ranks import hook_states
 from checkflow.trace.held import objects_held, storages_held
 from checkflow.trace.reachable import objects_from, shown
 from checkflow.training import Training
 from checkflow.units import format_bytes
-from checkflow.unlisted import Unlisted
+from checkflow.unlisted import Unlisted, hook_line
 
 _SHARE = 0.01  # of the time that looking may take
 _FREE = 2  # looks, so that what changes each iteration is told before long
@@ -61,7 +64,8 @@ class Forgotten:
 
     Args:
         training: live.
-        notify: told of generators, and of networks where nothing can be recorded, in a line.
+        notify: told of generators, of what communication hooks keep, and of networks where nothing can be recorded, in
+            a line.
         found: told of networks that were written, and that an iteration which was recorded has only read; None where
             none is recorded, and networks are not looked at.
     """
@@ -80,6 +84,8 @@ class Forgotten:
         self._constants: frozenset[int] = frozenset()
         self._is_blind = False
         self._told: dict[int, object] = {}  # generators, and storages
+        models = (part for model in training.models for part in model.modules())
+        self._hooks = _kept_by_hooks((("", each) for each in models), training)  # which attach tells of
 
     def begins(self, frame: FrameType) -> None:
         """An iteration does. Raises nothing but what `notify` and `found` do."""
@@ -91,16 +97,21 @@ class Forgotten:
             return
         self._looks, self._due = self._looks + 1, 2 * self._iterations
         drew: list[tuple[str, object]] = []
+        hooks: dict[int, tuple[str, object]] = {}
         with contextlib.suppress(Exception):  # code of the user's objects runs when they are looked at
-            kinds = _GENERATORS if self._found is None else (torch.nn.Module, *_GENERATORS)
+            kinds = (DistributedDataParallel if self._found is None else torch.nn.Module, *_GENERATORS)
             reached = objects_from(self._training, frame, kinds)
             modules = [(path, each) for path, each in reached.items() if isinstance(each, torch.nn.Module)]
+            hooks = _kept_by_hooks(modules, self._training)
             if self._found is not None:
                 self._look_at_modules(modules)
             drew = self._drew((path, each) for path, each in reached.items() if not isinstance(each, torch.nn.Module))
         self._spent_s += time.monotonic() - started_s
         for line in _lines_of_generators(drew):
             self._notify(line)
+        for key in hooks.keys() - self._hooks.keys():
+            self._notify(hook_line(*hooks[key]))
+        self._hooks |= hooks
         self._tell_written()
 
     def recorded(self, constants: frozenset[int]) -> None:
@@ -168,6 +179,18 @@ class Forgotten:
             f"{first.name}{more} ({size}): written as training goes, and in no checkpoint; unless it is written anew "
             "before each use, list the module: attach(extra={...})"
         )
+
+
+def _kept_by_hooks(reached: Iterable[tuple[str, torch.nn.Module]], training: Training) -> dict[int, tuple[str, object]]:
+    """What communication hooks keep that is not listed, of DistributedDataParallel around what is trained."""
+    trained = {id(parameter) for model in training.models for parameter in model.parameters()}
+    return {
+        id(state): (shown(path), state)
+        for path, one in reached
+        if isinstance(one, DistributedDataParallel) and any(id(each) in trained for each in one.parameters())
+        for state in hook_states(one)
+        if not training.listed.takes(state)
+    }
 
 
 def _tensors_of(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -73,3 +73,33 @@ def test_what_a_communication_hook_keeps(tmp_path: Path) -> None:
     (line,) = told(tmp_path / "b", model, optimizer, {})
     assert line.startswith("model: what its communication hook keeps (PowerSGDState) is in no checkpoint")
     assert not told(tmp_path / "c", model, optimizer, {"hook": Kept(state)})
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_a_hook_keeps_of_a_wrapper_that_was_not_given(when: str, tmp_path: Path) -> None:
+    """It is found in the variables of the loop, once; also where model or hook come after attach."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for listed in (False, True):
+        found: list[str] = []
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=1000)
+        wrapped = DistributedDataParallel(model)
+        other = DistributedDataParallel(torch.nn.Linear(2, 1))  # of no training that is attached
+        other.register_comm_hook(powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=3), powerSGD_hook.powerSGD_hook)
+        if when == "before":
+            wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        given, extra = model if when == "before" else wrapped, {"hook": Kept(state)} if listed else {}
+        store = tmp_path / str(listed)
+        with checkflow.attach(
+            given, optimizer, store=store, extra=extra, notify=found.append, tell=lambda _: None
+        ) as ckpt:
+            if when == "after":
+                wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+            for _ in range(10):
+                wrapped(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                ckpt.step()
+        kept = [line.removeprefix(f"{store}: ") for line in found if "hook keeps" in line]
+        expected = "wrapped: what its communication hook keeps (PowerSGDState)"
+        assert [line.partition(" is in no")[0] for line in kept] == [expected] * (not listed)
