@@ -6,7 +6,9 @@ of docs/model.md. Files of version 1 are read, too: what they do not say of thei
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 
 from checkflow.errors import FormatError
 from checkflow.jsonfile import digest_of, parse_json, render, validate, write_text
+from checkflow.version1 import of_version_1
 
 FORMAT: Literal["checkflow-schedule"] = "checkflow-schedule"
 VERSION: Literal[2] = 2
@@ -255,20 +258,20 @@ def write_schedule(path: Path, schedule: Schedule) -> None:
 def read_schedule(path: Path) -> Schedule:
     """The schedule in a file. Raises FormatError, one line, where it is not one or its digest is of other content.
 
-    Whoever reads it may follow its rows to its state and its anchors; whether the plan is sound is for `verify` to say.
+    Whoever reads it may follow its rows to its state and its anchors, and they move all of that state; whether the plan
+    is sound is for `verify` to say.
     """
     document = parse_json(path, FORMAT, 1, VERSION)
     old = document["version"] != VERSION
     if old:
         _check_digest(path, document.get("digest"), digest_of({k: v for k, v in document.items() if k != "digest"}))
-        document = _of_version_1(document, str(path))
+        document = of_version_1(document, str(path))
     schedule = validate(_READER, document, str(path))
-    for complaint in _dangling(schedule):
+    if not old:
+        _check_digest(path, schedule.digest, schedule_digest(schedule))
+    for complaint in complaints(schedule):
         raise FormatError(f"{path}: {complaint}; compile it again")
-    if old:
-        return sealed(schedule)
-    _check_digest(path, schedule.digest, schedule_digest(schedule))
-    return schedule
+    return sealed(schedule) if old else schedule
 
 
 def _check_digest(path: Path, claimed: object, found: str) -> None:
@@ -279,38 +282,48 @@ def _check_digest(path: Path, claimed: object, found: str) -> None:
         )
 
 
-class _Version1(_Model):
-    """What version 1 certified: a plan with actions at any position, of which only `executed` was ever carried out."""
-
-    training_peak_bytes: Count
-    peak_bytes: Count
-    executed_peak_bytes: Count
-    lower_bound_bytes: Count
-    gap: float
-    proven_by: str
-    solver: str
-    solver_why: str
-    snapshot_bytes: Count
-    executed_snapshot_bytes: Count
-    constructive_peak_bytes: Count | None
+def complaints(schedule: Schedule) -> Iterator[str]:
+    """What keeps it from being followed: rows that refer to nothing, or bytes that no checkpoint would have."""
+    found = list(_dangling(schedule))
+    yield from found or _uncovered(schedule)
 
 
-def _of_version_1(document: Mapping[str, object], source: str) -> dict[str, object]:
-    """The same in this version: the actions, and what is known of them."""
-    claims = validate(TypeAdapter(_Version1), document.get("certificate"), f"{source}: field certificate")
-    streaming = document.get("transfers") == "streaming"  # its bound is that of every position; others had their own
-    certificate = Certificate(
-        training_peak_bytes=claims.training_peak_bytes,
-        peak_bytes=claims.executed_peak_bytes,
-        lower_bound_bytes=None,
-        ideal_peak_bytes=claims.lower_bound_bytes if streaming else None,
-        gap=None,
-        snapshot_bytes=claims.executed_snapshot_bytes,
-        solver=claims.solver,
-        solver_why=claims.solver_why,
-    )
-    kept = {name: value for name, value in document.items() if name != "plan"}
-    return kept | {"version": VERSION, "digest": "", "certificate": certificate.model_dump(mode="json")}
+def _uncovered(schedule: Schedule) -> Iterator[str]:
+    """Of written state, and of the gradients that rebuild it, bytes that no row moves, or two do."""
+    names = schedule.names()
+    written = {row.id: row for row in schedule.state if row.written and row.bytes}
+    size_of = {id_: row.bytes for id_, row in written.items()} | {row.id: row.bytes for row in schedule.gradients}
+    moved: dict[int, dict[int, list[ActionRow]]] = {id_: {} for id_ in size_of}
+    for action in schedule.actions:
+        moved[action.tensor].setdefault(action.back, []).append(action)
+    for tensor, size_bytes in size_of.items():
+        for rows in moved[tensor].values():
+            spans = sorted((row.offset, row.offset + row.bytes) for row in rows)
+            for (_, end), (start, _) in pairwise([(0, 0), *spans, (size_bytes, 0)]):
+                if start != end:
+                    how, (first, last) = "by no row" if end < start else "twice", sorted((start, end))
+                    yield f"field actions: bytes {first}..{last} of {names[tensor]} are moved {how}"
+    lanes = set(range(schedule.lanes))
+    rebuilt: dict[str, set[int]] = {}  # by name: the iterations whose gradients rebuild it
+    for tensor, row in written.items():
+        backs = set(moved[tensor])
+        if not backs and not schedule.replica:
+            yield f"field actions: bytes 0..{row.bytes} of {names[tensor]} are moved by no row"
+        elif len(backs) > 1 and backs != lanes:
+            yield f"field actions: {names[tensor]} is of {sorted(backs)} iterations before, and has to be of one"
+        elif len(backs) < 2:
+            needed = lanes - backs if schedule.lanes > 1 or schedule.replica else set(range(*backs))
+            rebuilt |= {view.name: needed for view in row.views}
+    size_by_name = {view.name: row.bytes for row in written.values() for view in row.views}
+    for gradient in schedule.gradients:
+        name, shape, rows_of = gradient.parameter.name, gradient.parameter.shape, set(moved[gradient.id])
+        if rows_of != rebuilt.get(name):
+            found, those = sorted(rows_of), sorted(rebuilt.get(name, ()))
+            yield f"field actions: {names[gradient.id]} is of {found} iterations before; those of {those} go along"
+            continue
+        size_bytes = size_by_name[name] * (gradient.factor_rows * sum(shape) or prod(shape)) // max(1, prod(shape))
+        if gradient.bytes != size_bytes:
+            yield f"field gradients: {names[gradient.id]} has {gradient.bytes} bytes, and {size_bytes} leave"
 
 
 def _dangling(schedule: Schedule) -> Iterator[str]:
@@ -322,6 +335,9 @@ def _dangling(schedule: Schedule) -> Iterator[str]:
     gradients = {row.id: row.bytes for row in schedule.gradients}
     if not size_of.keys().isdisjoint(gradients):
         yield "field gradients: has the id of state"
+    for table, ids in (("state", [r.id for r in schedule.state]), ("gradients", [r.id for r in schedule.gradients])):
+        if len(set(ids)) < len(ids):
+            yield f"field {table}: has an id twice"
     size_of |= gradients
     for number, action in enumerate(schedule.actions):
         if action.tensor not in size_of:

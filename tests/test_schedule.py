@@ -24,6 +24,8 @@ from checkflow.schedule import (
     Schedule,
     StateRow,
     UnlistedRow,
+    ViewRow,
+    complaints,
     json_schema,
     read_schedule,
     schedule_digest,
@@ -82,6 +84,11 @@ def with_row(table: str, number: int, **change: object) -> str:
     assert isinstance(found, list)
     row = {key: value for key, value in (found[number] | change).items() if value is not None}
     return edited(**{table: [*found[:number], row, *found[number:][1:]]})
+
+
+def moving(*rows: ActionRow) -> str:
+    """The same with these actions."""
+    return edited(actions=schedule_document(TIGHT.model_copy(update={"actions": rows}))["actions"])
 
 
 def without(field: str) -> str:
@@ -149,6 +156,27 @@ MALFORMED: dict[str, tuple[str, str]] = {
     ),
     "unwritten tensor": (with_row("actions", 0, tensor=3), r"field actions\.0\.tensor: 3 is not the id of written"),
     "past the tensor's end": (with_row("actions", 0, offset=80), r"field actions\.0: ends at byte 160 of 150"),
+    "bytes that no row moves": (
+        moving(*TIGHT.actions[1:]),
+        r"field actions: bytes 0\.\.80 of model/b are moved by no row",
+    ),
+    "state that no row moves": (
+        moving(*(row for row in TIGHT.actions if row.tensor != 2)),
+        r"field actions: bytes 0\.\.50 of optimizer/a\.c are moved by no row",
+    ),
+    "last bytes that no row moves": (
+        with_row("actions", 1, bytes=60),
+        r"field actions: bytes 140\.\.150 of model/b are moved by no row",
+    ),
+    "bytes that two rows move": (
+        with_row("actions", 1, offset=70),
+        r"field actions: bytes 70\.\.80 of model/b are moved twice",
+    ),
+    "parts of two iterations": (
+        with_row("actions", 1, back=1),
+        r"field actions: bytes 80\.\.150 of model/b are moved by no row",
+    ),
+    "the same id twice": (with_row("state", 1, id=0), "field state: has an id twice"),
     "snapshot never released": (with_row("actions", 1, release=None), r"field actions\.1: snapshot and release stand"),
     "digest of something else": (edited(digest="sha256:" + "0" * 64), "field digest: is not the digest"),
     "content changed": (edited().replace('"bytes": 90', '"bytes": 80'), "field digest: is not the digest"),
@@ -187,6 +215,52 @@ def test_every_bit_of_the_content_is_under_the_digest(tmp_path: Path) -> None:
             path.write_text(text[:place] + ("1" if letter != "1" else "2") + text[place + 1 :])
             with pytest.raises(FormatError):
                 read_schedule(path)
+
+
+def in_lanes(*backs: tuple[int, int], lanes: int = 2, replica: bool = False, size_bytes: int = 100) -> Schedule:
+    """Whole rows of a, b, c and the gradient of a (tensor 9), each of so many iterations before the checkpoint's."""
+    view = {"name": "model/a", "dtype": "uint8", "shape": (100,)}
+    sizes = {0: 100, 1: 150, 2: 50, 9: size_bytes}
+    rows = (
+        {"tensor": tensor, "offset": 0, "bytes": sizes[tensor], "back": back, "offload": (0, 3)}
+        for tensor, back in backs
+    )
+    return EASY.model_copy(
+        update={
+            "lanes": lanes,
+            "replica": replica,
+            "gradients": (GradientRow(id=9, bytes=size_bytes, parameter=ViewRow.model_validate(view)),),
+            "actions": tuple(ActionRow.model_validate(row) for row in rows),
+        }
+    )
+
+
+A0, A1, B0, B1, C0, C1, G0, G1 = ((tensor, back) for tensor in (0, 1, 2, 9) for back in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "complaint"),
+    [
+        (in_lanes(A0, B0, B1, C0, G1), ""),
+        (in_lanes(A1, B0, B1, C1, G0), ""),
+        (in_lanes(B0, G0, lanes=1, replica=True), ""),
+        (in_lanes(A0, B0, B1, C0, G0), "gradient of model/a is of [0] iterations before; those of [1] go along"),
+        (in_lanes(A0, B0, B1, C0, G0, G1), "gradient of model/a is of [0, 1] iterations before; those of [1] go along"),
+        (in_lanes(A0, B0, B1, C0), "gradient of model/a is of [] iterations before; those of [1] go along"),
+        (in_lanes(A0, A1, B0, B1, C0, G1), "gradient of model/a is of [1] iterations before; those of [] go along"),
+        (in_lanes(A0, C0, G1), "bytes 0..150 of model/b are moved by no row"),
+        (in_lanes(A0, B0, B1, B1, C0, G1), "bytes 0..150 of model/b are moved twice"),
+        (in_lanes(A0, B0, B1, C0, G1, lanes=3), "model/b is of [0, 1] iterations before, and has to be of one"),
+        (in_lanes(A0, B0, B1, C0, G1, size_bytes=90), "gradient of model/a has 90 bytes, and 100 leave"),
+        (in_lanes(B0, lanes=1, replica=True), "gradient of model/a is of [] iterations before; those of [0] go along"),
+        (in_lanes(A0, B0, C0, G0, lanes=1, replica=True), "gradient of model/a is of [0] iterations before; those"),
+    ],
+)  # fmt: skip
+def test_what_each_checkpoint_needs_is_moved_once(schedule: Schedule, complaint: str) -> None:
+    """In lanes, or for a replica: what gradients rebuild in one, its gradients in the others, all else in each."""
+    found = list(complaints(schedule))
+    assert bool(found) == bool(complaint)
+    assert not found or complaint in found[0]
 
 
 def test_types_are_strict_and_frozen() -> None:

@@ -12,7 +12,7 @@ from checkflow.checkpointing.together import Together
 from checkflow.distributed.group import DEADLINE_S
 from checkflow.errors import InputError
 from checkflow.learning.messages import DEFAULT_POLICY, IN_LANES, IN_PARTS, POLICIES, REPLICATED
-from checkflow.schedule import Schedule
+from checkflow.schedule import Schedule, complaints
 from checkflow.store.format.retention import Retention
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.training import Training
@@ -172,6 +172,8 @@ def _check_takes_parts(which: str, overhead: float | None, slots: int, *, lanes:
 
 def _check_takes(schedule: Schedule, interval: int | None, overhead: float | None, slots: int) -> None:
     """Raises InputError for what a schedule cannot be followed with."""
+    for complaint in complaints(schedule):  # no file, which was asked when it was read
+        raise InputError(f"schedule: {complaint}; compile it again")
     lanes = schedule.slot_lanes > 1
     if lanes or any(action.back for action in schedule.actions):
         other = "compile with --policy checkflow"

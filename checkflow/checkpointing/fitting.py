@@ -9,7 +9,7 @@ import torch
 
 from checkflow.checkpointing.files import layouts_of
 from checkflow.runtime.binding import Binding, add_gradient_rooms, add_rooms
-from checkflow.runtime.matching import bind
+from checkflow.runtime.matching import bind, check_rebuilt
 from checkflow.schedule import Schedule
 from checkflow.state.host.capture import HostState, check_capturable
 from checkflow.state.host.objects import HostObjects
@@ -41,6 +41,7 @@ class Fitting:
 def fit(schedule: Schedule, training: Training, objects: HostObjects) -> Fitting:
     """Raises InputError for what the schedule and the training differ in, and for what cannot be saved."""
     binding = bind(schedule, training)
+    check_rebuilt(schedule, training)
     add_rooms(binding, in_files(objects.objects))
     add_gradient_rooms(binding, schedule)
     targets = binding.targets.values()

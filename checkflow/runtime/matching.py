@@ -19,7 +19,7 @@ from checkflow.schedule import Schedule, StateRow, ViewRow
 from checkflow.state import refused
 from checkflow.state.divided import saved_here
 from checkflow.state.host.json_values import MAX_TENSOR_BYTES
-from checkflow.state.live import Live, entry_stems, live_state
+from checkflow.state.live import Live, entry_stems, live_state, parameter_names
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName, nearest, owner
 from checkflow.state.shards import local, tie_of
@@ -96,6 +96,21 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
         targets=targets,
         lanes=lanes_of(schedule),
     )
+
+
+def check_rebuilt(schedule: Schedule, training: Training) -> None:
+    """Raises InputError for state that is saved as it was in an earlier iteration, and that no gradient brings on."""
+    rebuilt = schedule.rebuilt() if schedule.slot_lanes > 1 else {row.tensor for row in schedule.actions if row.back}
+    names = parameter_names(training)
+    by_stem = {stem: names[id(each)] for of_one in entry_stems(training) for stem, each in of_one.items()}
+    consumed = {row.parameter.name for row in schedule.gradients}
+    for row in schedule.state:
+        first = StateName(row.views[0].name)
+        if row.id in rebuilt and consumed.isdisjoint((*(view.name for view in row.views), owner(first, by_stem))):
+            raise InputError(
+                f"schedule: {first} is saved as it was in an earlier iteration, and no gradient of the schedule "
+                "rebuilds it; compile it again"
+            )
 
 
 def _planned(row: StateRow, ours: _Ours) -> _Match:

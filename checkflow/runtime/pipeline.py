@@ -142,7 +142,8 @@ class Pipeline:
 
     @property
     def _misplaced(self) -> bool:
-        return bool(self._binding.loose or self._binding.hosted or self._binding.absent)
+        binding, left_out = self._binding, any(slots.lacking for slots in self._slots)
+        return bool(binding.loose or binding.hosted or binding.absent or left_out)
 
     def begin(self, iteration: int, *, wait: bool) -> bool:
         """The state now is that of a checkpoint. False where no slot is free; `wait` makes one free if possible.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import chain, groupby
 
 import torch
@@ -38,6 +39,21 @@ class SlotMap:
             for guard, storages in enumerate(guarded)
             for storage in storages
         }
+
+    @cached_property
+    def lacking(self) -> frozenset[BoundStorage]:
+        """Written state of which moves leave out bytes that these slots have: no schedule that is attached says so."""
+        found = (s for s in self.binding.storages.values() if s.written and not self._covers(s))
+        return frozenset(s for s in found if any(self._has(segment.target) for segment in s.segments))
+
+    def _covers(self, storage: BoundStorage) -> bool:
+        moves = [self._timetable.moves[index] for index in self._timetable.moves_of.get(storage.id, ())]
+        end = 0
+        for start, size_bytes in sorted((move.offset_bytes, move.size_bytes) for move in moves):
+            if start > end:
+                return False
+            end = max(end, start + size_bytes)
+        return end >= storage.data.numel()
 
     def batches(self, indices: Iterable[int]) -> Iterator[list[int]]:
         """Moves in order, apart where something else waits for them, unless they are few bytes.

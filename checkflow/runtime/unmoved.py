@@ -47,6 +47,7 @@ class Unmoved:
         self._looks = 0
         self._seldom_s = self._often_s = 0.0  # when it is looked again
         self._lent: tuple[Binding | None, list[BoundStorage]] = None, []  # where somebody else may write
+        self._told: set[str] = set()  # storages that actions leave out bytes of
         self._statics: dict[tuple[int, str], tuple[int, ...]] = {}  # (slot, storage) -> version that the slot holds
 
     def forget(self) -> None:
@@ -103,15 +104,20 @@ class Unmoved:
     def copy(self, checkpoint: InFlight, slots: SlotMap, binding: Binding) -> int:
         """What lies beside the device, and what the slot has not as it is now; the bytes of that.
 
-        What the iteration does not write goes into each slot once, and again when it changed.
+        What the iteration does not write goes into each slot once, and again when it changed. What it writes, and
+        actions leave out bytes of, is read at each iteration's end: no checkpoint is sealed over a hole.
         """
+        for storage in slots.lacking:
+            if storage.name not in self._told:
+                self._told.add(storage.name)
+                self._tell(f"{storage.name}: the schedule leaves out bytes of it; read when each iteration ends")
         if hosted := slots.hosted(checkpoint.slot):
             foreach_copy(*hosted.lists, non_blocking=False)
         changed: list[BoundStorage] = []
         for storage in binding.storages.values():
-            if not storage.written:
+            if not storage.written or storage in slots.lacking:
                 key, version = (checkpoint.slot.index, storage.name), storage.version()
-                if self._statics.get(key) != version:
+                if storage.written or self._statics.get(key) != version:
                     changed.append(storage)
                     checkpoint.checks[storage] = version
                     self._statics[key] = version

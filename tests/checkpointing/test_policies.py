@@ -40,9 +40,9 @@ def training() -> checkflow.Training:
     return checkflow.Training(model, optimizer, iterate)
 
 
-def schedule_of(policy: str, interval: int) -> Schedule:
+def schedule_of(policy: str, interval: int, factory: Callable[[], checkflow.Training] = training) -> Schedule:
     """For a link that carries half of the state in so many iterations; what is planned needs all of it."""
-    traced = trace_training(training, model="small", cuda_defaults=False)
+    traced = trace_training(factory, model="small", cuda_defaults=False)
     graph = hardware.retime(traced.graph, hardware.load_profile("rtx3090"))
     state = sum(graph.tensors[index].size_bytes for index in graph.written_state)
     share = 2 if policy in PLANNED else 0.5
@@ -161,3 +161,34 @@ def test_another_interval_is_taken_where_the_pause_stays_where_it_is(tmp_path: P
             made.iteration()
             ckpt.step()
         assert ckpt.stats().started == 2
+
+
+def with_buffers() -> checkflow.Training:
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.BatchNorm1d(512))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def iterate() -> None:
+        torch.autograd.backward(model(torch.ones(4, 512)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return checkflow.Training(model, optimizer, iterate)
+
+
+@pytest.mark.parametrize("policy", policies.names())
+def test_a_schedule_that_leaves_out_bytes_is_not_followed(policy: str, tmp_path: Path) -> None:
+    """Whatever row is lost, and of an object, too, whose digest nobody looks at: each is needed, whoever planned it."""
+    schedule = schedule_of(policy, 1, with_buffers)
+    for number in range(len(schedule.actions)):
+        rows = (*schedule.actions[:number], *schedule.actions[number + 1 :])
+        with pytest.raises(InputError, match=r"^schedule: .*; compile it again$"):
+            attached(with_buffers(), schedule.model_copy(update={"actions": rows}), tmp_path / "store")
+    for gradient in schedule.gradients:
+        kept = {
+            "actions": tuple(row for row in schedule.actions if row.tensor != gradient.id),
+            "gradients": tuple(row for row in schedule.gradients if row != gradient),
+        }
+        with pytest.raises(InputError, match="saved as it was in an earlier iteration, and no gradient"):
+            attached(with_buffers(), schedule.model_copy(update=kept), tmp_path / "store")
+    assert not (tmp_path / "store").exists()

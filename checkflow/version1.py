@@ -1,0 +1,48 @@
+"""Schedule files of version 1, as those of today: what they do not say of their actions is None."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from checkflow.jsonfile import validate
+
+
+class _Version1(BaseModel):
+    """What version 1 certified: a plan with actions at any position, of which only `executed` was ever carried out."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    training_peak_bytes: int = Field(ge=0)
+    peak_bytes: int = Field(ge=0)
+    executed_peak_bytes: int = Field(ge=0)
+    lower_bound_bytes: int = Field(ge=0)
+    gap: float
+    proven_by: str
+    solver: str
+    solver_why: str
+    snapshot_bytes: int = Field(ge=0)
+    executed_snapshot_bytes: int = Field(ge=0)
+    constructive_peak_bytes: int | None = Field(ge=0)
+
+
+def of_version_1(document: Mapping[str, object], source: str) -> dict[str, object]:
+    """The same in version 2, without a digest: the actions, and what is known of them. Raises FormatError."""
+    claims = validate(TypeAdapter(_Version1), document.get("certificate"), f"{source}: field certificate")
+    streaming = document.get("transfers") == "streaming"  # its bound is that of every position; others had their own
+    kept = {name: value for name, value in document.items() if name != "plan"}
+    return kept | {
+        "version": 2,
+        "digest": "",
+        "certificate": {
+            "training_peak_bytes": claims.training_peak_bytes,
+            "peak_bytes": claims.executed_peak_bytes,
+            "lower_bound_bytes": None,
+            "ideal_peak_bytes": claims.lower_bound_bytes if streaming else None,
+            "gap": None,
+            "snapshot_bytes": claims.executed_snapshot_bytes,
+            "solver": claims.solver,
+            "solver_why": claims.solver_why,
+        },
+    }
