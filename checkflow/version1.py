@@ -6,7 +6,10 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from checkflow.errors import FormatError
 from checkflow.jsonfile import validate
+
+_SINCE = {"ideal_peak_bytes", "pause_ns", "replay_ns"}  # fields of a certificate that version 1 did not have
 
 
 class _Version1(BaseModel):
@@ -29,7 +32,10 @@ class _Version1(BaseModel):
 
 def of_version_1(document: Mapping[str, object], source: str) -> dict[str, object]:
     """The same in version 2, without a digest: the actions, and what is known of them. Raises FormatError."""
-    claims = validate(TypeAdapter(_Version1), document.get("certificate"), f"{source}: field certificate")
+    certificate = document.get("certificate")
+    if isinstance(certificate, dict) and not _SINCE.isdisjoint(certificate):
+        raise FormatError(f"{source}: field version: says 1, and its certificate is of version 2; compile it again")
+    claims = validate(TypeAdapter(_Version1), certificate, f"{source}: field certificate")
     streaming = document.get("transfers") == "streaming"  # its bound is that of every position; others had their own
     kept = {name: value for name, value in document.items() if name != "plan"}
     return kept | {

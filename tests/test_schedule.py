@@ -345,6 +345,7 @@ def test_a_file_of_version_1_is_read_as_what_it_ran(name: str, graph: Graph | No
         ({"version": True}, "version True is not supported, only 1 and 2"),
         ({"certificate": {}}, "field certificate: field training_peak_bytes: field required"),
         ({"certificate": None}, "field certificate: "),
+        ({"certificate": CERTIFICATE}, "field version: says 1, and its certificate is of version 2; compile it again"),
         ({"colour": "red"}, "field colour: extra inputs"),
         ({"state": []}, r"field actions\.0\.tensor: 1 is not the id"),
     ],
