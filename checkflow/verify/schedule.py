@@ -38,7 +38,9 @@ def verify(schedule: Schedule, graph: Graph) -> VerifiedSchedule:
     if schedule.digest != schedule_digest(schedule):
         fail("digest: is not the digest of this schedule; it was changed after it was compiled")
     if schedule.graph_fingerprint != graph_fingerprint(graph):
-        fail(f"graph_fingerprint: the schedule was made for another graph than this one of {graph.model!r}")
+        differing = (f"; {field}: {claimed} there, {found} here" for field, claimed, found in _named(schedule, graph))
+        known = next(differing, "")  # whoever reads it can do nothing about a digest
+        fail(f"graph_fingerprint: the schedule was made for another graph than this one of {graph.model!r}{known}")
     terms = terms_of_schedule(schedule, graph)
     _check_header(schedule, graph, {saved.tensor for saved in terms.state})
     if schedule.replica or schedule.lanes > 1 or schedule.gradients or any(row.back for row in schedule.actions):
@@ -86,6 +88,20 @@ def _check_formulation(schedule: Schedule) -> None:
             fail(f"actions row {number}: has no snapshot, which formulation {schedule.formulation} requires (Eq 2)")
 
 
+def _named(schedule: Schedule, graph: Graph) -> list[tuple[str, object, object]]:
+    """What the header says of the graph that is otherwise: field, said, found."""
+    arguments, ours = (", ".join(map("=".join, each)) or "none" for each in (schedule.arguments, graph.arguments))
+    said = (
+        ("model", schedule.model, graph.model),
+        ("arguments", arguments, ours),
+        ("device", schedule.device, graph.device),
+        ("traced_on", schedule.traced_on, graph.traced_on),
+        ("steps", schedule.steps, len(graph.ops)),
+        ("iteration_time_ns", schedule.iteration_time_ns, sum(op.time_ns for op in graph.ops)),
+    )
+    return [each for each in said if each[1] != each[2]]
+
+
 def _check_header(schedule: Schedule, graph: Graph, written: set[int]) -> None:
     state = [
         StateRow(
@@ -106,12 +122,7 @@ def _check_header(schedule: Schedule, graph: Graph, written: set[int]) -> None:
     ]
     for field, claimed, found in (
         ("state_fingerprint", schedule.state_fingerprint, state_fingerprint(graph)),
-        ("model", schedule.model, graph.model),
-        ("arguments", str(schedule.arguments), str(graph.arguments)),
-        ("device", schedule.device, graph.device),
-        ("traced_on", schedule.traced_on, graph.traced_on),
-        ("steps", schedule.steps, len(graph.ops)),
-        ("iteration_time_ns", schedule.iteration_time_ns, sum(op.time_ns for op in graph.ops)),
+        *_named(schedule, graph),
         ("state_bytes", schedule.state_bytes, sum(row.bytes for row in state if row.written)),
         ("static_state_bytes", schedule.static_state_bytes, sum(row.bytes for row in state if not row.written)),
         ("state", len(schedule.state), len(state)),

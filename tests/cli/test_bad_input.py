@@ -304,6 +304,29 @@ def test_a_schedule_of_another_graph(complaint: Complaint) -> None:
     assert "graph" in line and "good.schedule.json" in line and "other.json" in line and "compile that very" in line
 
 
+def test_a_schedule_of_another_graph_is_told_what_differs(complaint: Complaint) -> None:
+    """What a person can change, not the digest of all of it; and for whose times it is."""
+    _made("schedule")
+    assert run(["trace", "good.py", "--batch-size", "3", "--device", "mine.yaml", "-o", "other.json"]) == 0
+    line = complaint("verify", "good.schedule.json", "other.json", code=EXIT_NO)
+    assert "arguments: none there, batch_size=3 here" in line
+    assert run(["trace", "good.py", "-o", "elsewhere.json"]) == 0
+    line = complaint("verify", "good.schedule.json", "elsewhere.json", code=EXIT_NO)
+    assert "there, rtx3090 here; trace with the --device that it is for, and compile that very graph" in line
+
+
+def test_a_schedule_compiled_for_another_device_verifies_with_that_graph(capfd: pytest.CaptureFixture[str]) -> None:
+    """`compile` takes the graph for any device, and so does `verify`; also one that was traced beside it."""
+    _made("graph")
+    assert run(["compile", "good.graph.json", "--device", "h100", "-o", "one.json"]) == 0
+    assert run(["compile", "good.py", "--device", "v100s", "-o", "two.json"]) == 0
+    capfd.readouterr()
+    assert run(["verify", "one.json", "good.graph.json"]) == 0
+    assert capfd.readouterr().out.startswith("one.json: verified, with times of h100; peak ")
+    assert run(["verify", "two.json", "good.graph.json", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["verified"] is True
+
+
 def test_a_verification_that_fails_is_an_object_too(capfd: pytest.CaptureFixture[str]) -> None:
     _made("schedule")
     assert run(["trace", "good.py", "--batch-size", "3", "--device", "mine.yaml", "-o", "other.json"]) == 0
