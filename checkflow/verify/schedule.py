@@ -138,8 +138,25 @@ def _check_header(schedule: Schedule, graph: Graph, written: set[int]) -> None:
 
 def _check_rows(table: str, claimed: Sequence[_Row], found: Sequence[_Row]) -> None:
     for number, (row, other) in enumerate(zip(claimed, found, strict=True)):
-        if row != other:
-            fail(f"{table} row {number}: the schedule has {row!r}, its graph {other!r}")
+        for field in type(row).model_fields:
+            said, is_so = getattr(row, field), getattr(other, field)
+            if said != is_so:
+                where = f"{table} row {number}: {_name(row)}: {field}"
+                fail(f"{where}: the schedule has {_in_words(said)}, its graph {_in_words(is_so)}")
+
+
+def _name(row: _Row) -> str:
+    if isinstance(row, AnchorRow):
+        return f"{row.kind} {row.subject}".rstrip()
+    return row.name if isinstance(row, UnlistedRow) else next((view.name for view in row.views), "no name")
+
+
+def _in_words(value: object) -> str:
+    """Views as a person writes them: model/fc.weight float32 [768, 768]."""
+    if isinstance(value, tuple):
+        views = [f"{view.name} {view.dtype} {list(view.shape)}" for view in value if isinstance(view, ViewRow)]
+        return ", ".join(views) or "none"
+    return repr(value) if value == "" else str(value)
 
 
 def _parts(terms: Terms, rows: Sequence[ActionRow]) -> list[Part]:
