@@ -24,6 +24,7 @@ from __future__ import annotations
 import errno
 
 from checkflow.text import plain
+from checkflow.text import said as said
 
 EXIT_DONE = 0
 EXIT_NO = 1
@@ -141,3 +142,11 @@ def reason(error: OSError) -> str:
 def remedy(error: OSError, otherwise: str) -> str:
     """What to do about an error of the system; `otherwise` where the error has no usual one."""
     return _REMEDIES.get(error.errno or 0, otherwise)
+
+
+def shown(value: object, most: int = 100) -> str:
+    """A value as a message quotes it: so many characters of what Python shows; its type where its own code fails."""
+    try:
+        return repr(value)[:most]
+    except Exception:  # noqa: BLE001 (of anybody's class)
+        return f"a {type(value).__name__}"

@@ -24,7 +24,7 @@ from checkflow.compiler import (
     compile_graph,
     explain,
 )
-from checkflow.errors import InfeasibleError, InputError
+from checkflow.errors import InfeasibleError, InputError, shown
 from checkflow.jsonfile import check_outputs
 from checkflow.plan import Formulation, Transfers
 from checkflow.plan.packed.program import solvers
@@ -289,8 +289,8 @@ def _one_of(kind: type[Word], text: str, what: str) -> Word:
 
 
 def _interval(given: int | str) -> int | None:
-    if given == "auto":
+    if isinstance(given, str) and given == "auto":
         return None
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise InputError(f"interval: {given!r} is neither a positive whole number nor 'auto'; use one of these")
+        raise InputError(f"interval: {shown(given)} is neither a positive whole number nor 'auto'; use one of these")
     return given

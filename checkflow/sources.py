@@ -23,7 +23,7 @@ import yaml
 
 from checkflow import hardware, models
 from checkflow.errors import CheckflowError, InputError, ModelFileError
-from checkflow.text import brief
+from checkflow.text import brief, said
 
 if TYPE_CHECKING:
     from checkflow.training import Training  # imports torch, as models do; a sweep of graphs has no need of it
@@ -210,7 +210,7 @@ def _run_file(path: Path) -> dict[str, object]:
     except SystemExit as error:
         raise ModelFileError(f"{where(error, path)}: importing it raised {brief(error)}; {_NO_ARGUMENTS}") from None
     except Exception as error:  # noqa: BLE001 (whatever the user's file raises)
-        relative = isinstance(error, ImportError) and "relative import" in str(error)
+        relative = isinstance(error, ImportError) and "relative import" in said(error)
         advice = "import what lies beside it by its name alone" if relative else "correct the file"
         raise ModelFileError(f"{where(error, path)}: importing it raised {brief(error)}; {advice}") from None
     return vars(module)

@@ -17,9 +17,17 @@ def plain(text: str, most: int = MOST) -> str:
     return line
 
 
+def said(error: BaseException) -> str:
+    """What an exception says; nothing where its own code fails at that."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 (of anybody's class)
+        return ""
+
+
 def brief(error: BaseException) -> str:
     """An exception in one line, which ends with a word."""
-    text = plain(str(error))
+    text = plain(said(error))
     if len(text) > MOST_OF_ERROR:
         text = f"{text[:MOST_OF_ERROR].rsplit(' ', 1)[0]} ..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

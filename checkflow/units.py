@@ -6,7 +6,7 @@ import operator
 import re
 from fractions import Fraction
 
-from checkflow.errors import InputError
+from checkflow.errors import InputError, shown
 
 _SCALES = {"": 1} | {
     prefix + infix: base**power
@@ -71,7 +71,7 @@ def whole_number(value: object, what: str, advice: str) -> int:
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise InputError(f"{what}: {value!r:.100} is no whole number; {advice}") from None
+        raise InputError(f"{what}: {shown(value)} is no whole number; {advice}") from None
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from checkflow.checkpointing.together import Together
 from checkflow.distributed.group import DEADLINE_S
-from checkflow.errors import InputError
+from checkflow.errors import InputError, shown
 from checkflow.learning.messages import DEFAULT_POLICY, IN_LANES, IN_PARTS, POLICIES, REPLICATED
 from checkflow.schedule import Schedule, complaints
 from checkflow.store.format.retention import Retention
@@ -56,7 +56,7 @@ def check_kinds(given: Mapping[str, object]) -> None:
         if value is None and kind.may_be_none:
             continue
         if not isinstance(value, kind.types) or (isinstance(value, bool) and name != "replicate"):
-            raise InputError(f"{name}: {value!r:.100} is of type {type(value).__name__}; give {kind.words}")
+            raise InputError(f"{name}: {shown(value)} is of type {type(value).__name__}; give {kind.words}")
 
 
 def deadline_of(peers_deadline_s: object) -> float:
@@ -114,8 +114,8 @@ def check_arguments(
     _check_replicate(replicate, together)
     if approximate and not (policy == REPLICATED if schedule is None else schedule.replica):
         raise InputError(f"approximate: is for updates that the host makes, of policy {REPLICATED!r}; leave it out")
-    if when_full not in ("skip", "wait"):
-        raise InputError(f"when_full: {when_full!r} is not known; use 'skip' or 'wait'")
+    if not isinstance(when_full, str) or when_full not in ("skip", "wait"):
+        raise InputError(f"when_full: {shown(when_full)} is not known; use 'skip' or 'wait'")
     if on_event is not None and not callable(on_event):
         raise InputError(f"on_event: a {type(on_event).__name__} cannot be called; give a function of one event")
 

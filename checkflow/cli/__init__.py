@@ -20,7 +20,7 @@ import click
 from checkflow.cli import _streams
 from checkflow.collector import paused_collector, process_ends
 from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE, CheckflowError, InputError
-from checkflow.text import plain
+from checkflow.text import brief, plain
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -102,8 +102,9 @@ def run(arguments: list[str]) -> int:
     except Exception as error:  # the last resort: a bug must not end in a traceback
         if os.environ.get("CHECKFLOW_DEBUG"):
             raise
-        text = f"{type(error).__name__}: {error}"
-        return _complain(f"internal error, please report it ({text}); CHECKFLOW_DEBUG=1 shows more", EXIT_INTERNAL)
+        return _complain(
+            f"internal error, please report it ({brief(error)}); CHECKFLOW_DEBUG=1 shows more", EXIT_INTERNAL
+        )
 
 
 def _done(arguments: list[str]) -> int:

@@ -25,7 +25,7 @@ from torch.futures import Future
 from checkflow.distributed.dcp_plans import RankPlan, check_restored, index_of_all, rank_plan, record_of, restored
 from checkflow.distributed.marks import Mark
 from checkflow.distributed.parts import newest_mark
-from checkflow.errors import InputError
+from checkflow.errors import InputError, shown
 from checkflow.state.host.capture import versions
 from checkflow.state.host.record import MemberRecord
 from checkflow.store import alone
@@ -124,7 +124,7 @@ class StoreWriter(StorageWriter):
     def __init__(self, store: str | os.PathLike[str], iteration: int | None = None) -> None:
         super().__init__()
         if iteration is not None and (type(iteration) is not int or not 0 <= iteration <= MAX_FILE_BYTES):
-            raise InputError(f"iteration: is {iteration!r:.80}; give how many are completed, 0 or more")
+            raise InputError(f"iteration: is {shown(iteration, 80)}; give how many are completed, 0 or more")
         self._store = Path(store)
         self.save_id: str | None = None  # of the last save, where this is its coordinator: its checkpoint's name
         self._iteration = iteration

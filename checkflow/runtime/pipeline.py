@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from checkflow.errors import CheckflowError
+from checkflow.errors import CheckflowError, said
 from checkflow.events import Skipped
 from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.counters import Cause, Counters
@@ -265,7 +265,7 @@ class Pipeline:
     def _failed(self, checkpoint: InFlight, error: Exception) -> None:
         """It cannot be staged; the slot is still ours."""
         self.problems.append(error)
-        self._discard(checkpoint, str(error) or type(error).__name__)
+        self._discard(checkpoint, said(error) or type(error).__name__)
 
     def drain(self, timeout_s: float | None = None, cause: Cause = Cause.DRAIN) -> bool:
         """Complete and stage everything in flight; False where the time did not suffice."""

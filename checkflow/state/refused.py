@@ -9,7 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from checkflow.dtypes import CODES
-from checkflow.errors import InputError, ModelFileError, TraceError
+from checkflow.errors import InputError, ModelFileError, TraceError, shown
 from checkflow.state.holders import models_of, modules_of, optimizers_of
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName, subject_of
@@ -146,13 +146,13 @@ def no_entries(stem: StateName, state: object) -> InputError:
 
 
 def nameless_entry(holder: str, parameter: StateName, entry: object) -> InputError:
-    return InputError(f"{holder}.state of {parameter}: the entry {entry!r:.80} has no text as its name")
+    return InputError(f"{holder}.state of {parameter}: the entry {shown(entry, 80)} has no text as its name")
 
 
 def stray_state(holder: str, kind: str, key: object) -> InputError:
     """`kind`: the optimizer's class."""
     is_tensor = isinstance(key, torch.Tensor)
-    what = f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else f"the key {key!r:.80}"
+    what = f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else f"the key {shown(key, 80)}"
     why, advice = ("", "remove it from the state") if is_tensor else (", and no text", "make it a text")
     return InputError(f"{holder}.state: {what} is no parameter of its groups{why} ({kind}); {advice}")
 

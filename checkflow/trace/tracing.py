@@ -15,7 +15,7 @@ from checkflow.errors import CheckflowError, InputError, ModelFileError, TraceEr
 from checkflow.graph import Graph
 from checkflow.state.live import parameters_of
 from checkflow.state.refused import check_training
-from checkflow.text import brief
+from checkflow.text import brief, said
 from checkflow.torch_internals import FakeTensorMode
 from checkflow.trace.assumptions import ON_CPU, assume_cuda_defaults, noting_disabled, unlike_cuda
 from checkflow.trace.execution import DataDependent, failed_at, raised_at
@@ -112,8 +112,8 @@ class _CodeRaised(Exception):
         self.failed_at = failed_at(error.__traceback__)
         self.what = brief(error)
         self.ran_dry = isinstance(error, StopIteration) or isinstance(error.__cause__, StopIteration)  # in a generator
-        self.may_be_fake = "fake" in str(error).lower() or not (
-            isinstance(error, _OF_CODE) or (isinstance(error, AttributeError) and "has no attribute" in str(error))
+        self.may_be_fake = "fake" in said(error).lower() or not (
+            isinstance(error, _OF_CODE) or (isinstance(error, AttributeError) and "has no attribute" in said(error))
         )
 
     def of_user(self, model: str) -> InputError:
@@ -130,12 +130,12 @@ def _users_code(stage: str) -> Iterator[None]:
     except CheckflowError:
         raise
     except (Exception, SystemExit) as error:
-        if any(text in str(error) for text in _NO_CUDA):
+        if any(text in said(error) for text in _NO_CUDA):
             raise ModelFileError(
                 f"{raised_at(error.__traceback__)}: asks for CUDA, which this machine does not have; choose the device "
                 "with torch.cuda.is_available(), or compile on the machine that trains"
             ) from None
-        if any(text in str(error) for text in _NO_GROUP):
+        if any(text in said(error) for text in _NO_GROUP):
             raise ModelFileError(
                 f"{raised_at(error.__traceback__)}: asks for torch.distributed's processes; give --world-size"
             ) from None

@@ -327,6 +327,22 @@ def test_an_argument_of_another_type_is_told_in_a_line(name: str, tmp_path: Path
     assert not (tmp_path / "store").exists()
 
 
+class _Silent:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+    __eq__ = __repr__  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("name", [*WRONG, "when_full"])
+def test_an_argument_whose_own_code_fails_is_told_likewise(name: str, tmp_path: Path) -> None:
+    training = small()
+    given: dict[str, Any] = {"store": tmp_path / "store", name: _Silent()}
+    with pytest.raises(InputError, match=f"^{name}: a _Silent is "):
+        checkflow.attach(training.model, training.optimizer, **given)
+
+
 def test_numbers_may_be_those_of_numpy(tmp_path: Path) -> None:
     training = small()
     given: dict[str, Any] = {"interval": np.int64(1), "slots": np.int64(2), "tell": lambda _: None}

@@ -247,3 +247,14 @@ def test_what_lies_otherwise_in_memory_does_so_again(value: torch.Tensor | np.nd
     else:
         assert isinstance(found, np.ndarray) and isinstance(value, np.ndarray)
         assert found.strides == value.strides and found.flags.writeable
+
+
+class _Silent:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("value", [{_Silent()}, {_Silent(): 1}, [_Silent()]])
+def test_a_value_whose_repr_raises_is_refused_by_its_type(value: object) -> None:
+    with pytest.raises(InputError, match="_Silent"):
+        encode(value, "metadata")

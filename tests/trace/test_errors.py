@@ -58,6 +58,19 @@ def test_a_factory_that_raises() -> None:
     )
 
 
+class _SilentError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def test_what_a_factory_raises_may_fail_at_saying_what_it_is() -> None:
+    def raises() -> Training:
+        raise _SilentError
+
+    line = raises.__code__.co_firstlineno + 1
+    assert refused(raises) == f"net.py: the factory raised _SilentError at {__file__}:{line}; correct it there"
+
+
 @pytest.mark.parametrize("within", [False, True], ids=["iterator", "generator"])
 def test_data_that_runs_dry_is_no_fault_of_the_line_that_takes_it(within: bool) -> None:
     """Nobody knows by the line alone that an iteration is run more than once."""

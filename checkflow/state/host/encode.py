@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from checkflow.dtypes import name_of
-from checkflow.errors import InputError
+from checkflow.errors import InputError, shown
 from checkflow.extra import is_random
 from checkflow.state.host.json_values import (
     ARRAY_DTYPES,
@@ -177,10 +177,10 @@ def _parts(value: object, path: str) -> list[tuple[str, object]]:
     if type(value) is list or type(value) is tuple:
         return [(f"{path}[{index}]", item) for index, item in enumerate(value)]
     if type(value) is set or type(value) is frozenset:
-        return [(f"{path}: member {item!r:.80}", item) for item in value]
+        return [(f"{path}: member {shown(item, 80)}", item) for item in value]
     found: list[tuple[str, object]] = []
     if type(value) in (dict, OrderedDict, Counter) and isinstance(value, dict):
         for key, item in value.items():
-            below = f"{path}.{key}" if type(key) is str else f"{path}[{key!r:.80}]"
-            found += [(f"{path}: key {key!r:.80}", key), (below, item)]
+            below = f"{path}.{key}" if type(key) is str else f"{path}[{shown(key, 80)}]"
+            found += [(f"{path}: key {shown(key, 80)}", key), (below, item)]
     return found

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from numbers import Real
 
-from checkflow.errors import InputError
+from checkflow.errors import InputError, shown
 from checkflow.units import whole_number
 
 BUSY_FRACTION = 0.1
@@ -38,7 +38,7 @@ class PersistEvery:
             object.__setattr__(self, "iterations", iterations)
         if self.seconds is not None:
             if not isinstance(self.seconds, Real) or isinstance(self.seconds, bool) or math.isnan(self.seconds):
-                raise InputError(f"persist_every: seconds: {self.seconds!r:.100} is no number; give 0 or more")
+                raise InputError(f"persist_every: seconds: {shown(self.seconds)} is no number; give 0 or more")
             if self.seconds < 0:
                 raise InputError(f"persist_every: {self.seconds} seconds is negative; use 0 or more")
 
