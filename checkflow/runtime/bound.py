@@ -40,6 +40,7 @@ class Bound:
         self._guards: list[Guard] = []
         self._outside = Outside(device)
         self._said: set[str] = set()  # state that was told of
+        self._unsaid: list[StateName] = []  # what was written outside of what its guard covers
         self._waits = False  # a person was told of waiting for what is written outside of what its guard covers
         self._moved: set[int] = set()  # state that was another tensor when the last checkpoint began than before
         self._updated: set[int] = set()  # optimizers that made an update
@@ -132,14 +133,17 @@ class Bound:
     def _gives_up(self, written: list[StateName]) -> None:
         if written:
             self._pipeline.doubt()
+            self._unsaid += written
+        # Where no attached optimizer makes an update another one may, which is told of elsewhere.
+        if self._unsaid and self._outside.updates:
             # Whether an iteration ends with that, so that a resume lacks it, or begins with it, nothing here can know.
             self._say(
-                written,
+                self._unsaid,
                 "was written after step() and before its update: if an iteration ends with that, a resume goes on "
                 "without it, so call step() after it; if one begins with it, or it is undone by then, nothing is lost"
                 + ("" if self._waits else ". From now on training waits in step() until what is written so is read"),
             )
-            self._waits = True
+            self._waits, self._unsaid = True, []
 
     def check_updated(self, number: int) -> None:
         """Optimizer `number` made an update. Raises InputError if state is still absent after the first."""

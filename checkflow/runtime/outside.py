@@ -16,7 +16,7 @@ import torch
 from checkflow.runtime.binding import BoundStorage
 from checkflow.runtime.counters import Cause
 from checkflow.runtime.device import Device
-from checkflow.runtime.guards import Guard
+from checkflow.runtime.guards import Guard, GuardKind
 from checkflow.runtime.unmoved import FIRST_LOOKS
 from checkflow.state.memory import differing, fingerprint
 from checkflow.state.names import StateName
@@ -34,6 +34,7 @@ class Outside:
         self.found: set[StateName] = set()
         self._device = device
         self._ended: dict[Guard, _Counts] = {}
+        self._fired: list[Guard] = []  # of these, since then
         self._waited_for: Collection[BoundStorage] = ()
         self._fingerprints: dict[BoundStorage, torch.Tensor] = {}
         self._looks = 0
@@ -43,7 +44,7 @@ class Outside:
         """An iteration ended. What was waited for then may be written at will."""
         self._waited_for = waited_for
         self._ended = {guard: _counts(guard) for guard in guards if guard.planned}
-        self._fingerprints = {}
+        self._fired, self._fingerprints = [], {}
         began_s = time.monotonic()
         if self._ended and (self._looks < FIRST_LOOKS or began_s >= self._again_s):
             self._looks += 1
@@ -56,12 +57,18 @@ class Outside:
         """No guard is to fire before the next write."""
         self._ended, self._fingerprints = {}, {}
 
+    @property
+    def updates(self) -> bool:
+        """Whether an attached optimizer makes, or made, an update of what the iteration left."""
+        return any(guard.kind is GuardKind.OPTIMIZER for guard in self._fired)
+
     def fires(self, guard: Guard) -> list[StateName]:
         """What of this guard's was written before it fires, and was never found before."""
         before = self._ended.pop(guard, None)
         if before is None:
             return []
         found = self._written(guard, before)
+        self._fired.append(guard)
         for storage in guard.planned if self._fingerprints else ():
             self._fingerprints.pop(storage, None)
         return found
@@ -77,10 +84,11 @@ class Outside:
             found |= {s for s in guard.planned if [next(counts) for _ in s.counted] != versions(s.counted)}
         if not found:
             return []
+        others = {storage for fired in self._fired for storage in fired.now}  # which other guards have fired for
         new = [
             storage.name
             for storage, epoch in zip(guard.planned, before[1], strict=True)
-            if storage in found and storage.epoch == epoch  # else another guard has fired for it
+            if storage in found and storage not in others and storage.epoch == epoch
             if storage not in self._waited_for and storage.name not in self.found
         ]
         self.found.update(new)

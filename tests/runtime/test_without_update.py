@@ -9,6 +9,8 @@ import torch
 
 import checkflow
 
+OUTSIDE = "was written after step() and before its update"
+
 
 @pytest.mark.parametrize(
     ("each", "skipped", "in_place", "told"),
@@ -59,5 +61,41 @@ def test_another_optimizer_than_the_attached_one_is_told_of(tmp_path: Path, atta
             optimizer.step()
             optimizer.zero_grad()
             ckpt.step()
+    assert not [line for line in said if OUTSIDE in line], said
     lines = [line for line in said if "where another one does, its state is in no checkpoint: attach that one" in line]
     assert len(lines) == (not attached) and all("model/0.weight: is written though" in line for line in lines), said
+
+
+def test_the_update_of_any_attached_optimizer_is_one(tmp_path: Path) -> None:
+    """Two in turns, of the same parameters: nothing is written outside of an update, and nothing waited for."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    optimizers = [torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters(), momentum=0.9)]
+    said: list[str] = []
+    with checkflow.attach(model, optimizers, store=tmp_path, notify=said.append, tell=lambda _: None) as ckpt:
+        for number in range(12):
+            torch.autograd.backward(model(torch.randn(2, 4)).square().mean())
+            optimizers[number % 2].step()
+            model.zero_grad()
+            ckpt.step()
+    assert not [line for line in said if OUTSIDE in line], said
+
+
+def test_a_write_in_an_iteration_without_an_update_is_told_at_the_next(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    told: list[int] = []
+
+    def notify(line: str) -> None:
+        told.extend([number] * (OUTSIDE in line))
+
+    with checkflow.attach(model, optimizer, store=tmp_path, notify=notify, tell=lambda _: None) as ckpt:
+        for number in range(8):
+            torch.autograd.backward(model(torch.randn(2, 4)).square().mean())
+            if number == 4:
+                with torch.no_grad():
+                    next(model.parameters()).add_(1.0)
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+            ckpt.step()
+    assert told == [5]
