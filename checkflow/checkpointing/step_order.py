@@ -38,7 +38,9 @@ class StepOrder:
         )
         self._usual: frozenset[str] | None = None  # what changes before the first update
         self._late: frozenset[str] | None = None  # what changes before the second, but not before the first
-        self._left: dict[int, _Left] = {}  # a gradient of each optimizer when the last iteration ended, by number
+        self._left: dict[
+            int, _Left
+        ] = {}  # a gradient of each optimizer, not of zeros, when the last iteration ended, by number
         self._used = ""  # whose gradient an update used that was there before
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -106,7 +108,7 @@ class StepOrder:
             parameters = (each for group in optimizer.param_groups for each in group["params"])
             gradients = ((each, gradient_of(each)) for each in parameters)
             for parameter, gradient in gradients:
-                if gradient is not None:
+                if gradient is not None and bool(gradient.any()):  # one of zeros is there after a restore, too
                     yield number, (parameter, _of_tensors([gradient]), freed_since(gradient))
                     break
 

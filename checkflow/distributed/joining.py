@@ -69,9 +69,12 @@ def joined_record(record: Record, theirs: Record, known: Collection[StateName], 
         ours = optimizers.get(optimizer.name)
         optimizers[optimizer.name] = optimizer if ours is None else _joined_optimizer(ours, optimizer, known, rank)
     frozen = None if record.frozen is None else tuple(dict.fromkeys((*record.frozen, *(theirs.frozen or ()))))
+    gradients = (
+        None if record.gradients is None else tuple(dict.fromkeys((*record.gradients, *(theirs.gradients or ()))))
+    )
     modes = None if record.modes is None or theirs.modes is None else {**theirs.modes, **record.modes}
     joined = {"models": tuple(models.values()), "optimizers": tuple(optimizers.values())}
-    return record.model_copy(update={**joined, "frozen": frozen, "modes": modes})
+    return record.model_copy(update={**joined, "frozen": frozen, "gradients": gradients, "modes": modes})
 
 
 def _joined_model(held: ModelRecord, theirs: ModelRecord, known: Collection[StateName]) -> ModelRecord:

@@ -122,8 +122,9 @@ def consolidated(store: Path, iteration: int | None = None) -> Consolidated:
             for field in ("models", "optimizers"):
                 said = getattr(made.record, field)
                 fields[field] = [each.model_dump(mode="json", exclude_defaults=True) for each in said]
-            if made.record.frozen is not None:
-                fields["frozen"] = list(made.record.frozen)
+            for field in ("frozen", "gradients"):
+                if (names := getattr(made.record, field)) is not None:
+                    fields[field] = list(names)
         text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
         if iteration is None:
             skipped += [

@@ -143,6 +143,32 @@ def test_an_update_of_a_gradient_from_before_the_last_step_is_told_of(
     assert len(lines) == told and all("model.0/weight: the update used" in line for line in lines), said
 
 
+def test_a_gradient_of_zeros_is_nothing_that_a_resume_lacks(tmp_path: Path) -> None:
+    """Of a layer that an iteration passes by, where gradients are zeroed in place: the resumed run has it, too."""
+
+    def life(until: int, store: str) -> tuple[list[torch.Tensor], list[str]]:
+        torch.manual_seed(0)
+        layers = nn.ModuleList(nn.Linear(4, 2) for _ in range(3))
+        optimizer = torch.optim.AdamW(layers.parameters(), lr=0.1)
+        said: list[str] = []
+        with checkflow.attach(
+            layers, optimizer, store=tmp_path / store, notify=said.append, tell=lambda _: None
+        ) as ckpt:
+            for number in range(ckpt.restore(), until):
+                torch.autograd.backward(layers[number % 3](torch.randn(2, 4)).square().mean())
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+                ckpt.step()
+        return [parameter.detach() for parameter in layers.parameters()], said
+
+    whole, said = life(8, "whole")
+    assert not [line for line in said if "a resume goes on without that update" in line]
+    life(4, "store")
+    resumed, said = life(8, "store")
+    assert not [line for line in said if "a resume goes on without that update" in line]
+    assert all(torch.equal(one, other) for one, other in zip(whole, resumed, strict=True))
+
+
 @pytest.mark.parametrize("zeroed", ["before", "after"])
 @pytest.mark.parametrize("make", [torch.optim.SparseAdam, torch.optim.SGD])
 def test_sparse_gradients_are_nothing_that_anybody_looks_into(

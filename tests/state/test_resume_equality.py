@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import numpy as np
@@ -90,6 +91,32 @@ def test_a_run_can_be_taken_back(name: str) -> None:
     before = {live.name: live.tensor.data_ptr() for live in live_state(run.training)}
     load(saved, run.training, run.objects)
     assert {live.name: live.tensor.data_ptr() for live in live_state(run.training)} == before
+    advance(run, 3)
+    assert final(run) == expected
+
+
+def test_gradients_are_there_again_as_zeros_in_the_memory_that_they_have() -> None:
+    """Of a record that does not say which there were, they stay as they are."""
+    run = TRAININGS["in turns, zeroed last"]()
+    layers = run.training.models[0]
+    advance(run, 1)
+    saved = save(run.training, run.objects, 1)
+    before = {name: None if p.grad is None else p.grad.data_ptr() for name, p in layers.named_parameters()}
+    advance(run, 3)
+    expected = final(run)
+    for parameter in layers.parameters():
+        if parameter.grad is not None:
+            parameter.grad.fill_(1.0)
+    record = json.loads(saved.record)
+    assert record.pop("gradients") == [f"model/{name}" for name, at in before.items() if at is not None]
+    older = Saved(
+        {name: memoryview(bytearray(data)) for name, data in saved.files.items()}, json.dumps(record).encode()
+    )
+    load(older, run.training, run.objects)
+    assert [p.grad is not None and bool(p.grad.all()) for p in layers.parameters()] == [True] * 8
+    load(saved, run.training, run.objects)
+    after = {name: None if p.grad is None else p.grad.data_ptr() for name, p in layers.named_parameters()}
+    assert after == before and not any(p.grad is not None and p.grad.any() for p in layers.parameters())
     advance(run, 3)
     assert final(run) == expected
 

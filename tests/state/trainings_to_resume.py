@@ -155,6 +155,30 @@ def gan() -> Run:
     return run
 
 
+def in_turns(*, first: bool, to_none: bool) -> Run:
+    """Layers of which an iteration uses some; gradients are dropped or zeroed, `first` or last in it."""
+    layers = nn.ModuleList([nn.Linear(4, 4), *(nn.Linear(4, 2) for _ in range(3))])
+    optimizer = torch.optim.AdamW(layers.parameters(), lr=0.1)
+    scheduler = lrs.StepLR(optimizer, 100)
+    run = Run(Training([layers], [optimizer], _nothing), HostObjects.of(scheduler=scheduler), iter(()))
+
+    def steps() -> Iterator[None]:
+        while True:
+            if first:
+                optimizer.zero_grad(set_to_none=to_none)
+            loss = layers[1 + scheduler.last_epoch % 3](layers[0](torch.randn(5, 4))).square().mean()
+            loss.backward()
+            optimizer.step()
+            if not first:
+                optimizer.zero_grad(set_to_none=to_none)
+            scheduler.step()
+            run.seen.append(loss.detach())
+            yield
+
+    run.steps = steps()
+    return run
+
+
 def lbfgs() -> Run:
     """State in lists that grow, held by the first parameter alone, and None among it."""
     net = nn.Linear(3, 3)
@@ -259,6 +283,10 @@ TRAININGS: dict[str, Make] = {
     "calm scaler": lambda: simple(adamw(), scale=2.0),
     "calm scaler, fused": lambda: simple(adamw(fused=True), scale=2.0),
     "several": gan,
+    "in turns, zeroed first": lambda: in_turns(first=True, to_none=False),
+    "in turns, zeroed last": lambda: in_turns(first=False, to_none=False),
+    "in turns, dropped first": lambda: in_turns(first=True, to_none=True),
+    "in turns, dropped last": lambda: in_turns(first=False, to_none=True),
     "counted": lambda: simple(Counted),
     "empty group": lambda: simple(in_groups),
 }

@@ -26,6 +26,7 @@ from checkflow.state.divided import elsewhere, modules_alike, modules_divided, r
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.computed_by import computed_by
 from checkflow.state.host.encode import encode
+from checkflow.state.host.gradients import GradientReader
 from checkflow.state.host.json_values import Json, dump
 from checkflow.state.host.modes import ModeReader
 from checkflow.state.host.objects import HostObjects, Vouches, read_without_waiting, state_of
@@ -103,6 +104,8 @@ class HostState:
         self._divided = modules_divided(training)
         self._several: tuple[tuple[int, ...] | None, str] = (None, "")  # how many parameters have state, and the text
         self._frozen: tuple[tuple[str, ...] | None, str] = (None, "")  # likewise, of what requires no gradient
+        self._gradients: tuple[tuple[str, ...] | None, str] = (None, "")  # likewise, of what has a gradient
+        self._gradient_reader = GradientReader()
         self._modes: tuple[dict[str, bool] | None, str] = (None, "")  # likewise, of what is in training mode
         self._mode_reader = ModeReader(training)
         self._epoch: int | None = None
@@ -143,7 +146,7 @@ class HostState:
         objects = tuple(self._object_parts())
         rng = self._rng.read(self._objects.generators)  # after the objects: a fresh loader may draw when it is asked
         metadata = dump(encode(dict(self._objects.metadata), "metadata"))
-        noted = f"{self._losses_text()}{self._frozen_text()}{self._modes_text()}"
+        noted = f"{self._losses_text()}{self._frozen_text()}{self._gradients_text()}{self._modes_text()}"
         more = f"{self._about_text()}{self._member_text()}{several}{noted}"
         end = f'],"rng":{rng},"metadata":{metadata}{more}}}'
         return Captured((f'{before},"objects":[', *objects, end))
@@ -219,6 +222,12 @@ class HostState:
         if known != self._frozen[0]:
             self._frozen = (known, f',"frozen":{dump(list(known))}')
         return self._frozen[1]
+
+    def _gradients_text(self) -> str:
+        known = self._gradient_reader.read(self._named)
+        if known is not self._gradients[0]:
+            self._gradients = (known, f',"gradients":{dump(list(known))}')
+        return self._gradients[1]
 
     def _modes_text(self) -> str:
         known = self._mode_reader.read()

@@ -271,6 +271,7 @@ class Record(BaseModel):
     losses: tuple[float, ...] = ()  # the last ones that step() was given, oldest first
     computed_by: dict[str, str] = {}  # what decides the last bits of results, by name; older records did not say
     frozen: tuple[str, ...] | None = None  # parameters that required no gradient; None: older records did not say
+    gradients: tuple[str, ...] | None = None  # parameters that had a dense one; None: older records did not say
     modes: dict[str, bool] | None = None  # training mode, of models and of modules that differ from theirs; likewise
 
 

@@ -18,6 +18,7 @@ from checkflow.extra import key_of
 from checkflow.state.divided import modules_alike
 from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
 from checkflow.state.host.decode import decode
+from checkflow.state.host.gradients import set_to_zeros
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.host.record import ApproximateRecord, ModelRecord, Record, parse_record
 from checkflow.state.host.rng import RngStates, match_rng
@@ -102,6 +103,8 @@ def restore_parsed(
     begin()
     with torch.inference_mode(mode=False):  # what is made in it could not be trained
         matched.apply()
+        if parsed.gradients is not None:
+            set_to_zeros(training, frozenset(parsed.gradients))
     return Restored(
         parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing, parsed.about,
         parsed.versions | parsed.computed_by, parsed.losses, parsed.approximate, parsed.frozen,
