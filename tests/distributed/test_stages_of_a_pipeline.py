@@ -77,7 +77,9 @@ def record(
         name="optimizer", type=kind, file="optimizer.safetensors", groups=groups, cohorts=(cohort,)
     )
     model = ModelRecord(name="model", file="model.safetensors", extra={parameters[-1]: 1})
-    return Record.model_construct(models=(model,), optimizers=(optimizer,), frozen=frozen, shards={}, elsewhere={})
+    return Record.model_construct(
+        models=(model,), optimizers=(optimizer,), frozen=frozen, gradients=frozen, shards={}, elsewhere={}
+    )
 
 
 KNOWN = [StateName("model/a"), StateName("model/b")]
@@ -96,7 +98,7 @@ def test_of_names_that_both_have_the_first_rank_s_count() -> None:
     assert first == ours.optimizers[0].cohorts[0]
     assert second.parameters == ("model/c", "model/d") and second.values == {"seen": (8.0, 9.0)}
     assert dump(second.host["step"]) == dump(tensor_parts(torch.tensor([8.0, 9.0])))
-    assert found.frozen == ("model/b", "model/d") and model.extra == {"model/b": 1, "model/d": 1}
+    assert found.frozen == found.gradients == ("model/b", "model/d") and model.extra == {"model/b": 1, "model/d": 1}
 
 
 @pytest.mark.parametrize(
