@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,22 @@ class Observed(nn.Module):
         return found
 
 
+class Lazy(nn.Module):
+    """Its first forward pass makes a buffer."""
+
+    scale: torch.Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("scale", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        self.scale = y.detach() if self.scale is None else self.scale * 0.9 + y.detach() * 0.1
+        return y / (1 + self.scale)
+
+
 def life(model: nn.Module, store: Path, iterations: int, **options: Any) -> list[str]:
     """What is told of, beside what is reported."""
     told: list[str] = []
@@ -56,6 +73,17 @@ def test_a_shape_that_the_first_forward_pass_makes_is_told_at_the_first_step_and
     model = Observed()
     model(torch.ones(2, 3))
     assert not life(model, tmp_path, 2)
+
+
+def test_a_buffer_that_is_none_until_the_first_forward_pass_is_made_by_a_restore(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Lazy()
+    whole, again = copy.deepcopy(model), copy.deepcopy(model)
+    life(model, tmp_path / "parts", 2)
+    life(again, tmp_path / "parts", 4)
+    life(whole, tmp_path / "whole", 4)
+    assert again.state_dict().keys() == whole.state_dict().keys() >= {"scale"}
+    assert all(map(torch.equal, again.state_dict().values(), whole.state_dict().values()))
 
 
 def test_what_training_adds_is_to_be_added_before_a_restore(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ first, loaders before the rest; the random generators come last, because making 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,7 @@ from checkflow.about import About
 from checkflow.errors import CorruptStoreError, FormatError, InputError
 from checkflow.extra import key_of
 from checkflow.state.divided import modules_alike
-from checkflow.state.holders import extra_state_of, modules_of, optimizers_of
+from checkflow.state.holders import extra_state_of, modules_of, optimizers_of, unwrapped
 from checkflow.state.host.decode import decode
 from checkflow.state.host.gradients import set_to_zeros
 from checkflow.state.host.objects import HostObjects
@@ -30,6 +30,7 @@ from checkflow.state.restore.objects import ObjectPlan, match_object
 from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer
 from checkflow.state.restore.replay import Replay, gradient_files, match_replay
 from checkflow.state.shards import tie_of
+from checkflow.torch_internals import is_persistent, own_buffers
 from checkflow.training import Training
 
 _ADVICE = "restore into the model that was saved"
@@ -137,6 +138,8 @@ class _Matched:
         with torch.no_grad():
             for live, source in self.copies:
                 live.tensor.copy_(source.view())
+                if live.buffer and live.module is not None:  # for one that was None
+                    own_buffers(live.module)[str(live.key)] = live.held
         for module, state in self.extra:
             module.set_extra_state(state)
         for ddp, shares in self.shares_buffers:
@@ -164,6 +167,12 @@ def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training
     _same_names("optimizer", list(optimizers), [optimizer.name for optimizer in parsed.optimizers])
     _same_names("object", list(objects.objects), [found.name for found in parsed.objects], missing)
     lives = live_state(training)
+    lives += [
+        live
+        for model in parsed.models
+        if model.name in models
+        for live in _made_since(model.name, models[model.name], tensors[model.file], lives)
+    ]
     at = parsed.iteration
     copies = [copy for model in parsed.models for copy in _match_model(model, lives, tensors[model.file], at)]
     extra = [
@@ -259,6 +268,24 @@ def _match_model(
             grown = f"where training adds to it, add what it had at iteration {iteration} and call restore() again"
             raise InputError(f"{lost}: is in the checkpoint, but not in this model{close}; {_ADVICE}; {grown}")
     return found
+
+
+def _made_since(holder: str, model: torch.nn.Module, file: TensorFile, lives: Sequence[Live]) -> Iterator[Live]:
+    """Buffers that are None here, as they were until training made them: each with the tensor that it gets."""
+    theirs = [live for live in lives if live.name.holder == holder]
+    made: dict[tuple[torch.nn.Module, str], torch.Tensor] = {}  # a module may have two paths
+    for path, module in unwrapped(model).named_modules(remove_duplicate=False):
+        for key, buffer in own_buffers(module).items():
+            name = f"{path}.{key}" if path else key
+            source = file.tensors.get(file.aliases.get(name, name))
+            if buffer is not None or source is None or not is_persistent(module, key):
+                continue
+            beside = [live for live in theirs if live.module is module] or theirs
+            device = beside[0].tensor.device if beside else None
+            if (module, key) not in made:
+                with torch.inference_mode(mode=False):
+                    made[module, key] = torch.empty(source.shape, dtype=source.dtype, device=device)
+            yield Live(StateName.of(holder, name), made[module, key], own_buffers(module), key, module, buffer=True)
 
 
 def _match_extra(record: ModelRecord, model: torch.nn.Module) -> list[tuple[torch.nn.Module, object]]:
