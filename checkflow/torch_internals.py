@@ -134,9 +134,14 @@ def own_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
 
 
+def passing_buffers(module: torch.nn.Module) -> set[str]:
+    """Names of its own buffers that are no part of its state_dict: the set that it keeps them in."""
+    return module._non_persistent_buffers_set
+
+
 def is_persistent(module: torch.nn.Module, buffer: str) -> bool:
     """Whether a module's own buffer is part of its state_dict."""
-    return buffer not in module._non_persistent_buffers_set
+    return buffer not in passing_buffers(module)
 
 
 def compiled_from(module: torch.nn.Module) -> object:

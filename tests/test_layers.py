@@ -149,6 +149,7 @@ ALLOWED_WITHIN: dict[str, dict[str, set[str]]] = {
         "shards": {"memory"},
         "refused": {"names", "memory", "holders", "shards"},
         "own": {"names", "refused"},
+        "members": {"holders"},
         "live": {"names", "groups", "holders", "refused", "shards", "own"},
         "divided": {"names", "live", "shards"},
         "host": {"names", "memory", "holders", "refused", "live", "divided", "shards", "own"},

@@ -216,7 +216,14 @@ def test_identities_are_of_what_objects_stand_for() -> None:
 
 
 def test_what_modules_keep() -> None:
-    from checkflow.torch_internals import MODULE_DICTS, is_batch_norm, is_persistent, own_buffers, own_parameters
+    from checkflow.torch_internals import (
+        MODULE_DICTS,
+        is_batch_norm,
+        is_persistent,
+        own_buffers,
+        own_parameters,
+        passing_buffers,
+    )  # fmt: skip
 
     module = torch.nn.BatchNorm1d(2)
     module.register_buffer("passing", torch.zeros(1), persistent=False)
@@ -225,7 +232,7 @@ def test_what_modules_keep() -> None:
     assert [name for name in own_buffers(module) if is_persistent(module, name)] == [
         "running_mean", "running_var", "num_batches_tracked",
     ]  # fmt: skip
-    assert "passing" in own_buffers(module)
+    assert "passing" in own_buffers(module) and passing_buffers(module) == {"passing"}
     assert is_batch_norm(module) and is_batch_norm(torch.nn.InstanceNorm1d(2))
     assert not is_batch_norm(torch.nn.LayerNorm(2))
     assert all(name in vars(module) for name in MODULE_DICTS)

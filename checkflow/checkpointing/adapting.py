@@ -17,6 +17,7 @@ from checkflow.learning.link import Copied
 from checkflow.runtime.binding import sizes_of
 from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
+from checkflow.state.members import Members
 from checkflow.training import Training
 
 
@@ -74,7 +75,7 @@ class Adapting:
         self._objects = objects
         self._tell = tell
         self._advises = advises
-        self._sizes = sizes_of(training)
+        self._members, self._sizes = Members.of(training), sizes_of(training)
         self._refused: Schedule | None = None  # in whose parts nothing can be saved
         self.learned_in = 0  # iteration from which on a learned schedule is followed; 0: none is
 
@@ -134,16 +135,16 @@ class Adapting:
 
     def _follow_state(self) -> bool:
         """Whether the state has other tensors than the slots have room for, and others were taken."""
-        sizes = sizes_of(self._training)
-        if sizes == self._sizes:
+        if not self._members.changed() and sizes_of(self._training) == self._sizes:
             return False
-        self._sizes = sizes
-        if self._still_fits():
-            return False
-        self._learner.anew("its state has other tensors")
-        self._engine.change_over(fit(self._learner.provisional(), self._training, self._objects))
-        self.learned_in = 0
-        return True
+        fits = self._still_fits()
+        if not fits:
+            fitting = fit(self._learner.provisional(), self._training, self._objects)
+            self._learner.anew("its state has other tensors")
+            self._engine.change_over(fitting)
+            self.learned_in = 0
+        self._members, self._sizes = Members.of(self._training), sizes_of(self._training)
+        return not fits
 
     def _follow_refusal(self) -> bool:
         """Whether the runtime has found that updates cannot be made again as was learned: another plan is learned."""

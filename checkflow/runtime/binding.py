@@ -12,6 +12,7 @@ from checkflow.dtypes import name_of
 from checkflow.runtime.device import CopyEvent
 from checkflow.schedule import Schedule
 from checkflow.state.live import Live, held_in, is_held
+from checkflow.state.members import Members
 from checkflow.state.names import StateName, gradient_name
 from checkflow.state.own import own_of
 from checkflow.torch_internals import versions
@@ -85,7 +86,8 @@ class Binding:
     module_storages: dict[torch.nn.Module, tuple[BoundStorage, ...]]  # parameters and buffers
     sizes: tuple[int, ...]  # of the optimizers
     _tensors: list[tuple[Live, int, tuple[int, ...] | None]] = field(repr=False)  # address, strides if they may turn
-    _held: list[tuple[object, object, object]] = field(repr=False)  # what leads to them
+    _held: list[tuple[object, object, object]] = field(repr=False)  # what leads to those of optimizers
+    _members: Members = field(repr=False)  # and of modules
     lanes: dict[StateName, int] = field(repr=False)  # of a target that only slots of one lane have
 
     @classmethod
@@ -121,6 +123,7 @@ class Binding:
             module_storages=_of_modules(lives, by_tensor),
             sizes=sizes_of(training),
             _held=list(held_in(training)),
+            _members=Members.of(training),
             _tensors=[
                 (live, live.tensor.data_ptr(), live.tensor.stride() if live.tensor.dim() > 1 else None)
                 for live in lives
@@ -129,7 +132,7 @@ class Binding:
         )
 
     def stale(self, training: Training) -> bool:
-        """Whether a tensor moved, or appeared: bind again."""
+        """Whether a tensor moved, or came, or went: bind again."""
         for live, pointer, strides in self._tensors:
             if live.moved or live.tensor.data_ptr() != pointer:
                 return True
@@ -137,7 +140,7 @@ class Binding:
                 return True
         if not all(is_held(*each) for each in self._held):
             return True
-        return sizes_of(training) != self.sizes
+        return self._members.changed() or sizes_of(training) != self.sizes
 
 
 def sizes_of(training: Training) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from checkflow.state.holders import models_of, optimizers_of, unwrapped
 from checkflow.state.names import StateName, stems
 from checkflow.state.own import own_entries, own_of
 from checkflow.state.shards import is_shared, local
-from checkflow.torch_internals import own_buffers, own_modules, own_parameters
+from checkflow.torch_internals import own_buffers, own_parameters
 from checkflow.training import Training
 from checkflow.wrapped import updated_here, updater
 
@@ -71,13 +71,8 @@ class Live:
 
 
 def held_in(training: Training) -> Iterator[tuple[object, object, object]]:
-    """What leads to the containers of state, from the top: (holder, key, what it holds). Where one holds another thing
-    than it did, there may be other state."""
-    for module in {**models_of(training), **training.listed.modules}.values():
-        for part in unwrapped(module).modules():
-            children = own_modules(part)
-            for name, child in children.items():
-                yield children, name, child
+    """What leads to the containers of optimizers' state, from the top: (holder, key, what it holds). Where one holds
+    another thing than it did, there may be other state."""
     for optimizer in map(updater, training.optimizers):
         state, groups = optimizer.state, optimizer.param_groups
         for name in ("state", "param_groups"):

@@ -111,7 +111,6 @@ class HostState:
         self._epoch: int | None = None
         self._tensors: dict[StateName, torch.Tensor] = {}
         self._rng = RngReader()
-        self._extra = {holder: extra_state_of(model) for holder, model in self._models.items()}
         head = {
             "format": FORMAT, "version": VERSION, "fingerprints": dict(fingerprints), "versions": versions(),
             "computed_by": computed_by(training),
@@ -119,7 +118,9 @@ class HostState:
         self._head = dump(head)[:-1]  # type: ignore[arg-type]
 
     def found_anew(self) -> None:
-        """A tensor of the training moved, or is another one: what each parameter is called, and what is tied."""
+        """A tensor of the training moved, or it, or a module, is another one: what each parameter is called, what is
+        tied, and which modules have more to save."""
+        self._extra = {holder: extra_state_of(model) for holder, model in self._models.items()}
         self._named = tuple(parameters_of(self._training))  # which keeps them, so that an id stays its parameter's
         names = {id(parameter): name for name, parameter in self._named}
         if names != self._names_by_id:
