@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
+from checkflow.errors import InputError
 from checkflow.events import Skipped
 from checkflow.runtime.audit import Audit
 from checkflow.runtime.binding import Binding, BoundStorage
@@ -206,9 +207,14 @@ class Follower:
         return self.timetable.acts_in_updates or self.pipeline.waiting
 
     def rebind(self) -> None:
-        """Find the tensors anew. Raises InputError where they no longer are what the schedule has."""
-        if not self.lifecycle.deaf:
+        """Find the tensors anew. Raises InputError where they are not those of a schedule that was given."""
+        if self.lifecycle.deaf:
+            return
+        try:
             self._rebind()
+        except InputError:
+            if not self._settings.learns:  # else step() takes other slots, or raises it
+                raise
 
     def compiling(self) -> None:
         """Code is being compiled that may write state without a hook: nothing may be pending when it runs."""

@@ -168,6 +168,20 @@ def test_a_killed_training_goes_on_with_what_it_grew(change: str, tmp_path: Path
     assert_same(loop.state(), reference(change))
 
 
+def test_a_layer_may_come_in_an_iteration_that_loads_its_optimizers_state(tmp_path: Path) -> None:
+    loop = Loop("another module")
+    with loop.attach(tmp_path) as ckpt:
+        for number in range(AT + 2):
+            if number == AT:
+                loop.net.between[1] = late = nn.BatchNorm1d(8)
+                loop.optimizer.add_param_group({"params": list(late.parameters())})
+                loop.optimizer.load_state_dict(loop.optimizer.state_dict())
+            loop.changed = True
+            loop.iterate(number)
+            ckpt.step()
+        assert ckpt.status().staged_iteration == AT + 2
+
+
 def test_a_schedule_that_was_given_is_of_what_was_there(tmp_path: Path) -> None:
     """One line, at the next checkpoint; nothing is left out of it unsaid."""
     loop = Loop("a buffer")
