@@ -38,6 +38,7 @@ class Bound:
         self._pipeline = pipeline
         self._tell = tell
         self._guards: list[Guard] = []
+        self._unguarded: set[BoundStorage] = set()  # buffers of modules that came since the hooks did
         self._outside = Outside(device)
         self._said: set[str] = set()  # state that was told of
         self._unsaid: list[StateName] = []  # what was written outside of what its guard covers
@@ -66,8 +67,7 @@ class Bound:
     def watch(self, guards: Iterable[Guard]) -> None:
         """Guards that fire from now on."""
         self._guards += guards
-        for guard in self._guards:
-            guard.bind(self.binding)
+        self._bind_guards()
 
     def distrust(self) -> None:
         """No guard is known to fire before the next write, but by its having fired since."""
@@ -90,8 +90,14 @@ class Bound:
             tuple(name for name in self.loose if not name.is_extra),  # attach told of those
             "lies in memory otherwise than at attach; read when each iteration ends, which training waits for",
         )
+        self._bind_guards()
+
+    def _bind_guards(self) -> None:
         for guard in self._guards:
-            guard.bind(binding)
+            guard.bind(self.binding)
+        hooked = {module for guard in self._guards for module in (guard.subject, *guard.inside)}
+        buffers = self.binding.buffer_storages.items()
+        self._unguarded = {s for module, storages in buffers if module not in hooked for s in storages}
 
     def begin(self, before: Binding) -> None:
         """A checkpoint begins; `before` was bound until then. Counts what was replaced, and what nothing tells of."""
@@ -156,7 +162,7 @@ class Bound:
         self._updated.update(range(len(self._training.optimizers)))
 
     def _without_hooks(self) -> set[BoundStorage]:
-        return {s for number in self._unhooked for s in self.binding.optimizer_storages[number]}
+        return self._unguarded | {s for number in self._unhooked for s in self.binding.optimizer_storages[number]}
 
     def _say(self, names: Iterable[str], what: str) -> None:
         """What is so of state, once for each name."""

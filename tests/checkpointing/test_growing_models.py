@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import checkflow
 from checkflow.errors import InputError
+from checkflow.runtime import unmoved
 from checkflow.state.members import Members
 from checkflow.store.trainer.persist_every import PersistEvery
 
@@ -193,6 +195,27 @@ def test_a_schedule_that_was_given_is_of_what_was_there(tmp_path: Path) -> None:
             loop.iterate(number)
             ckpt.step()
             assert number < AT
+
+
+def test_a_module_in_the_place_of_one_of_its_kind_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedule's was in evaluation: nothing tells what this one writes, and now and then would be too late."""
+    monkeypatch.setattr(unmoved, "SELDOM", 1e9)
+    loop = Loop("a buffer")
+    loop.changed = True
+    loop.net.between[0].eval()
+    schedule = checkflow.compile(checkflow.Training(loop.net, loop.optimizer, lambda: loop.iterate(0)))
+    with checkflow.attach(
+        loop.net, loop.optimizer, store=tmp_path, schedule=schedule, when_full="wait", tell=lambda _: None,
+        notify=lambda _: None, persist_every=PersistEvery(iterations=1),
+    ) as ckpt:  # fmt: skip
+        for number in range(14):
+            if number == 6:
+                loop.net.between[0] = nn.BatchNorm1d(8, affine=False)
+            loop.iterate(number)
+            ckpt.step()
+            ckpt.save()
+            saved = load_file(sorted(tmp_path.glob("*/model.safetensors"))[-1])
+            assert_same(dict(saved), dict(loop.net.state_dict()))
 
 
 def test_members_are_those_that_state_is_of() -> None:
