@@ -168,11 +168,11 @@ def attach(
         check_first(store, peers_deadline_s)
         root = Path(store).absolute()
         objects_behind = bucket_behind(root, bucket)
-        together = Together.of(group, root, voices.to_stderr, objects_behind)
+        warn = noted = voices.Voice(notify)
+        together = Together.of(group, root, voices.to_stderr, warn, objects_behind)
         store = Path(store) if together is None else together.store
         place = store.absolute()  # whoever changes the working directory later does not move it
         tell = told = voices.Voice(tell if together is None or together.is_first else _untold)
-        warn = noted = voices.Voice(notify)
 
         def say(line: str) -> None:
             tell(f"{store}: {line}")

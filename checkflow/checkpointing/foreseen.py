@@ -26,7 +26,7 @@ def foreseen(
     group, hearers = Group.here(peers_deadline_s), Hearers(notify, notify)
     with contextlib.nullcontext() if group is None else group.telling(for_good=True):
         objects = bucket_behind(store.absolute(), bucket)
-        together = Together.of(group, store, notify, objects)
+        together = Together.of(group, store, notify, notify, objects)
         if together is None:
             is_there = _is_free(store, notify)
             if objects is not None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from checkflow.checkpointing.behind_ranks import BehindRanks, Rank, Stock
 from checkflow.checkpointing.known import Exchanged, Kept, Noted, exchange
+from checkflow.checkpointing.left_writing import await_writers
 from checkflow.checkpointing.restoring import Nothing, iterations_in
 from checkflow.distributed.adopting import Places, Seen, adopt, seen_in
 from checkflow.distributed.fellows import strangers
@@ -32,7 +33,7 @@ class Seeking:
     """By one rank of a group. `root`: the directory of all; `store`: its own.
 
     `begin_attempt` is called with the marks that are known, each time that ranks have told each other of them;
-    `borrowed` with each part of another rank that was brought for this restore.
+    `borrowed` with each part of another rank that was brought for this restore; `notify` is told what is waited for.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class Seeking:
         store: Path,
         begin_attempt: Callable[[Iterable[Iterable[Mark]]], None],
         borrowed: Callable[[Path], None] = lambda _: None,
+        notify: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._group = group
         self._root = root
         self._store = store
         self._begin_attempt = begin_attempt
         self._borrowed = borrowed
+        self._notify = notify
         self._near: Collection[int] = ()  # ranks that write to their directories here: once they have a part it is seen
         self._strange: Collection[int] = ()  # ranks that had another place when their directories here were written
         self.behind: BehindRanks | None = None  # the bucket behind the stores
@@ -240,6 +243,8 @@ class Seeking:
         self._strange = strangers(self._group, self._root)
         self._near = frozenset(ranks_in(self._root).get(size, ())) - self._strange
         stock = Stock({}, is_known=True) if self.behind is None else self.behind.stock()
+        left = [self._root / directory_of(other, size) for other in sorted(self._strange)]
+        await_writers(self._group, left, self._notify)
         seen = seen_in(self._root, size, self._strange)
         noted = noted_in(self._root, of=(size, {rank, *self._strange}))
         said = exchange(self._group, kept, stock, noted, seen)

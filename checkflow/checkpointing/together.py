@@ -12,13 +12,14 @@ from pathlib import Path
 from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.borrowed import Borrowed
+from checkflow.checkpointing.left_writing import await_writers
 from checkflow.checkpointing.restoring import Found, Nothing
 from checkflow.checkpointing.seeking import Seeking
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.fellows import fellows, gathered
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
-from checkflow.distributed.parts import RankPart, directories_in, marks_in, newest_part
+from checkflow.distributed.parts import RankPart, directories_in, marks_in, newest_part, places_in
 from checkflow.distributed.placement import address_here, host_here, machine_here, mirrors, unreachable
 from checkflow.errors import InputError, StoreError
 from checkflow.jsonfile import digest_of
@@ -41,7 +42,9 @@ from checkflow.training import Training
 class Together:
     """This process among its training's others. `root` is the directory of all; `store` the one that it writes to."""
 
-    def __init__(self, group: Group, root: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, group: Group, root: Path, tell: Callable[[str], None], notify: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.group = group
         self.member = Member(group.rank, group.size)
         self.agreement = Agreement(group, lambda line: tell(f"{root}: {line}"))
@@ -53,21 +56,33 @@ class Together:
         self.store = root if group.size == 1 else root / directory_of(group.rank, group.size)
         self._borrowed = Borrowed(root, self.store)
         self._seeking = Seeking(
-            group, root, self.store, self._begin_attempt, lambda path: Borrowed.add(path, self.agreement.attempt)
+            group,
+            root,
+            self.store,
+            self._begin_attempt,
+            lambda path: Borrowed.add(path, self.agreement.attempt),
+            notify,
         )
         self.agreement.on_whole = self._give_back
 
     @classmethod
     def of(
-        cls, group: Group | None, root: Path, tell: Callable[[str], None], bucket: Objects | None = None
+        cls,
+        group: Group | None,
+        root: Path,
+        tell: Callable[[str], None],
+        notify: Callable[[str], None],
+        bucket: Objects | None = None,
     ) -> Together | None:
         """None where this process trains alone, in a store and a bucket that have only known such trainings.
 
-        `tell`: called in another thread, with what a person should know while training stands still.
+        Waits for the savers of trainings in other numbers, which `notify` is told. `tell`: called in another thread,
+        with what a person should know while training stands still. Raises StoreBusyError where one still trains.
         """
+        await_writers(group, places_in(root, but=0 if group is None else group.size), notify)
         if group is None and (directories_in(root, but=1) or marks_in(root) or (bucket and _has_ranks(bucket))):
             group = Group.alone()
-        return None if group is None else cls(group, root, tell)
+        return None if group is None else cls(group, root, tell, notify)
 
     @property
     def is_first(self) -> bool:

@@ -130,11 +130,15 @@ def _age(parts: Gathered) -> tuple[tuple[int, int, int], int]:
 
 def directories_in(store: Path, *, but: int) -> list[Path]:
     """Of ranks, and of one process, that have checkpoints, sound or not; not those of trainings in so many."""
-    found = [store] if but != 1 else []
-    found += [
-        store / directory_of(rank, size) for size, ranks in ranks_in(store).items() if size != but for rank in ranks
-    ]
+    found = places_in(store, but=but)
     return [directory for directory in found if directory.exists() and checkpoint_names(directory)]
+
+
+def places_in(store: Path, *, but: int) -> list[Path]:
+    """The same, whether they have any yet or not."""
+    ranks = ranks_in(store).items()
+    found = [store / directory_of(rank, size) for size, each in ranks if size != but for rank in each]
+    return [store, *found] if but != 1 else found
 
 
 def newest_part(directory: Path) -> RankPart | None:

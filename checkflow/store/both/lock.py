@@ -24,7 +24,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from checkflow.errors import StoreBusyError, StoreError, remedy
 from checkflow.interrupts import let_through
-from checkflow.store.both.bytelocks import take, take_of_directory
+from checkflow.store.both.bytelocks import is_held, take, take_of_directory
 from checkflow.store.both.filesystem import refuse_or_tell
 from checkflow.store.format.disk import LocalDisk
 from checkflow.store.format.regular_file import open_regular
@@ -214,15 +214,57 @@ def _wait_for_saver(store: Path, saver: _Descriptors, notify: Callable[[str], No
     started = time.monotonic()
     told = False
     while not saver.take_as_saver():
-        holder = _holder(store)
-        who = f"process {holder.saver_pid} on {holder.host}" if holder is not None else "a process"
         if not told:
-            notify(f"{store}: waiting for the previous run's saver, {who}, to finish its last checkpoint")
+            notify(_waits_for(store))
             told = True
         if timeout_s is not None and time.monotonic() - started > timeout_s:
+            who = _saver_of(store)
             raise StoreBusyError(f"{store}: the previous run's saver, {who}, did not end in {timeout_s:g} s; end it")
-        time.sleep(0.02)
-        let_through()
+        _pause()
+
+
+def writer_of(store: Path) -> str:
+    """A line on the saver that still writes to a directory which is to be read; "" where nobody does.
+
+    Nothing is locked: several may look at once. Raises StoreBusyError where a trainer writes to it.
+    """
+    with contextlib.ExitStack() as opened:
+        fds: list[int] = []
+        with contextlib.suppress(OSError):  # what cannot be opened cannot be read either
+            fds.append(os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            opened.callback(os.close, fds[0])
+            fds.append(open_regular(LOCK, os.O_RDONLY, dir_fd=fds[0]))
+            opened.callback(os.close, fds[1])
+        if any(_is_held(fd, TRAINER) for fd in fds):
+            raise StoreBusyError(_busy(store))
+        return _waits_for(store) if any(_is_held(fd, SAVER) for fd in fds) else ""
+
+
+def await_writer(store: Path) -> None:
+    """Until nobody writes to it any more. Raises as `writer_of` does."""
+    while writer_of(store):
+        _pause()
+
+
+def _is_held(fd: int, byte: int) -> bool:
+    try:
+        return is_held(fd, byte)
+    except OSError:  # no such locks
+        return False
+
+
+def _pause() -> None:
+    time.sleep(0.02)
+    let_through()
+
+
+def _waits_for(store: Path) -> str:
+    return f"{store}: waiting for the previous run's saver, {_saver_of(store)}, to finish its last checkpoint"
+
+
+def _saver_of(store: Path) -> str:
+    holder = _holder(store)
+    return "a process" if holder is None else f"process {holder.saver_pid} on {holder.host}"
 
 
 def _busy(store: Path) -> str:
