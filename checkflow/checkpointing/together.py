@@ -232,7 +232,7 @@ class Together:
     def close(self, *, complete: bool) -> None:
         """Agree on nothing more. `complete`: this rank has its last checkpoint on disk, and waits for a little until
         all have theirs."""
-        self.agreement.close()
+        self.agreement.close(orderly=complete)
         newest: RankPart | None = None
         with contextlib.suppress(StoreError):  # what it does not see is not noted
             newest = newest_part(self.store) if complete else None

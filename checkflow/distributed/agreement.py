@@ -13,6 +13,7 @@ A rank may say one thing twice, as what it has verified again: it counts once, i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import threading
@@ -167,11 +168,14 @@ class Agreement:
         found, self._failure = self._failure, None
         return found
 
-    def close(self) -> None:
-        """Agree on nothing more. What was said and not agreed on stays open."""
+    def close(self, *, orderly: bool = False) -> None:
+        """Agree on nothing more. What was said and not agreed on stays open. `orderly`: others need not look for it."""
         if self._thread is not None:
             self._said.put(None)
             self._thread.join(_CLOSE_S)  # an interpreter that ends while it is in the store's code would abort
+        if orderly and (self._thread is None or not self._thread.is_alive()):
+            with contextlib.suppress(PeerError):  # nobody is left to hear it
+                self._pulse.ends()
 
     def _put(self, matter: _Matter | _Void) -> None:
         if self._ended_by:  # nobody takes it; that training goes on without checkpoints is an error

@@ -109,16 +109,15 @@ class Group:
     def leave(self, value: object) -> list[object]:
         """Wait for a little until every rank has called this, and return what each says; nothing where not all have.
 
-        The first rank stays until all know that, too: the store of all may be in its process.
+        The first rank stays until all know that, or have left without: the store of all may be in its process.
         """
         until = time.monotonic() + min(LEAVING_S, self.deadline_s)
         try:
             said = self._all_say("left", json.dumps(value), until)
         except RuntimeError:
             return []  # the store is gone already
-        if said:
-            with suppress(RuntimeError):  # so is the first rank, which has known it then
-                self._all_say("knows", "", until if self.rank == 0 else 0.0)
+        with suppress(RuntimeError):  # so is the first rank, which has known it then
+            self._all_say("knows", "", until if said and self.rank == 0 else 0.0)
         return [strictjson.loads(each) for each in said]
 
     def _all_say(self, word: str, value: str, until: float) -> list[bytes]:

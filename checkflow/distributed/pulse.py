@@ -1,7 +1,8 @@
 """Where training stands still, which ranks say nothing any more: each says in the background that it is there.
 
 A rank that is lost, stopped or killed is named so while the others wait for it in a collective, where no exception
-reaches anybody before torch.distributed's own timeout. One that runs and hangs there itself goes on saying so.
+reaches anybody before torch.distributed's own timeout. One that runs and hangs there itself goes on saying so. One that
+has closed has nothing more to say: it says that last.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from checkflow.distributed.group import Group, reached
 SILENT_S = 60.0  # that training stands still before it is told
 BEATS = 12  # in that time
 _NAMED = 10  # ranks
+_ENDED = b"closed"
 
 
 class Pulse:
@@ -35,6 +37,11 @@ class Pulse:
         self._moved_s, self._told = time.monotonic(), False
         self._heard.clear()
 
+    def ends(self) -> None:
+        """This rank closes as it should. Raises PeerError where the ranks' store is gone."""
+        with reached():
+            self._group.more.set(f"pulse/{self._group.rank}", _ENDED.decode())
+
     def beat(self) -> None:
         """To be called again and again; does nothing most times. Raises PeerError where the ranks' store is gone."""
         now = time.monotonic()
@@ -47,7 +54,11 @@ class Pulse:
         if self._told or now - self._moved_s < self._silent_s / 2:
             return
         self._hear(now)
-        silent = [str(rank) for rank, (_, since) in self._heard.items() if now - since > self._silent_s / 4]
+        silent = [
+            str(rank)
+            for rank, (said, since) in self._heard.items()
+            if said != _ENDED and now - since > self._silent_s / 4
+        ]
         if silent and now - self._moved_s >= self._silent_s:
             self._told = True
             who = f"ranks {', '.join(silent[:_NAMED])} say" if len(silent) > 1 else f"rank {silent[0]} says"

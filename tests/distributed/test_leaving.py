@@ -1,0 +1,33 @@
+"""Ranks that end at different times: who has closed is not looked for, nor waited for."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from test_group import groups
+
+from checkflow.distributed.agreement import Agreement
+from checkflow.distributed.pulse import Pulse
+
+
+def test_a_rank_that_has_closed_is_not_called_silent() -> None:
+    ranks = groups(3, deadline_s=0.5)
+    told: list[str] = []
+    first, *others = (Pulse(group, told.append) for group in ranks)
+    for other in others:
+        other.beat()
+    Agreement(ranks[1]).close(orderly=True)
+    deadline = time.monotonic() + 60.0
+    while not told and time.monotonic() < deadline:
+        first.beat()
+        time.sleep(0.005)
+    assert "and rank 2 says nothing any more" in told[0]
+
+
+def test_one_that_has_left_before_is_not_waited_for() -> None:
+    first, other = groups(2)
+    assert dataclasses.replace(other, deadline_s=0.1).leave(5) == []
+    began = time.monotonic()
+    assert first.leave(7) == [7, 5]
+    assert time.monotonic() - began < 5.0
