@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from checkflow.checkpointing.behind_ranks import BehindRanks, Rank, Stock
 from checkflow.checkpointing.known import Exchanged, Kept, Noted, exchange
+from checkflow.checkpointing.left_behind import named, remains_of, seen_here
 from checkflow.checkpointing.left_writing import await_writers
 from checkflow.checkpointing.restoring import Nothing, iterations_in
 from checkflow.distributed.adopting import Places, Seen, adopt, seen_in
@@ -22,8 +24,8 @@ from checkflow.distributed.resharding import is_shared_alike, needed_by, reshape
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.state.host.record import Record
 from checkflow.state.restore.files import TensorFile
-from checkflow.store.format.ranks import WHOLE, directory_of, ranks_have, ranks_in
-from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, load, nothing_is_scarce
+from checkflow.store.format.ranks import WHOLE, directory_of, note_whole, noted_whole, ranks_have, ranks_in
+from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, checkpoint_names, load, nothing_is_scarce
 from checkflow.training import Training
 
 T = TypeVar("T")
@@ -34,6 +36,7 @@ class Seeking:
 
     `begin_attempt` is called with the marks that are known, each time that ranks have told each other of them;
     `borrowed` with each part of another rank that was brought for this restore; `notify` is told what is waited for.
+    `before`: the ranks that had a directory here before this start made any.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Seeking:
         begin_attempt: Callable[[Iterable[Iterable[Mark]]], None],
         borrowed: Callable[[Path], None] = lambda _: None,
         notify: Callable[[str], None] = lambda _: None,
+        before: Collection[int] = (),
     ) -> None:
         self._group = group
         self._root = root
@@ -51,6 +55,7 @@ class Seeking:
         self._begin_attempt = begin_attempt
         self._borrowed = borrowed
         self._notify = notify
+        self._before = before
         self._near: Collection[int] = ()  # ranks that write to their directories here: once they have a part it is seen
         self._strange: Collection[int] = ()  # ranks that had another place when their directories here were written
         self.behind: BehindRanks | None = None  # the bucket behind the stores
@@ -103,8 +108,13 @@ class Seeking:
             name = f"iteration {mark.iteration} of attempt {mark.attempt}"
             skipped.append(SkippedCheckpoint(self._store / name, 0, mark.iteration, f"rank {rank}: {reason}"))
         unread = self._unread(())
-        if iteration is None and not marks and not any(self._group.gather("restore()", self._had_one())):
-            return Nothing((*_partial(kept), *unread))
+        if iteration is None and not marks:
+            seen_by = self._group.gather("restore()", seen_here(self._root, self._group.size, self._before))
+            remains = remains_of(seen_by)
+            had_one = any(self._group.gather("restore()", self._had_one()))
+            if not had_one and not any(each.may_have_been_whole(self._group.size) for each in remains):
+                return Nothing(tuple(named(self._root, seen_by, self._group.rank, remains)))
+            self._note_that_one_was_whole()
         skipped += [each for each in unread if iteration in (None, each.iteration)]
         raise self._none_is_whole(places.own, marks, iteration, skipped)
 
@@ -274,12 +284,21 @@ class Seeking:
 
     def _had_one(self) -> bool:
         """Whether every rank once had its part of a checkpoint, of this training or of one in another number."""
-        strange = [self._root / directory_of(rank, self._group.size) for rank in self._strange]
         return (
             (self.behind is not None and self.behind.had_one)
-            or any((directory / WHOLE).exists() for directory in (self._store, *strange))
+            or any((directory / WHOLE).exists() for directory in self._own_and_strange())
             or any(directory == self._root or (directory / WHOLE).exists() for directory in self._elsewhere())
         )
+
+    def _own_and_strange(self) -> list[Path]:
+        return [self._store, *(self._root / directory_of(rank, self._group.size) for rank in self._strange)]
+
+    def _note_that_one_was_whole(self) -> None:
+        """For the next start, which finds the directory of every rank: this one has made what was missing."""
+        for directory in self._own_and_strange():
+            if directory.exists() and checkpoint_names(directory) and noted_whole(directory) is None:
+                with contextlib.suppress(OSError):
+                    note_whole(directory, 0)
 
     def _none_is_whole(
         self,
@@ -315,9 +334,3 @@ class Seeking:
 def _by_rank(said: Iterable[object]) -> dict[int, object]:
     """What is not as it should be."""
     return {rank: why for rank, why in enumerate(said) if why}
-
-
-def _partial(kept: Kept) -> Iterator[SkippedCheckpoint]:
-    """What this rank has of a training that ended before every rank had a checkpoint."""
-    for each in (part.checkpoint for part in kept.mine.values()):
-        yield SkippedCheckpoint(each.path, each.serial, each.iteration, "not every rank had one yet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from checkflow.state.shards import give_back_gathered
 from checkflow.store.bucket.names import has_ranks
 from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.manifest import parse_directory_name
-from checkflow.store.format.ranks import COPIES, directory_of, note_whole, noted_whole
+from checkflow.store.format.ranks import COPIES, directory_of, note_whole, noted_whole, ranks_in
 from checkflow.store.format.reader import Checkpoint, checkpoint_names
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.mirror_process import MirrorAddress, MirrorProcess
@@ -43,7 +43,12 @@ class Together:
     """This process among its training's others. `root` is the directory of all; `store` the one that it writes to."""
 
     def __init__(
-        self, group: Group, root: Path, tell: Callable[[str], None], notify: Callable[[str], None] = lambda _: None
+        self,
+        group: Group,
+        root: Path,
+        tell: Callable[[str], None],
+        notify: Callable[[str], None] = lambda _: None,
+        before: Collection[int] = (),
     ) -> None:
         self.group = group
         self.member = Member(group.rank, group.size)
@@ -62,6 +67,7 @@ class Together:
             self._begin_attempt,
             lambda path: Borrowed.add(path, self.agreement.attempt),
             notify,
+            before,
         )
         self.agreement.on_whole = self._give_back
 
@@ -79,10 +85,12 @@ class Together:
         Waits for the savers of trainings in other numbers, which `notify` is told. `tell`: called in another thread,
         with what a person should know while training stands still. Raises StoreBusyError where one still trains.
         """
+        # No rank makes its own before all have looked: they wait for each other next.
+        before = () if group is None else ranks_in(root).get(group.size, ())
         await_writers(group, places_in(root, but=0 if group is None else group.size), notify)
         if group is None and (directories_in(root, but=1) or marks_in(root) or (bucket and _has_ranks(bucket))):
             group = Group.alone()
-        return None if group is None else cls(group, root, tell, notify)
+        return None if group is None else cls(group, root, tell, notify, before)
 
     @property
     def is_first(self) -> bool:
