@@ -262,7 +262,7 @@ def attach(
         )
         with contextlib.ExitStack() as undo:
             if together is not None:
-                undo.callback(together.close, complete=False)
+                undo.callback(together.close)
             with held_back(sigterm=False):
                 if schedule is None:
                     by, why = learned_by(policy, training)

@@ -333,6 +333,7 @@ class Checkpointer:
         self._attached.end()
         if self._adapting is not None:
             self._adapting.close()
+        completed = self._executor.completed if complete else None
         try:
             if complete:
                 save_last(self._engine, self._notify, self._store, ranks=self._together is not None)
@@ -341,7 +342,7 @@ class Checkpointer:
                 if (behind := self._behind) is not None:  # last: ranks need not wait for each other's uploads
                     last.callback(lambda: behind.close(DURABLE_DEADLINE_S if complete else 0.0))
                 if (together := self._together) is not None:  # which is complete only where nothing went wrong
-                    last.push(lambda kind, *_: together.close(complete=complete and kind is None))
+                    last.push(lambda kind, *_: together.close(None if kind else completed))
                 last.callback(lambda: self._handle.close(DURABLE_DEADLINE_S))
                 self._engine.close()
 

@@ -51,6 +51,7 @@ class Together:
         before: Collection[int] = (),
     ) -> None:
         self.group = group
+        self._notify = notify
         self.member = Member(group.rank, group.size)
         self.agreement = Agreement(group, lambda line: tell(f"{root}: {line}"))
         self.agreement.vouches = self.member.vouches
@@ -237,15 +238,19 @@ class Together:
         removing = partial(shutil.rmtree, self.store / COPIES, ignore_errors=True)
         threading.Thread(target=removing, name="checkflow-copies", daemon=True).start()
 
-    def close(self, *, complete: bool) -> None:
-        """Agree on nothing more. `complete`: this rank has its last checkpoint on disk, and waits for a little until
-        all have theirs."""
+    def close(self, completed: int | None = None) -> None:
+        """Agree on nothing more. `completed`: so many iterations, of which this rank has its last checkpoint on disk,
+        and waits for a little until all have theirs. Tells where another one has completed another number."""
+        complete = completed is not None
         self.agreement.close(orderly=complete)
         newest: RankPart | None = None
         with contextlib.suppress(StoreError):  # what it does not see is not noted
             newest = newest_part(self.store) if complete else None
         mark = None if newest is None else newest.mark
-        said = self.group.leave(mark) if complete else []
+        left = [each for each in self.group.leave([completed, mark]) if isinstance(each, list)] if complete else []
+        said = [each for _, each in left]
+        if self.is_first and len({each for each, _ in left}) > 1:
+            self._notify(f"{self.root}: {_uneven([each for each, _ in left])}")
         if mark is not None and said and all(each == list(mark) for each in said):
             self._note_whole(newest)
             self._give_back(mark, 0)
@@ -261,6 +266,17 @@ class Together:
 
     def _begin_attempt(self, known: Iterable[Iterable[Mark]]) -> None:
         self.member.attempt = self.agreement.attempt = max(next_attempt(known), self.member.attempt + 1)
+
+
+def _uneven(completed: Sequence[int]) -> str:
+    """By rank."""
+    first = completed[0]
+    rank, other = next((rank, other) for rank, other in enumerate(completed) if other != first)
+    return (
+        f"rank 0 has ended after {first} iterations, and rank {rank} after {other}: where a step() is left out on a "
+        "rank, its parts of later checkpoints are of other moments than the others', and a resumed run will differ; "
+        "call step() on every rank after each iteration"
+    )
 
 
 def _asked(iteration: object) -> str:

@@ -47,7 +47,7 @@ _WHY_PARTED = (
 _WHY_DIFFER = (
     "ranks that train the same parameters have other values of them, of which a checkpoint takes one rank's, so that a "
     "resumed run will differ: gradients that are not summed (no_sync() around the last backward pass, a layer that was "
-    f"frozen when it was wrapped), or step() within Join, do that; {_OWN}"
+    f"frozen when it was wrapped), step() left out on a rank, or within Join, do that; {_OWN}"
 )
 
 

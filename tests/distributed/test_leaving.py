@@ -1,13 +1,17 @@
-"""Ranks that end at different times: who has closed is not looked for, nor waited for."""
+"""Ranks that end at different times, or after different iterations: who has closed is not waited for."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 
-from test_group import groups
+import pytest
+from test_group import groups, together
 
+from checkflow.checkpointing.together import Together
 from checkflow.distributed.agreement import Agreement
+from checkflow.distributed.group import Group
 from checkflow.distributed.pulse import Pulse
 
 
@@ -31,3 +35,17 @@ def test_one_that_has_left_before_is_not_waited_for() -> None:
     began = time.monotonic()
     assert first.leave(7) == [7, 5]
     assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize(("completed", "lines"), [((8, 8, 7), 1), ((8, 8, 8), 0)])
+def test_a_step_that_some_rank_left_out_is_told_at_the_end(
+    tmp_path: Path, completed: tuple[int, ...], lines: int
+) -> None:
+    told: list[str] = []
+
+    def end(group: Group) -> None:
+        Together(group, tmp_path, told.append, told.append).close(completed[group.rank])
+
+    assert together(groups(3), end) == [None] * 3
+    assert len(told) == lines
+    assert all("rank 0 has ended after 8 iterations, and rank 2 after 7: where a step()" in line for line in told)

@@ -37,7 +37,7 @@ def found(root: Path, size: int) -> list[object]:
         assert ranks is not None
         ranks.store.mkdir(exist_ok=True)
         seen = ranks._seeking.newest(None, lambda mark, _: mark)
-        ranks.close(complete=False)
+        ranks.close()
         return [str(each) for each in seen.skipped] if isinstance(seen, Nothing) else seen[0]
 
     return [each if isinstance(each, list) else str(each) for each in together(groups(size), start)]
