@@ -34,8 +34,8 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from checkflow.epochs import epochs_of, note_epochs, tell_epochs, told_in
 from checkflow.errors import InputError
-from checkflow.samplers import epochs_of, note_epochs, tell_epochs, told_in
 
 item = TypeVar("item", covariant=True)
 _UNSEEDED = tuple(each.__iter__ for each in (RandomSampler, WeightedRandomSampler, SubsetRandomSampler))

@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "about": {"errors", "jsonfile", "strictjson"},
     "extra": {"errors", "torch_internals"},
     "division": set(),
-    "samplers": set(),
+    "epochs": set(),
     "training": {"division", "extra", "wrapped"},
     "torch_internals": set(),
     "torch_ranks": set(),
@@ -75,22 +75,21 @@ ALLOWED: dict[str, set[str]] = {
     },
     "state": {
         "about", "division", "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra",
-        "wrapped", "torch_internals", "torch_ranks", "lanes", "samplers",
+        "wrapped", "torch_internals", "torch_ranks", "lanes", "epochs",
     },
     "runtime": {
         "errors", "events", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals",
         "module_hook",
     },
     "simulation": {"errors", "jsonfile", "graph", "plan", "schedule", "runtime"},
-    "data": {"errors", "samplers"},
+    "data": {"errors", "epochs"},
     "distributed": {
         "dtypes", "errors", "interrupts", "jsonfile", "strictjson", "torch_ranks", "state", "store", "training",
     },
     "learning": {
         "collector", "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state",
-        "torch_internals", "torch_ranks", "trace", "training", "unlisted", "wrapped", "compiler", "background", "streams",
-        "units",
-        "module_hook",
+        "torch_internals", "torch_ranks", "trace", "training", "unlisted", "wrapped", "compiler", "background",
+        "streams", "units", "module_hook",
     },
     "checkpointing": {
         "about", "collector", "data", "division", "errors", "events", "interrupts", "text", "dtypes", "units",

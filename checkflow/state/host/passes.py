@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from checkflow.epochs import epochs_of, note_epochs, tell_epochs, told_in
 from checkflow.extra import Stateful
-from checkflow.samplers import epochs_of, note_epochs, tell_epochs, told_in
 from checkflow.state.host.rng import RngReader, RngRecord, match_rng
 from checkflow.state.host.samplers import draws_itself, generators_of
 from checkflow.torch_internals import loader_iterator

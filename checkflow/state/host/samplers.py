@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from checkflow.epochs import samplers_in
 from checkflow.errors import InputError
 from checkflow.extra import Stateful
-from checkflow.samplers import samplers_in
 from checkflow.state.host.rng import RngReader, RngRecord, match_rng
 
 _COMPARED = 64  # indices, or batches of them, of two orders
