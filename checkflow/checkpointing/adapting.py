@@ -6,6 +6,7 @@ Asked at the beginning of `step()`, when nothing of the iteration that ended was
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from types import FrameType
 
 from checkflow.checkpointing.engine import Engine
@@ -17,7 +18,9 @@ from checkflow.learning.link import Copied
 from checkflow.runtime.binding import sizes_of
 from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
+from checkflow.state.live import in_models, listed_state
 from checkflow.state.members import Members
+from checkflow.state.names import StateName
 from checkflow.training import Training
 
 
@@ -54,6 +57,12 @@ class _OfEngine(Running):
         return bool(self._engine.executor.firings.silent)
 
 
+def _counted(training: Training) -> tuple[frozenset[StateName], tuple[int, ...]]:
+    """The names of what modules hold, and how much optimizers do."""
+    lives = chain(in_models(training), listed_state(training.listed))
+    return frozenset(live.name for live in lives), sizes_of(training)
+
+
 class Adapting:
     """Joins both."""
 
@@ -75,7 +84,7 @@ class Adapting:
         self._objects = objects
         self._tell = tell
         self._advises = advises
-        self._members, self._sizes = Members.of(training), sizes_of(training)
+        self._members, self._counted = Members.of(training), _counted(training)
         self._refused: Schedule | None = None  # in whose parts nothing can be saved
         self.learned_in = 0  # iteration from which on a learned schedule is followed; 0: none is
 
@@ -135,15 +144,16 @@ class Adapting:
 
     def _follow_state(self) -> bool:
         """Whether the state has other tensors than the slots have room for, and others were taken."""
-        if not self._members.changed() and sizes_of(self._training) == self._sizes:
+        if not self._members.changed() and sizes_of(self._training) == self._counted[1]:
             return False
-        fits = self._still_fits()
+        counted = _counted(self._training)
+        fits = counted == self._counted or self._still_fits()  # what only has another shape the executor refuses
         if not fits:
             fitting = fit(self._learner.provisional(), self._training, self._objects)
             self._learner.anew("its state has other tensors")
             self._engine.change_over(fitting)
             self.learned_in = 0
-        self._members, self._sizes = Members.of(self._training), sizes_of(self._training)
+        self._members, self._counted = Members.of(self._training), counted
         return not fits
 
     def _follow_refusal(self) -> bool:
