@@ -5,7 +5,7 @@ Asked in each iteration, so what is compared is gathered without a loop in Pytho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, repeat
 from operator import is_
@@ -20,11 +20,13 @@ from checkflow.training import Training
 class Members:
     """As they were when this was made. Another tensor in the place of one is none of it."""
 
-    _children: list[dict[str, Any]]  # of each module
-    _tensors: list[dict[str, Any]]  # its parameters, and its buffers
-    _passing: list[set[str]]  # names of those that are not persistent
-    _names: Sequence[Set[str]]  # in all these
+    _all: list[Collection[str]]  # each module's children, parameters and buffers, and names of buffers not persistent
+    _lengths: list[int]  # of these: where one is another none of the rest is looked at
+    _named: list[Collection[str]]  # those that are not empty, as most are
+    _names: list[str]  # in them, one after the other
+    _children: list[dict[str, Any]]  # of them
     _modules: list[object]
+    _tensors: list[dict[str, Any]]  # of them, parameters and buffers
     _absent: list[bool]  # which of the tensors are None
 
     @classmethod
@@ -32,18 +34,24 @@ class Members:
         parts = [part for module in modules_of(training).values() for part in unwrapped(module).modules()]
         children = list(map(own_modules, parts))
         tensors = [held for part in parts for held in (own_parameters(part), own_buffers(part))]
-        passing = list(map(passing_buffers, parts))
-        names = list(map(frozenset[str], chain(children, tensors, passing)))
-        return cls(children, tensors, passing, names, _values(children), _are_none(tensors))
+        every: list[Collection[str]] = [*children, *tensors, *map(passing_buffers, parts)]
+        children, tensors = list(filter(None, children)), list(filter(None, tensors))
+        named = list(filter(None, every))
+        modules, absent = _values(children), _are_none(tensors)
+        return cls(every, list(map(len, every)), named, _joined(named), children, modules, tensors, absent)
 
     def changed(self) -> bool:
         """Whether a module is another one, or there are other names, or a tensor came in the place of None."""
-        names = [*map(dict.keys, self._children), *map(dict.keys, self._tensors), *self._passing]
         return (
-            names != self._names
+            list(map(len, self._all)) != self._lengths
+            or _joined(self._named) != self._names
             or not all(map(is_, _values(self._children), self._modules))
             or _are_none(self._tensors) != self._absent
         )
+
+
+def _joined(named: Iterable[Collection[str]]) -> list[str]:
+    return list(chain.from_iterable(named))
 
 
 def _values(dicts: Iterable[Mapping[str, Any]]) -> list[object]:
