@@ -237,6 +237,15 @@ def test_members_are_those_that_state_is_of() -> None:
     assert known.changed()
 
 
+def test_members_are_of_each_model_and_each_listed_module() -> None:
+    nets = one, two, listed = Net(), Net(), Net()
+    training = checkflow.Training((one, two), [], lambda: None, extra={"listed": listed})
+    for grown in nets:
+        known = Members.of(training)
+        grown.between.append(nn.Identity())
+        assert known.changed()
+
+
 if __name__ == "__main__":
     victim = Loop(sys.argv[1])
     attached = victim.attach(Path(sys.argv[2]))
