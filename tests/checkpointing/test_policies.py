@@ -29,7 +29,11 @@ COPY_S = 0.06  # each copy takes at least so long
 def training() -> checkflow.Training:
     """2 MiB of weights and as much momentum; no buffers."""
     torch.manual_seed(5)
-    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512))
+    return of_layers(torch.nn.ReLU(), torch.nn.Linear(512, 512))
+
+
+def of_layers(*more: torch.nn.Module) -> checkflow.Training:
+    model = torch.nn.Sequential(torch.nn.Linear(512, 512), *more)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def iterate() -> None:
@@ -165,15 +169,7 @@ def test_another_interval_is_taken_where_the_pause_stays_where_it_is(tmp_path: P
 
 def with_buffers() -> checkflow.Training:
     torch.manual_seed(5)
-    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.BatchNorm1d(512))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def iterate() -> None:
-        torch.autograd.backward(model(torch.ones(4, 512)).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return checkflow.Training(model, optimizer, iterate)
+    return of_layers(torch.nn.BatchNorm1d(512))
 
 
 @pytest.mark.parametrize("policy", policies.names())
