@@ -32,6 +32,7 @@ from checkflow.verify import verify, verify_plan
 
 CHECKFLOW = "checkflow"  # the policy that plans
 ROLLING = "rolling"  # that which has a checkpoint each iteration on a slower link
+LONGEST = 1 << 16  # interval: a plan has each of its iterations' operators, and nobody waits for a longer one
 AUTO = "auto"  # no policy, but a choice of one: choice.py
 RELAXATION_STEP_PERCENT = 5
 _ROUND_FIGURES = 20  # tried before an odd one is named
@@ -148,10 +149,10 @@ def check_divided(policy: str, *, divided: bool) -> None:
 
 
 def check_interval(interval: int | None) -> None:
-    """Raises InputError for one that nobody would wait to see planned: a plan has each iteration's operators."""
-    if interval is not None and interval > MOST_INTERVAL:
+    """Raises InputError for one that is too long to be planned."""
+    if interval is not None and interval > LONGEST:
         raise InputError(
-            f"--interval {interval}: is more than {MOST_INTERVAL}, the longest that is planned; compile for that, and "
+            f"--interval {interval}: is more than {LONGEST}, the longest that is planned; compile for that, and "
             "give the longer one to attach(interval=)"
         )
 

@@ -745,6 +745,7 @@ UNTOUCHED: dict[str, str] = {
     "policies:longest": "bounds the intervals that a choice looks at",
     "policies:most_lanes": "bounds what may be asked for",
     "compiler:check_lanes": "refuses what does not go together",
+    "compiler:check_interval": "bounds what may be asked for",
     "policies:names": _A_WORD,
     "policies:load": _A_WORD,
     "policies:Policy.schedule": _A_WORD,

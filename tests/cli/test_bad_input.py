@@ -181,7 +181,10 @@ ARGUMENTS = {
     "bandwidth_other_digits": (["--bandwidth", "\u0665GB/s"], "--bandwidth"),
     "interval_digits": (["--interval", "9" * 5000], "--interval"),
     "interval_huge": (["--interval", "1000000001"], "--interval 1000000001: is more than 1000000000"),
-    "interval_unplanned": (["--interval", "4097"], "--interval 4097: is more than 4096, the longest that is planned"),
+    "interval_unplanned": (
+        ["--interval", "65537"],
+        "--interval 65537: is more than 65536, the longest that is planned",
+    ),
     "interval_other_digits": (["--interval", "\u0665"], "--interval"),
     "solver_of_no_use": (["--solver", "cbc"], "--solver cbc: streaming transfers need none"),
     "factors_of_no_use": (["--policy", "checkfreq", "--no-factors"], "--no-factors: policy checkfreq sends no"),

@@ -178,7 +178,7 @@ WRONG = {
     "bandwidth": (["good.py", "--bandwidth", "63GB/s,fast"], "--bandwidth"),
     "no value": (["good.py", "--bandwidth", "63GB/s,,20GB/s"], "--bandwidth"),
     "interval": (["good.py", "--interval", "0"], "--interval"),
-    "interval unplanned": (["good.py", "--interval", "4097"], "--interval 4097"),
+    "interval unplanned": (["good.py", "--interval", "65537"], "--interval 65537"),
     "interval of many digits": (["good.py", "--interval", "1," + "9" * 5000], "--interval"),
     "bandwidth of many digits": (["good.py", "--bandwidth", "9" * 5000], "--bandwidth"),
     "slack": (["good.py", "--slack", "0,1"], "--slack"),
