@@ -327,7 +327,7 @@ class Learner:
         self._since.clear()
         if 2 * count >= self._window:
             if common == self._known:
-                if why := self._link.changed(running.copied, self._interval or 1):
+                if why := self._link.changed(running.copied, self._interval or 1, self._window):
                     self._window *= 2
                     self.anew(why)
                     self._still = common

@@ -1,9 +1,10 @@
 """What the link carries while training runs: what was planned for, or so much less or more that another plan is due.
 
-Less counts where it hurts, for training waits or checkpoints are skipped; more where the plan makes do with less, or
-where there is none. A few bytes tell nothing of a link, and the first ones little: slots are touched for the first time
-and the driver loads what copies. So as long as nothing is planned the fastest iteration counts, for all that comes
-between makes copies slower than the link, and a plan for a faster one is seen to hurt.
+Less counts where it hurts, for training waits or checkpoints are skipped, and so does less time to carry it in: a plan
+of slow iterations has more in each than shorter ones can hide. More counts where the plan makes do with less, or where
+there is none. A few bytes tell nothing of a link, and the first ones little: slots are touched for the first time and
+the driver loads what copies. So as long as nothing is planned the fastest iteration counts, for all that comes between
+makes copies slower than the link, and a plan for a faster one is seen to hurt.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from checkflow.schedule import Schedule
-from checkflow.units import format_rate
+from checkflow.units import format_ns, format_rate
 
 SLOWER, FASTER = 0.7, 2.0  # times what was planned for
 WAITS = 0.02  # share of the time that training may wait for copies, and of checkpoints that may be skipped
@@ -43,6 +44,7 @@ class LinkWatch:
     def _begin(self, now: Copied) -> None:
         self._before, self._before_ns = now, time.perf_counter_ns()
         self._last, self._fastest, self._of_few = now, 0, 0
+        self._iterations = 0  # since then
 
     def saw(self, now: Copied) -> None:
         """An iteration ended, which a plan may soon be made of."""
@@ -86,12 +88,14 @@ class LinkWatch:
         self._tried = self._found if grew else self._tried
         return grew
 
-    def changed(self, now: Copied, least_interval: int) -> str:
+    def changed(self, now: Copied, least_interval: int, iterations: int) -> str:
         """Why another plan is due; "" where none is.
 
-        `least_interval`: iterations from one checkpoint to the next, if the link carried anything.
+        `least_interval`: iterations from one checkpoint to the next, if the link carried anything; `iterations`: that
+        ended since this was last asked.
         """
         before, plan = self._before, self._plan
+        self._iterations += iterations
         if plan is None or now.bytes - before.bytes < ENOUGH_BYTES:
             return ""
         found, elapsed_ns = self.carries(now), time.perf_counter_ns() - self._before_ns
@@ -99,8 +103,15 @@ class LinkWatch:
         skipped = now.skipped - before.skipped
         hurts = waits or skipped > WAITS * (now.begun - before.begun + skipped)
         makes_do = plan.lanes > 1 or plan.interval > least_interval
-        due = (found < SLOWER * self._planned and hurts) or (found > FASTER * self._planned and makes_do)
+        took_ns = (elapsed_ns - (now.waited_ns - before.waited_ns)) // self._iterations  # with what was between them
+        shorter = min(1.0, took_ns / max(1, plan.iteration_time_ns))
+        due = (found * shorter < SLOWER * self._planned and hurts) or (found > FASTER * self._planned and makes_do)
         self._found = found
         self._begin(now)  # if one is due, too: what was found may be a mean of what it carried before and since
-        carries = f"the link carries {format_rate(found)}, and was planned to carry {format_rate(self._planned)}"
-        return carries if due else ""
+        each, planned = (
+            (f" in iterations of {format_ns(took_ns)}", f" in {format_ns(plan.iteration_time_ns)}")
+            if shorter < SLOWER
+            else ("", "")
+        )
+        carries = f"{format_rate(found)}{each}, and was planned to carry {format_rate(self._planned)}{planned}"
+        return f"the link carries {carries}" if due else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,11 +32,16 @@ class Link:
         monkeypatch.setattr(watching, "ENOUGH_BYTES", 1)
 
 
-def iterations(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rows: int = 8) -> Iterator[None]:
+def iterations(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rows: int = 8,
+    takes_s: Callable[[], float] = lambda: ITERATION_S,
+) -> Iterator[None]:
     x = torch.randn(200, 200)
     while True:
         model(torch.randn(rows, 256)).square().mean().backward()
-        until = time.perf_counter() + ITERATION_S
+        until = time.perf_counter() + takes_s()
         while time.perf_counter() < until:
             torch.mm(x, x)
         optimizer.step()
@@ -47,6 +52,7 @@ def iterations(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rows: i
 MB = 10**6
 SLOW = {"bytes": 60 * MB, "busy_ns": 10**9}  # of a planned 100 MB/s
 FAST = {"bytes": 210 * MB, "busy_ns": 10**9}
+TIMELESS = {"iteration_time_ns": 0}  # no iteration is shorter than those that were planned for
 
 
 @pytest.mark.parametrize(
@@ -65,25 +71,49 @@ FAST = {"bytes": 210 * MB, "busy_ns": 10**9}
     ],
 )
 def test_another_plan_is_due_where_it_would_help(now: dict[str, int], plan: dict[str, int], due: bool) -> None:
-    followed = TIGHT.model_copy(update={"interval": 1, "bandwidth_bytes_per_s": 100 * MB, **plan})
+    followed = TIGHT.model_copy(update={"interval": 1, "bandwidth_bytes_per_s": 100 * MB, **TIMELESS, **plan})
     watch = watching.LinkWatch(None)
-    assert not watch.changed(watching.Copied(**now), 1)
+    assert not watch.changed(watching.Copied(**now), 1, 20)
     watch = watching.LinkWatch(None)
     assert watch.asks(watching.Copied(bytes=100 * MB, busy_ns=10**9)) == 100 * MB
     watch.follows(followed)
     now = {name: value + {"bytes": 100 * MB, "busy_ns": 10**9}.get(name, 0) for name, value in now.items()}
-    why = watch.changed(watching.Copied(**now), 1)
+    why = watch.changed(watching.Copied(**now), 1, 20)
     assert why.startswith("the link carries ") == bool(why) == due
-    assert not watch.changed(watching.Copied(**now), 1), "what was looked at is not looked at again"
+    assert not watch.changed(watching.Copied(**now), 1, 20), "what was looked at is not looked at again"
     if due:  # what it carries since then is planned for
         since = {"bytes": now["bytes"] + 50 * MB, "busy_ns": now["busy_ns"] + 10**9}
         assert watch.asks(watching.Copied(**since)) == 50 * MB
 
 
+@pytest.mark.parametrize(
+    ("took_ms", "link", "waited_ms", "said"),
+    [
+        (60, 100, 0, ""),  # which nobody feels
+        (60, 100, 80, "100 MB/s in iterations of 60.0 ms, and was planned to carry 100 MB/s in 100 ms"),
+        (60, 200, 80, ""),  # the link makes up for it
+        (80, 80, 80, "80.0 MB/s, and was planned to carry 100 MB/s"),  # neither alone would do
+        (90, 90, 80, ""),
+        (300, 60, 80, "60.0 MB/s, and was planned to carry 100 MB/s"),  # as an evaluation between iterations makes them
+    ],
+)
+def test_iterations_that_are_shorter_than_planned_leave_less_time(
+    took_ms: int, link: int, waited_ms: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 20 iterations; what training waited is none of their time."""
+    clock = iter((0, 20 * (took_ms + waited_ms) * 10**6, 0))
+    monkeypatch.setattr(watching.time, "perf_counter_ns", lambda: next(clock))
+    watch = watching.LinkWatch(
+        TIGHT.model_copy(update={"bandwidth_bytes_per_s": 100 * MB, "iteration_time_ns": 100 * 10**6})
+    )
+    now = watching.Copied(bytes=link * MB, busy_ns=10**9, waited_ns=20 * waited_ms * 10**6)
+    assert watch.changed(now, 1, 20) == (said and f"the link carries {said}")
+
+
 def test_what_it_carries_is_known_though_little_was_copied_since() -> None:
     watch = watching.LinkWatch(TIGHT.model_copy(update={"bandwidth_bytes_per_s": 100 * MB}))
     looked = watching.Copied(bytes=90 * MB, busy_ns=10**9)
-    assert not watch.changed(looked, 1)
+    assert not watch.changed(looked, 1, 20)
     assert watch.carries(watching.Copied(bytes=91 * MB, busy_ns=2 * 10**9)) == 90 * MB
     assert watch.carries(watching.Copied(bytes=190 * MB, busy_ns=2 * 10**9)) == 100 * MB
 
@@ -266,3 +296,33 @@ def test_a_schedule_is_learned_for_what_the_link_carries_now(
                 next(training)
                 ckpt.step()
     assert sum("learns its schedule anew: the link carries" in line for line in told) >= 2, told
+
+
+@pytest.mark.parametrize("when_full", ["wait", "skip"])
+def test_a_schedule_is_learned_for_iterations_as_they_are_now(
+    when_full: WhenFull, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ones are slow, as where data is fetched for the first time; the link carries the same all the time."""
+    Link(monkeypatch, 0.6 * STATE_BYTES / (10 * ITERATION_S))
+    model = torch.nn.Linear(256, 256)
+    optimizer = torch.optim.AdamW(model.parameters())
+    intervals, told = list[int](), list[str]()
+
+    def learned(event: checkflow.Event) -> None:
+        if isinstance(event, checkflow.Learned):
+            intervals.append(event.interval)
+
+    with checkflow.attach(
+        model, optimizer, store=tmp_path / "store", when_full=when_full, on_event=learned,
+        persist_every=PersistEvery(iterations=50), tell=told.append, notify=told.append,
+    ) as ckpt:  # fmt: skip
+        ckpt.restore()
+        training = iterations(model, optimizer, takes_s=lambda: ITERATION_S if intervals else 10 * ITERATION_S)
+        deadline = time.monotonic() + LONG_S
+        while not intervals or intervals[-1] < 2 * intervals[0]:
+            assert time.monotonic() < deadline, (intervals, told)
+            next(training)
+            ckpt.step()
+    assert any("learns its schedule anew: the link carries" in line and "in iterations of" in line for line in told), (
+        told
+    )
