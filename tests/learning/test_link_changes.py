@@ -102,7 +102,7 @@ def test_iterations_that_are_shorter_than_planned_leave_less_time(
 ) -> None:
     """Of 20 iterations; what training waited is none of their time."""
     clock = iter((0, 20 * (took_ms + waited_ms) * 10**6, 0))
-    monkeypatch.setattr(watching.time, "perf_counter_ns", lambda: next(clock))
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(clock))
     watch = watching.LinkWatch(
         TIGHT.model_copy(update={"bandwidth_bytes_per_s": 100 * MB, "iteration_time_ns": 100 * 10**6})
     )
