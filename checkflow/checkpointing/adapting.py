@@ -42,6 +42,10 @@ class _OfEngine(Running):
         )
 
     @property
+    def waited_ns(self) -> int:
+        return self._engine.counters.waited_ns
+
+    @property
     def state_bytes(self) -> int:
         return self._engine.fitting.schedule.state_bytes
 

@@ -71,6 +71,10 @@ class Running(Protocol):
     def copied(self) -> Copied: ...
 
     @property
+    def waited_ns(self) -> int:
+        """Training, for copies, so far."""
+
+    @property
     def state_bytes(self) -> int:
         """Of a checkpoint."""
 
@@ -129,7 +133,8 @@ class Learner:
         self._link = LinkWatch(self.kept)
         device = next((each.device for _, each in parameters_of(training) if each.is_cuda), None)
         self._stopwatch = Stopwatch(device)  # not the host's clock: that may be far ahead of it
-        self._took: deque[Elapsed] = deque(maxlen=_SEEN)  # iterations
+        self._took: deque[tuple[Elapsed, int]] = deque(maxlen=_SEEN)  # iterations, and what was waited for within each
+        self._waited_ns = 0  # when the one that runs began
         self._timed = False  # the one that runs
         self._recorded = 0
         self._has_updated = False  # since an iteration was recorded that had not
@@ -185,7 +190,7 @@ class Learner:
         if self._stage is not Stage.KNOWING:
             self._link.saw(running.copied)
         if self._timed and self._stage is not Stage.RECORDING:
-            self._took.append(self._stopwatch.stop())
+            self._took.append((self._stopwatch.stop(), running.waited_ns - self._waited_ns))
         if self._stage is Stage.RECORDING:
             self._recorded_one(frame, kind, running)
             return None
@@ -215,7 +220,7 @@ class Learner:
                 self._stage = Stage.RECORDING
             except Exception as error:  # noqa: BLE001 (training goes on without a plan)
                 self._give_up(_said(error))
-        self._timed = True
+        self._timed, self._waited_ns = True, running.waited_ns
         self._stopwatch.start()
 
     def interrupted(self) -> None:
@@ -288,10 +293,10 @@ class Learner:
             self._stage = Stage.PLANNING
 
     def _retimed(self, graph: Graph) -> Graph:
-        """No longer than iterations take that nobody records."""
+        """No longer than iterations take that nobody records; what they wait for copies is of the plan in force."""
         if not self._took:
             return graph
-        usual_ns = round(statistics.median(elapsed() for elapsed in self._took))
+        usual_ns = round(statistics.median(max(1, elapsed() - waited_ns) for elapsed, waited_ns in self._took))
         if graph.iteration_time_ns <= usual_ns:
             return graph
         return graph.retimed("measured", [op.time_ns * usual_ns // graph.iteration_time_ns for op in graph.ops])

@@ -81,9 +81,13 @@ class Life:
         return self.ckpt.status().uploaded_iteration or 0
 
     @property
+    def put(self) -> list[int]:
+        """Iterations that went over the network."""
+        return [event.iteration for event in self.events if isinstance(event, Uploaded) and event.size_bytes > 0]
+
+    @property
     def uploads(self) -> int:
-        """How many went over the network."""
-        return sum(isinstance(event, Uploaded) and event.size_bytes > 0 for event in self.events)
+        return len(self.put)
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
@@ -118,7 +122,8 @@ def test_a_lost_disk_costs_nothing_that_was_uploaded(server: BucketServer, tmp_p
         assert same(life.weights(), before)
         assert "downloading" in life.said[1]
         life.train(2)
-    assert server.names()[0].startswith("20000001-iteration-7")  # by the second run, and not once more what it got
+    assert server.names()[0].startswith("2000000") and server.names()[0].endswith("-iteration-7")  # by the second run
+    assert 5 not in life.put, "it uploads once more what it got"
     assert not life.told
 
 
