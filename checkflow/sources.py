@@ -154,8 +154,8 @@ def _find(model: str) -> tuple[str, Callable[..., object]]:
         bundled = f"give a file or a bundled model ({', '.join(models.NAMES)})"
         if not text:
             raise ModelFileError(f"model: is empty; {bundled}")
-        if _is_there(text):
-            raise ModelFileError(f"{text}: is no file, but a folder or a device; {bundled}")
+        if _answers(Path.exists, text):
+            raise ModelFileError(f"{text}: is no file, but a directory or a device; {bundled}")
         raise ModelFileError(f"{text}: no such file, and no bundled model of that name; {bundled}")
     if path.suffix == ".ipynb":
         raise ModelFileError(
@@ -172,16 +172,13 @@ def _find(model: str) -> tuple[str, Callable[..., object]]:
 
 
 def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):  # a name that is too long, a folder that is not to be read
-        return False
+    return _answers(Path.is_file, text)
 
 
-def _is_there(text: str) -> bool:
+def _answers(question: Callable[[Path], bool], text: str) -> bool:
     try:
-        return Path(text).exists()
-    except (OSError, ValueError):
+        return question(Path(text))
+    except (OSError, ValueError):  # a name that is too long, a directory that is not to be read
         return False
 
 

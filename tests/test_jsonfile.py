@@ -230,3 +230,9 @@ def test_validation_is_strict_and_names_the_field() -> None:
         jsonfile.validate(adapter, {"a\nb": [None]}, "file")
     with pytest.raises(FormatError, match=r"^file: field the document: input should be an object"):
         jsonfile.validate(adapter, [], "file")
+
+
+def test_a_device_is_no_file() -> None:
+    """It would be read for ever."""
+    with pytest.raises(InputError, match=r"^/dev/zero: is a device; give a file$"):
+        jsonfile.read_text(Path("/dev/zero"))

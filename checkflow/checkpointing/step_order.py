@@ -40,7 +40,7 @@ class StepOrder:
         self._late: frozenset[str] | None = None  # what changes before the second, but not before the first
         self._left: dict[
             int, _Left
-        ] = {}  # a gradient of each optimizer, not of zeros, when the last iteration ended, by number
+        ] = {}  # one gradient, not of zeros, of each when the last iteration ended, by number
         self._used = ""  # whose gradient an update used that was there before
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 

@@ -109,7 +109,7 @@ def run(arguments: list[str]) -> int:
 
 def _done(arguments: list[str]) -> int:
     """As click's own main does it, which ends the process where a pipe is closed, and hides which signal came."""
-    _check_folder()
+    _check_directory()
     try:
         with _root.make_context("checkflow", [*arguments]) as context:
             return int(_root.invoke(context) or EXIT_DONE)
@@ -120,12 +120,12 @@ def _done(arguments: list[str]) -> int:
         return EXIT_BAD_INPUT
 
 
-def _check_folder() -> None:
+def _check_directory() -> None:
     """Where it was removed relative paths lead nowhere, and torch's libraries end the process."""
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise InputError("the working folder was removed; change to one that is there") from None
+        raise InputError("the working directory was removed; change to one that is there") from None
 
 
 def _complain(message: str, code: int) -> int:

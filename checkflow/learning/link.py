@@ -92,7 +92,7 @@ class LinkWatch:
         """Why another plan is due; "" where none is.
 
         `least_interval`: iterations from one checkpoint to the next, if the link carried anything; `iterations`: that
-        ended since this was last asked.
+        ended since this was last asked; where some are not counted, the others seem longer.
         """
         before, plan = self._before, self._plan
         self._iterations += iterations

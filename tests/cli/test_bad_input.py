@@ -110,8 +110,8 @@ def test_a_model_file_that_is_wrong(name: str, complaint: Complaint) -> None:
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        (".", ".: is no file, but a folder or a device; give a file or a bundled model (alexnet,"),
-        ("/dev/null", "/dev/null: is no file, but a folder or a device; give a file"),
+        (".", ".: is no file, but a directory or a device; give a file or a bundled model (alexnet,"),
+        ("/dev/null", "/dev/null: is no file, but a directory or a device; give a file"),
         ("cells.ipynb", "cells.ipynb: is a notebook; give its training() in a .py file"),
     ],
 )
@@ -121,12 +121,14 @@ def test_what_is_no_model_file(model: str, expected: str, complaint: Complaint) 
     assert expected in complaint("compile", model)
 
 
-def test_a_folder_that_was_removed(tmp_path: Path, complaint: Complaint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_was_removed(tmp_path: Path, complaint: Complaint, monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch's libraries say of it sends people to install torch anew."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert complaint("compile", "alexnet") == "checkflow: the working folder was removed; change to one that is there"
+    assert (
+        complaint("compile", "alexnet") == "checkflow: the working directory was removed; change to one that is there"
+    )
 
 
 ARGUMENTS = {

@@ -190,6 +190,7 @@ WRONG = {
     "output": (["good.py", "-o", "s.txt"], "s.txt"),
     "unwritable": (["good.py", "-o", "/proc/nowhere/s.json"], "/proc/nowhere/s.json"),
     "journal": (["good.py", "--journal", "missing/j"], "missing/j"),
+    "journal is a device": (["good.py", "--journal", "/dev/full"], "/dev/full: is a device; give a file"),
     "journal is a folder": (["good.py", "--journal", "."], "--journal"),
     "searched": (["good.py", "--find", "bandwidth", "--bandwidth", "1GB/s"], "--find bandwidth"),
     "searched batch": (["good.py", "--find", "batch_size", "--batch-size", "2"], "--find batch_size"),

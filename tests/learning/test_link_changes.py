@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -265,6 +267,39 @@ def test_a_link_that_carries_no_plan_is_tried_again(
     assert not any("learns its schedule anew" in line for line in told), told
 
 
+@contextmanager
+def trained(
+    store: Path,
+    when_full: WhenFull,
+    intervals: list[int],
+    told: list[str],
+    takes_s: Callable[[], float] = lambda: ITERATION_S,
+) -> Iterator[Callable[[Callable[[], bool]], None]]:
+    """Goes on until something is so of the `intervals` that were learned, of which there is one then."""
+
+    def learned(event: checkflow.Event) -> None:
+        if isinstance(event, checkflow.Learned):
+            intervals.append(event.interval)
+
+    model = torch.nn.Linear(256, 256)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with checkflow.attach(
+        model, optimizer, store=store, when_full=when_full, on_event=learned,
+        persist_every=PersistEvery(iterations=50), tell=told.append, notify=told.append,
+    ) as ckpt:  # fmt: skip
+        ckpt.restore()
+        training = iterations(model, optimizer, takes_s=takes_s)
+
+        def go_on(until: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + LONG_S
+            while not intervals or not until():
+                assert time.monotonic() < deadline, (intervals, told)
+                next(training)
+                ckpt.step()
+
+        yield go_on
+
+
 @pytest.mark.parametrize("when_full", ["wait", "skip"])
 def test_a_schedule_is_learned_for_what_the_link_carries_now(
     when_full: WhenFull, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -275,26 +310,11 @@ def test_a_schedule_is_learned_for_what_the_link_carries_now(
     """
     fast, slow = 20 * STATE_BYTES / ITERATION_S, 0.1 * STATE_BYTES / ITERATION_S
     link = Link(monkeypatch, fast)
-    model = torch.nn.Linear(256, 256)
-    optimizer = torch.optim.AdamW(model.parameters())
     intervals, told = list[int](), list[str]()
-
-    def learned(event: checkflow.Event) -> None:
-        if isinstance(event, checkflow.Learned):
-            intervals.append(event.interval)
-
-    with checkflow.attach(
-        model, optimizer, store=tmp_path / "store", when_full=when_full, on_event=learned,
-        persist_every=PersistEvery(iterations=50), tell=told.append, notify=told.append,
-    ) as ckpt:  # fmt: skip
-        ckpt.restore()
-        training = iterations(model, optimizer)
+    with trained(tmp_path / "store", when_full, intervals, told) as go_on:
         for rate, carries in ((fast, {1, 2}), (slow, set(range(3, 100))), (fast, {1, 2})):
-            link.bytes_per_s, deadline = rate, time.monotonic() + LONG_S
-            while not intervals or intervals[-1] not in carries:
-                assert time.monotonic() < deadline, (intervals, told)
-                next(training)
-                ckpt.step()
+            link.bytes_per_s = rate
+            go_on(partial(lambda carries: intervals[-1] in carries, carries))
     assert sum("learns its schedule anew: the link carries" in line for line in told) >= 2, told
 
 
@@ -308,22 +328,8 @@ def test_a_schedule_is_learned_for_iterations_as_they_are_now(
     What they wait for copies by the first plan is none of their time.
     """
     Link(monkeypatch, states * STATE_BYTES / (10 * ITERATION_S))
-    model = torch.nn.Linear(256, 256)
-    optimizer = torch.optim.AdamW(model.parameters())
     intervals, told = list[int](), list[str]()
-
-    def learned(event: checkflow.Event) -> None:
-        if isinstance(event, checkflow.Learned):
-            intervals.append(event.interval)
-
-    with checkflow.attach(
-        model, optimizer, store=tmp_path / "store", when_full=when_full, on_event=learned,
-        persist_every=PersistEvery(iterations=50), tell=told.append, notify=told.append,
-    ) as ckpt:  # fmt: skip
-        ckpt.restore()
-        training = iterations(model, optimizer, takes_s=lambda: ITERATION_S if intervals else 10 * ITERATION_S)
-        deadline = time.monotonic() + LONG_S
-        while not intervals or intervals[-1] * states / 10 < watching.SLOWER:
-            assert time.monotonic() < deadline, (intervals, told)
-            next(training)
-            ckpt.step()
+    with trained(
+        tmp_path / "store", when_full, intervals, told, lambda: ITERATION_S if intervals else 10 * ITERATION_S
+    ) as go_on:
+        go_on(lambda: intervals[-1] * states / 10 >= watching.SLOWER)
