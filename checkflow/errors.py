@@ -24,7 +24,6 @@ from __future__ import annotations
 import errno
 
 from checkflow.text import plain
-from checkflow.text import said as said
 
 EXIT_DONE = 0
 EXIT_NO = 1

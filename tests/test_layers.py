@@ -78,8 +78,8 @@ ALLOWED: dict[str, set[str]] = {
         "wrapped", "torch_internals", "torch_ranks", "lanes", "epochs",
     },
     "runtime": {
-        "errors", "events", "dtypes", "foreach", "units", "training", "wrapped", "state", "schedule", "torch_internals",
-        "module_hook",
+        "errors", "events", "dtypes", "foreach", "text", "units", "training", "wrapped", "state", "schedule",
+        "torch_internals", "module_hook",
     },
     "simulation": {"errors", "jsonfile", "graph", "plan", "schedule", "runtime"},
     "data": {"errors", "epochs"},

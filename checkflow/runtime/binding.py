@@ -131,6 +131,11 @@ class Binding:
             ],
         )
 
+    @property
+    def is_misplaced(self) -> bool:
+        """Whether some state cannot go to the slots as planned."""
+        return bool(self.loose or self.hosted or self.absent)
+
     def stale(self, training: Training) -> bool:
         """Whether a tensor moved, or came, or went: bind again."""
         for live, pointer, strides in self._tensors:

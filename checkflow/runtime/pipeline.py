@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from checkflow.errors import CheckflowError, said
+from checkflow.errors import CheckflowError
 from checkflow.events import Skipped
 from checkflow.runtime.binding import Binding, BoundStorage
 from checkflow.runtime.counters import Cause, Counters
@@ -20,6 +20,7 @@ from checkflow.runtime.timetable import Timetable
 from checkflow.runtime.unmoved import Unmoved
 from checkflow.state.host.updates import with_fields
 from checkflow.state.names import StateName
+from checkflow.text import said
 
 Record = Callable[[], bytes]  # the host's part of a checkpoint, made when the copies have ended
 
@@ -142,8 +143,7 @@ class Pipeline:
 
     @property
     def _misplaced(self) -> bool:
-        binding, left_out = self._binding, any(slots.lacking for slots in self._slots)
-        return bool(binding.loose or binding.hosted or binding.absent or left_out)
+        return self._binding.is_misplaced or any(slots.lacking for slots in self._slots)
 
     def begin(self, iteration: int, *, wait: bool) -> bool:
         """The state now is that of a checkpoint. False where no slot is free; `wait` makes one free if possible.
