@@ -31,7 +31,7 @@ from checkflow.learning.messages import Request
 from checkflow.learning.planner import Planner
 from checkflow.runtime import follower
 from checkflow.runtime.counters import Cause
-from checkflow.schedule import read_schedule
+from checkflow.schedule import Schedule, read_schedule
 from checkflow.store.format.reader import list_checkpoints
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.trace.live import recorded
@@ -188,21 +188,25 @@ def test_what_checkflow_runs_is_none_of_the_trainings(policy: str, tmp_path: Pat
     loop = Loop()
     with attached(loop, tmp_path, policy=policy) as ckpt:
         done = until_learned(ckpt, loop.iterate)
-        found = [operators(tmp_path)]
+        found = [operators(tmp_path, ckpt.schedule)]
         loop.rows, before, deadline = 5, ckpt.schedule, time.monotonic() + LONG_S
         while ckpt.schedule is before and time.monotonic() < deadline:  # and again, while what was learned is followed
             loop.iterate(done)
             ckpt.step()
             done += 1
             time.sleep(0.01)
-    found.append(operators(tmp_path))
+        found.append(operators(tmp_path, ckpt.schedule))
     assert found == 2 * [[op.name for op in ahead.ops]]
 
 
-def operators(store: Path) -> list[str]:
-    """Of the iteration that was learned last."""
-    newest = max((store / FOLDER).glob("*.graph.json"), key=lambda path: path.stat().st_mtime_ns)
-    return [op.name for op in read_graph(newest).ops]
+def operators(store: Path, followed: Schedule) -> list[str]:
+    """Of the iteration that `followed` was learned from. It is in force a little before it is kept."""
+    deadline = time.monotonic() + LONG_S
+    while not any(read_schedule(path) == followed for path in (store / FOLDER).glob("*.schedule.json")):
+        assert time.monotonic() < deadline, "what was learned was not kept"
+        time.sleep(0.01)
+    (graph,) = (store / FOLDER).glob("*.graph.json")
+    return [op.name for op in read_graph(graph).ops]
 
 
 def test_where_a_link_is_what_was_learned_takes_its_place(tmp_path: Path) -> None:
