@@ -6,6 +6,7 @@ torch_ranks.py those of processes and of what they share.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import weakref
@@ -30,6 +31,7 @@ from torch.utils._foreach_utils import _foreach_supported_types as _types_in_uti
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_map as tree_map
+from torch.utils.data.dataloader import _BaseDataLoaderIter as Pass
 
 if TYPE_CHECKING:
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -40,6 +42,7 @@ COMPILED_FROM = "_orig_mod"  # where torch.compile's wrapper keeps what it wraps
 SCALER_TENSORS = ("_scale", "_growth_tracker")  # where a GradScaler keeps what it updates; None before its first use
 
 Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
+Loader = torch.utils.data.DataLoader[Any]
 _version = attrgetter("_version")
 _without_hooks: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
@@ -202,9 +205,23 @@ def scaler_tensors(scaler: torch.amp.GradScaler) -> tuple[torch.Tensor | None, t
     return scaler._scale, scaler._growth_tracker
 
 
-def loader_iterator(loader: torch.utils.data.DataLoader[Any]) -> object:
+def loader_iterator(loader: Loader) -> object:
     """What a loader keeps of its pass: the latest for torchdata's; None before there is one."""
     return loader._iterator
+
+
+def passes_over(loaders: Iterable[Loader]) -> list[tuple[Loader, Pass]]:
+    """Each pass over one of these that is there. A loader does not know its own: all that the garbage collector knows
+    is looked through, which takes a tenth of a second and more."""
+    by_sampler = {id(loader._index_sampler): loader for loader in loaders}
+    passes = [one for one in gc.get_objects() if issubclass(type(one), Pass)]
+    return [(by_sampler[id(one._index_sampler)], one) for one in passes if id(one._index_sampler) in by_sampler]
+
+
+def given_by(run: Pass) -> int:
+    """How many batches a pass over a loader has given."""
+    given: int = run._num_yielded
+    return given
 
 
 # Operators

@@ -47,6 +47,10 @@ def _zero() -> Any:
         return zero([torch.nn.Parameter(torch.zeros(2))], optimizer_class=torch.optim.SGD, lr=0.1)
 
 
+def _loader() -> torch.utils.data.DataLoader[Any]:
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)))
+
+
 def _planner() -> Any:
     return importlib.import_module("torch.distributed.checkpoint.default_planner").DefaultSavePlanner()
 
@@ -77,7 +81,9 @@ SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_optimizer_state_dict_post_hooks": lambda: (_optimizer(),),
     "_scale": lambda: (torch.amp.GradScaler("cpu"),),
     "_growth_tracker": lambda: (torch.amp.GradScaler("cpu"),),
-    "_iterator": lambda: (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1))),),
+    "_iterator": lambda: (_loader(),),
+    "_index_sampler": lambda: (_loader(), iter(_loader())),
+    "_num_yielded": lambda: (iter(_loader()),),
     "_schema": lambda: (torch.ops.aten.add.Tensor,),
     "_can_decompose": lambda: (torch.ops.aten.add.Tensor,),
     "_foreach_copy_": lambda: (torch,),
@@ -296,6 +302,18 @@ def test_what_a_scaler_updates() -> None:
     scale, tracker = scaler_tensors(scaler)
     assert scale is not None and scale.item() == 8.0
     assert tracker is not None and tracker.item() == 0
+
+
+def test_where_passes_over_loaders_are() -> None:
+    from checkflow.torch_internals import given_by, passes_over
+
+    data = torch.utils.data.TensorDataset(torch.zeros(3))
+    one, other = (torch.utils.data.DataLoader(data) for _ in range(2))
+    first, second, others = iter(one), iter(one), iter(other)
+    assert len([next(first), next(first), next(others)]) == 3
+    found = {id(run): (loader, given_by(run)) for loader, run in passes_over([one])}
+    assert found == {id(first): (one, 2), id(second): (one, 0)}
+    assert [loader for loader, _ in passes_over([other])] == [other]
 
 
 def test_operators() -> None:

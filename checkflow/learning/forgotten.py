@@ -1,8 +1,8 @@
-"""What a training that runs changes, and nobody has attached: random generators, what communication hooks keep of a
-wrapper that was not given, and networks that are written now and then, as a target network is, or beside code that
-nobody can record.
+"""What a training that runs changes, and nobody has attached: random generators, passes over loaders, what
+communication hooks keep of a wrapper that was not given, and networks that are written now and then, as a target
+network is, or beside code that nobody can record.
 
-Looked at after iterations 2, 4, 8, 16 and so on; from the third look on that takes at most a hundredth of the time.
+Looked at after iterations 2, 5, 11, 23 and so on; from the third look on that takes at most a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from types import FrameType
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
+from checkflow.learning.loaders import Loaders
 from checkflow.state.memory import has_storage
 from checkflow.state.shards import local
 from checkflow.torch_internals import generator_id, is_persistent, own_buffers, own_parameters, storage_id, versions
@@ -64,8 +66,8 @@ class Forgotten:
 
     Args:
         training: live.
-        notify: told of generators, of what communication hooks keep, and of networks where nothing can be recorded, in
-            a line.
+        notify: told of generators, of loaders, of what communication hooks keep, and of networks where nothing can be
+            recorded, in a line.
         found: told of networks that were written, and that an iteration which was recorded has only read; None where
             none is recorded, and networks are not looked at.
     """
@@ -84,28 +86,31 @@ class Forgotten:
         self._constants: frozenset[int] = frozenset()
         self._is_blind = False
         self._told: dict[int, object] = {}  # generators, and storages
+        self._loaders = Loaders(training, notify)
         models = (part for model in training.models for part in model.modules())
         self._hooks = _kept_by_hooks((("", each) for each in models), training)  # which attach tells of
 
     def begins(self, frame: FrameType) -> None:
         """An iteration does. Raises nothing but what `notify` and `found` do."""
         self._iterations += 1
+        self._loaders.tell_moved()
         if self._iterations < self._due:
             return
         started_s = time.monotonic()
         if self._looks >= _FREE and self._spent_s > _SHARE * (started_s - self._began_s):
             return
-        self._looks, self._due = self._looks + 1, 2 * self._iterations
+        self._looks, self._due = self._looks + 1, 2 * self._iterations + 1  # odd, since epochs may have two
         drew: list[tuple[str, object]] = []
         hooks: dict[int, tuple[str, object]] = {}
         with contextlib.suppress(Exception):  # code of the user's objects runs when they are looked at
-            kinds = (DistributedDataParallel if self._found is None else torch.nn.Module, *_GENERATORS)
-            reached = objects_from(self._training, frame, kinds)
-            modules = [(path, each) for path, each in reached.items() if isinstance(each, torch.nn.Module)]
+            kinds = (DistributedDataParallel if self._found is None else torch.nn.Module, DataLoader, *_GENERATORS)
+            reached = objects_from(self._training, frame, kinds).items()
+            modules = [(path, each) for path, each in reached if isinstance(each, torch.nn.Module)]
             hooks = _kept_by_hooks(modules, self._training)
             if self._found is not None:
                 self._look_at_modules(modules)
-            drew = self._drew((path, each) for path, each in reached.items() if not isinstance(each, torch.nn.Module))
+            drew = self._drew((path, each) for path, each in reached if isinstance(each, _GENERATORS))
+            self._loaders.look((path, each) for path, each in reached if isinstance(each, DataLoader))
         self._spent_s += time.monotonic() - started_s
         for line in _lines_of_generators(drew):
             self._notify(line)

@@ -2,7 +2,8 @@
 
 Gradients are dropped then, or zeroed. Where they are written to instead, `step()` may be called for each part of a
 batch: no checkpoint has gradients, so a resume from there goes on without them. And where parameters are written all
-the same, time after time, another optimizer may make the updates, whose state is in no checkpoint.
+the same, time after time, another optimizer may make the updates, whose state is in no checkpoint. Where nothing is
+written, and there are no gradients, something else may be trained than what was attached.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from checkflow.training import Training
 from checkflow.wrapped import is_hookable
 
 TIMES = 3  # that parameters are written in a row
+STILL = 50  # iterations in a row without a gradient, in which no parameter is written: more than a scaler skips
 
 
 class WithoutUpdate:
@@ -33,6 +35,8 @@ class WithoutUpdate:
         self._gradient: tuple[StateName, torch.nn.Parameter, tuple[int, int]] | None = None  # as it was then
         self._parameter: tuple[StateName, torch.nn.Parameter, int] | None = None  # as it was, and its version
         self._written = 0  # times in a row
+        self._still = 0  # iterations in a row
+        self._versions: list[int] = []  # of all parameters, when these began
 
     def updated(self) -> None:
         """An optimizer has made an update. Its gradients are still there."""
@@ -43,7 +47,7 @@ class WithoutUpdate:
         """An iteration ended."""
         self._compare_gradient()
         if self._updated or not self._knows:
-            self._updated, self._parameter, self._written = False, None, 0
+            self._updated, self._parameter, self._written, self._still = False, None, 0, 0
             return
         self._compare_parameter()
         for name, parameter in parameters_of(self._training):
@@ -51,6 +55,7 @@ class WithoutUpdate:
                 self._gradient = name, parameter, _address_and_version(gradient)
             if parameter.requires_grad and self._parameter is None:
                 self._parameter = name, parameter, versions([local(parameter)])[0]
+        self._compare_all()
 
     def _compare_gradient(self) -> None:
         """Another gradient in the same memory begins with a version that is no higher."""
@@ -80,6 +85,25 @@ class WithoutUpdate:
                 "parameter",
                 f"{name}: is written though no attached optimizer makes an update; where another one does, its state "
                 "is in no checkpoint: attach that one",
+            )
+
+    def _compare_all(self) -> None:
+        if self._gradient is not None or self._parameter is None or self._written:
+            self._still = 0
+            return
+        self._still += 1
+        if self._still not in (1, STILL):
+            return
+        now = versions(local(parameter) for _, parameter in parameters_of(self._training))
+        if self._still == 1:
+            self._versions = now
+        elif now != self._versions:
+            self._still = 0
+        else:
+            self._say_once(
+                "nothing",
+                f"{STILL} iterations in a row had no gradient, no update, and wrote no parameter of what is attached; "
+                "where another model is trained, such as a copy of this one, attach that and its optimizer",
             )
 
     def _say_once(self, of: str, line: str) -> None:

@@ -250,5 +250,5 @@ def test_looking_takes_a_hundredth_of_the_time(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(2000):
         clock[0] += 1.0
         finder.begins(None)  # type: ignore[arg-type]
-    assert looks[:2] == [2.0, 6.0]
+    assert looks[:2] == [2.0, 7.0]
     assert looks[2] >= 400 and looks[3] >= 600 and len(looks) <= 5, looks

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 
 import checkflow
+from checkflow.runtime.without_update import STILL
 
 OUTSIDE = "was written after step() and before its update"
 
@@ -64,6 +66,29 @@ def test_another_optimizer_than_the_attached_one_is_told_of(tmp_path: Path, atta
     assert not [line for line in said if OUTSIDE in line], said
     lines = [line for line in said if "where another one does, its state is in no checkpoint: attach that one" in line]
     assert len(lines) == (not attached) and all("model/0.weight: is written though" in line for line in lines), said
+
+
+@pytest.mark.parametrize("kind", ["copy", "attached", "late", "accumulated", "scaled down"])
+def test_where_nothing_that_is_attached_is_trained_it_is_told(tmp_path: Path, kind: str) -> None:
+    """A copy of it may be. Told once, and neither where updates begin in time nor where gradients are added up."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    trained = copy.deepcopy(model) if kind == "copy" else model
+    own = torch.optim.AdamW(trained.parameters()) if kind == "copy" else optimizer
+    begins = {"late": STILL - 2, "accumulated": STILL + 9, "scaled down": STILL - 2}.get(kind, 0)
+    said: list[str] = []
+    with checkflow.attach(model, optimizer, store=tmp_path, notify=said.append, tell=lambda _: None) as ckpt:
+        for number in range(STILL + 4):
+            if number >= begins or kind != "late":
+                torch.autograd.backward(trained(torch.randn(2, 4)).square().mean())
+            if number >= begins:
+                own.step()
+            if number >= begins or kind == "scaled down":
+                own.zero_grad()
+            ckpt.step()
+    lines = [line for line in said if "wrote no parameter of what is attached" in line]
+    assert len(lines) == (kind == "copy"), said
+    assert all(f"{STILL} iterations in a row had no gradient" in line for line in lines)
 
 
 def test_the_update_of_any_attached_optimizer_is_one(tmp_path: Path) -> None:
