@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -253,9 +254,15 @@ def _collective(row: CollectiveRow) -> Collective:
 
 def _complaints(graph: Graph) -> Iterator[str]:
     """What contradicts itself in a graph whose fields have the right types, most telling first."""
-    yield from _wrong_tensors(graph)
-    yield from _wrong_ops(graph)
-    yield from _wrong_anchors(graph)
+    dangling = list(_dangling(graph))  # all else follows the indices of operators
+    yield from dangling or chain(_wrong_tensors(graph), _wrong_ops(graph), _wrong_anchors(graph))
+
+
+def _dangling(graph: Graph) -> Iterator[str]:
+    for step, op in enumerate(graph.ops, start=1):
+        for index in (*op.reads, *op.writes):
+            if index >= len(graph.tensors):
+                yield f"{_where(step, op)}: tensor {index} is not one of the {len(graph.tensors)} tensors"
 
 
 def _wrong_tensors(graph: Graph) -> Iterator[str]:
@@ -278,21 +285,20 @@ def _wrong_tensors(graph: Graph) -> Iterator[str]:
 
 def _wrong_ops(graph: Graph) -> Iterator[str]:
     for step, op in enumerate(graph.ops, start=1):
-        where = f"field ops.{step - 1} (step {step}, {op.name!r})"
-        for index in (*op.reads, *op.writes):
-            if index >= len(graph.tensors):
-                yield f"{where}: tensor {index} is not one of the {len(graph.tensors)} tensors"
-                return
         for index in op.reads:
             if step <= graph.tensors[index].born:
-                yield f"{where}: {_out_of_order(graph, index)}"
+                yield f"{_where(step, op)}: {_out_of_order(graph, index)}"
         for index in (*op.reads, *op.writes):
             tensor = graph.tensors[index]
             if not tensor.born <= step <= tensor.freed:
                 yield (
-                    f"{where}: uses tensor {index} ({tensor.name!r}), which is there only from step {tensor.born} to "
-                    f"{tensor.freed}"
+                    f"{_where(step, op)}: uses tensor {index} ({tensor.name!r}), which is there only from step "
+                    f"{tensor.born} to {tensor.freed}"
                 )
+
+
+def _where(step: int, op: Op) -> str:
+    return f"field ops.{step - 1} (step {step}, {op.name!r})"
 
 
 def _out_of_order(graph: Graph, index: int) -> str:

@@ -49,7 +49,7 @@ class StateRow(_Model):
     id: Count
     bytes: Count
     written: bool
-    views: tuple[ViewRow, ...]
+    views: Annotated[tuple[ViewRow, ...], Field(min_length=1)]
 
 
 class GradientRow(_Model):

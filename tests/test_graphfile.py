@@ -167,6 +167,10 @@ MALFORMED: dict[str, tuple[str, str]] = {
     ),
     "tensor that is not there": (with_row("ops", 3, reads=[6]), r"field ops\.3 \(step 4, .*tensor 6 is not one of"),
     "written tensor that is not there": (with_row("ops", 3, writes=[99]), r"field ops\.3 .*tensor 99 is not one of"),
+    "too early and, later, not there": (
+        ops(([1], [0]), ([2], [1]), born=(1, 2)),
+        r"field ops\.1 \(step 2, 'op2'\): tensor 2 is not one of the 2 tensors",
+    ),
     "read after it is freed": (with_row("ops", 2, reads=[4]), r"field ops\.2 \(step 3, .*uses tensor 4 \('x'\)"),
     "written before its birth": (with_row("ops", 1, writes=[5]), r"field ops\.1 .*only from step 3 to 3"),
     "read before its birth": (

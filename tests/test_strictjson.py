@@ -18,6 +18,7 @@ REFUSED = {
     "a key twice": (b'{"a": 1, "b": {"c": 1, "c": 1}}', "a key stands twice in one object"),
     "NaN": (b'{"a": NaN}', "NaN is not JSON"),
     "infinity": (b"[-Infinity]", "-Infinity is not JSON"),
+    "1e999": (b'{"a": -1e999}', "-1e999 is larger than any number here"),
     "cut short": (b'{"a": ', "Expecting value"),
     "more than one": (b"{} {}", "Extra data"),
     "nothing": (b"", "Expecting value"),

@@ -17,6 +17,7 @@ from checkflow.errors import FormatError, InputError
 from checkflow.jsonfile import check_no_device
 
 _DRAWN = 1024  # at a time
+_MOST_DIGITS = 18  # of a count: Python reads no number of thousands
 
 
 class Loss(StrEnum):
@@ -93,7 +94,7 @@ def _ns(path: Path, line: int, text: str | None) -> int:
         seconds = float(text or "")
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds < math.inf:
+    if not 0 <= seconds * 10**9 < math.inf:
         raise FormatError(f"{path}: line {line}: {text!r} is not a time in seconds; write it like 3600.5")
     return round(seconds * 10**9)
 
@@ -106,6 +107,7 @@ def _loss(path: Path, line: int, text: str | None) -> Loss:
 
 
 def _count(path: Path, line: int, text: str | None) -> int:
-    if not (text or "").strip().isdecimal():
-        raise FormatError(f"{path}: line {line}: {text!r} is not a number of GPUs; write a whole one")
-    return int(text or "")
+    digits = (text or "").strip()
+    if not digits.isdecimal() or len(digits) > _MOST_DIGITS:
+        raise FormatError(f"{path}: line {line}: {digits[:20]!r} is not a number of GPUs; write a whole one")
+    return int(digits)
