@@ -9,7 +9,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 from checkflow.errors import InputError
-from checkflow.hardware.profile import CopyRates, Efficiency, PeakFlops, Profile
+from checkflow.hardware.profile import NAMES, CopyRates, Efficiency, PeakFlops, Profile
 
 COPY_BYTES = 256 * 2**20  # past the caches
 LARGEST_SIDE = 8192  # of the matrices, if the device is fast enough
@@ -25,6 +25,8 @@ def measure_profile(name: str, device: str = "cpu", progress: Callable[[str], No
     """
     if not name:
         raise InputError("name: is empty; give the profile a name")
+    if name in NAMES:
+        raise InputError(f"name: {name!r} is a bundled device's; give the profile a name of its own")
     if device not in ("cpu", "cuda"):
         raise InputError(f"device: {device!r} cannot be measured; choose cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():

@@ -110,16 +110,27 @@ def load_profile(name_or_path: str) -> Profile:
 
     Raises:
         InputError: no such device, or a file that cannot be read.
-        FormatError: not YAML, or a field that is missing, unknown, or not a positive number.
+        FormatError: not YAML, a field that is missing, unknown, or not a positive number; or a bundled device's name and other
+            figures, since graphs and schedules tell devices apart by their names.
     """
     if name_or_path in NAMES:
         return _read(_FOLDER / f"{name_or_path}.yaml")
     path = Path(name_or_path)
     if path.exists() or path.suffix in (".yaml", ".yml") or path.name != name_or_path:
-        return _read(path)
+        profile = _read(path)
+        if profile.name in NAMES and _figures(profile) != _figures(load_profile(profile.name)):
+            raise FormatError(
+                f"{path}: field name: {profile.name!r} is a bundled device's, whose figures are others; give it a name "
+                "of its own"
+            )
+        return profile
     raise InputError(
         f"device: {name_or_path!r} is not known; choose one of {', '.join(NAMES)}, or give the path of a YAML file"
     )
+
+
+def _figures(profile: Profile) -> dict[str, object]:
+    return profile.model_dump(exclude={"description", "source"})
 
 
 def write_profile(path: Path, profile: Profile) -> None:

@@ -158,6 +158,21 @@ def test_a_written_profile_reads_back(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("name", hardware.NAMES)
+def test_a_bundled_name_is_taken_for_one_devices_figures(name: str, tmp_path: Path) -> None:
+    """A copy may say other things of itself; with other figures it needs another name."""
+    bundled, path = hardware.load_profile(name), tmp_path / "copy.yaml"
+    copied = bundled.model_copy(update={"description": "the one in our cellar"})
+    hardware.write_profile(path, copied)
+    assert hardware.load_profile(str(path)) == copied
+    for changed in ({"launch_latency_ns": 4000}, {"efficiency": Efficiency(compute=0.5, memory=0.8, link=0.8)}):
+        hardware.write_profile(path, bundled.model_copy(update=changed))
+        with pytest.raises(FormatError, match=rf"copy\.yaml: field name: '{name}' is .*; give it a name of its own$"):
+            hardware.load_profile(str(path))
+        hardware.write_profile(path, bundled.model_copy(update={"name": "mine", **changed}))
+        assert hardware.load_profile(str(path)).name == "mine"
+
+
 def test_an_unwritable_output_is_an_input_error(tmp_path: Path) -> None:
     """It is named."""
     with pytest.raises(InputError, match=r"here\.yaml: cannot be written"):
@@ -286,6 +301,11 @@ def test_an_unnamed_profile_is_an_input_error() -> None:
     """The name goes into graphs and schedules."""
     with pytest.raises(InputError, match="name: is empty"):
         measure.measure_profile("", "cpu")
+
+
+def test_a_measured_profile_is_not_named_as_a_bundled_one() -> None:
+    with pytest.raises(InputError, match="name: 'h100' is a bundled device's; give the profile a name of its own"):
+        measure.measure_profile("h100", "cpu")
 
 
 def test_an_unknown_kind_of_device_is_an_input_error() -> None:

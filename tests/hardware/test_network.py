@@ -110,7 +110,7 @@ def graph(*ops: Op, ranks: int = 8) -> Graph:
 
 def test_retimed_collectives_are_the_networks(tmp_path: Path) -> None:
     """The time stands where it is waited for."""
-    profile = hardware.load_profile("h100").model_copy(update={"network": ROUND})
+    profile = hardware.load_profile("h100").model_copy(update={"name": "mine", "network": ROUND})
     timed = hardware.retime(
         graph(Op("c", (0,), (1,), 0, 9, "float32", 0, Collective(KIND.ALL_GATHER, 4000, 4, 1))), profile
     )
@@ -122,7 +122,7 @@ def test_retimed_collectives_are_the_networks(tmp_path: Path) -> None:
 
 def test_a_profile_without_a_network_says_so_where_ranks_need_one(tmp_path: Path) -> None:
     """One that was written before there were networks is read as ever."""
-    old = hardware.load_profile("h100").model_copy(update={"network": None})
+    old = hardware.load_profile("h100").model_copy(update={"name": "mine", "network": None})
     path = tmp_path / "old.yaml"
     hardware.write_profile(path, old)
     assert "network" not in yaml.safe_load(path.read_text())
@@ -132,7 +132,7 @@ def test_a_profile_without_a_network_says_so_where_ranks_need_one(tmp_path: Path
     together = graph(Op("c", (0,), (1,), 0, 8, "float32", 0, Collective(KIND.ALL_REDUCE, 8, 2, 1)))
     for needs in (lambda: hardware.retime(together, old), lambda: hardware.link_bytes_per_s(old, 2)):
         with pytest.raises(
-            InputError, match="h100: this profile has no network, which ranks need; choose one of a100-4"
+            InputError, match="mine: this profile has no network, which ranks need; choose one of a100-4"
         ):
             needs()
 

@@ -20,12 +20,13 @@ from checkflow.sweep.journal import Journal, read_journal
 from checkflow.sweep.traces import TracedModel
 
 BANDWIDTH = 10**9
+PROFILE = load_profile("rtx3090").model_copy(update={"name": "mine"})
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_profile(Path("mine.yaml"), load_profile("rtx3090"))
+    write_profile(Path("mine.yaml"), PROFILE)
     Path("helper.py").write_text("FACTOR = 1\n")
     Path("net.py").write_text("from helper import FACTOR\n" + LINEAR)
 
@@ -92,7 +93,7 @@ def _appended(name: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def _profile(_: pytest.MonkeyPatch) -> None:
-    write_profile(Path("mine.yaml"), load_profile("rtx3090").model_copy(update={"launch_latency_ns": 4999}))
+    write_profile(Path("mine.yaml"), PROFILE.model_copy(update={"launch_latency_ns": 4999}))
 
 
 CHANGES = {
