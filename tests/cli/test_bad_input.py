@@ -317,7 +317,9 @@ def test_a_schedule_of_another_graph_is_told_what_differs(complaint: Complaint) 
     assert "arguments: none there, batch_size=3 here" in line
     assert run(["trace", "good.py", "-o", "elsewhere.json"]) == 0
     line = complaint("verify", "good.schedule.json", "elsewhere.json", code=EXIT_NO)
-    assert "there, rtx3090 here; trace with the --device that it is for, and compile that very graph" in line
+    assert (
+        "there, rtx3090 here; where a YAML file is the profile of 'mine', give it with --device; or trace with" in line
+    )
 
 
 def test_a_schedule_compiled_for_another_device_verifies_with_that_graph(capfd: pytest.CaptureFixture[str]) -> None:
@@ -330,6 +332,26 @@ def test_a_schedule_compiled_for_another_device_verifies_with_that_graph(capfd: 
     assert capfd.readouterr().out.startswith("one.json: verified, with times of h100; peak ")
     assert run(["verify", "two.json", "good.graph.json", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["verified"] is True
+    assert run(["verify", "one.json", "good.graph.json", "--device", "v100s"]) == EXIT_NO
+    assert "device: h100 there, v100s here; leave --device out" in capfd.readouterr().err
+
+
+def test_a_schedule_compiled_with_a_profiles_file_verifies_with_that(
+    complaint: Complaint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It says only the profile's name; another file of that name, or a device of another, is not what it is for."""
+    assert run(["trace", "good.py", "-o", "good.json"]) == 0
+    assert run(["compile", "good.json", "--device", "mine.yaml", "--interval", "auto", "-o", "mine.json"]) == 0
+    capfd.readouterr()
+    assert run(["verify", "mine.json", "good.json", "--device", "mine.yaml"]) == 0
+    assert capfd.readouterr().out.startswith("mine.json: verified, with times of mine; peak ")
+    for device in ([], ["--device", "h100"]):
+        line = complaint("verify", "mine.json", "good.json", *device, code=EXIT_NO)
+        assert "where a YAML file is the profile of 'mine', give it with --device" in line
+    Path("mine.yaml").write_text(PROFILE.replace("launch_latency_ns: 1000", "launch_latency_ns: 2000"))
+    line = complaint("verify", "mine.json", "good.json", "--device", "mine.yaml", code=EXIT_NO)
+    assert "with times of mine: graph_fingerprint: " in line and "iteration_time_ns: " in line
+    assert "none.yaml: cannot be read" in complaint("verify", "mine.json", "good.json", "--device", "none.yaml")
 
 
 def test_a_verification_that_fails_is_an_object_too(capfd: pytest.CaptureFixture[str]) -> None:
@@ -373,7 +395,7 @@ EMPTY = {  # where a word is, the variable is
     "GRAPH": ("verify s.json _",),
     "FILE": ("inspect _",),
     "MODEL": ("compile _", "trace _", "sweep _"),
-    "--device": ("compile good.py --device _", "trace good.py --device _"),
+    "--device": ("compile good.py --device _", "trace good.py --device _", "verify s.json g.json --device _"),
     "--output": (
         "export store --to torch -o _", "compile good.py -o _", "trace good.py -o _", "inspect s.json -o _",
         "profile -o _", "sweep good.py -o _",

@@ -25,7 +25,7 @@ OPTIONS = {
         "--no-factors", "--mtbf", "--disk", "--lost-machines", "--host-memory", "--approximate",
     },
     "trace": TRACED,
-    "verify": {"schedule", "graph", "--json"},
+    "verify": {"schedule", "graph", "--device", "--json"},
     "inspect": {"file", "--rows", "--export", "-o", "--output"},
     "profile": {"-o", "--output", "--name", "--device"},
     "demo": {"--iterations"},
