@@ -113,7 +113,7 @@ def command(
                 restart_ns=restart,
                 replace_ns=replacing,
             )
-            for each in list_of(interval or "1", partial(positive_of, "--interval"), "--interval")
+            for each in list_of("1" if interval is None else interval, partial(positive_of, "--interval"), "--interval")
         ]
     counts = _devices(devices)
     means = () if mtbf is None else list_of(mtbf, _mean, "--mtbf")

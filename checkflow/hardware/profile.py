@@ -110,8 +110,8 @@ def load_profile(name_or_path: str) -> Profile:
 
     Raises:
         InputError: no such device, or a file that cannot be read.
-        FormatError: not YAML, a field that is missing, unknown, or not a positive number; or a bundled device's name and other
-            figures, since graphs and schedules tell devices apart by their names.
+        FormatError: not YAML, a field that is missing, unknown, or not a positive number; or a bundled device's name
+            with other figures, since graphs and schedules tell devices apart by their names.
     """
     if name_or_path in NAMES:
         return _read(_FOLDER / f"{name_or_path}.yaml")

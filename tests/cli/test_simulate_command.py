@@ -110,6 +110,7 @@ def test_failures_come_from_a_file(capfd: pytest.CaptureFixture[str]) -> None:
         ([VIT, "--mtbf", "\u0663h"], "is not a time; write it like 3h"),
         ([VIT, "--mtbf", "3h", "--devices", "9" * 5000], "is more than 1000000000; write it like 8"),
         ([*FLAGS, "--mtbf", "3h", "--interval", "9" * 5000], "is more than 1000000000; write it like 8"),
+        ([*FLAGS, "--mtbf", "3h", "--interval", ""], "--interval '': a value is missing"),
         ([*FLAGS, "--mtbf", "3h", "--interval", "\u0663"], "is not a positive whole number"),
     ],
 )
