@@ -155,7 +155,13 @@ def _replaced(
     known = {state.name: (state, storage) for state, storage in before}
     now = {state.name: (state, ledger.see(state.tensor)) for state in after}
     found: list[Replaced] = []
+    updated = {state.of for state, _ in before if state.of}
     for name in dict.fromkeys((*known, *now)):
+        if name not in known and (of := now[name][0].of) and updated and of not in updated:
+            raise TraceError(
+                f"{model}: the iteration updates {of}, which those before it did not (branches that take turns?); give "
+                "each the same input, or let the factory make an update of every parameter"
+            )
         if name not in known or name not in now:
             raise TraceError(
                 f"{model}: the iteration {'drops' if name in known else 'creates'} {name}; keep "

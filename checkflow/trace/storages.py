@@ -134,7 +134,8 @@ def without_storage(line: str, verb: str, tensor: torch.Tensor) -> TraceError:
     """For code in an iteration that takes or makes such a tensor."""
     if verb == "makes" and tensor.layout == torch.sparse_coo:
         return TraceError(
-            f"{line}: makes a sparse tensor, which has no storage to checkpoint; use dense gradients (sparse=False)"
+            f"{line}: makes a sparse tensor, which has no storage to checkpoint; use dense gradients (sparse=False); "
+            "where the optimizer needs sparse ones, attach goes on without a plan"
         )
     layout = "nested" if tensor.is_nested else tensor.layout
     return TraceError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -178,6 +179,30 @@ def test_state_that_is_created_dropped_or_resized() -> None:
     assert "makes optimizer/0.weight.extra a tensor of shape (2,)" in refused(with_iteration(resize))
 
 
+def branching(warm: bool) -> Training:
+    """Of two layers the first iteration updates one, and the second the other."""
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    turns = itertools.cycle(model)
+
+    def iteration() -> None:
+        next(turns)(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(2 if warm else 0):
+        iteration()
+    return Training(model, optimizer, iteration)
+
+
+def test_branches_that_take_turns() -> None:
+    """What is new is an update, and not only the state that comes with it; the advice helps."""
+    line = refused(partial(branching, warm=False))
+    assert "the iteration updates model/1.weight, which those before it did not (branches that take turns?)" in line
+    assert "let the factory make an update of every parameter" in line
+    assert trace_training(partial(branching, warm=True), model="m").graph.steps
+
+
 def test_lists_of_state_that_grow_are_refused_at_once() -> None:
     """Before anything is run."""
     ran: list[int] = []
@@ -258,7 +283,8 @@ def test_sparse_gradients_are_refused() -> None:
         model, words = nn.Embedding(10, 3, sparse=True), torch.randint(0, 10, (4,))
         return loop(model, optim.SGD(model.parameters(), 0.1), lambda: model(words).sum())
 
-    assert "makes a sparse tensor" in refused(factory)
+    line = refused(factory)
+    assert "makes a sparse tensor" in line and "sparse ones, attach goes on without a plan" in line
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has CUDA")
