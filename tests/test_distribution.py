@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from checkflow.missing import REQUIREMENTS
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NOT_SHIPPED = ("tests", "benchmarks", "notebooks", "graphs", "schedules", "docs")
@@ -233,3 +235,45 @@ def test_a_store_is_listed_without_planners(tmp_path: Path) -> None:
     script = "from checkflow.cli import main; main()"
     ran = hiding(",".join(sorted(PLANNERS)), script, ["list", str(tmp_path)], tmp_path)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_what_a_missing_package_is_told_with_is_what_the_project_needs() -> None:
+    """Its bounds, too: a newer pulp would be no use. And the module is one that the package has."""
+    assert sorted(REQUIREMENTS.values()) == sorted(PROJECT["dependencies"])
+    packages = packages_distributions()
+    for module, requirement in REQUIREMENTS.items():
+        assert re.split(r"[<>=]", requirement)[0] in {name.lower() for name in packages[module]}
+
+
+SOLVERS = {"gurobipy": "gurobi", "highspy": "highs", "pulp": "cbc"}
+
+
+@pytest.mark.parametrize("module", REQUIREMENTS)
+def test_a_package_that_is_not_installed_is_bad_input(module: str, tmp_path: Path) -> None:
+    """One line with what to type, after what is told of progress; nobody is asked to report it."""
+    arguments = ["compile", str(ROOT / "graphs" / "alexnet-1.json"), "--bandwidth", "63GB/s", "-o", "s.json"]
+    wanted = f"{module} is not installed: pip install '{REQUIREMENTS[module]}'"
+    if module in SOLVERS:  # what can be done without is said by whoever asked for it
+        arguments += ["--interval", "auto", "--transfers", "packed", "--solver", SOLVERS[module]]
+        wanted = f"solver {SOLVERS[module]}: {wanted}; choose another or auto"
+    ran = hiding(module, "from checkflow.__main__ import main; main()", arguments, tmp_path)
+    assert (ran.returncode, ran.stderr.splitlines()[-1]) == (2, f"checkflow: {wanted}"), ran.stderr
+    assert "Traceback" not in ran.stderr and not list(tmp_path.iterdir())
+
+
+def test_a_module_that_is_none_of_these_is_a_mistake_of_ours(tmp_path: Path) -> None:
+    """Nothing to install would help."""
+    broken = "sys.modules['checkflow.units'] = None; from checkflow.__main__ import main; main()"
+    ran = hiding("", broken, ["list", "."], tmp_path)
+    assert ran.returncode == 70 and "internal error, please report it (ModuleNotFoundError" in ran.stderr
+
+
+def test_a_sweep_says_it_of_its_cells(tmp_path: Path) -> None:
+    """A worker that lacks a package has a row without an answer, and goes on."""
+    arguments = ["sweep", str(ROOT / "graphs" / "alexnet-1.json"), "--formulation", "compact", "--json"]
+    (tmp_path / "scipy.py").write_text("raise ModuleNotFoundError('not here', name='scipy')\n")
+    there = os.pathsep.join([str(tmp_path), str(ROOT)])
+    command = [sys.executable, "-m", "checkflow", *arguments]
+    ran = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": there}, capture_output=True, text=True)
+    assert ran.returncode == 1 and "scipy is not installed: pip install 'scipy>=1.12'" in ran.stdout
+    assert "internal error" not in ran.stdout + ran.stderr

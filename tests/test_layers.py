@@ -18,7 +18,8 @@ ALLOWED: dict[str, set[str]] = {
         "training", "checkpointing", "data", "distributed",
         "errors", "events", "extra", "frontend", "runtime", "schedule", "store",
     },
-    "__main__": {"cli"},
+    "__main__": {"cli", "missing"},
+    "missing": set(),
     "collector": set(),
     "text": set(),
     "errors": {"text"},
@@ -44,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "jsonfile": {"errors", "strictjson"},
     "graphfile": {"errors", "graph", "unlisted", "jsonfile"},
     "hardware": {"errors", "units", "graph", "jsonfile"},
-    "plan": {"background", "errors", "interrupts", "units", "graph"},
+    "plan": {"background", "errors", "interrupts", "missing", "text", "units", "graph"},
     "foreach": {"wrapped", "torch_internals"},
     "module_hook": set(),
     "trace": {
@@ -101,13 +102,14 @@ ALLOWED: dict[str, set[str]] = {
     "examples": {"__init__", "integrations"},
     "sweep": {
         "background", "errors", "interrupts", "units", "jsonfile", "graph", "graphfile", "hardware", "plan", "trace",
-        "compiler", "policies", "report", "sources", "models", "text", "torch_internals",
+        "compiler", "missing", "policies", "report", "sources", "models", "text", "torch_internals",
     },
     "cli": {
         "about", "collector", "errors", "unlisted", "units", "jsonfile", "graph", "graphfile", "hardware", "models",
         "plan", "policies", "trace",
         "schedule", "verify", "compiler", "frontend", "timedgraph", "report", "sources", "training", "store", "sweep",
-        "text", "dtypes", "interrupts", "simulation", "streams", "strictjson", "state", "lanes", "distributed",
+        "text", "dtypes", "interrupts", "missing", "simulation", "streams", "strictjson", "state", "lanes",
+        "distributed",
     },
 }  # fmt: skip
 

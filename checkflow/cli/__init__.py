@@ -20,6 +20,7 @@ import click
 from checkflow.cli import _streams
 from checkflow.collector import paused_collector, process_ends
 from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE, CheckflowError, InputError
+from checkflow.missing import not_installed
 from checkflow.text import brief, plain
 
 EXIT_INTERRUPTED = 130
@@ -100,6 +101,8 @@ def run(arguments: list[str]) -> int:
     except _streams.UnwritableError as error:
         return EXIT_DONE if error.is_left else _complain(str(error), EXIT_BAD_INPUT)
     except Exception as error:  # the last resort: a bug must not end in a traceback
+        if line := not_installed(error):
+            return _complain(line, EXIT_BAD_INPUT)
         if os.environ.get("CHECKFLOW_DEBUG"):
             raise
         return _complain(

@@ -6,6 +6,7 @@ from checkflow import hardware
 from checkflow.compiler import Compiled, Options, Refused, compile_graph, explain
 from checkflow.errors import CheckflowError
 from checkflow.graph import Graph
+from checkflow.missing import not_installed
 from checkflow.plan import Formulation, Infeasible, Problem, Transfers
 from checkflow.policies import checkfreq
 from checkflow.sweep.cells import Cell, Outcome, Row
@@ -46,7 +47,9 @@ def failure(cell: Cell, message: str) -> Row:
 
 def complaint(error: BaseException) -> str:
     """An exception in one line, as a row's message."""
-    return " ".join(str(error).split()) if isinstance(error, CheckflowError) else f"internal error: {brief(error)}"
+    if isinstance(error, CheckflowError):
+        return " ".join(str(error).split())
+    return not_installed(error) or f"internal error: {brief(error)}"
 
 
 def _compiled(row: Row, graph: Graph, profile: hardware.Profile | None) -> Row:

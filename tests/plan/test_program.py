@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,6 +51,27 @@ def with_licence(name: str, program: Program) -> None:
 def test_every_file_in_backends_is_a_solver() -> None:
     """The registry is the folder."""
     assert solvers() == ("cbc", "gurobi", "highs")
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("gurobipy", "gurobipy is not installed: pip install 'gurobipy>=12'"),
+        ("gurobipy._core", "cannot be imported (ModuleNotFoundError: "),  # it is there, and broken
+    ],
+)
+def test_a_solver_that_cannot_be_imported_is_not_there_for_auto(
+    module: str, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As one without a licence: the next takes the program, and says why. Asked for by name it is refused."""
+    (tmp_path / "gurobipy.py").write_text(f"raise ModuleNotFoundError('not here', name={module!r})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "gurobipy" or name.endswith("backends.gurobi")]:
+        monkeypatch.delitem(sys.modules, name)
+    chosen = choose(knapsack(6))
+    assert chosen.name == "highs" and chosen.why.startswith(f"gurobi: {why}")
+    with pytest.raises(SolverError, match=f"^solver gurobi: {re.escape(why)}.*; choose another or auto$"):
+        choose(knapsack(6), "gurobi")
 
 
 @pytest.mark.parametrize("name", solvers())

@@ -19,6 +19,8 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from checkflow.errors import SolverError
+from checkflow.missing import not_installed
+from checkflow.text import brief
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -125,29 +127,31 @@ def solvers() -> tuple[str, ...]:
 def choose(program: Program, solver: str = "auto") -> Choice:
     """The solver for a program. Raises SolverError where the one asked for does not exist or cannot take it.
 
-    `auto` is the first of PREFERENCE that can take the program; `why` names those that could not.
+    `auto` is the first of PREFERENCE that is there and can take the program; `why` names those before it.
     """
     if solver != "auto":
         if solver not in solvers():
             raise SolverError(f"solver: {solver!r} is unknown; choose auto, {', '.join(solvers())}")
-        backend = _load(solver)
-        refusal = backend.refuses(program)
-        if refusal is not None:
-            raise SolverError(f"solver {solver}: {refusal}; choose another or auto")
+        backend = _able(solver, program)
+        if isinstance(backend, str):
+            raise SolverError(f"solver {solver}: {backend}; choose another or auto")
         return Choice(solver, "asked for by name", backend)
     refusals: list[str] = []
     for name in PREFERENCE:
-        backend = _load(name)
-        refusal = backend.refuses(program)
-        if refusal is None:
+        backend = _able(name, program)
+        if not isinstance(backend, str):
             return Choice(name, "; ".join(refusals) or "first choice, and it can take the model", backend)
-        refusals.append(f"{name}: {refusal}")
+        refusals.append(f"{name}: {backend}")
     raise SolverError(f"no solver can run ({'; '.join(refusals)}); install highspy")
 
 
-def _load(name: str) -> Backend:
-    backend: Backend = importlib.import_module(f"checkflow.plan.packed.backends.{name}").BACKEND
-    return backend
+def _able(name: str, program: Program) -> Backend | str:
+    """The solver, or why it cannot take the program: one that cannot be imported is as one without a licence."""
+    try:
+        backend: Backend = importlib.import_module(f"checkflow.plan.packed.backends.{name}").BACKEND
+    except ImportError as error:
+        return not_installed(error) or f"cannot be imported ({brief(error)})"
+    return backend.refuses(program) or backend
 
 
 def answer(
