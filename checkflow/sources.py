@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import gc
 import importlib.util
@@ -17,7 +18,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import yaml
 
@@ -187,9 +188,10 @@ def _run_file(path: Path) -> dict[str, object]:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.__file__ = str(path)
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # as for `python model.py`, also while its factory runs
+    folder, root = _folders(path)
+    for each in (root, folder):
+        if str(each) not in sys.path:
+            sys.path.insert(0, str(each))  # the file's own first, and both also while its factory runs
     sys.modules[spec.name] = module  # dataclasses and pickles look their module up by name
     try:
         code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)  # its annotations are as it wrote them
@@ -208,20 +210,36 @@ def _run_file(path: Path) -> dict[str, object]:
         raise ModelFileError(f"{where(error, path)}: importing it raised {brief(error)}; {_NO_ARGUMENTS}") from None
     except Exception as error:  # noqa: BLE001 (whatever the user's file raises)
         relative = isinstance(error, ImportError) and "relative import" in said(error)
-        advice = "import what lies beside it by its name alone" if relative else "correct the file"
+        by = "its name alone" if root == folder else f"its whole name, {'.'.join(folder.relative_to(root).parts)}.NAME"
+        advice = f"import what lies beside it by {by}" if relative else "correct the file"
         raise ModelFileError(f"{where(error, path)}: importing it raised {brief(error)}; {advice}") from None
     return vars(module)
 
 
+def _folders(path: Path) -> tuple[Path, Path]:
+    """Where a file's imports look: in its own folder, as for `python FILE`, and in that which has its whole package."""
+    folder = path.resolve().parent
+    return folder, next((each for each in (folder, *folder.parents) if not (each / "__init__.py").is_file()), folder)
+
+
 @contextmanager
 def _own_arguments(file: str) -> Iterator[None]:
-    """Within, sys.argv is that of `python FILE`: a file that reads it would take checkflow's options for its own."""
-    given = sys.argv
-    sys.argv = [file]
+    """Within, sys.argv is that of `python FILE`: a file that reads it would take checkflow's options for its own.
+
+    What argparse misses there is in the exception alone: the usage that it prints is not of what was typed.
+    """
+    given, told = sys.argv, argparse.ArgumentParser.error
+    sys.argv, argparse.ArgumentParser.error = [file], _missed  # type: ignore[method-assign]
     try:
         yield
     finally:
-        sys.argv = given
+        sys.argv, argparse.ArgumentParser.error = given, told  # type: ignore[method-assign]
+
+
+def _missed(self: argparse.ArgumentParser, message: str) -> NoReturn:  # noqa: ARG001 (as argparse calls it)
+    ended = SystemExit(message)
+    ended.code = 2  # as argparse's own
+    raise ended
 
 
 def where(error: BaseException, path: Path) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from checkflow import sources
-from checkflow.errors import InputError, ModelFileError
+from checkflow.cli import run
+from checkflow.errors import EXIT_BAD_INPUT, InputError, ModelFileError
 
 MODEL = """
 from __future__ import annotations
@@ -153,11 +154,63 @@ def test_a_file_does_not_see_the_command_line_of_checkflow(tmp_path: Path, monke
     path.write_text(
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--x', required=True)\np.parse_args()\n"
     )
-    with pytest.raises(
-        ModelFileError, match=r"model\.py:4: importing it raised SystemExit: 2; its command line .*--set"
-    ):
+    missed = r"SystemExit: the following arguments are required: --x; its command line .*--set"
+    with pytest.raises(ModelFileError, match=rf"model\.py:4: importing it raised {missed}"):
         sources.load(str(path), {})
     assert sys.argv == given
+
+
+MISSES = """
+import argparse, sys
+def read():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--x", required=True)
+    return parser.parse_args()
+print("a word of its own", file=sys.stderr)
+"""
+
+
+def test_the_usage_of_a_file_is_not_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is of no command that anybody typed. What the file prints by itself is, and it may go on without."""
+    (tmp_path / "model.py").write_text(MISSES + "read()\n")
+    assert run(["compile", str(tmp_path / "model.py")]) == EXIT_BAD_INPUT
+    own, line = capfd.readouterr().err.splitlines()
+    assert own == "a word of its own" and "the following arguments are required: --x" in line
+    (tmp_path / "model.py").write_text(MISSES + "def training():\n    read()\n")
+    assert run(["compile", str(tmp_path / "model.py")]) == EXIT_BAD_INPUT
+    own, _building, line = capfd.readouterr().err.splitlines()
+    assert own == "a word of its own" and line.endswith(f"--x at {tmp_path / 'model.py'}:6; correct it there")
+    (tmp_path / "model.py").write_text(
+        MISSES + "try:\n    read()\nexcept SystemExit as ended:\n    CODE = ended.code\n"
+    )
+    with pytest.raises(ModelFileError, match="has no function 'CODES'"):
+        sources.load(f"{tmp_path / 'model.py'}:CODES", {})
+    assert capfd.readouterr().err == "a word of its own\n"
+
+
+PACKAGE = {
+    "owner/__init__.py": "",
+    "owner/inner/__init__.py": "",
+    "owner/layers.py": "WIDTH = 7\n",
+    "owner/inner/beside.py": "from ..layers import WIDTH\n",
+    "owner/inner/whole.py": "from owner.inner.beside import WIDTH\ndef training():\n    raise RuntimeError(WIDTH)\n",
+    "owner/inner/relative.py": "from .beside import WIDTH\n",
+    "owner/inner/named.py": "import beside\n",
+}
+
+
+def test_a_module_of_a_package_imports_by_whole_names(tmp_path: Path) -> None:
+    """Wherever the command was started, and by whichever of its names; what is refused says which name would do."""
+    for name, text in PACKAGE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    inner = tmp_path / "owner" / "inner"
+    with sources.users_modules(), pytest.raises(RuntimeError, match=r"^7$"):
+        sources.load(str(inner / "whole.py"), {}).factory()
+    for name in ("relative", "named"):
+        with sources.users_modules(), pytest.raises(ModelFileError, match=rf"{name}\.py:1: .* relative") as told:
+            sources.load(str(inner / f"{name}.py"), {})
+        assert str(told.value).endswith("; import what lies beside it by its whole name, owner.inner.NAME")
 
 
 def test_a_module_is_told_from_a_file() -> None:

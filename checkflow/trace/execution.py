@@ -33,7 +33,8 @@ from checkflow.trace.values import Values
 from checkflow.trace.workspaces import Workspaces, resize, resized_by_kernel
 from checkflow.trace.writes import aten, tensors_in, traits
 
-_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_CALLER = str(Path(__file__).parents[1] / "sources.py")  # of the factory
+_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), _CALLER)
 _LIBRARIES = (*_OURS, sys.prefix + "/lib", sys.base_prefix + "/lib")
 _NOT_AS_FAKED = aten("quantize_per_tensor quantize_per_tensor_dynamic")  # their fake results are float32
 _INSTALLED = ("/site-packages/", "/dist-packages/")
@@ -178,5 +179,5 @@ def _told(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def is_library(filename: str) -> bool:
-    """Whether a file is torch's, checkflow's trace's, or of Python or a package that was installed."""
+    """Whether a file is torch's, checkflow's trace's or what calls factories, or of Python or an installed package."""
     return filename.startswith(("<", *_LIBRARIES)) or any(part in filename for part in _INSTALLED)
