@@ -16,6 +16,7 @@ from checkflow.graph import Graph
 from checkflow.plan.infeasible import MOST_INTERVAL
 from checkflow.simulation.costs import NS_PER_S, Costs, costs_of
 from checkflow.simulation.expected import Expected, expected
+from checkflow.spelling import option
 from checkflow.units import format_ns, size_and_excess
 
 SLOTS = 3  # checkpoints that host memory has room for: attach's default
@@ -183,7 +184,7 @@ class _Trial:
     def _not_on_host(self, costs: Costs) -> str:
         """Why the host cannot make the updates that training makes."""
         if not self.amid.approximate:
-            return "what the host's updates make is not a GPU's to the bit; --approximate takes that"
+            return f"what the host's updates make is not a GPU's to the bit; {option('approximate', True)} takes that"
         update_ns = self.host_ns(costs.disk_bytes)
         if update_ns is None:
             return "what its updates take the host is not known: the device's profile has no network"

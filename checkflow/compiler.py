@@ -27,6 +27,7 @@ from checkflow.plan.infeasible import MOST_INTERVAL
 from checkflow.plan.solve import construct, solve, transfers_for
 from checkflow.policies.rule import Asked
 from checkflow.schedule import Schedule
+from checkflow.spelling import option
 from checkflow.units import format_bytes
 from checkflow.verify import verify, verify_plan
 
@@ -102,7 +103,7 @@ def compile_graph(
     check_interval(options.interval)
     problem = _problem(graph, options, options.bandwidth_bytes_per_s)
     if problem.iteration_time_ns <= 0:
-        raise InputError(f"{graph.model}: its operators take no time at this slack; trace it with --device")
+        raise InputError(f"{graph.model}: its operators take no time at this slack; trace it with {option('device')}")
     started, why_not_each = time.perf_counter(), ""
     if options.policy != CHECKFLOW and options.interval is None:
         problem = _least_paused(problem, graph, options)
@@ -136,8 +137,8 @@ def check_policy(policy: str, formulation: Formulation, transfers: Transfers | N
     streams = transfers_for(formulation, transfers) is Transfers.STREAMING
     if policy != CHECKFLOW and not (streams and solver == "auto"):
         raise InputError(
-            f"--policy {policy}: its rule leaves nothing to choose; leave out --formulation, --transfers and --solver, "
-            "or use --policy checkflow"
+            f"{option('policy', policy)}: its rule leaves nothing to choose; leave out {option('formulation')}, "
+            f"{option('transfers')} and {option('solver')}, or use {option('policy', CHECKFLOW)}"
         )
 
 
@@ -145,15 +146,18 @@ def check_divided(policy: str, *, divided: bool) -> None:
     """Raises InputError for a policy whose restores make updates again, each of all that a rank has."""
     # Those have a longest interval: at a longer one they are checkflow's plan.
     if divided and (policy == AUTO or policies.longest(policy) is not None):
-        raise InputError(f"--divided: is not for --policy {policy}, which may take gradients along; use checkflow")
+        raise InputError(
+            f"{option('divided', True)}: is not for {option('policy', policy)}, which may take gradients along; use "
+            f"{CHECKFLOW}"
+        )
 
 
 def check_interval(interval: int | None) -> None:
     """Raises InputError for one that is too long to be planned."""
     if interval is not None and interval > LONGEST:
         raise InputError(
-            f"--interval {interval}: is more than {LONGEST}, the longest that is planned; compile for that, and "
-            "give the longer one to attach(interval=)"
+            f"{option('interval', interval)}: is more than {LONGEST}, the longest that is planned; compile for that, "
+            "and give the longer one to attach(interval=)"
         )
 
 
@@ -161,13 +165,14 @@ def check_lanes(policy: str, lanes: int | None, interval: int | None) -> None:
     """Raises InputError for lanes of a policy that has none, of another interval than 1, or too many."""
     if lanes is None:
         return
+    asked = option("lanes", lanes)
     most = None if policy == AUTO else policies.most_lanes(policy)
     if most is None:
-        raise InputError(f"--lanes {lanes}: policy {policy} has no lanes; use --policy rolling or lowdiff")
+        raise InputError(f"{asked}: policy {policy} has no lanes; use {option('policy', ROLLING)} or lowdiff")
     if not 2 <= lanes <= most:
-        raise InputError(f"--lanes {lanes}: is not from 2 to {most}, iterations of which each sends a part")
+        raise InputError(f"{asked}: is not from 2 to {most}, iterations of which each sends a part")
     if interval not in (None, 1):
-        raise InputError(f"--lanes {lanes}: go with a checkpoint each iteration; leave out --interval {interval}")
+        raise InputError(f"{asked}: go with a checkpoint each iteration; leave out {option('interval', interval)}")
 
 
 def _least_paused(problem: Problem, graph: Graph, options: Options) -> Problem:
@@ -323,15 +328,15 @@ def _bandwidth(refused: Refused) -> str | None:
             refused.problem, bandwidth_bytes_per_s=_problem(refused.graph, options, asked).bandwidth_bytes_per_s
         )
         if _constructed(refused, problem) is not None:
-            return f"--bandwidth {asked / 10**9:.1f}GB/s" if step == 10**8 else f"--bandwidth {asked}"
-    return f"--bandwidth {needed}"
+            return option("bandwidth", f"{asked / 10**9:.1f}GB/s" if step == 10**8 else asked)
+    return option("bandwidth", needed)
 
 
 def _interval(refused: Refused) -> str | None:
     longer, cost = refused.answer.smallest_interval, refused.answer.snapshot_bytes_at_that_interval
     if longer is None:
         return None
-    return f"--interval {longer}" + (f" (snapshots {format_bytes(cost)})" if cost is not None else "")
+    return option("interval", longer) + (f" (snapshots {format_bytes(cost)})" if cost is not None else "")
 
 
 def _policy(refused: Refused) -> str | None:
@@ -342,7 +347,7 @@ def _policy(refused: Refused) -> str | None:
     if options.policy != CHECKFLOW or not streams or not bandwidth or problem.interval > 1:
         return None
     rolling = _ruled(problem, refused.graph, replace(options, policy=ROLLING))
-    return None if isinstance(rolling, Infeasible) else f"--policy {ROLLING}"
+    return None if isinstance(rolling, Infeasible) else option("policy", ROLLING)
 
 
 def _memory(refused: Refused) -> str | None:
@@ -354,7 +359,7 @@ def _memory(refused: Refused) -> str | None:
     if needed is None:
         return None
     unit, name = next((unit, name) for unit, name in _UNITS if needed >= 100 * unit or unit == 1)
-    return f"--memory-limit {-(-needed // unit)}{name} or --relax-memory"
+    return f"{option('memory_limit', f'{-(-needed // unit)}{name}')} or {option('relax_memory', True)}"
 
 
 def _formulation(refused: Refused) -> str | None:
@@ -366,4 +371,6 @@ def _formulation(refused: Refused) -> str | None:
         return None
     if construct(refused.problem) is None:
         return None
-    return "--transfers streaming" if options.formulation is Formulation.DIRECT else "--formulation direct"
+    if options.formulation is Formulation.DIRECT:
+        return option("transfers", "streaming")
+    return option("formulation", "direct")

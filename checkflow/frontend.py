@@ -31,6 +31,7 @@ from checkflow.plan.packed.program import solvers
 from checkflow.plan.solve import transfers_for
 from checkflow.schedule import Schedule, write_schedule
 from checkflow.sources import inputs_of
+from checkflow.spelling import in_python, option
 from checkflow.timedgraph import Model, TimedGraph, traced
 from checkflow.trace import World, world_of
 from checkflow.units import fraction_ppm, parse_bytes, parse_ns, parse_rate
@@ -79,7 +80,7 @@ def compile_model(
         return CompileOutcome(timed, chosen, result, comparison)
     raise InfeasibleError(
         f"{timed.graph.model}: infeasible (host memory): {dict(comparison.refused)[result.schedule.policy]}; "
-        "raise --host-memory",
+        f"raise {option('host_memory')}",
         reason="host memory",
         needed_bandwidth_bytes_per_s=None,
         smallest_interval=None,
@@ -98,13 +99,19 @@ def check_options(options: Options, policy: str, *, divided: bool) -> None:
     check_divided(policy, divided=divided)
     if options.solver != "auto" and transfers is Transfers.STREAMING:
         raise InputError(
-            f"--solver {options.solver}: streaming transfers need none; leave it out, or use --transfers packed"
+            f"{option('solver', options.solver)}: streaming transfers need none; leave it out, or use "
+            f"{option('transfers', 'packed')}"
         )
     # Those with a longest interval send gradients.
     if not options.factors and policy != AUTO and policies.longest(policy) is None:
-        raise InputError(f"--no-factors: policy {policy} sends no gradients; leave it out, or use --policy rolling")
+        raise InputError(
+            f"{option('factors', False)}: policy {policy} sends no gradients; leave it out, or use "
+            f"{option('policy', 'rolling')}"
+        )
     if options.relax_memory and options.memory_limit_bytes is None:
-        raise InputError("--relax-memory: there is no limit to raise; give --memory-limit, too")
+        raise InputError(
+            f"{option('relax_memory', True)}: there is no limit to raise; give {option('memory_limit')}, too"
+        )
 
 
 def surroundings(
@@ -125,13 +132,13 @@ def surroundings(
     }
     if policy != AUTO:
         if any(value is not None for value in (mtbf_ns, *given.values())):
-            raise InputError(
-                "--mtbf, --disk, --lost-machines, --host-memory, --approximate: a choice needs them; "
-                "give --policy auto, too"
-            )
+            names = ", ".join(option(name) for name in ("mtbf", "disk", "lost_machines", "host_memory", "approximate"))
+            raise InputError(f"{names}: a choice needs them; give {option('policy', AUTO)}, too")
         return None
     if mtbf_ns is None:
-        raise InputError("--policy auto: chooses by how often training fails; give --mtbf, like 3h")
+        raise InputError(
+            f"{option('policy', AUTO)}: chooses by how often training fails; give {option('mtbf')}, like 3h"
+        )
     return Surroundings(mtbf_ns, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
@@ -140,6 +147,7 @@ def refusal(model: str, refused: Refused) -> str:
     return f"{model}: {explain(refused)}"
 
 
+@in_python()
 def compile(
     model: Model,
     *,

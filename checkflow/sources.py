@@ -24,6 +24,7 @@ import yaml
 
 from checkflow import hardware, models
 from checkflow.errors import CheckflowError, InputError, ModelFileError
+from checkflow.spelling import setting
 from checkflow.text import brief, said
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ DEFAULT_FACTORY = "training"
 PACKAGE = Path(__file__).resolve().parent
 _INSTALLED = (Path(sysconfig.get_path("stdlib")), PACKAGE)
 _TYPES = (str, int, float, bool)
-_NO_ARGUMENTS = "its command line is empty here: read it under `if __name__`, and take values from --set in the factory"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -207,7 +207,10 @@ def _run_file(path: Path) -> dict[str, object]:
     except CheckflowError:  # it says where
         raise
     except SystemExit as error:
-        raise ModelFileError(f"{where(error, path)}: importing it raised {brief(error)}; {_NO_ARGUMENTS}") from None
+        raise ModelFileError(
+            f"{where(error, path)}: importing it raised {brief(error)}; its command line is empty here: read it under "
+            f"`if __name__`, and take values from {setting()} in the factory"
+        ) from None
     except Exception as error:  # noqa: BLE001 (whatever the user's file raises)
         relative = isinstance(error, ImportError) and "relative import" in said(error)
         by = "its name alone" if root == folder else f"its whole name, {'.'.join(folder.relative_to(root).parts)}.NAME"
@@ -260,11 +263,11 @@ def _bind(name: str, make: Callable[..., object], settings: Mapping[str, object]
         parameter = named.get(key, any_other)
         if parameter is None:
             known = ", ".join(named) or "no arguments"
-            raise InputError(f"--set {key}: {name} has no argument {key!r}; it takes {known}")
+            raise InputError(f"{setting(key)}: {name} has no argument {key!r}; it takes {known}")
         bound[key] = _convert(key, given, parameter, make)
     missing = [key for key, each in named.items() if each.default is each.empty and key not in bound]
     if missing:
-        raise InputError(f"{name}: its argument {missing[0]!r} has no default; give --set {missing[0]}=VALUE")
+        raise InputError(f"{name}: its argument {missing[0]!r} has no default; give {setting(missing[0])}=VALUE")
     first = [bound.pop(key, each.default) for key, each in named.items() if each.kind is each.POSITIONAL_ONLY]
     return functools.partial(make, *first, **bound)
 
@@ -272,7 +275,7 @@ def _bind(name: str, make: Callable[..., object], settings: Mapping[str, object]
 def _convert(key: str, given: object, parameter: inspect.Parameter, make: Callable[..., object]) -> object:
     if given is not None and not isinstance(given, _TYPES):
         raise InputError(
-            f"--set {key}: a {type(given).__name__} is no plain value; bind it to the factory with functools.partial"
+            f"{setting(key)}: a {type(given).__name__} is no plain value; bind it to the factory with functools.partial"
         )
     text = given if isinstance(given, str) else "null" if given is None else str(given)
     wanted = _wanted(parameter, make)
@@ -280,9 +283,9 @@ def _convert(key: str, given: object, parameter: inspect.Parameter, make: Callab
     if wanted and not _is_one(value, wanted):
         kinds = " or ".join("None" if kind is NoneType else kind.__name__ for kind in wanted)
         example = "" if parameter.default in (parameter.empty, None) else f", like {parameter.default!r}"
-        raise InputError(f"--set {key}: {text!r} is not of type {kinds}; give one{example}")
+        raise InputError(f"{setting(key)}: {text!r} is not of type {kinds}; give one{example}")
     if key == "batch_size" and isinstance(value, int) and value < 1:
-        raise InputError(f"--set {key}: {text!r} is not positive; give a batch of at least 1")
+        raise InputError(f"{setting(key)}: {text!r} is not positive; give a batch of at least 1")
     return value
 
 

@@ -12,6 +12,7 @@ from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
 from checkflow.hardware.measure import measure_copies
+from checkflow.spelling import option, setting
 from checkflow.state.refused import check_training
 from checkflow.training import Training
 from checkflow.unlisted import lines_of
@@ -34,7 +35,9 @@ class TimedGraph:
         if asked is not None:
             return asked
         if self.device is None:
-            raise InputError(f"--bandwidth: the link of {self.graph.device!r} is not known; give it, like 63GB/s")
+            raise InputError(
+                f"{option('bandwidth')}: the link of {self.graph.device!r} is not known; give it, like 63GB/s"
+            )
         if isinstance(self.device, hardware.CopyRates):
             return self.device.link_bytes_per_s
         return hardware.link_bytes_per_s(self.device, self.graph.world_size)
@@ -74,18 +77,22 @@ def traced(
         name = model.model if isinstance(model, Graph) else model
         if settings or device == MEASURE or real or world is not None:
             raise InputError(
-                f"{name}: is a traced graph; --set, --batch-size, --real, --world-size and --device measure need a "
-                "model"
+                f"{name}: is a traced graph; {setting()}, {option('real', True)}, {option('world_size')} and "
+                f"{option('device', MEASURE)} need a model"
             )
         return _as_read(model if isinstance(model, Graph) else read_graph(Path(model)), device, started)
     if isinstance(model, Training):
         if world is not None:
-            raise InputError("--world-size: a Training that is there is one process's; give the function that makes it")
+            raise InputError(
+                f"{option('world_size')}: a Training that is there is one process's; give the function that makes it"
+            )
         return _as_recorded(model, settings, device, progress)
     profile = None if device == MEASURE else hardware.load_profile(device or DEFAULT_DEVICE)
     if world is not None:
         if profile is None:
-            raise InputError("--device measure: of ranks only one is here; give a profile with a network, like h100")
+            raise InputError(
+                f"{option('device', MEASURE)}: of ranks only one is here; give a profile with a network, like h100"
+            )
         hardware.link_bytes_per_s(profile, world.size)  # before anything is traced
     with trace.in_place_of(world), sources.users_modules():
         source = sources.load(model, settings) if isinstance(model, str) else sources.of(model, settings)

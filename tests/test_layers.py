@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import networkx
 import pytest
+
+import checkflow
 
 PACKAGE = Path(__file__).parent.parent / "checkflow"
 
@@ -20,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "__main__": {"cli", "missing"},
     "missing": set(),
+    "spelling": set(),
     "collector": set(),
     "text": set(),
     "errors": {"text"},
@@ -45,30 +50,32 @@ ALLOWED: dict[str, set[str]] = {
     "jsonfile": {"errors", "strictjson"},
     "graphfile": {"errors", "graph", "unlisted", "jsonfile"},
     "hardware": {"errors", "units", "graph", "jsonfile"},
-    "plan": {"background", "errors", "interrupts", "missing", "text", "units", "graph"},
+    "plan": {"spelling", "background", "errors", "interrupts", "missing", "text", "units", "graph"},
     "foreach": {"wrapped", "torch_internals"},
     "module_hook": set(),
     "trace": {
         "collector", "foreach", "errors", "units", "graph", "training", "extra", "unlisted", "wrapped", "state",
-        "dtypes", "text", "torch_internals", "torch_ranks", "module_hook",
+        "dtypes", "spelling", "text", "torch_internals", "torch_ranks", "module_hook",
     },
     "version1": {"errors", "jsonfile"},
     "schedule": {"errors", "jsonfile", "version1"},
     "verify": {"errors", "graph", "graphfile", "schedule"},
     "lower": {"errors", "graph", "graphfile", "plan", "schedule"},
     "models": {"errors", "training"},
-    "policies": {"errors", "units", "graph", "plan", "schedule", "lower"},
-    "compiler": {"errors", "units", "graph", "plan", "policies", "schedule", "lower", "verify"},
-    "choice": {"errors", "units", "graph", "policies", "compiler", "simulation", "plan"},
+    "policies": {"spelling", "errors", "units", "graph", "plan", "schedule", "lower"},
+    "compiler": {"spelling", "errors", "units", "graph", "plan", "policies", "schedule", "lower", "verify"},
+    "choice": {"spelling", "errors", "units", "graph", "policies", "compiler", "simulation", "plan"},
     "report": {
         "choice", "errors", "text", "units", "graph", "plan", "policies", "schedule", "jsonfile", "compiler",
         "simulation",
     },
-    "sources": {"errors", "hardware", "text", "training", "models"},
-    "timedgraph": {"state", "errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources"},
+    "sources": {"spelling", "errors", "hardware", "text", "training", "models"},
+    "timedgraph": {
+        "spelling", "state", "errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources",
+    },
     "frontend": {
         "choice", "errors", "units", "graph", "jsonfile", "plan", "policies", "schedule", "compiler", "sources",
-        "timedgraph", "trace",
+        "spelling", "timedgraph", "trace",
     },
     "store": {
         "background", "collector", "errors", "events", "interrupts", "streams", "text", "units", "strictjson", "dtypes",
@@ -76,7 +83,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "state": {
         "about", "division", "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra",
-        "wrapped", "torch_internals", "torch_ranks", "lanes", "epochs",
+        "spelling", "wrapped", "torch_internals", "torch_ranks", "lanes", "epochs",
     },
     "runtime": {
         "errors", "events", "dtypes", "foreach", "text", "units", "training", "wrapped", "state", "schedule",
@@ -234,6 +241,28 @@ def test_json_is_read_in_one_place() -> None:
         if isinstance(node.value, ast.Name) and node.value.id == "json"
     }
     assert readers == {"strictjson.py"}
+
+
+COMPILES = (  # what checkflow.compile and the command share
+    "choice", "compiler", "frontend", "lower", "plan", "policies", "sources", "timedgraph", "trace", "state",
+)  # fmt: skip
+
+
+def test_options_are_named_as_their_caller_wrote_them() -> None:
+    """No text of these has an option of the command's in it: checkflow.spelling knows who asks."""
+    options = {name.replace("_", "-") for name in inspect.signature(checkflow.compile).parameters}
+    options |= {"set", "batch-size", "no-factors"}
+    named = [
+        f"{path.relative_to(PACKAGE)}: {node.value}"
+        for path in modules()
+        if path.relative_to(PACKAGE).parts[0].removesuffix(".py") in COMPILES
+        for each in ast.walk(ast.parse(path.read_text()))
+        if not isinstance(each, ast.Expr)  # a docstring is one
+        for node in ast.iter_child_nodes(each)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if options & set(re.findall(r"--([a-z][a-z-]*)", node.value))
+    ]
+    assert named == []
 
 
 def test_no_tool_of_tests_runs_in_a_training() -> None:

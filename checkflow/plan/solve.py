@@ -8,6 +8,7 @@ from checkflow.errors import InputError
 from checkflow.plan import Formulation, Infeasible, Plan, Problem, Transfers
 from checkflow.plan.infeasible import Needs, as_planned
 from checkflow.plan.streaming.planner import construct_streaming, plan_streaming
+from checkflow.spelling import option
 
 
 def transfers_for(formulation: Formulation, asked: Transfers | None) -> Transfers:
@@ -16,8 +17,8 @@ def transfers_for(formulation: Formulation, asked: Transfers | None) -> Transfer
         return asked or Transfers.STREAMING
     if asked is Transfers.STREAMING:
         raise InputError(
-            f"--transfers streaming: the {formulation} formulation is packed (Eq 9); leave it out, or use "
-            "--formulation direct"
+            f"{option('transfers', 'streaming')}: the {formulation} formulation is packed (Eq 9); leave it out, or use "
+            f"{option('formulation', 'direct')}"
         )
     return Transfers.PACKED
 

@@ -23,6 +23,7 @@ from checkflow.plan.rebuilt import in_lanes
 from checkflow.plan.streaming.planner import plan_streaming
 from checkflow.policies.rule import Asked, adds, constructed
 from checkflow.schedule import Schedule
+from checkflow.spelling import option
 
 LONGEST = 1  # at any other interval it is checkflow's plan
 MOST_LANES = 16  # of which host memory holds three checkpoints at once
@@ -51,7 +52,7 @@ def in_so_many(
         in_lanes(problem, graph, lanes, base=base, factors=factors) for factors in (False, True)
     )
     if with_gradients is None or with_factors is None:
-        raise InputError(f"--lanes {lanes}: no gradient rebuilds any of this state; leave it out")
+        raise InputError(f"{option('lanes', lanes)}: no gradient rebuilds any of this state; leave it out")
     found = constructed(with_gradients)
     if asked.factors and adds(found, problem):
         found += constructed(with_factors)

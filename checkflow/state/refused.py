@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from checkflow.dtypes import CODES
 from checkflow.errors import InputError, ModelFileError, TraceError, shown
+from checkflow.spelling import option
 from checkflow.state.holders import models_of, modules_of, optimizers_of
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName, subject_of
@@ -72,7 +73,7 @@ def check_training(value: object, model: str, *, ranks: bool = False) -> Trainin
             if kind in _DISTRIBUTED:
                 way = "is not supported yet; use FSDP2 (fully_shard), DistributedDataParallel, or one process"
             else:
-                way = "belongs to several processes; give --world-size, or trace the plain module of one"
+                way = f"belongs to several processes; give {option('world_size')}, or trace the plain module of one"
             raise TraceError(f"{model}: {_DISTRIBUTED.get(kind, kind)} {way}")
     return value
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from checkflow.dtypes import name_of
 from checkflow.errors import TraceError
 from checkflow.graph import Anchor, Graph, Op, Role, Tensor, View
+from checkflow.spelling import option
 from checkflow.trace.recorder import RecordedOperator
 from checkflow.trace.state import TracedState
 from checkflow.trace.storages import Ledger, Storage
@@ -112,7 +113,7 @@ def assemble(
     if not any(tensors[i].role is Role.PARAMETER for i in graph.writes):
         if not any(math.prod(view.shape) for t in graph.tensors if t.role is Role.PARAMETER for view in t.views):
             raise NoUpdateError(
-                f"{model}: this rank has no element of any parameter; compile another --rank's schedule"
+                f"{model}: this rank has no element of any parameter; compile another {option('rank')}'s schedule"
             )
         raise NoUpdateError(
             f"{model}: the iteration writes no parameter; let it call optimizer.step() after backward(), and where the "

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from checkflow.errors import TraceError
+from checkflow.spelling import option
 from checkflow.trace.execution import DataDependent
 from checkflow.trace.storages import Ledger
 from checkflow.training import Training
@@ -56,7 +57,8 @@ def check_memory(needed: int, model: str, stage: str, notes: Sequence[str]) -> N
 def too_large(size: str, model: str, stage: str, notes: Sequence[str]) -> TraceError:
     """Real tensors do not fit; the last note says why they were needed."""
     why = notes[-1] if notes else "asked to trace on real tensors"
-    way = "take that operator out of it" if notes else "trace it on fake tensors (without --real or --device measure)"
+    fakes = f"trace it on fake tensors (without {option('real', True)} or {option('device', 'measure')})"
+    way = "take that operator out of it" if notes else fakes
     return TraceError(
         f"{model}: {why}, but its {stage} takes {size} and {format_bytes(max(available_bytes() or 0, 0))} is free; "
         f"{way}, use a smaller batch, or trace where the training fits"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from checkflow.errors import InputError, ModelFileError, TraceError
+from checkflow.spelling import option
 from checkflow.state.divided import alike_in, saved_here, shared_out
 from checkflow.state.holders import optimizers_of
 from checkflow.state.live import walk
@@ -39,10 +40,10 @@ class World:
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= _MOST:
-            raise InputError(f"--world-size {self.size}: is no number of ranks; give one from 1 to {_MOST}")
+            raise InputError(f"{option('world_size', self.size)}: is no number of ranks; give one from 1 to {_MOST}")
         if not 0 <= self.rank < self.size:
             raise InputError(
-                f"--rank {self.rank}: is none of the {self.size} ranks; give one from 0 to {self.size - 1}"
+                f"{option('rank', self.rank)}: is none of the {self.size} ranks; give one from 0 to {self.size - 1}"
             )
 
 
@@ -51,9 +52,11 @@ def world_of(size: int | None, rank: int | None, *, divided: bool) -> World | No
     if size is not None:
         return World(size, rank or 0, divided)
     if rank is not None:
-        raise InputError(f"--rank {rank}: of how many is not said; give --world-size, too")
+        raise InputError(f"{option('rank', rank)}: of how many is not said; give {option('world_size')}, too")
     if divided:
-        raise InputError("--divided: among how many ranks is not said; give --world-size, too")
+        raise InputError(
+            f"{option('divided', True)}: among how many ranks is not said; give {option('world_size')}, too"
+        )
     return None
 
 
@@ -67,10 +70,10 @@ def in_place_of(world: World | None) -> Iterator[None]:
         yield
         return
     if not torch.distributed.is_available():
-        raise InputError("--world-size: this build of torch has no torch.distributed; install one that has")
+        raise InputError(f"{option('world_size')}: this build of torch has no torch.distributed; install one that has")
     if torch.distributed.is_initialized():
         raise InputError(
-            "--world-size: this process is a rank already; compile before init_process_group, or elsewhere"
+            f"{option('world_size')}: this process is a rank already; compile before init_process_group, or elsewhere"
         )
     with ExitStack() as undo:
         undo.enter_context(_environment(world))
@@ -82,7 +85,7 @@ def in_place_of(world: World | None) -> Iterator[None]:
 
 def _refuse(*_args: object, **_kwargs: object) -> None:
     raise ModelFileError(
-        f"{user_line()}: calls init_process_group, which --world-size has done; call it only where "
+        f"{user_line()}: calls init_process_group, which {option('world_size')} has done; call it only where "
         "torch.distributed.is_initialized() is false"
     )
 
@@ -96,27 +99,28 @@ def divided(training: Training, world: World, model: str) -> Training:
     found = shared_out(training, world.rank, shares)
     if found.division is None:
         raise TraceError(
-            f"{model}: --divided: its ranks have nothing alike that is known to stay so, or not a parameter for each; "
-            "leave it out"
+            f"{model}: {option('divided', True)}: its ranks have nothing alike that is known to stay so, or not a "
+            "parameter for each; leave it out"
         )
     sharing = set.intersection(*(set(ranks) for ranks, _ in shares))
     if not all(saved_here(shared_out(training, rank, shares)) for rank in sharing):
-        raise TraceError(f"{model}: --divided: there is less than a share for each rank; leave it out")
+        raise TraceError(f"{model}: {option('divided', True)}: there is less than a share for each rank; leave it out")
     return found
 
 
 def share_of(training: Training, world: World) -> str:
     """For a person: whether the other ranks' parts are as large as this one's, so that one schedule does for all."""
+    each = f"compile each {option('rank')}"
     if world.divided:
-        return f"each of the {world.size} ranks saves a share of its own: compile each --rank"
+        return f"each of the {world.size} ranks saves a share of its own: {each}"
     uneven = [live.name for live in walk(training) if not is_even(live.held)]
     holders = [holder for holder, optimizer in optimizers_of(training).items() if is_zero(optimizer)]
     if holders:
-        return f"{holders[0]}: each of the {world.size} ranks keeps state of other parameters; compile each --rank"
+        return f"{holders[0]}: each of the {world.size} ranks keeps state of other parameters; {each}"
     if not uneven:
         return f"each of the {world.size} ranks holds as much: one schedule does for all that run the same code"
     more = f" and {len(uneven) - 1} more" if len(uneven) > 1 else ""
-    return f"{uneven[0]}{more}: other ranks may hold less or more of it than rank {world.rank}; compile each --rank"
+    return f"{uneven[0]}{more}: other ranks may hold less or more of it than rank {world.rank}; {each}"
 
 
 @contextmanager

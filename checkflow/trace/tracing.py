@@ -13,6 +13,7 @@ import torch
 from checkflow.collector import paused_collector
 from checkflow.errors import CheckflowError, InputError, ModelFileError, TraceError
 from checkflow.graph import Graph
+from checkflow.spelling import option
 from checkflow.state.live import parameters_of
 from checkflow.state.refused import check_training
 from checkflow.text import brief, said
@@ -137,7 +138,7 @@ def _users_code(stage: str) -> Iterator[None]:
             ) from None
         if any(text in said(error) for text in _NO_GROUP):
             raise ModelFileError(
-                f"{raised_at(error.__traceback__)}: asks for torch.distributed's processes; give --world-size"
+                f"{raised_at(error.__traceback__)}: asks for torch.distributed's processes; give {option('world_size')}"
             ) from None
         raise _CodeRaised(stage, error) from error
 

@@ -261,9 +261,9 @@ def test_of_one_process_ranks_are_refused() -> None:
         pytest.raises(TraceError, match="m: DTensor belongs to several processes; give"),
     ):
         trace_training(partial(layers, sharded), model="m")
-    with pytest.raises(InputError, match="--world-size: a Training that is there is one process's"):
+    with pytest.raises(InputError, match="world_size: a Training that is there is one process's"):
         checkflow.compile(layers(lambda model: model), world_size=2, device="h100")
-    with pytest.raises(InputError, match="--device measure: of ranks only one is here"):
+    with pytest.raises(InputError, match="device='measure': of ranks only one is here"):
         checkflow.compile(partial(layers, sharded), world_size=2, device="measure")
     with pytest.raises(InputError, match="rtx3090: this profile has no network"):
         checkflow.compile(partial(layers, sharded), world_size=2)
@@ -286,10 +286,10 @@ def test_each_rank_plans_for_its_share_of_what_ranks_have_alike(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"world_size": None}, "--divided: among how many ranks is not said; give --world-size, too"),
-        ({"policy": "rolling"}, "--divided: is not for --policy rolling, which may take gradients along"),
-        ({"policy": "auto", "mtbf": "3h"}, "--divided: is not for --policy auto, which may take gradients along"),
-        ({}, "--divided: its ranks have nothing alike that is known to stay so, or not a parameter for each"),
+        ({"world_size": None}, "divided=True: among how many ranks is not said; give world_size, too"),
+        ({"policy": "rolling"}, "divided=True: is not for policy='rolling', which may take gradients along"),
+        ({"policy": "auto", "mtbf": "3h"}, "divided=True: is not for policy='auto', which may take gradients along"),
+        ({}, "divided=True: its ranks have nothing alike that is known to stay so, or not a parameter for each"),
     ],
 )
 def test_what_ranks_cannot_divide(given: dict[str, object], message: str) -> None:
@@ -306,7 +306,7 @@ def test_parameters_of_one_storage_are_no_share_for_each() -> None:
             parameter.data = piece.view_as(parameter)
         return DistributedDataParallel(model)
 
-    with pytest.raises(TraceError, match="--divided: there is less than a share for each rank; leave it out"):
+    with pytest.raises(TraceError, match="divided=True: there is less than a share for each rank; leave it out"):
         checkflow.compile(partial(layers, flat), world_size=2, divided=True, device="h100")
 
 

@@ -60,11 +60,11 @@ def test_too_slow_a_link_for_them_is_refused_with_one_that_is_not(alexnet: Graph
 @pytest.mark.parametrize(
     ("policy", "lanes", "interval", "said"),
     [
-        ("checkflow", 2, 1, "policy checkflow has no lanes; use --policy rolling or lowdiff"),
+        ("checkflow", 2, 1, "policy checkflow has no lanes; use policy='rolling' or lowdiff"),
         ("auto", 2, 1, "policy auto has no lanes"),
         ("rolling", 1, 1, "is not from 2 to 16"),
         ("rolling", 17, 1, "is not from 2 to 16"),
-        ("lowdiff", 2, 3, "leave out --interval 3"),
+        ("lowdiff", 2, 3, "leave out interval=3"),
     ],
 )
 def test_what_does_not_go_with_them_is_told(policy: str, lanes: int, interval: int, said: str, alexnet: Graph) -> None:

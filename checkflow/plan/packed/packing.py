@@ -14,6 +14,7 @@ from checkflow.plan.packed.constructive import Constructed, construct
 from checkflow.plan.packed.formulations import compact, direct_packed, paper
 from checkflow.plan.packed.program import OutOfTime, SolverStatus, choose, in_time
 from checkflow.plan.packed.steps import Model, peak_bytes, period
+from checkflow.spelling import option
 
 MOST_COLUMNS = 10_000_000  # of the literal model; beyond, its matrix alone takes gigabytes
 BUILD = {Formulation.COMPACT: compact.build, Formulation.DIRECT: direct_packed.build}
@@ -53,8 +54,8 @@ def pack(
         return Unpacked.UNDECIDED
     if formulation is Formulation.PAPER and 4 * len(chunks) * period(problem) > MOST_COLUMNS:
         raise SolverError(
-            f"formulation paper: {4 * len(chunks) * period(problem)} variables are more than {MOST_COLUMNS}; give "
-            "larger chunks, or --formulation compact for the same optimum"
+            f"{option('formulation', 'paper')}: {4 * len(chunks) * period(problem)} variables are more than "
+            f"{MOST_COLUMNS}; give larger chunks, or {option('formulation', 'compact')} for the same optimum"
         )
     try:
         model = _model(problem, chunks, formulation, bound_bytes, deadline)
