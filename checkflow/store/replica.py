@@ -6,12 +6,12 @@ import os
 import socket
 import subprocess
 
-from checkflow.store.both.beside import socket_ends, start_beside
+from checkflow.store.both.beside import Beside, socket_ends, start_beside
 from checkflow.store.memory.replica_slots import hold
 from checkflow.store.memory.shared_memory import SharedMemory
 
 
-def start_replica(shared: SharedMemory) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_replica(shared: SharedMemory) -> tuple[Beside, socket.socket]:
     """The process, and our end of its socket: once that is closed it ends when no delta is left. Raises OSError."""
     ours, theirs = socket_ends()
     try:

@@ -34,6 +34,7 @@ import checkflow
 from checkflow.graph import Graph
 from checkflow.plan.rebuilt import for_replica
 from checkflow.schedule import Schedule
+from checkflow.store.both.beside import Beside
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.trainer.replica_process import QUIET_DEATHS, ReplicaProcess
 from checkflow.torch_internals import unhooked_step
@@ -156,7 +157,7 @@ def test_killed_again_and_again_it_is_given_up(tmp_path: Path) -> None:
         replica, deadline = replica_of(ckpt), time.monotonic() + WAITS_S
         while iteration == 1 and not replica.lost and time.monotonic() < deadline:
             os.kill(replica.pid, signal.SIGKILL)
-            replica._process.wait()
+            assert replica._process.wait(WAITS_S)
             deaths += 1
             ckpt._handle.poll()
 
@@ -246,10 +247,10 @@ def by_default(run: Run, schedule: Schedule, store: Path, told: list[str], *, sl
 def test_one_that_always_dies_is_given_up_by_default_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What training reads by itself meanwhile is no step of it."""
 
-    def dies(_: SharedMemory) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def dies(_: SharedMemory) -> tuple[Beside, socket.socket]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         theirs.close()
-        return subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"]), ours
+        return Beside(subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])), ours
 
     monkeypatch.setattr("checkflow.store.trainer.replica_process.start_replica", dies)
     make, told = TRAININGS["sgd"], list[str]()

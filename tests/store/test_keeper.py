@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def test_whatever_keeps_a_saver_from_starting_is_told_in_the_end(
 
         monkeypatch.setattr(keeper, "_start", fails)
         saver = saver_of(handle)
-        handle._saver._keeper.saver._process.send_signal(signal.SIGKILL)  # type: ignore[union-attr]
+        handle._saver._keeper.saver.kill()  # type: ignore[union-attr]
         until(lambda: handle._saver.is_lost, "it was tried for as long as it should")
         assert saver and stage(handle, SMALL, 1)
         with pytest.raises(StoreError, match=r"died \d+ times in a row \(last: MemoryError: none left\)"):

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 from checkflow.background import python_path
@@ -15,6 +16,55 @@ from checkflow.store.both.words import IGNORED
 from checkflow.streams import open_closed
 
 _TALKATIVE = ("PYTHONVERBOSE", "PYTHONPROFILEIMPORTTIME")  # its standard error is small, and closed once it is full
+_LOOK_S = 0.01
+
+
+class Beside:
+    """A process that this one started."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._has_ended = False
+        self.exit_code: int | None = None  # negative for a signal; None while it runs, and where nobody can know it
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def has_ended(self) -> bool:
+        """Never waits. Its exit code is known unless another took it: the system, where SIGCHLD is ignored, or a
+        handler of the program's. Popen then calls it 0."""
+        if not self._has_ended:
+            try:
+                seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                pass
+            else:
+                if seen is None:
+                    return False
+                self.exit_code = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+            self._has_ended = True
+            self._process.wait()  # collects it
+        return True
+
+    def how_it_ended(self) -> str:
+        """For a person."""
+        if self.exit_code is None:
+            return "exit code unknown"
+        return f"signal {-self.exit_code}" if self.exit_code < 0 else f"exit code {self.exit_code}"
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended within this time."""
+        deadline = time.monotonic() + timeout_s
+        while not self.has_ended():
+            if (left_s := deadline - time.monotonic()) <= 0:
+                return False
+            time.sleep(min(_LOOK_S, left_s))
+        return True
+
+    def kill(self) -> None:
+        if not self.has_ended():  # its number may be another's then
+            self._process.kill()
 
 
 def socket_ends() -> tuple[socket.socket, socket.socket]:
@@ -26,9 +76,7 @@ def socket_ends() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def start_beside(
-    module: str, arguments: Sequence[str], inherited: Sequence[int], stderr: int
-) -> subprocess.Popen[bytes]:
+def start_beside(module: str, arguments: Sequence[str], inherited: Sequence[int], stderr: int) -> Beside:
     """`python -m module arguments descriptors`, in its own session. Raises OSError."""
     command = [sys.executable, "-P", "-m", module, *arguments, *map(str, inherited)]
     environment = {name: value for name, value in os.environ.items() if name not in _TALKATIVE} | {
@@ -38,7 +86,7 @@ def start_beside(
     }
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)  # inherited, until it ignores them by itself
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -49,6 +97,7 @@ def start_beside(
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+    return Beside(process)
 
 
 def unstarted(what: str, error: OSError) -> StoreError:

@@ -71,6 +71,7 @@ class RestReport(BaseModel):
     model_config = _STRICT
 
     kind: Literal["rest"] = "rest"
+    is_end: bool  # asked for by CLOSE: it is the last word
 
 
 class FailedReport(BaseModel):

@@ -98,10 +98,11 @@ class Uploader:
                 return not succeeded
             if ending and not more:
                 self._has_all = True
+                self._report(RestReport(is_end=True))
                 return False
             if self._hurries:
                 self._hurries = False
-                self._report(RestReport())
+                self._report(RestReport(is_end=False))
             if self._there is not None and not ending:
                 self._prune(self._there)
             if self._dropped is not None and not ending:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from checkflow.store.both.beside import Beside
 from checkflow.store.both.messages import FailedReport, Message
 from checkflow.store.both.stillness import Stillness
 from checkflow.store.memory.replica_slots import can_step, deltas_in, forget_trainer, give_up_deltas, is_held
@@ -32,7 +32,7 @@ class Awaited:
         self._report = report
         self._still = Stillness(PATIENT_S)
         self._starts = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Beside | None = None
         self._end: socket.socket | None = None
 
     def any_due(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 
 from checkflow.errors import StoreError
 from checkflow.store.both.beside import unstarted
@@ -41,7 +40,7 @@ class ReplicaProcess:
         """
         if self.lost:
             return
-        if self._process.poll() is None:
+        if not self._process.has_ended():
             has_work = can_step(self._shared.words())
             if self._still.exceeds((self._shared.steps, self.pid) if has_work else None):
                 self._process.kill()
@@ -54,8 +53,7 @@ class ReplicaProcess:
         self._deaths = 1 if self._shared.steps != self._steps else self._deaths + 1
         self._steps = self._shared.steps
         if self._deaths >= QUIET_DEATHS:
-            code = self._process.returncode
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            how = self._process.how_it_ended()
             self.lost = (
                 f"its process died {self._deaths} times in a row (last: {how}); check memory limits, and the machine"
             )
@@ -68,9 +66,7 @@ class ReplicaProcess:
     def close(self) -> None:
         """End it; what it works at is let go of."""
         self._end.close()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
+        if not self._process.wait(END_S):
             self._process.kill()
             self._process.wait(END_S)
 

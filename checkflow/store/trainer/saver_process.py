@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import select
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -38,7 +38,7 @@ class SaverProcess:
                 kept.callback(os.close, words)
                 inherited = (shared.fd, theirs.fileno(), lock.directory_fd, lock.saver_fd, trainer)
                 self._process = start_beside("checkflow.store.saver", (), inherited, words)
-                kept.callback(self._process.wait)  # one that nobody sees would take the slots of the next one's
+                kept.callback(self._process.wait, math.inf)  # unseen it would take the slots of the next one's
                 kept.callback(self._process.kill)
                 self.pidfd = os.pidfd_open(self._process.pid)  # readable once it has ended
             except OSError as error:
@@ -80,21 +80,16 @@ class SaverProcess:
 
     def ended(self) -> str | None:
         """How it ended, with the last line it wrote to its standard error; None while it runs."""
-        code = self._process.poll()
-        if code is None:
+        if not self._process.has_ended():
             return None
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        how = self._process.how_it_ended()
         said = os.pread(self._words, _WORDS_BYTES, 0).rstrip(b"\0").decode(errors="replace").split("\n")
         last = next((plain(line, 300) for line in reversed(said) if line.strip()), "")
         return f"{how}: {last}" if last else how
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it ended in this time."""
-        try:
-            self._process.wait(max(0.0, timeout_s))
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        return self._process.wait(timeout_s)
 
     def kill(self) -> None:
         self._process.kill()
