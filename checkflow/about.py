@@ -156,6 +156,10 @@ def _json(config: object) -> Json:
 
 
 def _script() -> Path:
-    """The folder of the program that runs; the current one where there is none."""
+    """The folder of the program that runs; the current one where there is none, and one of nobody's where it was
+    removed."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return Path(file).resolve().parent if isinstance(file, str) else Path.cwd()
+    try:
+        return Path(file).resolve().parent if isinstance(file, str) else Path.cwd()
+    except FileNotFoundError:
+        return Path("/")

@@ -34,7 +34,7 @@ from checkflow.sources import inputs_of
 from checkflow.spelling import in_python, option
 from checkflow.timedgraph import Model, TimedGraph, traced
 from checkflow.trace import World, world_of
-from checkflow.units import fraction_ppm, parse_bytes, parse_ns, parse_rate
+from checkflow.units import fraction_ppm, number_of_seconds, parse_bytes, parse_ns, parse_rate
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -236,6 +236,7 @@ def compile(
     asked = None if transfers is None else _one_of(Transfers, transfers, "transfers")
     if solver not in ("auto", *solvers()):
         raise InputError(f"solver: {solver!r} is not known; use auto, {', '.join(solvers())}")
+    time_limit_s = number_of_seconds(time_limit_s, "time_limit_s", "use a number of seconds")
     if not time_limit_s > 0:
         raise InputError(f"time_limit_s: {time_limit_s} is not positive; use a number of seconds")
     options = partial(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from fractions import Fraction
+from numbers import Real
 
 from checkflow.errors import InputError, shown
 
@@ -60,18 +62,34 @@ def fraction_ppm(value: float, what: str) -> int:
 
 
 def whole_number(value: object, what: str, advice: str) -> int:
-    """An argument that counts something, NumPy's numbers and 1e3 too. Raises InputError for what is no whole number.
+    """An argument that counts something, NumPy's numbers and 1e3 too. Raises InputError for what is no whole number,
+    and for more than there is of anything: what reads it next may have no number of so many digits.
 
     True is none either: who gives it means something else.
     """
     if isinstance(value, bool):
         raise InputError(f"{what}: {value} is no whole number; {advice}")
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        number = int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise InputError(f"{what}: {shown(value)} is no whole number; {advice}") from None
+    if abs(number) > MOST:
+        raise InputError(f"{what}: {shown(value)} is out of range; {advice}")
+    return number
+
+
+def number_of_seconds(value: object, what: str, advice: str) -> float:
+    """An argument that is a time in seconds, as a float: fractions and NumPy's numbers too. Infinity is one. Raises
+    InputError for what is none, and for what is too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputError(f"{what}: {shown(value)} is no number; {advice}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise InputError(f"{what}: {shown(value)} is out of range; {advice}") from None
+    if math.isnan(number):
+        raise InputError(f"{what}: {shown(value)} is no number; {advice}")
+    return number
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "spelling": set(),
     "collector": set(),
     "text": set(),
+    "workdir": {"errors"},
     "errors": {"text"},
     "background": set(),
     "streams": set(),
@@ -102,7 +103,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpointing": {
         "about", "collector", "data", "division", "errors", "events", "interrupts", "text", "dtypes", "units",
         "unlisted", "training", "extra", "jsonfile", "state", "schedule", "runtime", "store", "torch_internals",
-        "learning", "lanes", "distributed", "streams", "wrapped", "torch_ranks",
+        "learning", "lanes", "distributed", "streams", "wrapped", "torch_ranks", "workdir",
     },
     "replica": {"collector", "errors", "state", "store"},
     "integrations": {"checkpointing", "data", "distributed", "errors", "state", "store", "torch_internals"},
@@ -116,7 +117,7 @@ ALLOWED: dict[str, set[str]] = {
         "plan", "policies", "trace",
         "schedule", "verify", "compiler", "frontend", "timedgraph", "report", "sources", "training", "store", "sweep",
         "text", "dtypes", "interrupts", "missing", "simulation", "streams", "strictjson", "state", "lanes",
-        "distributed",
+        "distributed", "workdir",
     },
 }  # fmt: skip
 

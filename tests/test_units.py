@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +16,7 @@ from checkflow.units import (
     format_ns,
     format_rate,
     fraction_ppm,
+    number_of_seconds,
     parse_bytes,
     parse_ns,
     parse_rate,
@@ -147,3 +151,25 @@ def test_true_is_no_number_that_counts() -> None:
     assert whole_number(1e3, "restore: iteration", "give one") == 1000
     with pytest.raises(InputError, match=r"^restore: iteration: True is no whole number; give one$"):
         whole_number(True, "restore: iteration", "give one")
+
+
+def test_what_counts_has_an_end() -> None:
+    """JSON's reader has no number of more than 4300 digits, and Python shows none."""
+    assert whole_number(MOST, "retention: last", "give how many") == MOST
+    for value in (10**5000, -(10**5000), 10**30, 1e300):
+        with pytest.raises(InputError, match=r"^retention: last: .{1,110} is out of range; give how many$"):
+            whole_number(value, "retention: last", "give how many")
+
+
+def test_seconds_are_a_float() -> None:
+    for value in (Fraction(1, 2), np.float32(0.5), 0.5):
+        seconds = number_of_seconds(value, "retry_s", "use 0 or more")
+        assert type(seconds) is float and seconds == 0.5
+    assert number_of_seconds(np.int64(3), "retry_s", "use 0 or more") == 3
+    assert number_of_seconds(float("inf"), "retry_s", "use 0 or more") == float("inf")
+    for value in (10**400, 10**5000, Fraction(10**400, 3)):
+        with pytest.raises(InputError, match=r"^retry_s: .{1,110} is out of range; use 0 or more$"):
+            number_of_seconds(value, "retry_s", "use 0 or more")
+    for none in (True, "5", float("nan"), None, 1j):
+        with pytest.raises(InputError, match=r"^retry_s: .* is no number; use 0 or more$"):
+            number_of_seconds(none, "retry_s", "use 0 or more")

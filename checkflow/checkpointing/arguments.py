@@ -16,6 +16,8 @@ from checkflow.schedule import Schedule, complaints
 from checkflow.store.format.retention import Retention
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.training import Training
+from checkflow.units import number_of_seconds, whole_number
+from checkflow.workdir import absolute
 from checkflow.wrapped import is_torchs_own, is_zero
 
 
@@ -28,6 +30,7 @@ class _Kind:
     may_be_none: bool = False
 
 
+MOST_WAITED_S = 2_000_000  # the system counts in milliseconds, and 31 bits
 _KINDS = {
     "store": _Kind((str, os.PathLike), "a path"),
     "bucket": _Kind((str,), 'a URL, "s3://bucket/prefix"', may_be_none=True),
@@ -61,15 +64,47 @@ def check_kinds(given: Mapping[str, object]) -> None:
 
 def deadline_of(peers_deadline_s: object) -> float:
     """For how long others are waited for: as given, or as if nothing was where that is refused once they are met."""
-    is_one = isinstance(peers_deadline_s, Real) and not isinstance(peers_deadline_s, bool)
-    return float(peers_deadline_s) if is_one and peers_deadline_s > 0 else DEADLINE_S  # type: ignore[arg-type,operator]
+    try:
+        return _time_for_peers(peers_deadline_s)
+    except InputError:
+        return DEADLINE_S
 
 
-def check_first(store: str | Path, peers_deadline_s: float) -> None:
-    """What other ranks need not be asked for. Raises InputError for no time, and where `store` is no path."""
-    if not peers_deadline_s > 0:
-        raise InputError(f"peers_deadline_s: {peers_deadline_s} is not positive; use a number of seconds")
+def first(store: str | Path, peers_deadline_s: float) -> Path:
+    """Where the store is, and what other ranks need not be asked for. Raises InputError for no time, and where `store`
+    is no path."""
+    _time_for_peers(peers_deadline_s)
     check_store(store)
+    return absolute(Path(store), "store")
+
+
+def counts(interval: int | None, slots: int) -> tuple[int | None, int]:
+    """As Python's own: NumPy's are not written as JSON. Raises InputError for what is more than any."""
+    interval = None if interval is None else whole_number(interval, "interval", "use 1 or more")
+    return interval, whole_number(slots, "slots", "use 2 or 3")
+
+
+def times(retry_s: float, sigterm_deadline_s: float | None) -> tuple[float, float | None]:
+    """Likewise. Raises InputError for no time."""
+    retry_s = number_of_seconds(retry_s, "retry_s", "use 0 or more")
+    if sigterm_deadline_s is not None:
+        sigterm_deadline_s = _waited(sigterm_deadline_s, "sigterm_deadline_s", "use 0 or more")
+    return retry_s, sigterm_deadline_s
+
+
+def _time_for_peers(peers_deadline_s: object) -> float:
+    seconds = _waited(peers_deadline_s, "peers_deadline_s", "use a number of seconds")
+    if not seconds > 0:
+        raise InputError(f"peers_deadline_s: {peers_deadline_s} is not positive; use a number of seconds")
+    return seconds
+
+
+def _waited(value: object, what: str, advice: str) -> float:
+    """Raises InputError for no time, and for one that nothing here can wait for."""
+    seconds = number_of_seconds(value, what, advice)
+    if seconds > MOST_WAITED_S:
+        raise InputError(f"{what}: {shown(value)} is more than {MOST_WAITED_S} seconds, 23 days; give less")
+    return seconds
 
 
 def check_store(store: str | Path) -> None:
@@ -216,7 +251,7 @@ def _check_takes_together(schedule: Schedule | None, overhead: float | None, slo
 def _check_replicate(replicate: int, together: Together | None) -> None:
     """Raises InputError for more copies than one, and where there is nobody to hold it."""
     if replicate not in (0, 1):
-        raise InputError(f"replicate: {replicate!r} is not supported; use 0, or 1 for a copy on another machine")
+        raise InputError(f"replicate: {shown(replicate)} is not supported; use 0, or 1 for a copy on another machine")
     if replicate and (together is None or together.group.size == 1):
         raise InputError("replicate: 1, but this training has one process, and no other machine; leave it out")
 

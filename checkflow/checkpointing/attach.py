@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 
 from checkflow.about import Run
-from checkflow.checkpointing import voices
+from checkflow.checkpointing import arguments, voices
 from checkflow.checkpointing.adapting import Adapting
-from checkflow.checkpointing.arguments import check_arguments, check_first, check_kinds, deadline_of, learned_by
 from checkflow.checkpointing.behind import Hearers, bucket_behind
 from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.behind_ranks import BehindRanks
@@ -162,11 +161,10 @@ def attach(
     """
 
     open_closed()  # before all that it opens, sockets to other ranks too
-    group = Group.here(deadline_of(peers_deadline_s))  # first: what one rank is refused the others hear
+    group = Group.here(arguments.deadline_of(peers_deadline_s))  # first: what one rank is refused the others hear
     with contextlib.nullcontext() if group is None else group.telling(for_good=True):
-        check_kinds(locals())
-        check_first(store, peers_deadline_s)
-        root = Path(store).absolute()
+        arguments.check_kinds(locals())
+        root = arguments.first(store, peers_deadline_s)
         objects_behind = bucket_behind(root, bucket)
         warn = noted = voices.Voice(notify)
         together = Together.of(group, root, voices.to_stderr, warn, objects_behind)
@@ -182,11 +180,11 @@ def attach(
 
         training = Training(model, optimizer, _no_iteration, {} if extra is None else extra)
         check_supported(training)
-        # NumPy's are not written as JSON.
-        interval, slots, retry_s = None if interval is None else int(interval), int(slots), float(retry_s)
+        interval, slots = arguments.counts(interval, slots)
+        retry_s, sigterm_deadline_s = arguments.times(retry_s, sigterm_deadline_s)
         if schedule is not None and not isinstance(schedule, Schedule):
             schedule = read_schedule(Path(schedule))
-        check_arguments(
+        arguments.check_arguments(
             schedule,
             together,
             training,
@@ -265,7 +263,7 @@ def attach(
                 undo.callback(together.close)
             with held_back(sigterm=False):
                 if schedule is None:
-                    by, why = learned_by(policy, training)
+                    by, why = arguments.learned_by(policy, training)
                     if why:
                         say(why)
                     learner = Learner(training, place, interval, by, lambda: inside.depth > 0, say, say_warning, lacks)

@@ -12,6 +12,7 @@ from checkflow.checkpointing.together import Together
 from checkflow.distributed.group import Group
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.format.reader import Checkpoint, newest
+from checkflow.workdir import absolute
 
 
 def foreseen(
@@ -25,7 +26,7 @@ def foreseen(
     """
     group, hearers = Group.here(peers_deadline_s), Hearers(notify, notify)
     with contextlib.nullcontext() if group is None else group.telling(for_good=True):
-        objects = bucket_behind(store.absolute(), bucket)
+        objects = bucket_behind(absolute(store, "store"), bucket)
         together = Together.of(group, store, notify, notify, objects)
         if together is None:
             is_there = _is_free(store, notify)

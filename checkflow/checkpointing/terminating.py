@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,9 @@ def told(kind: type[Exception], notify: Callable[[str], None], store: Path, what
     try:
         yield
     except kind as problem:
-        said = str(problem).removeprefix(f"{store.absolute()}: ").removeprefix(f"{store}: ")
+        said = str(problem).removeprefix(f"{store}: ")
+        with suppress(FileNotFoundError):  # the working directory was removed since
+            said = said.removeprefix(f"{store.absolute()}: ")
         notify(f"{store}: {what}{said}")
 
 

@@ -19,9 +19,10 @@ import click
 
 from checkflow.cli import _streams
 from checkflow.collector import paused_collector, process_ends
-from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE, CheckflowError, InputError
+from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE, CheckflowError
 from checkflow.missing import not_installed
 from checkflow.text import brief, plain
+from checkflow.workdir import check_working_directory
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -112,7 +113,7 @@ def run(arguments: list[str]) -> int:
 
 def _done(arguments: list[str]) -> int:
     """As click's own main does it, which ends the process where a pipe is closed, and hides which signal came."""
-    _check_directory()
+    check_working_directory()  # torch's libraries end the process where it was removed
     try:
         with _root.make_context("checkflow", [*arguments]) as context:
             return int(_root.invoke(context) or EXIT_DONE)
@@ -121,14 +122,6 @@ def _done(arguments: list[str]) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return EXIT_BAD_INPUT
-
-
-def _check_directory() -> None:
-    """Where it was removed relative paths lead nowhere, and torch's libraries end the process."""
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        raise InputError("the working directory was removed; change to one that is there") from None
 
 
 def _complain(message: str, code: int) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from checkflow.checkpointing.arguments import check_store
+from checkflow.checkpointing.arguments import check_store, deadline_of
 from checkflow.checkpointing.attach import attach
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.foreseen import foreseen
@@ -105,7 +105,8 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
     def find(self, folder: Path) -> str | None:
         """The newest checkpoint that verifies, as a folder with what Trainer reads before it has an optimizer."""
         options = self._options
-        notify, deadline_s = options.get("notify", warnings.warn), options.get("peers_deadline_s", DEADLINE_S)
+        notify = options.get("notify", warnings.warn)
+        deadline_s = deadline_of(options.get("peers_deadline_s", DEADLINE_S))
         bucket = None if options.get("start_over") else options.get("bucket")
         found = foreseen(self.store, deadline_s, notify, bucket)
         self._asked = True

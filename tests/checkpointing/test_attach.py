@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
+import subprocess
+import sys
 import textwrap
 import warnings
 from collections.abc import Callable
@@ -358,6 +361,55 @@ def test_no_store_and_no_end_of_trying_are_refused(tmp_path: Path) -> None:
         checkflow.attach(training.model, training.optimizer, store="")
     with pytest.raises(InputError, match="retry_s: inf is no number of seconds; use 0 or more"):
         checkflow.attach(training.model, training.optimizer, store=tmp_path / "store", retry_s=float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"retry_s": 10**400}, "retry_s: 10+ is out of range; use 0 or more"),
+        ({"sigterm_deadline_s": 10**400}, "sigterm_deadline_s: 10+ is out of range; use 0 or more"),
+        ({"sigterm_deadline_s": math.inf}, "sigterm_deadline_s: inf is more than 2000000 seconds, 23 days; give less"),
+        ({"peers_deadline_s": 10**400}, "peers_deadline_s: 10+ is out of range; use a number of seconds"),
+        ({"peers_deadline_s": math.inf}, "peers_deadline_s: inf is more than 2000000 seconds, 23 days; give less"),
+        ({"interval": 10**5000}, "interval: .* is out of range; use 1 or more"),
+        ({"slots": 10**5000}, "slots: .* is out of range; use 2 or 3"),
+        ({"replicate": 10**5000}, "replicate: .* is not supported"),
+    ],
+)
+def test_what_is_more_than_anything_is_refused_in_a_line(tmp_path: Path, given: dict[str, Any], says: str) -> None:
+    training = small()
+    with pytest.raises(InputError, match=f"^{says}") as caught:
+        checkflow.attach(training.model, training.optimizer, store=tmp_path / "store", **given)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+LOST = """
+import os, sys, torch, checkflow
+attach = checkflow.attach  # torch cannot be imported later
+os.mkdir("gone")
+os.chdir("gone")
+os.rmdir("../gone")
+def trained(store):
+    model = torch.nn.Linear(2, 2)
+    with attach(model, torch.optim.SGD(model.parameters()), store=store, tell=lambda _: None) as ckpt:
+        ckpt.restore()
+        ckpt.step()
+try:
+    trained("store")
+except checkflow.InputError as error:
+    print(error)
+trained(sys.argv[1])
+print("done")
+"""
+
+
+def test_a_working_directory_that_was_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store whose whole path is given needs none."""
+    monkeypatch.chdir(tmp_path)
+    done = subprocess.run([sys.executable, "-c", LOST, tmp_path / "store"], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
+        "store: store: the working directory was removed; change to one that is there", "done",
+    ], done.stderr  # fmt: skip
 
 
 def test_what_attaching_fails_for_is_what_is_told(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 from small_store import SMALL, TINY, silent, stage
 
-from checkflow.errors import InputError
+from checkflow.errors import InputError, StoreError
 from checkflow.store.both.config import SaverConfig
 from checkflow.store.format.reader import Checkpoint, list_checkpoints
 from checkflow.store.format.retention import Retention
@@ -101,6 +102,22 @@ def test_wrong_settings_are_refused(wrong: Callable[[], object]) -> None:
 def test_what_is_no_number_is_not_called_negative(seconds: float) -> None:
     with pytest.raises(InputError, match=f"persist_every: seconds: {seconds!r} is no number; give 0 or more"):
         PersistEvery(seconds=seconds)
+
+
+def test_a_fraction_of_a_second_is_told_as_any_other_time() -> None:
+    assert PersistEvery(seconds=Fraction(1, 4)).in_words() == "each 0.25 s"  # type: ignore[arg-type]
+
+
+def test_a_saver_says_what_of_its_configuration_it_cannot_read(tmp_path: Path) -> None:
+    """In the last line of what it writes, which its trainer tells."""
+    whole = SaverConfig(tmp_path, (SMALL.specs,), Retention(), {}).dump()
+    for wrong, says in (
+        (whole.replace(b'"last":2', b'"last":' + b"9" * 5000), " cannot be read: Invalid JSON: number out of range"),
+        (whole.replace(b'"last":2', b'"last":"x"'), "its configuration retention last cannot be read: "),
+    ):
+        with pytest.raises(StoreError, match=r"^its configuration") as caught:
+            SaverConfig.parse(wrong)
+        assert says in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
 def test_other_kinds_of_numbers_are_whole_too() -> None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
+from checkflow.errors import StoreError
 from checkflow.store.both.retry import RETRY_S
 from checkflow.store.format.layout import FileSpec
 from checkflow.store.format.retention import Retention
 
+C = TypeVar("C")
 _StorePath = Annotated[  # its bytes in hexadecimal digits: a path need not be UTF-8
     Path,
     PlainSerializer(lambda path: os.fsencode(path).hex()),
@@ -41,7 +43,7 @@ class SaverConfig:
 
     @classmethod
     def parse(cls, data: bytes) -> SaverConfig:
-        return _CONFIG.validate_json(data)
+        return _parsed(_CONFIG, data)
 
 
 _CONFIG = TypeAdapter(SaverConfig)
@@ -67,7 +69,17 @@ class BucketConfig:
 
     @classmethod
     def parse(cls, data: bytes) -> BucketConfig:
-        return _BUCKET_CONFIG.validate_json(data)
+        return _parsed(_BUCKET_CONFIG, data)
 
 
 _BUCKET_CONFIG = TypeAdapter(BucketConfig)
+
+
+def _parsed(adapter: TypeAdapter[C], data: bytes) -> C:
+    """Raises StoreError, in the one line that its trainer tells of how a process ended."""
+    try:
+        return adapter.validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f" {part}" for part in first["loc"])
+        raise StoreError(f"its configuration{where} cannot be read: {first['msg']}") from None

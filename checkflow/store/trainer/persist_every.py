@@ -7,12 +7,10 @@ often than every 30 seconds (1 GiB each 30 seconds is 3 TB a day). However slow 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Real
 
-from checkflow.errors import InputError, shown
-from checkflow.units import whole_number
+from checkflow.errors import InputError
+from checkflow.units import number_of_seconds, whole_number
 
 BUSY_FRACTION = 0.1
 LEAST_S, MOST_S = 30.0, 600.0
@@ -37,10 +35,10 @@ class PersistEvery:
                 raise InputError(f"persist_every: {iterations} iterations is not positive; use 1 or more")
             object.__setattr__(self, "iterations", iterations)
         if self.seconds is not None:
-            if not isinstance(self.seconds, Real) or isinstance(self.seconds, bool) or math.isnan(self.seconds):
-                raise InputError(f"persist_every: seconds: {shown(self.seconds)} is no number; give 0 or more")
-            if self.seconds < 0:
+            seconds = number_of_seconds(self.seconds, "persist_every: seconds", "give 0 or more")
+            if seconds < 0:
                 raise InputError(f"persist_every: {self.seconds} seconds is negative; use 0 or more")
+            object.__setattr__(self, "seconds", seconds)
 
     def in_words(self) -> str:
         """ "each 30 s"."""
