@@ -31,7 +31,7 @@ from torch.utils._foreach_utils import _foreach_supported_types as _types_in_uti
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_map as tree_map
-from torch.utils.data.dataloader import _BaseDataLoaderIter as Pass
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 if TYPE_CHECKING:
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -43,6 +43,7 @@ SCALER_TENSORS = ("_scale", "_growth_tracker")  # where a GradScaler keeps what 
 
 Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 Loader = torch.utils.data.DataLoader[Any]
+Pass = _BaseDataLoaderIter
 _version = attrgetter("_version")
 _without_hooks: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
