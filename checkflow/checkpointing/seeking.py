@@ -24,7 +24,15 @@ from checkflow.distributed.resharding import is_shared_alike, needed_by, reshape
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.state.host.record import Record
 from checkflow.state.restore.files import TensorFile
-from checkflow.store.format.ranks import WHOLE, directory_of, note_whole, noted_whole, ranks_have, ranks_in
+from checkflow.store.format.ranks import (
+    WHOLE,
+    directory_of,
+    note_whole,
+    noted_whole,
+    parse_directory,
+    ranks_have,
+    ranks_in,
+)
 from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, checkpoint_names, load, nothing_is_scarce
 from checkflow.training import Training
 
@@ -116,7 +124,9 @@ class Seeking:
                 return Nothing(tuple(named(self._root, seen_by, self._group.rank, remains)))
             self._note_that_one_was_whole()
         skipped += [each for each in unread if iteration in (None, each.iteration)]
-        raise self._none_is_whole(places.own, marks, iteration, skipped)
+        others = self._group.gather("restore()", [path.name for path in self._elsewhere() if path != self._root])
+        elsewhere = {name for names in others for name in names}  # type: ignore[attr-defined]
+        raise self._none_is_whole(places.own, elsewhere, marks, iteration, skipped)
 
     def _unread(self, parts: Sequence[RankPart]) -> list[SkippedCheckpoint]:
         """What ranks have that is newer than these of their parts, or than nothing, and cannot be told what it is.
@@ -303,10 +313,13 @@ class Seeking:
     def _none_is_whole(
         self,
         everyone: Sequence[Collection[Mark]],
+        elsewhere: Collection[str],
         marks: list[Mark],
         iteration: int | None,
         skipped: list[SkippedCheckpoint],
     ) -> StoreError:
+        """Made of what all ranks told each other, so that each has the same reason. `elsewhere`: directories that any
+        of them sees of other numbers of ranks."""
         if iteration is not None and not skipped:
             has = sorted({mark.iteration for mark in marks})
             return StoreError(
@@ -319,16 +332,29 @@ class Seeking:
                 f"{self._root}: no checkpoint verifies on every rank ({reasons}); restore the store from a copy"
             )
         lacking = [rank for rank, found in enumerate(everyone) if not found]
-        elsewhere = [path.name for path in self._elsewhere() if path != self._root]
         why = "the ranks have no iteration of one attempt in common"
         if len(lacking) == self._group.size and elsewhere:
-            why = f"of another number of ranks there are only {', '.join(elsewhere[:5])}"
+            why = _of_other_numbers(elsewhere)
         elif lacking:
             why = f"{ranks_have(lacking)} none"
         return CorruptStoreError(
             f"{self._root}: no checkpoint is whole, for {why}; restore the missing directories from a copy, or "
             "begin anew with attach(..., start_over=True)"
         )
+
+
+def _of_other_numbers(directories: Collection[str]) -> str:
+    """What there is of jobs of other numbers of ranks, and what is missing of them."""
+    there = sorted({parsed for name in directories if (parsed := parse_directory(name))}, key=lambda one: one[::-1])
+    all_of_them = [(rank, size) for size in sorted({size for _, size in there}) for rank in range(size)]
+    missing = [one for one in all_of_them if one not in there]
+    lacking = f"without {_listed(missing)}" if missing else "with none whole in one place"
+    return f"of another number of ranks there are only {_listed(there)}, {lacking}"
+
+
+def _listed(ranks: Sequence[tuple[int, int]]) -> str:
+    more = f" and {len(ranks) - 5} more" if ranks[5:] else ""
+    return ", ".join(directory_of(rank, size) for rank, size in ranks[:5]) + more
 
 
 def _by_rank(said: Iterable[object]) -> dict[int, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,7 +48,8 @@ def test_a_directory_that_is_gone_is_a_refusal_and_stays_one(left: Path, tmp_pat
     """Also once the start that was refused has made that directory, without anything in it."""
     store = Path(shutil.copytree(left, tmp_path / "store"))
     shutil.rmtree(store / "rank-1-of-2")
-    why = "rank 1 has none" if size == 2 else "of another number of ranks there are only rank-0-of-2"
+    others = "of another number of ranks there are only rank-0-of-2, without rank-1-of-2"
+    why = "rank 1 has none" if size == 2 else others
     for _ in range(2):
         assert all(f"no checkpoint is whole, for {why}" in str(each) for each in found(store, size))
 
@@ -76,7 +77,33 @@ def test_a_checkpoint_whose_parts_are_in_several_places_is_a_refusal(left: Path,
         assert ranks is not None
         return ranks._seeking.newest(None, lambda mark, _: mark)
 
-    assert all("no checkpoint is whole" in str(each) for each in together(groups(3), start))
+    (why,) = reasons(together(groups(3), start))
+    assert why == "of another number of ranks there are only rank-0-of-2, rank-1-of-2, with none whole in one place"
+
+
+def test_each_rank_has_the_same_reason_whoever_sees_a_part(left: Path, tmp_path: Path) -> None:
+    """A job of three, each of whose ranks has a disk of its own; the second's has one part of two, the third's another
+    job's."""
+
+    def start(group: Group) -> object:
+        root = tmp_path / f"{group.rank}"
+        for rank, name in enumerate((None, "rank-1-of-2", "rank-6-of-9")):
+            if group.rank == rank and name is not None:
+                shutil.copytree(left / "rank-1-of-2", root / name)
+        ranks = Together.of(group, root, lambda _: None, lambda _: None)
+        assert ranks is not None
+        return ranks._seeking.newest(None, lambda mark, _: mark)
+
+    (why,) = reasons(together(groups(3), start))
+    assert why == (
+        "of another number of ranks there are only rank-1-of-2, rank-6-of-9, without rank-0-of-2, rank-0-of-9, "
+        "rank-1-of-9, rank-2-of-9, rank-3-of-9 and 4 more"
+    )
+
+
+def reasons(said: Iterable[object]) -> set[str]:
+    """Why no checkpoint is whole, as ranks have it."""
+    return {str(each).partition("no checkpoint is whole, for ")[2].partition(";")[0] for each in said}
 
 
 def test_what_nobody_can_read_may_have_been_whole() -> None:

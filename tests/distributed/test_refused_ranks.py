@@ -27,7 +27,7 @@ BOTH = {
     "copied": r"PeerError: replicate: is 0 on rank 0, but 1 on rank 1; give every rank the same",
     "bucket": r"PeerError: bucket: is 'file://.*/bucket-0' on rank 0, but 'file://.*/bucket-1' on rank 1; give every",
     "alone": r"InputError: .*alone/rank-\d-of-2 holds checkpoints of iterations 1, and nothing was restored",
-    "more": r"\w+: .*more: no checkpoint is whole, for of another number of ranks there are only rank-2-of-3; restore",
+    "more": r"\w+: .*more: .* there are only rank-2-of-3, without rank-0-of-3, rank-1-of-3; restore the missing",
     "zero": r"\w+: (rank \d: )?optimizer: ZeroRedundancyOptimizer of parameters that are sharded \(DTensor\) is not",
     "overlap": r"\w+: (rank \d: )?optimizer: ZeroRedundancyOptimizer\(overlap_with_ddp=True\) updates .*; leave",
     "iteration": r"\w+: .*has no checkpoint of iteration 7 that all 2 ranks have; they have 1",
