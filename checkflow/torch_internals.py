@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 MODULE_DICTS = ("_modules", "_parameters", "_buffers")  # where a module keeps what is in it
 EXTRA_STATE = _EXTRA_STATE_KEY_SUFFIX  # the end of the state_dict's key of what get_extra_state gives
 COMPILED_FROM = "_orig_mod"  # where torch.compile's wrapper keeps what it wraps; so do paths through it
+CHECKPOINTED = "_checkpoint_wrapped_module"  # the same of torch's checkpoint_wrapper and offload_wrapper
 SCALER_TENSORS = ("_scale", "_growth_tracker")  # where a GradScaler keeps what it updates; None before its first use
 
 Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]

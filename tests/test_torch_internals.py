@@ -55,6 +55,11 @@ def _planner() -> Any:
     return importlib.import_module("torch.distributed.checkpoint.default_planner").DefaultSavePlanner()
 
 
+def _wrapped(by: str) -> Any:
+    wrappers = importlib.import_module("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+    return getattr(wrappers, by)(torch.nn.ReLU())
+
+
 def _fsdp() -> Any:
     mesh = importlib.import_module("torch.distributed.device_mesh").init_device_mesh
     with _alone():
@@ -74,6 +79,7 @@ SAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "_buffers": lambda: (torch.nn.ReLU(),),
     "_non_persistent_buffers_set": lambda: (torch.nn.ReLU(),),
     "_orig_mod": lambda: (torch.compile(torch.nn.ReLU(), backend="eager"),),
+    "_checkpoint_wrapped_module": lambda: (_wrapped("checkpoint_wrapper"), _wrapped("offload_wrapper")),
     "_optimizer_step_pre_hooks": lambda: (_optimizer(),),
     "_optimizer_step_post_hooks": lambda: (_optimizer(),),
     "_optimizer_load_state_dict_pre_hooks": lambda: (_optimizer(),),

@@ -15,7 +15,6 @@ from checkflow.checkpointing.behind import Hearers, bucket_behind
 from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.checkpointer import Checkpointer
-from checkflow.checkpointing.earlier import of_now
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.fitting import Fitting, fit
 from checkflow.checkpointing.listing import carried, missing, unplanned, untaken
@@ -276,7 +275,7 @@ def attach(
                         )
                     fitting = planned or fit(learner.provisional(), training, objects)
                 else:
-                    fitting = planned = fit(of_now(schedule, training), training, objects)
+                    fitting = planned = fit(schedule, training, objects)
                 lacks(carried(fitting.schedule), fitting.schedule)
                 for beside in (*untaken(training, objects.objects), *not_met()):
                     warn(beside)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from checkflow.checkpointing.earlier import of_now
 from checkflow.checkpointing.files import layouts_of
 from checkflow.runtime.binding import Binding, add_gradient_rooms, add_rooms
 from checkflow.runtime.matching import bind, check_rebuilt
@@ -40,6 +41,7 @@ class Fitting:
 
 def fit(schedule: Schedule, training: Training, objects: HostObjects) -> Fitting:
     """Raises InputError for what the schedule and the training differ in, and for what cannot be saved."""
+    schedule = of_now(schedule, training)
     binding = bind(schedule, training)
     check_rebuilt(schedule, training)
     add_rooms(binding, in_files(objects.objects))

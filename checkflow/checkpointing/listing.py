@@ -9,7 +9,7 @@ import torch
 
 from checkflow.extra import Extra, Holder, Stateful, Variables, added_entries, key_of
 from checkflow.schedule import Schedule
-from checkflow.state.holders import models_of, optimizers_of
+from checkflow.state.holders import models_of, optimizers_of, parts_of
 from checkflow.state.live import asked_state, listed_state, live_state
 from checkflow.state.memory import extent
 from checkflow.state.names import StateName, is_of_kind
@@ -138,7 +138,7 @@ def added(models: Mapping[str, torch.nn.Module], extra: Extra) -> Iterator[str]:
     """What the code of a model's modules adds to its state_dict and `extra` does not list, a line for each model."""
     listed = {id(member) for member in extra.objects.values()}
     for holder, model in models.items():
-        paths = tuple(f"{path}." for path, module in model.named_modules() if id(module) in listed)
+        paths = tuple(f"{path}." for path, module in parts_of(model) if id(module) in listed)
         if keys := [key for key in added_entries(model) if not key.startswith(paths)]:
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
             yield (
@@ -152,7 +152,7 @@ def drawn_by_cudnn(models: Mapping[str, torch.nn.Module]) -> Iterator[str]:
     if not torch.backends.cudnn.enabled:
         return
     for holder, model in models.items():
-        layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, torch.nn.RNNBase)}
+        layers = {path: layer for path, layer in parts_of(model) if isinstance(layer, torch.nn.RNNBase)}
         drops = [path for path, layer in layers.items() if layer.dropout and layer.num_layers > 1]
         if found := [f"{holder}/{path}" for path in drops if next(layers[path].parameters()).is_cuda]:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""

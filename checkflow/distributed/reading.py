@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from checkflow.distributed.parts import RankPart
 from checkflow.errors import CorruptStoreError
 from checkflow.state.names import StateName, file_of
-from checkflow.state.restore.files import TensorFile, parse_file
+from checkflow.state.restore.files import TensorFile
+from checkflow.state.restore.match import file_in
 from checkflow.state.restore.rebuild import is_in_parts
 
 
@@ -64,4 +65,4 @@ def tensors_of(part: RankPart, name: str) -> TensorFile:
     """A file of a rank's part, verified. Raises as `RankPart.brought_together` does."""
     if is_in_parts(part.record):
         return part.brought_together[name]
-    return parse_file(name, part.read(name))
+    return file_in(part.record, name, part.read(name))

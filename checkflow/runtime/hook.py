@@ -18,8 +18,8 @@ from checkflow.runtime.factors import FactorHooks
 from checkflow.runtime.follower import Follower
 from checkflow.runtime.guards import Guard, GuardKind
 from checkflow.runtime.update import Update
-from checkflow.state.holders import models_of, optimizers_of, unwrapped
-from checkflow.state.names import subject_of
+from checkflow.state.holders import models_of, optimizers_of, parts_of, unwrapped
+from checkflow.state.names import StateName, in_state_dict, subject_of
 from checkflow.torch_internals import (
     is_persistent,
     own_buffers,
@@ -77,7 +77,7 @@ def _on_model(
             guards.append(Guard(GuardKind.LOAD, module))
             handles.append(module.register_load_state_dict_pre_hook(ModuleHook(_loading(executor, guards[-1]))))
     for name, parameter in original.named_parameters():
-        subject = subject_of(holder, name)
+        subject = StateName.of(holder, in_state_dict(name))
         if parameter.requires_grad and ("gradient", subject) in anchors:
             hook = _gradient(executor, subject)
             handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
@@ -89,8 +89,8 @@ def _on_layers(
     executor: Follower, factors: FactorHooks, model: torch.nn.Module, holder: str
 ) -> Iterator[RemovableHandle]:
     """Where gradients leave as their factors."""
-    for path, module in model.named_modules():
-        name = subject_of(holder, f"{path}.weight" if path else "weight")
+    for path, module in parts_of(model):
+        name = StateName.of(holder, f"{path}.weight" if path else "weight")
         if name in factors.names and own_parameters(module).get("weight") is not None:
             yield from factors.watch(name, module, lambda: executor.awake, executor.factored)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
-from checkflow.state.names import holders
+from checkflow.state.names import holders, in_state_dict
 from checkflow.torch_internals import compiled_from
 from checkflow.training import Training
 
@@ -30,10 +32,19 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     return unwrapped(original) if isinstance(original, torch.nn.Module) else module
 
 
+def parts_of(module: torch.nn.Module, *, each_path: bool = False) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Its modules under the paths of its state_dict, a wrapper before what it wraps under the same one.
+
+    `each_path`: of a module that stands in several places all paths.
+    """
+    for path, part in module.named_modules(remove_duplicate=not each_path):
+        yield in_state_dict(path), part
+
+
 def extra_state_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Its modules that have more to save than tensors, by path."""
     return {
         path: module
-        for path, module in unwrapped(model).named_modules()
+        for path, module in parts_of(unwrapped(model))
         if type(module).get_extra_state is not torch.nn.Module.get_extra_state
     }

@@ -18,7 +18,7 @@ from checkflow.extra import TENSOR, Extra, Stateful, module_tensors, tensors_of
 from checkflow.state import refused
 from checkflow.state.groups import read_scalars
 from checkflow.state.holders import models_of, optimizers_of, unwrapped
-from checkflow.state.names import StateName, stems
+from checkflow.state.names import StateName, in_state_dict, stems
 from checkflow.state.own import own_entries, own_of
 from checkflow.state.shards import is_shared, local
 from checkflow.torch_internals import own_buffers, own_parameters
@@ -157,7 +157,7 @@ def parameters_of(training: Training) -> Iterator[tuple[StateName, torch.nn.Para
         for path, parameter in unwrapped(model).named_parameters():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
-                yield StateName.of(holder, path), parameter
+                yield StateName.of(holder, in_state_dict(path)), parameter
 
 
 def has_shared(training: Training) -> bool:
@@ -210,7 +210,7 @@ def _in_modules(modules: Mapping[str, torch.nn.Module]) -> Iterator[Live]:
             held = own_buffers(module) if buffer else own_parameters(module)
             tensor = held[name]
             assert tensor is not None
-            yield Live(StateName.of(holder, path), tensor, held, name, module, buffer)
+            yield Live(StateName.of(holder, in_state_dict(path)), tensor, held, name, module, buffer)
 
 
 def _in_optimizers(training: Training) -> Iterator[Live]:

@@ -1,22 +1,24 @@
 """Names of state: which model or optimizer holds a tensor, and its path there. Nothing else joins or cuts such a name.
 
-A model's tensor has the path that state_dict gives it. An optimizer's has its parameter's path with the entry's name
-behind it, "features.0.weight.exp_avg"; where two models in one optimizer have that path, the parameter's whole name
-stands there, "model.1/features.0.weight.exp_avg". What it keeps under a text, of no parameter, has ".state.k": no
-parameter's path begins with a dot.
+A model's tensor has the path that state_dict gives it, `in_state_dict`. An optimizer's has its parameter's path with
+the entry's name behind it, "features.0.weight.exp_avg"; where two models in one optimizer have that path, the
+parameter's whole name stands there, "model.1/features.0.weight.exp_avg". What it keeps under a text, of no parameter,
+has ".state.k": no parameter's path begins with a dot.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from checkflow.extra import key_of
-from checkflow.torch_internals import COMPILED_FROM
+from checkflow.torch_internals import CHECKPOINTED, COMPILED_FROM
 
 _OWN = ".state."
+_LEFT_OUT = re.compile(rf"(?<![^./]){CHECKPOINTED}(\.|$)")  # a whole part of a path, and the dot behind it
 found = TypeVar("found")
 
 
@@ -101,6 +103,14 @@ def parent_of(subject: str) -> str:
 def unwrap(name: str) -> str:
     """A name or subject, of a model that was traced within torch.compile's wrapper, without the wrapper."""
     return name.replace(f"/{COMPILED_FROM}.", "/")
+
+
+def in_state_dict(path: str) -> str:
+    """A path or name as state_dict has it: wrappers for activation checkpointing leave themselves out of theirs."""
+    if CHECKPOINTED not in path or path.startswith(_OWN) or f"/{_OWN}" in path:
+        return path
+    found = _LEFT_OUT.sub("", path)
+    return found[:-1] if found != path and found.endswith((".", "/")) else found
 
 
 def holders(kind: str, count: int) -> tuple[str, ...]:

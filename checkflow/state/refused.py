@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from checkflow.dtypes import CODES
 from checkflow.errors import InputError, ModelFileError, TraceError, shown
 from checkflow.spelling import option
-from checkflow.state.holders import models_of, modules_of, optimizers_of
+from checkflow.state.holders import models_of, modules_of, optimizers_of, parts_of
 from checkflow.state.memory import memory_order
 from checkflow.state.names import StateName, subject_of
 from checkflow.state.shards import are_shared_alike, is_block, is_shared, local
@@ -86,7 +86,7 @@ def _no_parts(training: Training) -> Iterator[tuple[str, str, str]]:
             reason = f"is {type(model).__name__}; give an nn.Module or a list of them"
             yield holder, reason, f"{holder} {reason}"
             continue
-        for path, module in model.named_modules():
+        for path, module in parts_of(model):
             if isinstance(module, torch.jit.ScriptModule):
                 reason = "is TorchScript, whose code runs without hooks; train the module that was scripted"
                 subject = subject_of(holder, path)

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from rank_to_kill import leave, local, say
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import init_device_mesh
@@ -49,7 +50,9 @@ def divided(kind: str, model: torch.nn.Sequential) -> torch.nn.Module:
         mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("shards", "parallel"))
         parallelize_module(model, mesh["parallel"], plan)
         fully_shard(model, mesh=mesh["shards"])
-    if kind in ("fsdp", "hsdp"):
+    if kind == "wrapped":
+        model[0] = checkpoint_wrapper(model[0])
+    if kind in ("fsdp", "wrapped", "hsdp"):
         several = (2, dist.get_world_size() // 2) if kind == "hsdp" else (dist.get_world_size(),)
         mesh = init_device_mesh("cpu", several, mesh_dim_names=("replicas", "shards")[-len(several) :])
         fully_shard(model[0], mesh=mesh)

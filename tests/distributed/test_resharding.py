@@ -19,14 +19,14 @@ from checkflow.cli import run
 RANK = Path(rank_to_reshard.__file__)
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 KINDS = [("fsdp", 4), ("tp", 2), ("ddp", 3), ("alone", 1), ("both", 4), ("hsdp", 4), ("fsdp", 3), ("tp", 3), ("ddp", 2)]
-KINDS += [("fsdp", 2), ("zero", 4), ("zero", 2), ("zero_views", 3)]
+KINDS += [("fsdp", 2), ("zero", 4), ("zero", 2), ("zero_views", 3), ("wrapped", 2)]
 LONG = [("fsdp", 4), ("tp", 2), ("ddp", 3), ("alone", 1), ("fsdp", 3)]
 CHAINS = (
     [LONG, *map(list, itertools.permutations(KINDS, 2))]
     if NIGHTLY
     else [
         [("fsdp", 2), ("tp", 2), ("alone", 1)],
-        [("hsdp", 4), ("ddp", 2)],
+        [("hsdp", 4), ("ddp", 2), ("wrapped", 2), ("ddp", 1)],
         [("zero", 4), ("zero", 2), ("ddp", 2), ("zero_views", 2), ("alone", 1), ("zero", 2), ("fsdp", 2)],
     ]
 )

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 import torch
 
-from checkflow.state.holders import modules_of, unwrapped
+from checkflow.state.holders import modules_of, parts_of, unwrapped
 from checkflow.state.names import StateName, parent_of, subject_of
 from checkflow.torch_internals import own_modules
 from checkflow.training import Training
@@ -21,7 +21,7 @@ def modes_of(training: Training) -> dict[str, bool]:
     return {
         subject_of(holder, path): module.training
         for holder, model in modules_of(training).items()
-        for path, module in unwrapped(model).named_modules()
+        for path, module in parts_of(unwrapped(model))
     }
 
 

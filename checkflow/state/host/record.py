@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from checkflow.about import About
 from checkflow.errors import FormatError
 from checkflow.state.host.decode import load
-from checkflow.state.host.json_values import Json
+from checkflow.state.host.earlier import has_earlier_names, record_of_now
+from checkflow.state.host.json_values import Json, dump
 from checkflow.state.host.rng import RngRecord
 
 FORMAT: Final = "checkflow-record"
@@ -279,12 +280,17 @@ _RECORD = TypeAdapter(Record)
 
 
 def parse_record(data: bytes, source: str = "commit.json") -> Record:
-    """The record in a checkpoint's bytes. Raises FormatError that names the first wrong field."""
+    """The record in a checkpoint's bytes, its state under the names of now.
+
+    Raises FormatError that names the first wrong field.
+    """
     document = load(data, source)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(f"{source}: is not of format {FORMAT}; take another checkpoint")
     if document.get("version") != VERSION:
         raise FormatError(f"{source}: version {document.get('version')!r:.20} is not supported, only {VERSION}")
+    if has_earlier_names(data):
+        data = dump(record_of_now(document)).encode()
     try:
         return _RECORD.validate_json(data, strict=True)
     except ValidationError as error:

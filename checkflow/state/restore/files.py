@@ -12,6 +12,7 @@ import torch
 from checkflow import safetensorsfile
 from checkflow.dtypes import CODES
 from checkflow.errors import FormatError
+from checkflow.state.names import in_state_dict
 
 DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for name, code in CODES.items()}
 
@@ -63,6 +64,16 @@ def parse_file(name: str, data: memoryview) -> TensorFile:
         key: FileTensor(DTYPES[entry.dtype], entry.shape, body[slice(*entry.data_offsets)])
         for key, entry in header.entries.items()
     }
+    return TensorFile(tensors, aliases)
+
+
+def file_of_state(name: str, data: memoryview) -> TensorFile:
+    """Of models or optimizers, under the names of now. Raises FormatError as `parse_file` does."""
+    found = parse_file(name, data)
+    tensors = {in_state_dict(key): tensor for key, tensor in found.tensors.items()}
+    aliases = {in_state_dict(alias): in_state_dict(target) for alias, target in found.aliases.items()}
+    if len(tensors) + len(aliases) < len(found.tensors) + len(found.aliases) or not tensors.keys().isdisjoint(aliases):
+        raise _wrong(name, "two tensors have the same name in state_dict")
     return TensorFile(tensors, aliases)
 
 

@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from checkflow.about import About
 from checkflow.errors import CorruptStoreError, FormatError, InputError
 from checkflow.extra import key_of
+from checkflow.lanes import lane_of
 from checkflow.state.divided import modules_alike
-from checkflow.state.holders import extra_state_of, modules_of, optimizers_of, unwrapped
+from checkflow.state.holders import extra_state_of, modules_of, optimizers_of, parts_of, unwrapped
 from checkflow.state.host.decode import decode
 from checkflow.state.host.gradients import set_to_zeros
 from checkflow.state.host.objects import HostObjects
@@ -24,7 +25,7 @@ from checkflow.state.host.record import ApproximateRecord, ModelRecord, Record, 
 from checkflow.state.host.rng import RngStates, match_rng
 from checkflow.state.live import Live, live_state, parameter_names
 from checkflow.state.names import StateName, nearest, subject_of
-from checkflow.state.restore.files import FileTensor, TensorFile, parse_file
+from checkflow.state.restore.files import FileTensor, TensorFile, file_of_state, parse_file
 from checkflow.state.restore.lanes import gathered
 from checkflow.state.restore.objects import ObjectPlan, match_object
 from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer
@@ -208,8 +209,16 @@ def check_is_of_training(record: Record) -> None:
 def files_of(record: Record, files: Mapping[str, memoryview]) -> dict[str, TensorFile]:
     """The checkpoint's files by what its record says of them, those of its lanes gathered."""
     if record.lanes:
-        return gathered(record.lanes, {name: parse_file(name, data) for name, data in files.items()})
-    return {name: parse_file(name, files[name]) for name in _file_names(record) if name in files}
+        return gathered(record.lanes, {name: file_in(record, name, data) for name, data in files.items()})
+    return {name: file_in(record, name, files[name]) for name in _file_names(record) if name in files}
+
+
+def file_in(record: Record, name: str, data: memoryview) -> TensorFile:
+    """A file of the checkpoint: what an object or a state_dict gave has the names that it had there."""
+    lane = lane_of(name)
+    given = {found.file for found in record.objects}
+    is_given = record.state_dict is not None or (name if lane is None else lane[1]) in given
+    return parse_file(name, data) if is_given else file_of_state(name, data)
 
 
 def _file_names(record: Record) -> list[str]:
@@ -274,7 +283,7 @@ def _made_since(holder: str, model: torch.nn.Module, file: TensorFile, lives: Se
     """Buffers that are None here, as they were until training made them: each with the tensor that it gets."""
     theirs = [live for live in lives if live.name.holder == holder]
     made: dict[tuple[torch.nn.Module, str], torch.Tensor] = {}  # a module may have two paths
-    for path, module in unwrapped(model).named_modules(remove_duplicate=False):
+    for path, module in parts_of(unwrapped(model), each_path=True):
         for key, buffer in own_buffers(module).items():
             name = f"{path}.{key}" if path else key
             source = file.tensors.get(file.aliases.get(name, name))
