@@ -24,7 +24,7 @@ from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, overrun
 from checkflow.checkpointing.resumed import Switches, doubts, of_losses, remarks
-from checkflow.checkpointing.saving import DURABLE_DEADLINE_S, make_durable, save, save_last
+from checkflow.checkpointing.saving import DURABLE_DEADLINE_S, make_durable, save, save_last, telling_lost
 from checkflow.checkpointing.step_order import StepOrder
 from checkflow.checkpointing.terminating import on_terminate, told
 from checkflow.checkpointing.together import Together
@@ -91,11 +91,10 @@ class Checkpointer:
         self._said = said
         self._start_over = start_over
         self._owner = os.getpid()
-        self._warned = False
         self._inside = engine.inside
         self._meter = Meter(engine.counters)
         self._narrator = Narrator(store, engine.events, on_event, engine.counters)
-        self._closed = False
+        self._closed = self._warned = False
         self._metadata: Mapping[str, object] = {}
         if not start_over and (refused := overrun(self._left())):
             engine.executor.await_restore(refused)
@@ -300,12 +299,12 @@ class Checkpointer:
     def close(self) -> None:
         """Make the last completed iteration durable, due or not, and let the training go.
 
-        A process that exits without it makes durable what is due.
-        Where the next iteration has begun, its host state has moved on: the last checkpoint that was due is the newest.
+        A process that exits without it makes durable what is due, and so does this where the next iteration has begun:
+        its host state has moved on. Iterations that are in no checkpoint then are told.
         """
-        self._close(complete=True)
+        self._close()
 
-    def _close(self, *, complete: bool) -> None:
+    def _close(self, left_by: str | None = None) -> None:
         if self._closed or self._executor.lifecycle.phase is Phase.FORKED:
             return
         with self._narrated("close"):
@@ -313,7 +312,7 @@ class Checkpointer:
             self._order.remove()
             try:
                 with self._inside:
-                    self._end(complete=complete)
+                    self._end(left_by)
             finally:
                 atexit.unregister(self._left_open)
                 if self._on_terminate is not None:
@@ -326,24 +325,25 @@ class Checkpointer:
         A thread that copies must not be there any more when the interpreter ends it.
         """
         with self._told(Exception, "exit: "):
-            self._close(complete=False)
+            self._close("exit")
         raise_problems(self._said)
 
-    def _end(self, *, complete: bool) -> None:
+    def _end(self, left_by: str | None) -> None:
         self._attached.end()
         if self._adapting is not None:
             self._adapting.close()
-        completed = self._executor.completed if complete else None
+        completed = self._executor.completed if left_by is None else None
         try:
-            if complete:
+            if left_by is None:
                 save_last(self._engine, self._notify, self._store, ranks=self._together is not None)
         finally:
             with contextlib.ExitStack() as last:
                 if (behind := self._behind) is not None:  # last: ranks need not wait for each other's uploads
-                    last.callback(lambda: behind.close(DURABLE_DEADLINE_S if complete else 0.0))
+                    last.callback(lambda: behind.close(0.0 if left_by else DURABLE_DEADLINE_S))
                 if (together := self._together) is not None:  # which is complete only where nothing went wrong
                     last.push(lambda kind, *_: together.close(None if kind else completed))
                 last.callback(lambda: self._handle.close(DURABLE_DEADLINE_S))
+                last.enter_context(telling_lost(self._executor, self._notify, self._store, left_by or "close"))
                 self._engine.close()
 
     def __enter__(self) -> Checkpointer:
@@ -353,10 +353,10 @@ class Checkpointer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is None:
-            self._close(complete=True)
+            self._close()
         else:  # it is the one to raise; and the loader may be ahead of the last iteration
             with self._told(Exception):
-                self._close(complete=False)
+                self._close(f"left by {type(error).__name__}")
             raise_problems(self._said)
 
     def _told(self, kind: type[Exception], what: str = "") -> contextlib.AbstractContextManager[None]:

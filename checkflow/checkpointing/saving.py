@@ -1,9 +1,14 @@
-"""A checkpoint that is asked for, and the last one of a run: durable in the end, or it is said that it is not."""
+"""A checkpoint that is asked for, and the last one of a run: durable in the end, or it is said that it is not.
+
+However a run ends, its last completed iteration is in a checkpoint, or it is said which iterations are in none. An
+error saves none: whether the loader or a generator has moved since the last step() is not known.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +17,7 @@ from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.terminating import told
 from checkflow.distributed.group import Group
 from checkflow.errors import InputError, StoreError
+from checkflow.runtime.executor import Executor
 from checkflow.store.trainer.handle import StoreHandle
 
 DURABLE_DEADLINE_S = 600.0
@@ -87,3 +93,24 @@ def save_last(engine: Engine, notify: Callable[[str], None], store: Path, *, ran
         once(f"{store}: close() tries the last checkpoint again, for up to {CLOSE_RETRY_S:g} s")
         time.sleep(pause_s)
         pause_s = 2 * pause_s or 0.5
+
+
+@contextmanager
+def telling_lost(executor: Executor, notify: Callable[[str], None], store: Path, how: str) -> Iterator[None]:
+    """Inside, the training is let go; `how`. Iterations that are in no checkpoint then are told.
+
+    Not where a restore was to replace them, or step() has raised just now why there is no checkpoint.
+    """
+    is_replaced = executor.lifecycle.refusal is not None
+    try:
+        yield
+    finally:
+        newest, completed = executor.newest, executor.completed
+        if newest < completed != executor.raised_for and not is_replaced:
+            several = f"iterations {newest + 1} to {completed} are"
+            what = f"iteration {completed} is" if newest + 1 == completed else several
+            before = f"the one before is of iteration {newest}" if newest else "there is none before"
+            notify(
+                f"{store}: {how}: {what} in no checkpoint, {before}; call save() or close() right after the step() "
+                "that is the last"
+            )

@@ -18,6 +18,7 @@ from checkflow.runtime.lifecycle import Phase
 class Executor(Follower):
     """Called by the user, too, between iterations."""
 
+    raised_for = -1  # the iteration for which step() raised what a checkpoint failed with
     _restored = -1  # iteration
     _paced: int | None = None  # the interval from the next checkpoint on
 
@@ -39,6 +40,7 @@ class Executor(Follower):
             with self._entered():
                 self._end(interval, next_is_due=next_is_due)
             if self._problems:
+                self.raised_for = self.completed
                 raise self._problems.pop(0)
         else:
             started = time.perf_counter_ns()
@@ -79,6 +81,11 @@ class Executor(Follower):
             self._anchor, self.touched = 0, False
             self.bound.distrust()
             self._to(Phase.FILLING)
+
+    @property
+    def newest(self) -> int:
+        """The last iteration that is in a staged checkpoint, or was restored; 0 before any."""
+        return max(0, self._restored, self.pipeline.last_staged)
 
     @property
     def behind(self) -> bool:

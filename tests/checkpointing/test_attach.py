@@ -236,15 +236,20 @@ def test_nothing_is_asked_of_what_is_closed(tmp_path: Path) -> None:
 
 
 def test_closing_saves_the_last_iteration_at_any_interval(tmp_path: Path) -> None:
-    """Unless the loop failed: then the newest that was due is what a resume gets."""
+    """Unless the loop failed: then the newest that was due is what a resume gets, and that is told."""
     schedule = compiled(small, interval=3)
     for failing, durable in ((False, 5), (True, 3)):
         training, store = small(), tmp_path / str(failing)
-        with contextlib.suppress(ZeroDivisionError), attached(training, schedule, store) as ckpt:
+        told: list[str] = []
+        with (
+            contextlib.suppress(ZeroDivisionError),
+            attached(training, schedule, store, notify=told.append) as ckpt,
+        ):
             train_more(training, ckpt, 5)
             if failing:
                 raise ZeroDivisionError
         assert ckpt.status().durable_iteration == durable
+        assert ["iterations 4 to 5 are in no checkpoint" in line for line in told] == [True] * failing
 
 
 def test_an_error_in_the_loop_propagates_and_the_last_iteration_is_durable(schedule: Schedule, tmp_path: Path) -> None:
