@@ -155,6 +155,50 @@ def test_what_comes_and_goes_in_training_is_as_the_checkpoint_has_it(change: str
     assert_same(again.state(), reference(change))
 
 
+UNCHANGED = {  # what a run that has not made the change yet is told: the state, where it is, what to do
+    "a buffer": (
+        "model/last.late: is in the checkpoint, but not in this model",
+        "training adds to it, add what it had",
+    ),
+    "no buffer": (
+        "model/first.scale: is in this model, but not in the checkpoint",
+        "training takes from it, take what it had no more",
+    ),
+    "another buffer": (
+        "model/first.scale: is in this model, but not in the checkpoint, and model/first.other the other way round",
+        "training changes it, change it into what it was",
+    ),
+    "pruned": (
+        "model/first.weight: is in this model, but not in the checkpoint, and model/first.weight_mask and 1 more the "
+        "other way round",
+        "training changes it, change it into what it was",
+    ),
+    "extra state": (
+        "model/between.2._extra_state: is in the checkpoint, but not in this model",
+        "training adds to it, add what it had",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", UNCHANGED)
+def test_a_model_without_the_change_is_told_which_state_and_of_which_iteration(change: str, tmp_path: Path) -> None:
+    where, advice = UNCHANGED[change]
+    loop = Loop(change)
+    with loop.attach(tmp_path) as ckpt:
+        for number in range(AT + 1):
+            loop.iterate(number)
+            ckpt.step()
+    again = Loop(change)
+    with again.attach(tmp_path) as ckpt:
+        with pytest.raises(InputError) as refusal:
+            ckpt.restore()
+        again.change(again.net)
+        assert ckpt.restore() == AT + 1
+    said = str(refusal.value)
+    assert said.startswith(where) and said.endswith(f"; where {advice} at iteration {AT + 1} and call restore() again")
+    assert_same(again.state(), loop.state())
+
+
 @pytest.mark.parametrize("change", ["a normalization", "a buffer that was None"])
 def test_a_killed_training_goes_on_with_what_it_grew(change: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", __file__, change, str(tmp_path)]

@@ -177,7 +177,10 @@ def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training
     at = parsed.iteration
     copies = [copy for model in parsed.models for copy in _match_model(model, lives, tensors[model.file], at)]
     extra = [
-        found for model in parsed.models if model.name in models for found in _match_extra(model, models[model.name])
+        found
+        for model in parsed.models
+        if model.name in models
+        for found in _match_extra(model, models[model.name], at)
     ]
     plans = [match_optimizer(optimizers[found.name], names, found, tensors[found.file]) for found in parsed.optimizers]
     device = next((live.tensor.device for live in lives if live.tensor.device.type == "cuda"), torch.device("cpu"))
@@ -244,17 +247,12 @@ def _match_model(
     found: list[tuple[Live, FileTensor]] = []
     ours: dict[tuple[object, ...], Live] = {}  # the first name of each tensor here
     saved: dict[str, Live] = {}  # and there
-    names: set[str] = set()
-    for live in lives:
+    mine = [live for live in lives if live.name.holder == record.name and live.optimizer is None]
+    stored = [StateName.of(record.name, name) for name in (*file.tensors, *file.aliases)]
+    _same_state([live.name for live in mine], stored, iteration)
+    for live in mine:
         name = live.name.path
-        if live.name.holder != record.name or live.optimizer is not None:
-            continue
-        names.add(name)
-        stored = file.aliases.get(name, name)
-        source = file.tensors.get(stored)
-        if source is None:
-            close = nearest(live.name, (StateName.of(record.name, other) for other in (*file.tensors, *file.aliases)))
-            raise InputError(f"{live.name}: is in this model, but not in the checkpoint{close}; {_ADVICE}")
+        source = file.tensors[file.aliases.get(name, name)]
         shape, dtype = tuple(live.tensor.shape), live.tensor.dtype
         if shape != source.shape:
             advice = _AFTER_FORWARD if live.buffer else _ADVICE
@@ -270,13 +268,31 @@ def _match_model(
             raise InputError(f"{live.name}: is tied to {there.name} only in the checkpoint; tie it before restore()")
         if here is live:
             found.append((live, source))
-    for name in (*file.tensors, *file.aliases):
-        if name not in names:
-            lost = StateName.of(record.name, name)
-            close = nearest(lost, (StateName.of(record.name, other) for other in names))
-            grown = f"where training adds to it, add what it had at iteration {iteration} and call restore() again"
-            raise InputError(f"{lost}: is in the checkpoint, but not in this model{close}; {_ADVICE}; {grown}")
     return found
+
+
+def _same_state(ours: Sequence[str], saved: Sequence[str], iteration: int) -> None:
+    """Raises InputError that names the first of either that the other has not: training may have changed what there is,
+    and the model is to be as it was then."""
+    here, there = _beyond(ours, saved), _beyond(saved, ours)
+    if here and there:
+        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        what = f"{here[0]}: is in this model, but not in the checkpoint, and {there[0]}{more} the other way round"
+        grown = f"where training changes it, change it into what it was at iteration {iteration}"
+    elif here:
+        what = f"{here[0]}: is in this model, but not in the checkpoint{nearest(here[0], saved)}"
+        grown = f"where training takes from it, take what it had no more at iteration {iteration}"
+    elif there:
+        what = f"{there[0]}: is in the checkpoint, but not in this model{nearest(there[0], ours)}"
+        grown = f"where training adds to it, add what it had at iteration {iteration}"
+    else:
+        return
+    raise InputError(f"{what}; {_ADVICE}; {grown} and call restore() again")
+
+
+def _beyond(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    known = frozenset(others)
+    return [name for name in names if name not in known]
 
 
 def _made_since(holder: str, model: torch.nn.Module, file: TensorFile, lives: Sequence[Live]) -> Iterator[Live]:
@@ -297,9 +313,11 @@ def _made_since(holder: str, model: torch.nn.Module, file: TensorFile, lives: Se
             yield Live(StateName.of(holder, name), made[module, key], own_buffers(module), key, module, buffer=True)
 
 
-def _match_extra(record: ModelRecord, model: torch.nn.Module) -> list[tuple[torch.nn.Module, object]]:
+def _match_extra(record: ModelRecord, model: torch.nn.Module, iteration: int) -> list[tuple[torch.nn.Module, object]]:
     modules = extra_state_of(model)
-    for path in sorted(modules.keys() ^ record.extra.keys()):
-        where = "in the checkpoint, but not in this model" if path in record.extra else "not in the checkpoint"
-        raise InputError(f"{subject_of(record.name, path)}: its extra state is {where}; {_ADVICE}")
+    ours, saved = (
+        [StateName.of(record.name, f"{path}._extra_state" if path else "_extra_state") for path in sorted(each)]
+        for each in (modules, record.extra)
+    )
+    _same_state(ours, saved, iteration)
     return [(module, decode(record.extra[path], subject_of(record.name, path))) for path, module in modules.items()]
