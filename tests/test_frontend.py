@@ -166,8 +166,8 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "transfers": ({"transfers": "pigeon"}, "transfers: 'pigeon' is not known; use packed, streaming"),
     "paper": ({"formulation": "paper", "transfers": "streaming"}, "the paper formulation is packed"),
     "solver": ({"solver": "abacus"}, "solver: 'abacus' is not known; use auto, cbc, gurobi, highs"),
-    "time": ({"time_limit_s": 0}, "time_limit_s: 0 is not positive"),
-    "no time": ({"time_limit_s": float("nan")}, "time_limit_s: nan is not positive"),
+    "time": ({"time_limit_s": 0}, "time_limit_s: 0.0 is not positive"),
+    "no time": ({"time_limit_s": float("nan")}, "time_limit_s: nan is no number"),
     "no use of a solver": (
         {"solver": "cbc"},
         "solver='cbc': streaming transfers need none; leave it out, or use transfers='packed'",

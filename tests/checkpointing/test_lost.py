@@ -25,7 +25,13 @@ class Run:
         self.told: list[str] = []
         self.store = store
         self.ckpt = checkflow.attach(
-            self.model, self.optimizer, store=store, interval=interval, notify=self._notified, tell=lambda _: None
+            self.model,
+            self.optimizer,
+            store=store,
+            interval=interval,
+            when_full="wait",
+            notify=self._notified,
+            tell=lambda _: None,
         )
 
     def _notified(self, line: str) -> None:
