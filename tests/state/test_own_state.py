@@ -177,7 +177,8 @@ def part(count: int, tensor: float) -> SimpleNamespace:
     record = OptimizerRecord(name="optimizer", type="SGD", file="optimizer.safetensors", groups=(), cohorts=(), own=own)
     data = memoryview(bytearray(torch.full((2,), tensor).numpy().tobytes()))
     file = written(TensorFile({".state.t": FileTensor(torch.float32, (2,), data)}, {}))
-    return SimpleNamespace(record=SimpleNamespace(optimizers=(record,), replay=None, lanes=()), read=lambda _: file)
+    said = SimpleNamespace(optimizers=(record,), replay=None, lanes=(), objects=(), state_dict=None)
+    return SimpleNamespace(record=said, read=lambda _: file)
 
 
 @pytest.mark.parametrize(("count", "tensor"), [(1, 2.0), (2, 1.0)])
