@@ -10,7 +10,7 @@ from mutants import SETTINGS
 
 from checkflow.compiler import Compiled, compile_graph
 from checkflow.errors import VerificationError
-from checkflow.graph import Graph, Op, Role, Tensor
+from checkflow.graph import Graph, Op, Role, Tensor, View
 from checkflow.graphfile import graph_fingerprint
 from checkflow.plan.rebuilt import rebuilt_in
 from checkflow.schedule import sealed
@@ -18,6 +18,7 @@ from checkflow.verify import verify
 
 SETTING = SETTINGS["factors"]
 GRADIENT, GIVEN, RETURNED = 2, 4, 5  # tensors of its graph
+BUFFER = View("model/given", "float32", (4, 320))
 
 
 def with_op(step: int, **fields: object) -> Callable[[Graph], Graph]:
@@ -56,7 +57,7 @@ def test_they_leave_where_gradients_are_no_less_than_the_state() -> None:
         (with_op(4, reads=(GIVEN, RETURNED)), "has no factors of 4 rows"),
         (with_op(4, reads=(RETURNED,)), "has no factors of 4 rows"),
         (with_tensor(GIVEN, size_bytes=4 * 320 + 1), "has no factors of 4 rows"),
-        (with_tensor(GIVEN, role=Role.BUFFER, views=()), "state"),  # its header has other state already
+        (with_tensor(GIVEN, role=Role.BUFFER, views=(BUFFER,)), "state"),  # its header has other state already
         (with_op(2, reads=(0,)), "what its layer was given when it first ran"),
         (with_op(5, writes=(RETURNED,)), "are written after"),
         (with_tensor(GIVEN, freed=3), "gone before they can be held"),
