@@ -141,14 +141,22 @@ class Resumed(Event):
     seconds: float
     skipped: tuple[str, ...]  # newer checkpoints that do not verify, and why
     changed: tuple[str, ...] = ()  # since it was written: code, configuration, data, versions
+    replay_seconds: float | None = None  # of these, for updates that were made again; None where none were
 
     def __str__(self) -> str:
         changed = f"; changed since: {', '.join(self.changed)}" if self.changed else ""
-        return f"resumed iteration {self.iteration} from {self.checkpoint} in {self.seconds:.1f} s{changed}"
+        return f"resumed iteration {self.iteration} from {self.checkpoint} in {self.took}{changed}"
+
+    @property
+    def took(self) -> str:
+        """In words."""
+        again = "" if self.replay_seconds is None else f", {self.replay_seconds:.1f} s of it to make updates again"
+        return f"{self.seconds:.1f} s{again}"
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        return {"checkflow/resumed": 1.0, "checkflow/restore_seconds": self.seconds}
+        replay = {} if self.replay_seconds is None else {"checkflow/replay_seconds": self.replay_seconds}
+        return {"checkflow/resumed": 1.0, "checkflow/restore_seconds": self.seconds} | replay
 
 
 @dataclass(frozen=True, slots=True)

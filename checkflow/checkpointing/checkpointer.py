@@ -197,16 +197,16 @@ class Checkpointer:
                 self._pacing.restored()
             seconds, run = time.monotonic() - started, self._objects.run
             about = About() if run is None else run.about(wait_s=GIT_S)
-            self._tell(f"{self._store}: resumed iteration {restored.iteration} in {seconds:.1f} s")
-            self._engine.events.append(
-                Resumed(
-                    restored.iteration,
-                    found.checkpoint.path.name,
-                    seconds,
-                    tuple(map(str, found.skipped)),
-                    changes(restored.about, about, restored.versions, versions() | self._computed_by),
-                )
+            resumed = Resumed(
+                restored.iteration,
+                found.checkpoint.path.name,
+                seconds,
+                tuple(map(str, found.skipped)),
+                changes(restored.about, about, restored.versions, versions() | self._computed_by),
+                restored.replay_seconds,
             )
+            self._tell(f"{self._store}: resumed iteration {restored.iteration} in {resumed.took}")
+            self._engine.events.append(resumed)
             for line in doubts(restored.iteration, self._training, self._objects):
                 self._engine.events.append(Doubted(restored.iteration, line))
             self._order.begins()

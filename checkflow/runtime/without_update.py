@@ -2,8 +2,8 @@
 
 Gradients are dropped then, or zeroed. Where they are written to instead, `step()` may be called for each part of a
 batch: no checkpoint has gradients, so a resume from there goes on without them. And where parameters are written all
-the same, time after time, another optimizer may make the updates, whose state is in no checkpoint. Where nothing is
-written, and there are no gradients, something else may be trained than what was attached.
+the same, time after time, another optimizer may make the updates, whose state is in no checkpoint. Where nothing was
+ever written, and there are no gradients, something else may be trained than what was attached.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from checkflow.training import Training
 from checkflow.wrapped import is_hookable
 
 TIMES = 3  # that parameters are written in a row
-STILL = 50  # iterations in a row without a gradient, in which no parameter is written: more than a scaler skips
+STILL = 50  # iterations, of the first ones, without a gradient or a write: more than a scaler skips
 
 
 class WithoutUpdate:
@@ -35,7 +35,7 @@ class WithoutUpdate:
         self._gradient: tuple[StateName, torch.nn.Parameter, tuple[int, int]] | None = None  # as it was then
         self._parameter: tuple[StateName, torch.nn.Parameter, int] | None = None  # as it was, and its version
         self._written = 0  # times in a row
-        self._still = 0  # iterations in a row
+        self._still: int | None = 0  # iterations in a row; None once there was an update
         self._versions: list[int] = []  # of all parameters, when these began
 
     def updated(self) -> None:
@@ -47,7 +47,7 @@ class WithoutUpdate:
         """An iteration ended."""
         self._compare_gradient()
         if self._updated or not self._knows:
-            self._updated, self._parameter, self._written, self._still = False, None, 0, 0
+            self._updated, self._parameter, self._written, self._still = False, None, 0, None
             return
         self._compare_parameter()
         for name, parameter in parameters_of(self._training):
@@ -88,6 +88,8 @@ class WithoutUpdate:
             )
 
     def _compare_all(self) -> None:
+        if self._still is None:
+            return
         if self._gradient is not None or self._parameter is None or self._written:
             self._still = 0
             return
@@ -102,8 +104,9 @@ class WithoutUpdate:
         else:
             self._say_once(
                 "nothing",
-                f"{STILL} iterations in a row had no gradient, no update, and wrote no parameter of what is attached; "
-                "where another model is trained, such as a copy of this one, attach that and its optimizer",
+                f"{STILL} iterations have ended, and nothing that is attached had an update, a gradient, or a "
+                "parameter that was written; where another model is trained, such as a copy of this one, attach that "
+                "and its optimizer",
             )
 
     def _say_once(self, of: str, line: str) -> None:

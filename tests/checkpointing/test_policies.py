@@ -56,10 +56,13 @@ def schedule_of(policy: str, interval: int, factory: Callable[[], checkflow.Trai
     return compiled.schedule
 
 
-def attached(made: checkflow.Training, schedule: Schedule, store: Path) -> checkflow.Checkpointer:
+def attached(
+    made: checkflow.Training, schedule: Schedule, store: Path, on_event: Callable[[checkflow.Event], None] | None = None
+) -> checkflow.Checkpointer:
     return checkflow.attach(
-        made.model, made.optimizer, schedule=schedule, store=store, when_full="wait", tell=lambda _: None
-    )
+        made.model, made.optimizer, schedule=schedule, store=store, when_full="wait", tell=lambda _: None,
+        on_event=on_event,
+    )  # fmt: skip
 
 
 def state_of(made: checkflow.Training) -> dict[str, torch.Tensor]:
@@ -134,11 +137,14 @@ def test_a_policy_runs_as_it_is_certified(policy: str, interval: int, held: list
     assert stats.snapshot_bytes == checkpoints * (certificate.snapshot_bytes - schedule.held_bytes())
     if policy == "checkfreq":
         assert max(held) == certificate.snapshot_bytes == schedule.state_bytes
-    again = training()
-    with attached(again, schedule, tmp_path / "store") as ckpt:
+    again, told = training(), list[checkflow.Event]()
+    with attached(again, schedule, tmp_path / "store", on_event=told.append) as ckpt:
         last = ckpt.restore()
         assert last == ITERATIONS  # closing saved it, where no checkpoint was due
         found = state_of(again)
+    (resumed,) = (event for event in told if isinstance(event, checkflow.Resumed))
+    assert (resumed.replay_seconds is not None) == bool(schedule.gradients and not schedule.replica)
+    assert ("to make updates again" in str(resumed)) == ("checkflow/replay_seconds" in resumed.metrics)
     assert found.keys() == expected[last].keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected[last].items())
 

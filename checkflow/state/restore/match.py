@@ -54,6 +54,7 @@ class Restored:
     losses: tuple[float, ...] = ()
     approximate: ApproximateRecord | None = None  # what the host's updates made, where that is not the training's
     frozen: tuple[str, ...] | None = None  # parameters that required no gradient; None where that is not known
+    replay_seconds: float | None = None  # what making updates again took; None where there were none to make
 
 
 def restore(
@@ -104,12 +105,12 @@ def restore_parsed(
     matched = _match(parsed, tensors, training, objects)
     begin()
     with torch.inference_mode(mode=False):  # what is made in it could not be trained
-        matched.apply()
+        replay_seconds = matched.apply()
         if parsed.gradients is not None:
             set_to_zeros(training, frozenset(parsed.gradients))
     return Restored(
         parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing, parsed.about,
-        parsed.versions | parsed.computed_by, parsed.losses, parsed.approximate, parsed.frozen,
+        parsed.versions | parsed.computed_by, parsed.losses, parsed.approximate, parsed.frozen, replay_seconds,
     )  # fmt: skip
 
 
@@ -132,7 +133,9 @@ class _Matched:
     replay: Replay | None
     shares_buffers: list[tuple[DistributedDataParallel, bool]]
 
-    def apply(self) -> None:
+    def apply(self) -> float | None:
+        """Returns what making updates again took, in seconds; None where there were none to make."""
+        replay_seconds = None
         for found in self.objects:
             if found.is_loader:
                 found.load()
@@ -148,11 +151,12 @@ class _Matched:
         for plan in self.plans:
             (plan if self.replay is None else self.replay.begun(plan)).apply()
         if self.replay is not None:
-            self.replay.run()
+            replay_seconds = self.replay.timed()
         for found in self.objects:
             if not found.is_loader:
                 found.load()
         self.generators.restore()
+        return replay_seconds
 
 
 def _match(parsed: Record, tensors: Mapping[str, TensorFile], training: Training, objects: HostObjects) -> _Matched:

@@ -8,6 +8,7 @@ that a scheduler put in the place of step(). Of a parameter that ranks share the
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -76,6 +77,17 @@ class Replay:
             for parameter, part in parts.items():
                 if part in state:
                     _put_back(state[part], optimizer.state[parameter], parameter)
+
+    def timed(self) -> float:
+        """`run`, and how long it took, the device's work with it, in seconds."""
+        devices = {parameter.device for parameter in self.back if parameter.is_cuda}
+        for device in devices:
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        self.run()
+        for device in devices:
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
 
     def differs(self, saved: Callable[[torch.Tensor], FileTensor]) -> torch.Tensor | None:
         """A parameter that is not as it is now, to the bit, when its updates are made again beside it; None: all are.
