@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from test_attach_learning import Loop, attached
+from test_forgotten import Draws
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -53,19 +54,6 @@ class Stream(IterableDataset[torch.Tensor]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.order.load_state_dict(state)
-
-
-class Kept:
-    """A user's own, around a plain loader."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.loader = loader
-
-    def state_dict(self) -> dict[str, object]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        assert state == {}
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +120,7 @@ def test_one_whose_position_is_given_otherwise_is_not_named(tmp_path: Path, kind
         "around": lambda: DataLoader(data, 2),
     }
     loader = loaders[kind]()
-    given = {"dataset": stream, "around": Kept(loader)}.get(kind, order)
+    given = {"dataset": stream, "around": Draws(loader)}.get(kind, order)
     with attached(loop, tmp_path / "store", told, extra={"position": given}) as ckpt:
         train(loop, ckpt, loader)
     assert not [line for line in told if LACKING in line]
