@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
+from checkflow.errors import EXIT_BAD_INPUT
 from checkflow.missing import not_installed
 
-EXIT_BAD_INPUT = 2  # as in checkflow.errors
 EXIT_INTERRUPTED = 130  # as in checkflow.cli, which may not be there yet
 
 

@@ -46,8 +46,8 @@ class Loaders:
         """Note where passes are, so that `tell_moved` can be asked an iteration later. `reached`: by path."""
         held = {id(one) for one in objects_held(self._training, (DataLoader, Sampler, IterableDataset))}
         held |= {id(one) for one in self._training.listed.objects.values()}
-        names = {shown(path): one for path, one in reached if not any(id(part) in held for part in _parts(one))}
-        apart = {name: one for name, one in names.items() if name not in self._told}
+        named = ((shown(path), one) for path, one in reached if not any(id(part) in held for part in _parts(one)))
+        apart = {name: one for name, one in named if name not in self._told}
         found = passes_over(apart.values()) if apart else []
         by_loader = {id(one): name for name, one in apart.items()}
         self._stood = [
