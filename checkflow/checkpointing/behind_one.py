@@ -12,7 +12,7 @@ from checkflow.store.both.config import BucketConfig
 from checkflow.store.bucket.names import BucketContents, has_ranks, iteration_of, read_manifest
 from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.manifest import Manifest
-from checkflow.store.format.reader import Checkpoint, list_checkpoints
+from checkflow.store.format.reader import sound_checkpoints
 from checkflow.store.format.retention import Retention
 from checkflow.store.trainer.handle import StoreHandle
 
@@ -74,7 +74,7 @@ class BehindOne(Behind):
 
     def newest_here(self, iteration: int | None) -> Manifest | None:
         """Of the checkpoints on disk whose manifest is sound."""
-        found = (each.manifest for each in list_checkpoints(self._store) if isinstance(each, Checkpoint))
+        found = (each.manifest for each in sound_checkpoints(self._store))
         return next((each for each in found if iteration in (None, each.iteration)), None)
 
     def _of_one(self, sizes: Mapping[str, int]) -> BucketContents:

@@ -11,10 +11,11 @@ import torch
 from small_store import SMALL, InProcess, newest_whole, silent, stage, until_idle
 
 import checkflow
-from checkflow.store.format import writer
-from checkflow.store.format.manifest import BLOCK_BYTES, MANIFEST
-from checkflow.store.format.reader import Checkpoint, checkpoint_names, list_checkpoints
+from checkflow.store.format import reader, writer
+from checkflow.store.format.manifest import BLOCK_BYTES, MANIFEST, FileEntry, Manifest, parse_manifest
+from checkflow.store.format.reader import Checkpoint, SkippedCheckpoint, checkpoint_names, list_checkpoints
 from checkflow.store.format.received import receive_checkpoint
+from checkflow.store.format.retention import Retention
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.persist_every import PersistEvery
 
@@ -95,3 +96,33 @@ def test_a_clock_that_is_set_back_makes_nothing_older(tmp_path: Path, monkeypatc
     now[0] = datetime(2099, 1, 2, tzinfo=UTC)
     assert created(2) == created(3) == "2099-01-02T00:00:00+00:00"
     saver.close()
+
+
+def test_a_time_after_the_last_one_is_the_last_one() -> None:
+    """What is written can be read, however late somebody's clock once was."""
+    last = "9998-12-31T23:59:59+00:00"
+    assert [writer.created(after) for after in ("9998-12-31T23:59:58+00:00", last)] == [last, last]
+    manifest = Manifest(
+        serial=1, iteration=1, keep=False, created=last, versions={},
+        files=(FileEntry(name="commit.json", size_bytes=0, blocks=""),),
+    )  # fmt: skip
+    assert parse_manifest(manifest.render()).created == last
+
+
+def test_when_the_newest_was_is_read_of_the_newest_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store may have thousands, and nobody waits until each manifest is read; a damaged one has no time."""
+    saver = InProcess(tmp_path, retention=Retention(last=9))
+    saver.persist(1, 2, 3)
+    saver.close()
+    newest = list_checkpoints(tmp_path)[0].path
+    (newest / "manifest.json").write_bytes(b"{}")
+    looked: list[str] = []
+    examine = reader.examine
+
+    def counted(store: Path, name: str) -> Checkpoint | SkippedCheckpoint:
+        looked.append(name)
+        return examine(store, name)
+
+    monkeypatch.setattr(reader, "examine", counted)
+    assert writer.newest_created(tmp_path)
+    assert looked == [newest.name, "00000002-iteration-2"]

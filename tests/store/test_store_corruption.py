@@ -261,6 +261,14 @@ HOSTILE: dict[str, Edit] = {
     "version true": lambda d: d.update(version=True),
     "other block size": lambda d: d.update(block_bytes=1),
     "other hash": lambda d: d.update(block_hash="crc"),
+    "created without a zone": lambda d: d.update(created="2026-01-31T12:00:00"),
+    "created in another zone": lambda d: d.update(created="2026-01-31T12:00:00+01:00"),
+    "created in other words": lambda d: d.update(created="2026-01-31T12:00:00Z"),
+    "created with a blank": lambda d: d.update(created="2026-01-31 12:00:00+00:00"),
+    "created to less than a second": lambda d: d.update(created="2026-01-31T12:00:00.500000+00:00"),
+    "created on no day": lambda d: d.update(created="2026-02-31T12:00:00+00:00"),
+    "created at the end of time": lambda d: d.update(created="9999-12-31T23:59:59+00:00"),
+    "created no time": lambda d: d.update(created=""),
     "versions no strings": lambda d: d.update(versions={"a": {"b": []}}),
 }
 

@@ -5,9 +5,11 @@ It may come from anybody: everything is bounded by the size of the files it desc
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
@@ -27,6 +29,7 @@ MAX_FILES = 4096
 MAX_RECORD_BYTES = 2**32  # more than anybody keeps beside tensors; it is read into memory
 MAX_FILE_BYTES = 2**53  # JSON's integers
 MAX_SERIAL = 10**15  # more than anybody writes, and less than a manifest can hold
+MAX_CREATED = datetime(9998, 12, 31, 23, 59, 59, tzinfo=UTC)  # later than anybody writes, and a second more is a time
 
 _DIRECTORY = re.compile(r"(?P<serial>\d{8,})-iteration-(?P<iteration>\d+)")
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -67,11 +70,20 @@ class Manifest(BaseModel):
     serial: _Count
     iteration: _Count
     keep: bool
-    created: str
+    created: str  # in UTC, to the second: texts are in the order of times
     versions: dict[str, str]
     block_bytes: Literal[4194304] = BLOCK_BYTES
     block_hash: Literal["xxh3_128"] = "xxh3_128"
     files: Annotated[tuple[FileEntry, ...], Field(min_length=1, max_length=MAX_FILES)]
+
+    @field_validator("created")
+    @classmethod
+    def _as_it_is_written(cls, created: str) -> str:
+        with contextlib.suppress(ValueError):
+            when = datetime.fromisoformat(created)
+            if when.tzinfo == UTC and when <= MAX_CREATED and when.isoformat(timespec="seconds") == created:
+                return created
+        raise ValueError("it is no time as checkflow writes it, like 2026-01-31T12:00:00+00:00")
 
     @property
     def size_bytes(self) -> int:
@@ -148,7 +160,8 @@ def parse_manifest(data: bytes) -> Manifest:
         raise CorruptStoreError("is nested too deeply") from None
     except ValidationError as error:
         first = error.errors()[0]
-        raise CorruptStoreError(f"field {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+        why = first["msg"].removeprefix("Value error, ")
+        raise CorruptStoreError(f"field {'.'.join(str(part) for part in first['loc'])}: {why}") from None
     names = [file.name.casefold() for file in manifest.files]
     if len(set(names)) != len(names):
         raise CorruptStoreError("a file is listed twice")

@@ -96,6 +96,15 @@ def list_checkpoints(store: Path) -> tuple[Checkpoint | SkippedCheckpoint, ...]:
     return tuple(found for found in examined if not is_gone(found.path))  # a running trainer prunes
 
 
+def sound_checkpoints(store: Path) -> Iterator[Checkpoint]:
+    """Those whose manifest is sound, newest first; none is looked at before it is asked for. Raises StoreError."""
+    for name in checkpoint_names(store):
+        with nothing_is_scarce(store):
+            found = examine(store, name)
+        if isinstance(found, Checkpoint):
+            yield found
+
+
 def is_gone(path: Path) -> bool:
     """Whether nothing has this name any more; not where that cannot be told."""
     try:

@@ -24,6 +24,7 @@ from checkflow.store.format.layout import Layout
 from checkflow.store.format.manifest import (
     BLOCK_BYTES,
     MANIFEST,
+    MAX_CREATED,
     MAX_SERIAL,
     RECORD,
     FileEntry,
@@ -32,7 +33,7 @@ from checkflow.store.format.manifest import (
     parse_directory_name,
 )
 from checkflow.store.format.pieces import pieces
-from checkflow.store.format.reader import Checkpoint, list_checkpoints
+from checkflow.store.format.reader import sound_checkpoints
 
 INCOMPLETE, PRUNED = ".incomplete-", ".pruned-"  # what a crash may leave; the next saver removes it
 ARRIVING = ".arriving-"  # the same of a restore that got it from elsewhere; the next such restore removes it
@@ -85,16 +86,15 @@ def created(after: str) -> str:
     """Now, as a manifest has it: in UTC, to the second. Where the clock was set back, a second after `after`: of what
     is on disk and in a bucket the later one is restored."""
     now = datetime.now(UTC)
-    with contextlib.suppress(ValueError):  # a manifest that somebody wrote
-        if after and (before := datetime.fromisoformat(after)) > now:
-            now = before + timedelta(seconds=1)
-    return now.isoformat(timespec="seconds")
+    if after and (before := datetime.fromisoformat(after)) > now:
+        now = before + timedelta(seconds=1)
+    return min(now, MAX_CREATED).isoformat(timespec="seconds")
 
 
 def newest_created(store: Path) -> str:
     """When the newest checkpoint was whose manifest can be read, and is sound; "" where none is."""
     with contextlib.suppress(StoreError):
-        return next((each.manifest.created for each in list_checkpoints(store) if isinstance(each, Checkpoint)), "")
+        return next((each.manifest.created for each in sound_checkpoints(store)), "")
     return ""
 
 
