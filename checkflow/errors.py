@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import errno
 
-from checkflow.text import plain
+from checkflow.text import brief, plain
 
 EXIT_DONE = 0
 EXIT_NO = 1
@@ -141,6 +141,11 @@ def reason(error: OSError) -> str:
 def remedy(error: OSError, otherwise: str) -> str:
     """What to do about an error of the system; `otherwise` where the error has no usual one."""
     return _REMEDIES.get(error.errno or 0, otherwise)
+
+
+def internal(error: Exception) -> str:
+    """An error of checkflow's own, as it is told."""
+    return f"internal error, please report it ({brief(error)})"
 
 
 def shown(value: object, most: int = 100) -> str:

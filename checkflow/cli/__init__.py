@@ -19,9 +19,9 @@ import click
 
 from checkflow.cli import _streams
 from checkflow.collector import paused_collector, process_ends
-from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE, CheckflowError
+from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE, CheckflowError, internal
 from checkflow.missing import not_installed
-from checkflow.text import brief, plain
+from checkflow.text import plain
 from checkflow.workdir import check_working_directory
 
 EXIT_INTERRUPTED = 130
@@ -106,9 +106,7 @@ def run(arguments: list[str]) -> int:
             return _complain(line, EXIT_BAD_INPUT)
         if os.environ.get("CHECKFLOW_DEBUG"):
             raise
-        return _complain(
-            f"internal error, please report it ({brief(error)}); CHECKFLOW_DEBUG=1 shows more", EXIT_INTERNAL
-        )
+        return _complain(f"{internal(error)}; CHECKFLOW_DEBUG=1 shows more", EXIT_INTERNAL)
 
 
 def _done(arguments: list[str]) -> int:

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from checkflow.compiler import Options, Refused, compile_graph
-from checkflow.errors import CheckflowError
+from checkflow.errors import CheckflowError, internal
 from checkflow.graph import Graph
 from checkflow.graphfile import write_graph
 from checkflow.learning.messages import Answer, Planned, Request, Unplanned
@@ -22,6 +22,8 @@ def answer_to(request: Request) -> Answer:
         result = compile_graph(request.graph, options)
     except CheckflowError as error:
         return Unplanned(str(error))
+    except Exception as error:  # noqa: BLE001 (who trains hears what it was, not that a process has ended)
+        return Unplanned(internal(error))
     if isinstance(result, Refused):
         return Unplanned(result.answer.detail)
     return Planned(result.schedule, result.plan_s)

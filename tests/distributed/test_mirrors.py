@@ -33,6 +33,7 @@ from checkflow.store.both.config import SaverConfig
 from checkflow.store.both.connections import Patient, accepted, connected, prove
 from checkflow.store.both.messages import FailedReport, Message
 from checkflow.store.both.mirroring import Answer, Begin, Commit, Hello, blocks_of, hear, say
+from checkflow.store.both.saver_log import take_log
 from checkflow.store.format.layout import FileSpec, Layout, TensorSpec
 from checkflow.store.format.ranks import COPIES, copy_of, directory_of
 from checkflow.store.format.reader import list_checkpoints
@@ -41,6 +42,7 @@ from checkflow.store.memory.saver_slots import is_whole
 from checkflow.store.memory.shared_memory import NOT_YET_WHOLE, SharedMemory, SlotState, Word
 from checkflow.store.mirror.__main__ import Mirror
 from checkflow.store.mirror.slots import MirroredSlots, greeted
+from checkflow.store.saver import persister as persister_module
 from checkflow.store.trainer import sender as sender_module
 from checkflow.store.trainer.mirror_process import MirrorAddress
 from checkflow.store.trainer.sender import MirrorTarget, Sender
@@ -473,3 +475,28 @@ def test_nor_does_who_comes_to_a_rank_that_hands_out_parts(monkeypatch: pytest.M
         with pytest.raises(EOFError):  # it has no such part
             asking.recv_bytes()
     assert time.monotonic() < began + 30
+
+
+def test_a_bug_in_writing_down_is_told_to_the_next_trainer(
+    rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mirror has nobody else to tell, and goes on with what other slots hold."""
+
+    def fails(*_: object) -> None:
+        raise TypeError("not foreseen")
+
+    monkeypatch.chdir(tmp_path)
+    assert [sent(rank, 1), sent(rank, 2)] == ["", ""]
+    with socket.create_server(("localhost", 0)) as listener:
+        mirror = Mirror(listener, "key")
+        mirror._add(rank.slots)
+    monkeypatch.setattr(persister_module, "next_serial", fails)
+    directory = os.open(tmp_path, os.O_RDONLY)
+    mirror.write_down(directory)
+    monkeypatch.setattr(rank.slots, "write_down", fails)
+    mirror.write_down(directory)
+    lines = take_log(tmp_path, directory)
+    os.close(directory)
+    assert ["TypeError: not foreseen" in line and "internal error" in line for line in lines] == [True] * 3
+    assert "iteration 1 cannot be made durable" in lines[0] and "iteration 2" in lines[1]
+    assert "the copies of rank 1 cannot be written" in lines[2]

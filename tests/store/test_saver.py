@@ -20,6 +20,7 @@ from checkflow.store.both.words import CLOSE
 from checkflow.store.format.disk import LocalDisk
 from checkflow.store.format.writer import INCOMPLETE
 from checkflow.store.saver import loop as loop_module
+from checkflow.store.saver import persister as persister_module
 from checkflow.store.saver import settler as settler_module
 from checkflow.store.saver.loop import Saver
 from checkflow.store.saver.persister import Persister
@@ -157,5 +158,69 @@ def test_leftovers_that_stay_are_told_with_what_to_do(tmp_path: Path) -> None:
     assert isinstance(notice, Notice)
     start = f"{tmp_path}: leftovers cannot be removed (Is a directory: "
     assert notice.message.startswith(start) and "Errno" not in notice.message
-    assert "); check the store; " in notice.message
+    assert "); remove that folder; " in notice.message
     watched.close()
+
+
+def test_a_bug_that_one_checkpoint_meets_is_an_error_at_once(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the end of one saver after the other, each of which tries the same; the next checkpoint is a new chance."""
+
+    def fails(_: Path) -> int:
+        raise TypeError("not foreseen")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(persister_module, "next_serial", fails)
+        watched.one.stage(1)
+        watched.end.send(CLOSE)
+        watched.saver.run()
+    (said,) = watched.heard()
+    what = f"{watched.one.store}: the checkpoint of iteration 1 cannot be made durable"
+    why = "internal error, please report it (TypeError: not foreseen)"
+    assert said == FailedReport(sequence=1, message=f"{what} ({why})")
+    watched.one.stage(2)
+    watched.saver.run()
+    assert newest_whole(watched.one.store) == 2
+
+
+def test_a_bug_without_a_trainer_is_told_to_the_next(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Path) -> int:
+        raise TypeError("not foreseen")
+
+    monkeypatch.setattr(persister_module, "next_serial", fails)
+    watched.one.stage(1)
+    watched.kill_trainer()
+    watched.saver.run()
+    (line,) = take_log(watched.one.store, watched._directory)
+    assert "iteration 1 cannot be made durable (internal error" in line and "TypeError: not foreseen" in line
+
+
+def test_a_bug_in_what_follows_ends_no_saver(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint is durable by then."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise TypeError("not foreseen")
+
+    monkeypatch.setattr(persister_module, "verify_written", fails)
+    watched.one.stage(1)
+    watched.end.send(CLOSE)
+    watched.saver.run()
+    durable, said = watched.heard()
+    assert isinstance(durable, DurableReport) and isinstance(said, FailedReport) and said.sequence == 1
+    assert "is durable, but was not read back" in said.message and "TypeError: not foreseen" in said.message
+    assert newest_whole(watched.one.store) == 1
+
+
+@pytest.mark.parametrize(("kind", "why"), [(MemoryError, ""), (RuntimeError, "can't start new thread")])
+def test_what_the_machine_lacks_is_no_bug(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], why: str
+) -> None:
+    def fails(_: Path) -> int:
+        raise kind(why)
+
+    monkeypatch.setattr(persister_module, "next_serial", fails)
+    watched.one.stage(1)
+    watched.end.send(CLOSE)
+    watched.saver.run()
+    (said,) = watched.heard()
+    assert isinstance(said, FailedReport) and "internal error" not in said.message
+    assert "free memory" in said.message or "allow more processes and threads" in said.message

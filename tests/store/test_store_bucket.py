@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -17,11 +18,25 @@ import pytest
 from bucket_server import BucketServer
 from obstore.exceptions import GenericError
 from processes import runs
-from small_store import DIRECT, is_whole, load_again, record_of, silent, stage, trainer_command, until, until_verified
+from small_store import (
+    DIRECT,
+    InProcess,
+    is_whole,
+    load_again,
+    record_of,
+    silent,
+    stage,
+    trainer_command,
+    until,
+    until_verified,
+)
 
 from checkflow.store.both.config import BucketConfig
+from checkflow.store.both.messages import FailedReport, receive
+from checkflow.store.both.words import CLOSE
 from checkflow.store.bucket import upload
 from checkflow.store.bucket.download import download
+from checkflow.store.bucket.loop import Uploader
 from checkflow.store.bucket.names import UPLOADS, BucketContents, content_of, serial_of
 from checkflow.store.bucket.objects import BucketError, Objects, first_line
 from checkflow.store.bucket.upload import Uploads
@@ -314,6 +329,39 @@ def test_what_is_damaged_on_disk_is_not_uploaded(server: BucketServer, tmp_path:
         until_uploaded(handle, uploader, 2)
         uploader.close(60)
     assert whole_in(server, tmp_path / "..") == [2] and len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("upload", "iteration 1 cannot be uploaded ({}), and was tried for 0 s; the disk has it"),
+        ("due", "{}; this run uploads no more"),
+    ],
+)
+def test_a_bug_of_the_uploader_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, told: str) -> None:
+    """It does not die of it, and another one after it, of which nobody hears why."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise TypeError("not foreseen")
+
+    saver = InProcess(tmp_path / "store")
+    saver.persist(1)
+    saver.close()
+    monkeypatch.setattr(Uploads, method, fails)
+    monkeypatch.chdir(tmp_path / "store")
+    objects = Objects.open(f"file://{tmp_path}/bucket")
+    uploads = Uploads(objects, Retention(), tmp_path / "store")
+    config = BucketConfig(tmp_path / "store", objects.url, Retention(), 0.0)
+    directory, trainer = os.open(tmp_path / "store", os.O_RDONLY), os.pidfd_open(os.getpid())
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.send(CLOSE)
+        assert not Uploader(config, uploads, theirs, trainer, directory).run()
+        said = receive(ours)
+    os.close(directory)
+    os.close(trainer)
+    why = told.format("internal error, please report it (TypeError: not foreseen)")
+    assert said == FailedReport(sequence=0, message=f"{objects.url}: {why}")
 
 
 def test_what_fails_without_a_trainer_is_told_to_the_next(server: BucketServer, tmp_path: Path) -> None:

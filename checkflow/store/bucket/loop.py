@@ -14,7 +14,7 @@ import socket
 from collections import deque
 from pathlib import Path
 
-from checkflow.errors import CorruptStoreError
+from checkflow.errors import CorruptStoreError, internal
 from checkflow.store.both.bytelocks import is_held
 from checkflow.store.both.config import BucketConfig
 from checkflow.store.both.lock import LOCK, SAVER, TRAINER
@@ -69,6 +69,8 @@ class Uploader:
                 )
         except StoreThereError as error:
             self._fail(f"{error}; this run uploads no more")
+        except Exception as error:  # noqa: BLE001 (likewise)
+            self._fail(f"{internal(error)}; this run uploads no more")
         if self._orphan:
             failures = [message.message for message in self._outbox if isinstance(message, FailedReport)]
             if failures:
@@ -143,8 +145,11 @@ class Uploader:
             self._tell(f"{checkpoint.path.name} is not uploaded ({error}); check the disk")
             self._pass(checkpoint.serial)
             return
-        except (BucketError, OSError) as error:
-            self._put_off(checkpoint.iteration, str(error))
+        except (OvertakenError, StoreThereError):
+            raise
+        except Exception as error:  # noqa: BLE001 (one uploader after the other would die of it, and nobody hear why)
+            why = str(error) if isinstance(error, BucketError | OSError) else internal(error)
+            self._put_off(checkpoint.iteration, why)
             return
         lasted_s = self._patience.succeeds()
         if lasted_s is not None:

@@ -18,7 +18,7 @@ import threading
 from multiprocessing import AuthenticationError
 
 from checkflow.background import give_way
-from checkflow.errors import StoreError, reason
+from checkflow.errors import StoreError, internal, reason
 from checkflow.store.both.connections import Patient, answer, prove
 from checkflow.store.both.lock import path_of
 from checkflow.store.both.messages import FailedReport, Message
@@ -88,8 +88,9 @@ class Mirror:
         for slots in held:
             try:
                 slots.write_down(store, report)
-            except OSError as error:
-                failures.append(f"{store}: the copies of rank {slots.rank} cannot be written ({reason(error)})")
+            except Exception as error:  # noqa: BLE001 (nobody else would hear of it, and others' are still to be written)
+                why = reason(error) if isinstance(error, OSError) else internal(error)
+                failures.append(f"{store}: the copies of rank {slots.rank} cannot be written ({why})")
         if failures:
             write_log(store, directory, failures)
 

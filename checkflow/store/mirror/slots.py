@@ -106,10 +106,9 @@ class MirroredSlots:
                 continue
             place.mkdir(parents=True, exist_ok=True)
             durable = persister.write(taken)
-            while durable is None and not persister.patience.exhausted:
+            while durable is None and (again := take_due(self._shared)) is not None:  # until it is given up
                 time.sleep(persister.patience.wait_s)
-                again = take_due(self._shared)
-                durable = None if again is None else persister.write(again)
+                durable = persister.write(again)
             written += [] if durable is None else [durable]
         persister.settle(written)
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkflow.background import give_way
-from checkflow.errors import reason
+from checkflow.errors import internal, reason
 from checkflow.store.both.config import SaverConfig
 from checkflow.store.both.messages import FailedReport, Message, Notice, encode, send
 from checkflow.store.both.saver_log import write_log
@@ -29,8 +29,9 @@ from checkflow.store.memory.saver_slots import Taken, recover, take_due, take_la
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.saver.awaited import Awaited
 from checkflow.store.saver.held_store import HeldStore
-from checkflow.store.saver.persister import Persister, Written, advice
+from checkflow.store.saver.persister import Persister, Written
 from checkflow.store.saver.settler import Settler
+from checkflow.store.saver.trouble import advice
 
 LOOK_MS = 20  # how often to look after what is settled in the background, where nothing else wakes the saver
 BREATH_S = 1.0  # how often to show that one waits and does not hang
@@ -45,7 +46,7 @@ def work(memory: int, end: int, directory: int, lock: int, trainer: int, heard: 
     try:
         saver.run()
     except Exception as error:
-        saver.fail(f"the saver ended on an internal error, please report it ({type(error).__name__}: {error})")
+        saver.fail(f"the saver ended on an {internal(error)}")
         raise
 
 
@@ -229,4 +230,4 @@ class Saver:
         failures = [*([] if self._closing else self._told), *(m for m in self._outbox if isinstance(m, FailedReport))]
         self._outbox.clear()
         if failures:
-            write_log(self._config.store, self._directory_fd, [failure.message for failure in failures])
+            write_log(self._config.store, self._directory_fd, list(dict.fromkeys(each.message for each in failures)))

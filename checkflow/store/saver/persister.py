@@ -7,11 +7,11 @@ import dataclasses
 import errno
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from checkflow.errors import CorruptStoreError, StoreError, reason, remedy
+from checkflow.errors import CorruptStoreError, StoreError, internal, reason
 from checkflow.store.both.config import SaverConfig
 from checkflow.store.both.leftovers import remove_leftovers
 from checkflow.store.both.messages import DurableReport, FailedReport, Message, Notice, VerifiedReport
@@ -33,11 +33,8 @@ from checkflow.store.format.writer import (
 )
 from checkflow.store.memory.saver_slots import Taken, give_back, give_up, put_off
 from checkflow.store.memory.shared_memory import SharedMemory
+from checkflow.store.saver.trouble import advice, resources_are_the_machines
 
-_OF_A_STORE = {
-    errno.ENOENT: "do not remove a store that is in use",
-    errno.EBUSY: "end one of the two runs",
-}
 EARLIER_S = 5.0  # how long to go on reading what earlier savers wrote, each time: there may be many, and large ones
 _GONE = "do not remove a store that is in use; what was durable in it is gone, too"
 
@@ -107,20 +104,14 @@ class Persister:
                 taken, "a staged checkpoint's record in memory is not what was staged; its slot was overwritten"
             )
             return None
-        slots = sorted(taken.slots, key=lambda slot: slot % len(self.layouts))
-        staged = StagedCheckpoint(
-            tuple(
-                StagedSlot(self.shared.slot_bytes(slot), layout, self.shared.word(slot).sequence)
-                for slot, layout in zip(slots, self.layouts, strict=True)
-            ),
-            taken.iteration,
-            taken.record,
-            taken.keep,
-        )
         try:
-            published = self._write(staged, settled)
+            published = self._write(self._staged(taken, taken.record), settled)
         except OSError as error:
             self._put_off(taken, error)
+            return None
+        except Exception as error:  # noqa: BLE001 (one saver after the other would die of it, and nobody hear why)
+            self.patience.fails()
+            self._give_up(taken, f"{_undurable(taken)} ({internal(error)})")
             return None
         if self.config.grouped:
             self._serials[taken.sequence] = published.manifest.serial
@@ -139,6 +130,14 @@ class Persister:
             )
         )
         return Written(taken, published.manifest)
+
+    def _staged(self, taken: Taken, record: bytes) -> StagedCheckpoint:
+        slots = sorted(taken.slots, key=lambda slot: slot % len(self.layouts))
+        staged = tuple(
+            StagedSlot(self.shared.slot_bytes(slot), layout, self.shared.word(slot).sequence)
+            for slot, layout in zip(slots, self.layouts, strict=True)
+        )
+        return StagedCheckpoint(staged, taken.iteration, record, taken.keep)
 
     def agree(self, sequence: int) -> None:
         """Every rank has verified its part of this checkpoint; told of one that another saver wrote, none is newer."""
@@ -162,7 +161,7 @@ class Persister:
     def _put_off(self, taken: Taken, error: OSError) -> None:
         begins = self.patience.fails()
         self.patience.exhausted |= self._is_removed() or error.errno == errno.EOVERFLOW  # no serial is left
-        what = f"the checkpoint of iteration {taken.iteration} cannot be made durable ({reason(error)})"
+        what = f"{_undurable(taken)} ({reason(error)})"
         self.shared.advance()  # a disk that refuses does not hang
         if self.patience.exhausted:
             self._give_up(taken, f"{what}; {_GONE if self._is_removed() else advice(error)}")
@@ -188,6 +187,13 @@ class Persister:
 
         `group`: oldest first. `to_cache`: leave them in the page cache. Errors are reported, not raised.
         """
+        try:
+            self._settle(group, to_cache=to_cache)
+        except Exception as error:  # noqa: BLE001 (as above)
+            what = f"checkpoint {group[-1].name} is durable, but was not read back, or no old one removed"
+            self._fail(group[-1].taken, f"{what} ({internal(error)})")
+
+    def _settle(self, group: Sequence[Written], *, to_cache: bool) -> None:
         for written in group:
             self._known[written.name] = written.retained
         newest: Written | None = None
@@ -236,7 +242,7 @@ class Persister:
         """How long it took, in nanoseconds. Raises CorruptStoreError, OSError."""
         started = time.monotonic_ns()
         checkpoint = Checkpoint(self.store / written.name, written.manifest)
-        with _threads_are_resources():
+        with resources_are_the_machines():
             verify_written(checkpoint, self.shared.advance, to_cache=to_cache)
         return time.monotonic_ns() - started
 
@@ -245,7 +251,7 @@ class Persister:
         again = True
         while True:
             try:
-                with _threads_are_resources():
+                with resources_are_the_machines():
                     self.look()
                     self._serial = self._next_serial()
                     published = write_checkpoint(
@@ -255,12 +261,13 @@ class Persister:
                 self._must_look = False
                 self._newest, self._created = published, published.manifest.created
                 return published
-            except OSError as error:
+            except Exception as error:
                 self._must_look = True  # it is not known what the store has
                 made_room = settled()
                 with contextlib.suppress(OSError):  # the error itself is reported; the next saver tries again
                     self.remove_leftovers()
-                if not (again and made_room and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+                is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+                if not (again and made_room and is_full):
                     raise
                 again = False
 
@@ -346,7 +353,7 @@ class Persister:
             if name is None:
                 return
             try:
-                with _threads_are_resources():
+                with resources_are_the_machines():
                     verify(self._unread[name], self.shared.advance)
             except CorruptStoreError as error:
                 self._known[name] = dataclasses.replace(self._known[name], sound=False)
@@ -371,17 +378,5 @@ class Persister:
         self.report(Notice(message=f"{self.config.store}: {message}"))
 
 
-@contextlib.contextmanager
-def _threads_are_resources() -> Iterator[None]:
-    """A thread that cannot be started is an error of the machine, to be reported as those of the disk are."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise OSError(errno.EAGAIN, str(error)) from None
-
-
-def advice(error: OSError) -> str:
-    """What to do about what the store's disk refuses, and what stays."""
-    what = remedy(error, _OF_A_STORE.get(error.errno or 0, "check the store"))
-    fewer = ", or retain fewer checkpoints" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-    return f"{what}{fewer}; checkpoints that were durable before still are"
+def _undurable(taken: Taken) -> str:
+    return f"the checkpoint of iteration {taken.iteration} cannot be made durable"

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from checkflow.errors import StoreError
+from checkflow.errors import StoreError, internal
 from checkflow.store.both.retry import Patience
 from checkflow.store.both.words import WAKE
 from checkflow.store.trainer.saver_process import SaverProcess
@@ -101,8 +101,8 @@ class Keeper:
         try:
             self._keep_one()
         except Exception as error:  # noqa: BLE001 (nobody else would hear of it)
-            why = f"internal error, please report it ({type(error).__name__}: {error})"
-            self._tell(News(f"a saver that ends is not followed by another any more: {why}", is_error=True))
+            line = f"a saver that ends is not followed by another any more: {internal(error)}"
+            self._tell(News(line, is_error=True))
 
     def _keep_one(self) -> None:
         while not self._ending:
@@ -148,8 +148,9 @@ class Keeper:
         if self._in_a_row <= QUIET_DEATHS:
             return
         what = f"the saver process died {self._in_a_row} times in a row (last: {how})"
+        do = "see what it says" if ": " in how else "check memory limits and the disk"
         if self._patience.exhausted and not self._failed:
             self._failed = True
-            self._tell(News(f"{what}; nothing is made durable; check memory limits and the disk", is_error=True))
+            self._tell(News(f"{what}; nothing is made durable; {do}", is_error=True))
         elif self._in_a_row == QUIET_DEATHS + 1:
-            self._tell(News(f"{what}, and is started again; check memory limits and the disk", is_error=False))
+            self._tell(News(f"{what}, and is started again; {do}", is_error=False))
