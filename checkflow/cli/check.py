@@ -11,7 +11,7 @@ import click
 from checkflow.cli import _console
 from checkflow.cli._buckets import compared, is_url
 from checkflow.cli._options import GivenPath, json_option
-from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
+from checkflow.errors import EXIT_DONE, EXIT_NO, InputError, StoreError
 from checkflow.store.format.ranks import directory_of, ranks_have, ranks_in
 from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.repair import Checked, check_store, repair_store
@@ -60,6 +60,11 @@ def _of_store(store: Path, *, repair: bool, as_json: bool) -> int:
     with _console.progress() as progress:
         for each in stores:
             found[each] = repair_store(each, _console.tell, progress) if repair else check_store(each, progress)
+    failed = [line for checked in found.values() for line in checked.failed]
+    if failed:
+        for line in failed:
+            _console.tell(f"cannot be removed: {line}")
+        raise StoreError(f"{store}: {len(failed)} could not be removed; remove what is in the way, and repeat this")
     wrong = {skipped.path for checked in found.values() for skipped in checked.wrong}
     verified = {checkpoint.path for checked in found.values() for checkpoint in checked.verified}
     whole, lost = _whole(store, verified, wrong, noted) if verified and of_ranks else (None, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from checkflow.errors import CorruptStoreError, StoreError
@@ -24,11 +24,15 @@ from checkflow.store.format.writer import ARRIVING, INCOMPLETE, PRUNED, remove_c
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A store's checkpoints, newest first, told apart; `leftovers` are what a killed saver did not finish."""
+    """A store's checkpoints, newest first, told apart; `leftovers` are what a killed saver did not finish.
+
+    `failed`: what could not be removed, and why.
+    """
 
     verified: tuple[Checkpoint, ...]
     wrong: tuple[SkippedCheckpoint, ...]
     leftovers: tuple[Path, ...]
+    failed: tuple[str, ...] = ()
 
 
 def check_store(store: Path, progress: Callable[[str], None] = lambda _: None) -> Checked:
@@ -53,8 +57,8 @@ def check_store(store: Path, progress: Callable[[str], None] = lambda _: None) -
 def repair_store(store: Path, notify: Callable[[str], None], progress: Callable[[str], None]) -> Checked:
     """Check a store that nobody writes to, then remove what does not verify, each told to `notify` before.
 
-    Returns what was found. Raises StoreBusyError while a trainer has the store (a saver is waited for), and
-    CorruptStoreError if nothing verifies: a person may still save something from it.
+    Returns what was found, and what of it could not be removed. Raises StoreBusyError while a trainer has the store (a
+    saver is waited for), and CorruptStoreError if nothing verifies: a person may still save something from it.
     """
     check_store_is_there(store)
     lock = StoreLock.acquire(store, notify)
@@ -65,13 +69,17 @@ def repair_store(store: Path, notify: Callable[[str], None], progress: Callable[
                 f"{store}: no checkpoint verifies ({checked.wrong[0]}), so nothing is removed; restore the store "
                 "from a copy, or remove it yourself"
             )
+        failed: list[str] = []
         for path, why in [
             *((wrong.path, wrong.reason) for wrong in checked.wrong),
             *((path, "left by a saver that was killed") for path in checked.leftovers),
         ]:
             notify(f"removing {path.name}: {why}")
-            _remove(store, path)
-        return checked
+            try:
+                _remove(store, path)
+            except OSError as error:  # the others can go
+                failed.append(f"{error.filename or path}: {error.strerror or error}")
+        return replace(checked, failed=tuple(failed))
     finally:
         lock.close()
 
@@ -84,11 +92,8 @@ def check_store_is_there(store: Path) -> None:
 
 def _remove(store: Path, path: Path) -> None:
     disk = LocalDisk()
-    try:
-        if path.is_symlink() or not path.is_dir():
-            disk.unlink(path)  # never follow a link out of the store
-        else:
-            remove_checkpoint(disk, path)
-        disk.sync_directory(store)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be removed ({error.strerror}); remove it yourself") from None
+    if path.is_symlink() or not path.is_dir():
+        disk.unlink(path)  # never follow a link out of the store
+    else:
+        remove_checkpoint(disk, path)
+    disk.sync_directory(store)

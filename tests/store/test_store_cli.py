@@ -122,6 +122,29 @@ def test_repair_never_leaves_the_store(store: Path, tmp_path: Path) -> None:
     assert (outside / "manifest.json").exists()
 
 
+def test_repair_removes_what_it_can(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that somebody made in a checkpoint keeps that folder alone, by the path that it has by then."""
+    break_newest(store)
+    (store / "00000002-iteration-4" / "@eaDir").mkdir()
+    leftovers = [store / f".incomplete-{name}" for name in "ab"]
+    for each in leftovers:
+        each.mkdir()
+    (leftovers[0] / ".ipynb_checkpoints").mkdir()
+    assert run(["check", str(store), "--repair"]) == 2
+    hidden = store / ".pruned-00000002-iteration-4"
+    within = store / ".pruned-.incomplete-a" / ".ipynb_checkpoints"
+    lines = capsys.readouterr().err.splitlines()
+    assert f"cannot be removed: {hidden / '@eaDir'}: Is a directory" in lines[-3]
+    assert f"cannot be removed: {within}: Is a directory" in lines[-2]
+    assert f"{store}: 2 could not be removed; remove what is in the way, and repeat this" in lines[-1]
+    assert [path.name for path in hidden.iterdir()] == ["@eaDir"]
+    assert not leftovers[1].exists() and newest_whole(store) == 3
+    (hidden / "@eaDir").rmdir()
+    within.rmdir()
+    assert run(["check", str(store), "--repair"]) == 0
+    assert sorted(path.name for path in store.iterdir()) == ["00000001-iteration-3", "lock"]
+
+
 def test_repair_leaves_the_last_resort(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where nothing verifies a person decides."""
     break_newest(store)

@@ -357,6 +357,25 @@ def test_one_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Path) -> 
     saver.close()
 
 
+def test_a_folder_in_a_checkpoint_keeps_no_byte_of_it(tmp_path: Path) -> None:
+    """Of one that is pruned; it is told once what to remove, and what is left goes with the next one once that is."""
+    saver = InProcess(tmp_path / "store", retention=Retention(last=1))
+    saver.persist(1)
+    (saver.store / "00000001-iteration-1" / "@eaDir").mkdir()
+    saver.persist(2)
+    saver.persist(3)
+    (left,) = saver.store.glob(f"{PRUNED}*")
+    assert [path.name for path in left.iterdir()] == ["@eaDir"]
+    (told,) = (report.message for report in saver.reports if isinstance(report, Notice))
+    assert f"(Is a directory: {left / '@eaDir'}); remove that folder; " in told
+    assert on_disk(saver) == [3]
+    (left / "@eaDir").rmdir()
+    saver.persist(4)
+    assert not list(saver.store.glob(f"{PRUNED}*"))
+    assert [report.pruned for report in saver.reports if isinstance(report, VerifiedReport)][-1] == 1
+    saver.close()
+
+
 class Flips(LocalDisk):
     """Writes a wrong bit to files whose names begin so, or to the model of these iterations."""
 

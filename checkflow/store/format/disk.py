@@ -256,13 +256,19 @@ class _Stream:
 
 
 def remove_tree(disk: Disk, path: Path) -> None:
-    """Remove a checkpoint's directory, which holds files only, or what has its name. Raises OSError.
+    """Remove a checkpoint's directory, which holds files only, or what has its name; of a link only the link goes.
 
-    A folder that somebody put into it stays; of a link only the link goes.
+    A folder that somebody put into it stays, and all else goes. Raises OSError, the first one, at the end.
     """
     if not stat.S_ISDIR(path.lstat().st_mode):
         disk.unlink(path)
         return
+    failed: OSError | None = None
     for entry in sorted(path.iterdir()):
-        disk.unlink(entry)
+        try:
+            disk.unlink(entry)
+        except OSError as error:
+            failed = failed or error  # the others still make room
+    if failed is not None:
+        raise failed
     disk.remove_directory(path)

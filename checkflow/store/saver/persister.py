@@ -13,7 +13,7 @@ from pathlib import Path
 
 from checkflow.errors import CorruptStoreError, StoreError, internal, reason
 from checkflow.store.both.config import SaverConfig
-from checkflow.store.both.leftovers import remove_leftovers
+from checkflow.store.both.leftovers import leftovers, remove_leftovers
 from checkflow.store.both.messages import DurableReport, FailedReport, Message, Notice, VerifiedReport
 from checkflow.store.both.retry import Patience
 from checkflow.store.format.disk import Disk, remove_tree
@@ -321,8 +321,9 @@ class Persister:
                     self._known[name] = Retained(found.serial, found.iteration, found.kept)
                     self._unread[name] = found
         self._read_earlier(verified)
-        hidden = []
+        hidden = leftovers(store, (PRUNED,)) if self._pruning_fails else []
         failed: OSError | None = None
+        before = len(hidden)
         for name in self._needless(verified):
             try:
                 self.disk.rename(store / name, store / (PRUNED + name))  # so that a half-removed one is no checkpoint
@@ -339,7 +340,7 @@ class Persister:
             self.shared.advance()
         if failed is not None:
             raise failed
-        return len(hidden)
+        return len(hidden) - before
 
     def _read_earlier(self, verified: Written) -> None:
         """Before anything goes: of what earlier savers wrote that which counts in its place, newest first.
