@@ -10,11 +10,17 @@ def plain(text: str, most: int = MOST) -> str:
     """The text as one line: what a terminal would obey is escaped, of a long one the middle is left out."""
     line = " ".join(part.strip() for part in text.splitlines() if part.strip())
     if not line.isprintable():  # line breaks are gone; a lone surrogate, a byte of a path that is no UTF-8, is none
-        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
+        line = "".join(c if c.isprintable() else _escaped(c) for c in line)
     if len(line) > most:
         tail = most // 3  # where a message says what to do
         line = f"{line[: most - tail - 3]}...{line[-tail:]}"
     return line
+
+
+def _escaped(character: str) -> str:
+    """A byte of a path that could not be read as text is shown as that byte."""
+    byte = ord(character) - 0xDC00
+    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else character.encode("unicode_escape").decode("ascii")
 
 
 def said(error: BaseException) -> str:

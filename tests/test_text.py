@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from checkflow.errors import shown
-from checkflow.text import MOST_OF_ERROR, brief
+from checkflow.text import MOST_OF_ERROR, brief, plain
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,11 @@ from checkflow.text import MOST_OF_ERROR, brief
 )
 def test_an_exception_is_one_line_that_ends_with_a_word(said: str, told: str) -> None:
     assert brief(ValueError(said)) == told
+
+
+def test_a_byte_that_is_no_text_is_shown_as_that_byte() -> None:
+    """As of a path in another encoding than the process has; other surrogates have no byte."""
+    assert plain("a\udcc3\udca9\ud800\x1b") == "a\\xc3\\xa9\\ud800\\x1b"
 
 
 class _SilentError(Exception):

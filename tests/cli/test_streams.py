@@ -84,7 +84,7 @@ def test_an_encoding_of_few_letters_gets_others_for_the_rest(encoding: str) -> N
     process = shell(SHOW, "{}", PYTHONIOENCODING=encoding)
     assert process.returncode == 0 and "schedule: s.json" in process.stdout
     process = shell("trace $'bad\\xff.py' -o t.json", "{}", PYTHONIOENCODING=encoding)
-    assert process.returncode == 2 and "udcff.py: no such file" in process.stderr
+    assert process.returncode == 2 and "bad\\xff.py: no such file" in process.stderr
     Path("s.json").rename(os.fsdecode(b"bad\xff.json"))
     process = shell("inspect $'bad\\xff.json'", "{}", PYTHONIOENCODING=encoding)
     assert process.returncode == 0
