@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 MOST = 900  # characters of a line; a person reads no more
 MOST_OF_ERROR = 300  # of somebody else's
+# Where in its own sources an error of torch comes from: a backtrace behind what it says, or a mark before that.
+_OF_TORCH = re.compile(
+    r"\s*(?:Exception raised from .+? \(most recent call first\)|C\+\+ CapturedTraceback):.*?(\"?)\s*\Z"
+    r"|\[enforce fail at [^\]]*\]\s*(?:\S+ == \S+\. )?()",
+    re.DOTALL,
+)
 
 
 def plain(text: str, most: int = MOST) -> str:
@@ -33,7 +41,7 @@ def said(error: BaseException) -> str:
 
 def brief(error: BaseException) -> str:
     """An exception in one line, which ends with a word."""
-    text = plain(said(error))
+    text = plain(_OF_TORCH.sub(r"\1", said(error)))
     if len(text) > MOST_OF_ERROR:
         text = f"{text[:MOST_OF_ERROR].rsplit(' ', 1)[0]} ..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -29,7 +29,11 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 from torch.optim.optimizer import _foreach_supported_types as _types_in_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as _types_in_utils
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+)
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -273,6 +277,11 @@ def fake_device(op: OpOverload, args: tuple[object, ...]) -> torch.device | None
 def innermost_mode() -> object:
     """The dispatch mode of this thread that sees an operator first; None where there is none."""
     return _get_current_dispatch_mode()
+
+
+def sees_this_thread(mode: TorchDispatchMode) -> bool:
+    """Whether a dispatch mode sees operators of this thread: modes are of a thread, and of autograd's own for it."""
+    return any(each is mode for each in _get_current_dispatch_mode_stack())
 
 
 def below_autograd() -> AbstractContextManager[object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from threading import get_ident
 
 import torch
 
@@ -16,6 +17,7 @@ from checkflow.state.live import parameter_names, parameters_of
 from checkflow.state.memory import has_storage
 from checkflow.state.names import StateName, subject_of
 from checkflow.state.shards import local
+from checkflow.torch_internals import TorchDispatchMode, sees_this_thread
 from checkflow.trace.storages import Ledger
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
@@ -35,12 +37,18 @@ _PREFERENCE = (
 class FiredAnchors:
     """The anchors that fire while an iteration runs."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, recorder: TorchDispatchMode) -> None:
+        """Made in the iteration's thread, whose operators `recorder` sees."""
+        self.unrecorded = ""  # what ran in a thread whose operators nobody sees
         self._ledger = ledger
+        self._recorder = recorder
+        self._thread = get_ident()
         self._counts: Counter[tuple[AnchorKind, str]] = Counter()
         self.all: list[tuple[Anchor, int]] = []  # with the storages that had died by then
 
     def fire(self, kind: AnchorKind, subject: str) -> None:
+        if get_ident() != self._thread and not sees_this_thread(self._recorder):
+            self.unrecorded = self.unrecorded or subject
         self._counts[kind, subject] += 1
         anchor = Anchor(kind, str(subject), self._counts[kind, subject], self._ledger.step)
         self.all.append((anchor, self._ledger.deaths))

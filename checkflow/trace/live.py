@@ -95,7 +95,7 @@ class LiveIteration:
             raise self._failure
         self._reached = reached
         graph = self._record.graph(arguments)
-        self._unseen.check(graph)
+        self._unseen.check(graph, self._record.targets)
         return replace(graph, world_size=ranks_here())
 
     def constants(self) -> frozenset[int]:

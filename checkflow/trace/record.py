@@ -54,12 +54,17 @@ class IterationRecord:
         for name, parameter in parameters_of(training):
             mark_gradient(parameter, name, ledger)
         self._recording = Recording(program)
-        self._firings = FiredAnchors(ledger)
+        self._firings = FiredAnchors(ledger, recorder)
 
     @property
     def calls(self) -> Calls:
         """All operators that ran, and whether each is a step."""
         return self._recording.calls
+
+    @property
+    def targets(self) -> frozenset[int]:
+        """Identities of the storages that these wrote, also where that was no element of theirs."""
+        return frozenset(self._recording.targets)
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -74,12 +79,18 @@ class IterationRecord:
             recorder.recording = recorder.watch = None
 
     def graph(self, arguments: tuple[tuple[str, str], ...]) -> Graph:
-        """What the iteration did; it has ended just now. Raises TraceError where no checkpoint has room for its state.
+        """What the iteration did; it has ended just now. Raises TraceError where no checkpoint has room for its
+        state, or another thread did some of it.
 
         Operators have their costs where the recorder measures them.
         """
         training, ledger, recording = self._training, self._ledger, self._recording
         self._firings.fire(AnchorKind.ITERATION_END, "")
+        if self._firings.unrecorded:
+            raise TraceError(
+                f"{self._model}: the iteration uses another thread for {self._firings.unrecorded}, where no operator "
+                "is recorded; run all of it in one thread to have it planned; attach does without a schedule"
+            )
         for name, parameter in parameters_of(training):
             mark_gradient(parameter, name, ledger)
         states, after = _kept(self._before, state_of(training, self._model))

@@ -68,6 +68,7 @@ class Recording:
     operators: list[RecordedOperator] = field(default_factory=list)
     calls: list[tuple[OpOverload, bool]] = field(default_factory=list)  # all, and whether each is a step
     costs: list[_Cost] = field(default_factory=list)  # of the operators, where they are measured
+    targets: set[int] = field(default_factory=set)  # identities of the storages that were written, if by no element
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +214,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 recording.program.results(call.node, result)
                 recording.program.generated(call.kwargs.get("generator"))
             recording.calls.append((func, works))
+            recording.targets.update(self.ledger.see(tensor).identity for tensor in targets)
             if works:
                 self._record(recording, call, result, fresh, made, cost)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -28,6 +30,7 @@ from checkflow.trace.ranks import World, as_ranks, divided, share_of
 from checkflow.trace.reachable import reachable, sources_of
 from checkflow.trace.record import IterationRecord
 from checkflow.trace.recorder import Recorder
+from checkflow.trace.replaced import replaced
 from checkflow.trace.state import state_of
 from checkflow.trace.storages import Ledger, OutOfRoom
 from checkflow.trace.unlisted import Watch
@@ -39,6 +42,7 @@ from checkflow.units import format_bytes
 # What a fake tensor raises is none of these, unless it says so: code that does is wrong on real tensors, too.
 _OF_CODE = (NameError, ImportError, SyntaxError, OSError, SystemExit)
 _NO_GROUP = ("environment variable RANK expected", "Default process group has not been initialized")
+_TOO_LARGE = ("allocate memory", "out of memory", "overflow when unpacking", "unable to allocate")
 _NO_CUDA = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
 
 
@@ -84,6 +88,7 @@ def trace_training(
             return attempt.run(FakeTensorMode(allow_non_fake_inputs=True), notes, everything=everything)
         except DataDependent as error:
             reads = f"{error.operator} {error.where} needs values"
+            _drop(error)
             if attempt.stage == "factory" and not everything:
                 notes = (f"{reads}: the model was built with real ones",)
                 progress("building the model with values")
@@ -91,7 +96,8 @@ def trace_training(
             notes = (f"{reads}: traced on real tensors",)
         except _CodeRaised as error:
             if not error.may_be_fake:
-                raise error.of_user(model) from error.__cause__
+                raise error.of_user(model, arguments) from error.__cause__
+            _drop(error)
             notes = (f"fake tensors failed {error.failed_at} ({error.what}): traced on real tensors",)
         break
     if fakes:
@@ -100,7 +106,16 @@ def trace_training(
     try:
         return attempt.run(None, notes)
     except _CodeRaised as error:
-        raise error.of_user(model) from error.__cause__
+        raise error.of_user(model, arguments) from error.__cause__
+
+
+def _drop(error: BaseException) -> None:
+    """What an attempt made that is given up goes here. Nobody is told where a destructor fails at half an object."""
+    with replaced(sys, "unraisablehook", lambda _: None):
+        for each in filter(None, (error, error.__cause__, error.__context__)):
+            traceback.clear_frames(each.__traceback__)
+            each.__traceback__ = None
+        gc.collect()
 
 
 class _CodeRaised(Exception):
@@ -112,16 +127,31 @@ class _CodeRaised(Exception):
         self.where = raised_at(error.__traceback__)
         self.failed_at = failed_at(error.__traceback__)
         self.what = brief(error)
+        self.runs_alone = False  # the iteration does not, where nobody looks on
+        self.too_large = any(text in said(error).lower() for text in _TOO_LARGE)
         self.ran_dry = isinstance(error, StopIteration) or isinstance(error.__cause__, StopIteration)  # in a generator
         self.may_be_fake = "fake" in said(error).lower() or not (
-            isinstance(error, _OF_CODE) or (isinstance(error, AttributeError) and "has no attribute" in said(error))
+            isinstance(error, _OF_CODE)
+            or (isinstance(error, AttributeError) and "has no attribute" in said(error) and not _is_internal(error.obj))
         )
 
-    def of_user(self, model: str) -> InputError:
-        text = f"{model}: the {self.stage} raised {self.what} at {self.where}; correct it there"
+    def of_user(self, model: str, arguments: tuple[tuple[str, str], ...]) -> InputError:
+        sizes = [f"{name}={value}" for name, value in arguments if value.replace("_", "").isdecimal()]
+        advice = "correct it there"
+        if self.too_large and sizes:
+            advice = f"give a smaller value than {', '.join(sizes)}"
+        if self.runs_alone:
+            advice = "it runs where nobody records it, so leave it as it is and attach without a schedule"
+        text = f"{model}: the {self.stage} raised {self.what} at {self.where}; {advice}"
         if self.ran_dry and self.stage == "iteration":
             text += ": the iteration is run several times, so let it use one batch, or itertools.cycle(...)"
         return ModelFileError(text) if self.stage == "factory" else TraceError(text)
+
+
+def _is_internal(value: object) -> bool:
+    """Whether it is of a class that torch keeps to itself, so that no user's code names its attributes."""
+    first, *names = type(value).__module__.split(".")
+    return first == "torch" and any(name.startswith("_") for name in names)
 
 
 @contextmanager
@@ -157,14 +187,17 @@ class _Attempt:
     progress: Callable[[str], None]
     needed_bytes: int = 0
     stage: str = "factory"  # or "iteration": where it is
+    training: Training | None = None  # on real tensors
 
     def run(self, fake: FakeTensorMode | None, notes: tuple[str, ...], *, everything: bool = False) -> Traced:
         ledger = Ledger(room_bytes=room_bytes() if fake is None or everything else None)
         self.stage = "factory"
         try:
             return self._run(fake, notes, ledger, Values(ledger, everything=everything))
-        except (DataDependent, _CodeRaised):
+        except (DataDependent, _CodeRaised) as error:
             self.needed_bytes = max(self.needed_bytes, ledger.alive_bytes)
+            if isinstance(error, _CodeRaised) and self.training is not None and self.world is None:
+                error.runs_alone = _runs(self.training)
             raise
         except OutOfRoom:
             raise too_large(f"more than {format_bytes(ledger.real_bytes)}", self.model, self.stage, notes) from None
@@ -181,6 +214,7 @@ class _Attempt:
             if self.world is not None and self.world.divided:
                 training = divided(training, self.world, self.model)
             self.stage = "iteration"
+            self.training = training if fake is None else None
             values.built()
             ledger.on_cuda = any(p.device.type == "cuda" for _, p in parameters_of(training))
             if not ledger.on_cuda:
@@ -212,17 +246,26 @@ class _Attempt:
     ) -> tuple[Graph, IterationRecord]:
         """Run one iteration under an active recorder. `said` gets notes; `is_real`: so are its tensors."""
         gc.collect()
-        unseen = Unseen(training, self.model) if is_real else None
+        unseen = Unseen(training, self.model, is_real=is_real)
         program = FxProgram(recorder.ledger, sources_of(training, self.model), kept=self.program)
         record = IterationRecord(training, recorder, self.model, partial(reachable, training), program)
         with paused_collector(), record.open(), _users_code("iteration"):
             training.iteration()
         graph = record.graph(self.arguments)
-        if unseen is not None:
-            unseen.check(graph)
+        unseen.check(graph, record.targets)
         graph = graph if self.world is None else replace(graph, world_size=self.world.size)
         said += record.notes
         return graph, record
+
+
+def _runs(training: Training) -> bool:
+    """Whether an iteration does, as it is in training: nobody records it."""
+    try:
+        with _random_state_kept():
+            training.iteration()
+    except (Exception, SystemExit):  # noqa: BLE001 (whatever the user's code raises)
+        return False
+    return True
 
 
 def _random_state_kept() -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
-"""State that is written though no operator shows it: by a CUDA graph, through NumPy's memory, by another process.
+"""State that is written though no operator shows it: by another thread or process, a CUDA graph, through NumPy.
 
-A plan would take it for state that never changes, and no version counter tells otherwise. So what no optimizer updates,
-and an iteration was not seen to write, has to be the same before and after it.
+A plan would take it for state that never changes. So what an iteration was not seen to write has to have its version
+counter as before; and as not every writer counts, what no optimizer updates has to hold the same, too.
 """
 
 from __future__ import annotations
@@ -12,32 +12,59 @@ from checkflow.errors import TraceError
 from checkflow.graph import Graph, Role
 from checkflow.state.live import parameters_of
 from checkflow.state.memory import fingerprint
-from checkflow.torch_internals import storage_id, without_modes
+from checkflow.state.shards import local
+from checkflow.torch_internals import storage_id, versions, without_modes
 from checkflow.trace.state import TracedState, state_of
 from checkflow.training import Training
 
 
 class Unseen:
-    """Made before the iteration. Reads buffers and frozen parameters, which no recorder sees."""
+    """Made before the iteration. Reads buffers and frozen parameters, where they are real, which no recorder sees."""
 
-    def __init__(self, training: Training, model: str) -> None:
+    def __init__(self, training: Training, model: str, *, is_real: bool = True) -> None:
         """`model`: who the graph will be of. Raises TraceError for state that cannot be checkpointed."""
         self._training = training
+        self._counts = _counts(training, model, frozenset())
         with without_modes():
-            self._before = {state.name: fingerprint(state.tensor) for state in _states(training, model)}
+            states = _states(training, model) if is_real else ()
+            self._before = {state.name: fingerprint(state.tensor) for state in states}
 
-    def check(self, graph: Graph) -> None:
-        """Raises TraceError where the iteration wrote what its graph says it does not."""
+    def check(self, graph: Graph, targets: frozenset[int]) -> None:
+        """Raises TraceError where the iteration wrote what its graph says it does not.
+
+        `targets`: identities of the storages that recorded operators wrote, so that their counters moved.
+        """
         written = {index for op in graph.ops for index in op.writes}
         still = {view.name for i, tensor in enumerate(graph.tensors) if i not in written for view in tensor.views}
+        for name, count in _counts(self._training, graph.model, targets).items():
+            if name in still and count != self._counts.get(name, count):
+                raise _written_unseen(graph.model, name)
         with without_modes():
             for state in _states(self._training, graph.model):
                 before = self._before.get(state.name) if state.name in still else None
                 if before is not None and not torch.equal(before, fingerprint(state.tensor)):
-                    raise TraceError(
-                        f"{graph.model}: {state.name} is written, and no operator shows where: by a CUDA graph, "
-                        "through NumPy's memory or by another process; write it with torch's operators"
-                    )
+                    raise _written_unseen(graph.model, state.name)
+
+
+def _written_unseen(model: str, name: str) -> TraceError:
+    return TraceError(
+        f"{model}: {name} is written, and no operator shows where: by another thread or process, by a CUDA graph or "
+        "through NumPy's memory; write it with torch's operators, in the iteration's own thread"
+    )
+
+
+def _counts(training: Training, model: str, but: frozenset[int]) -> dict[str, list[int]]:
+    """The version counters of state that counts its writes, but for that in storages of these identities."""
+    found = {str(state.name): local(state.tensor) for state in state_of(training, model) if not _read_at_end(state)}
+    return {
+        name: versions([tensor])
+        for name, tensor in found.items()
+        if not tensor.is_inference() and storage_id(tensor.untyped_storage()) not in but
+    }
+
+
+def _read_at_end(state: TracedState) -> bool:
+    return state.host or state.elsewhere or state.name.is_extra
 
 
 def _states(training: Training, model: str) -> list[TracedState]:
@@ -46,7 +73,6 @@ def _states(training: Training, model: str) -> list[TracedState]:
     trained = {name for name, parameter in parameters_of(training) if parameter.requires_grad}
     for state in state_of(training, model):
         tensor, updated = state.tensor, state.role is Role.OPTIMIZER or state.name in trained
-        at_end = state.host or state.elsewhere or state.name.is_extra
-        if not updated and not at_end and tensor.layout == torch.strided:
+        if not updated and not _read_at_end(state) and tensor.layout == torch.strided:
             found.setdefault(storage_id(tensor.untyped_storage()), state)
     return list(found.values())
