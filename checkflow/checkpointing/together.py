@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.borrowed import Borrowed
+from checkflow.checkpointing.known import Kept
 from checkflow.checkpointing.left_writing import await_writers
 from checkflow.checkpointing.restoring import Found, Nothing
 from checkflow.checkpointing.seeking import Seeking
 from checkflow.distributed.agreement import Agreement
+from checkflow.distributed.apart import Apart
 from checkflow.distributed.fellows import fellows, gathered
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
@@ -26,7 +28,9 @@ from checkflow.jsonfile import digest_of
 from checkflow.schedule import Schedule
 from checkflow.state.divided import Alike, alike_in, content_of, saved_here, shared_out
 from checkflow.state.host.objects import Member
+from checkflow.state.host.record import Record
 from checkflow.state.live import parameters_of
+from checkflow.state.restore.files import TensorFile
 from checkflow.state.shards import give_back_gathered
 from checkflow.store.bucket.names import has_ranks
 from checkflow.store.bucket.objects import BucketError, Objects
@@ -191,12 +195,24 @@ class Together:
         A new attempt begins. Nothing where there has been no checkpoint that every rank had. Raises, on every rank,
         CorruptStoreError where there has been one and none is whole now, StoreError for an iteration not all have.
         """
-        found = self._seeking.newest(iteration, lambda mark, kept: (mark, self._seeking.read(mark, kept, training)))
+        found = self._seeking.newest(iteration, partial(self._read, training))
         if isinstance(found, Nothing):
             return found
-        (mark, (files, record)), checkpoint, skipped = found
+        (mark, (files, record), apart), checkpoint, skipped = found
         self._chosen = _content_of(mark, checkpoint)
+        if apart is not None:
+            lines = apart.remarks(self.group.gather("restore()", apart.said()))
+            for line in lines if self.is_first else ():
+                self._notify(f"{self.root}: {line}")
         return Found(files, record, checkpoint, skipped)
+
+    def _read(
+        self, training: Training, mark: Mark, kept: Kept
+    ) -> tuple[Mark, tuple[Mapping[str, TensorFile], Record], Apart | None]:
+        """What is restored of it; and of another number of ranks what is to be told of each one's own."""
+        found = self._seeking.read(mark, kept, training)
+        parts = kept.others.get(mark)
+        return mark, found, None if parts is None else Apart.of(parts, self.group.rank, self.group.size, self.root)
 
     def foreseen(self) -> Checkpoint | None:
         """This rank's part of what `load` would find; None where that is nothing. Raises as it does."""

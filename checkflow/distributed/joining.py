@@ -20,11 +20,16 @@ from checkflow.state.restore.files import TensorFile
 
 def has_more(record: Record, known: Collection[StateName]) -> bool:
     """Whether a rank has parameters that are not among these names."""
+    return any(name not in known for name in parameters_in(record))
+
+
+def parameters_in(record: Record) -> list[StateName]:
+    """Those that it names, each once."""
     shared = (StateName(name) for name in (*record.shards, *record.elsewhere))
     groups = (group for optimizer in record.optimizers for group in optimizer.groups)
     updated = (StateName(name) for group in groups for name in group.parameters)
     frozen = map(StateName, record.frozen or ())
-    return any(name not in known for name in (*updated, *frozen, *(name for name in shared if not name.is_optimizers)))
+    return list(dict.fromkeys((*updated, *frozen, *(name for name in shared if not name.is_optimizers))))
 
 
 def files_of_all(record: Record) -> set[str]:
