@@ -174,6 +174,14 @@ class Extra:
             for member in self.objects.values()
         )
 
+    def tensors_seen(self) -> Iterator[torch.Tensor]:
+        """All there are now. An object of a class is not asked, for that may change it: those in its variables."""
+        yield from _tensors_in([*self.modules.values(), *self.tensors.values()])
+        for member in self.objects.values():
+            yield from _tensors_in(
+                member.state_dict() if isinstance(member, (Holder, Variables)) else getattr(member, "__dict__", member)
+            )
+
     @property
     def holders(self) -> tuple[str, ...]:
         return (*self.modules, *self.tensors, *self.objects)
@@ -260,3 +268,14 @@ def tensors_of(member: Stateful) -> dict[str, torch.Tensor]:
 
     with_leaves(member.state_dict(), (torch.Tensor,), note)
     return found
+
+
+def _tensors_in(held: object, depth: int = _MAX_DEPTH) -> Iterator[torch.Tensor]:
+    """Those in containers and modules."""
+    if isinstance(held, torch.Tensor):
+        yield held
+    elif isinstance(held, torch.nn.Module):
+        yield from (tensor for _, tensor in (*held.named_parameters(), *held.named_buffers()))
+    elif isinstance(held, (Mapping, list, tuple)) and depth:
+        items = held.values() if isinstance(held, Mapping) else held
+        yield from (tensor for item in items for tensor in _tensors_in(item, depth - 1))

@@ -8,6 +8,7 @@ ever written, and there are no gradients, something else may be trained than wha
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -36,7 +37,7 @@ class WithoutUpdate:
         self._parameter: tuple[StateName, torch.nn.Parameter, int] | None = None  # as it was, and its version
         self._written = 0  # times in a row
         self._still: int | None = 0  # iterations in a row; None once there was an update
-        self._versions: list[int] = []  # of all parameters, when these began
+        self._seen: list[tuple[weakref.ref[torch.Tensor], int]] = []  # all tensors and their versions, when these began
 
     def updated(self) -> None:
         """An optimizer has made an update. Its gradients are still there."""
@@ -96,10 +97,14 @@ class WithoutUpdate:
         self._still += 1
         if self._still not in (1, STILL):
             return
-        now = versions(local(parameter) for _, parameter in parameters_of(self._training))
+        parameters = (parameter for _, parameter in parameters_of(self._training))
+        now = [*parameters, *self._training.listed.tensors_seen()]
         if self._still == 1:
-            self._versions = now
-        elif now != self._versions:
+            self._seen = [(weakref.ref(tensor), _version(tensor)) for tensor in now]
+        elif len(now) != len(self._seen) or any(
+            seen() is not tensor or version != _version(tensor)
+            for tensor, (seen, version) in zip(now, self._seen, strict=True)
+        ):
             self._still = 0
         else:
             self._say_once(
@@ -113,6 +118,11 @@ class WithoutUpdate:
         if of not in self._told:
             self._told.add(of)
             self._tell(line)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """None is counted of an inference tensor, which only inference mode can write to."""
+    return 0 if tensor.is_inference() else versions([local(tensor)])[0]
 
 
 def _address_and_version(gradient: torch.Tensor) -> tuple[int, int]:

@@ -95,6 +95,49 @@ def test_where_nothing_that_is_attached_is_trained_it_is_told(tmp_path: Path, ki
     assert all(f"{STILL} iterations have ended" in line for line in lines)
 
 
+class _Ensemble:
+    def __init__(self) -> None:
+        self.weights = [torch.zeros(3)]
+
+    def state_dict(self) -> dict[str, object]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+
+
+@pytest.mark.parametrize("kind", ["replaced", "in place", "tensor", "module", "object", "rests", "counts"])
+def test_where_only_what_is_listed_beside_it_changes_nothing_is_told(tmp_path: Path, kind: str) -> None:
+    """As where torch.func trains an ensemble of tensors; it is told where these rest, and only a number changes."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    box: dict[object, object] = {"weights": {"0.weight": torch.zeros(3)}, "counted": 0}
+    tensor, module, ensemble = torch.zeros(3), torch.nn.Linear(2, 2), _Ensemble()
+    extra = {"box": box, "tensor": tensor, "module": module, "ensemble": ensemble}
+    said: list[str] = []
+    with checkflow.attach(
+        model, optimizer, store=tmp_path, extra=extra, notify=said.append, tell=lambda _: None
+    ) as ckpt:
+        for number in range(STILL + 6):
+            weights = box["weights"]
+            assert isinstance(weights, dict)
+            with torch.no_grad():
+                if kind == "replaced":
+                    weights["0.weight"] = weights["0.weight"] - 1.0
+                elif kind == "in place":
+                    weights["0.weight"].sub_(1.0)
+                elif kind == "tensor":
+                    tensor.sub_(1.0)
+                elif kind == "module":
+                    module.weight.sub_(1.0)
+                elif kind == "object":
+                    ensemble.weights[0] = ensemble.weights[0] - 1.0
+            box["counted"] = number if kind == "counts" else 0
+            ckpt.step()
+    lines = [line for line in said if "nothing that is attached had an update" in line]
+    assert len(lines) == (kind in ("rests", "counts")), said
+
+
 def test_the_update_of_any_attached_optimizer_is_one(tmp_path: Path) -> None:
     """Two in turns, of the same parameters: nothing is written outside of an update, and nothing waited for."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
