@@ -332,7 +332,7 @@ class Checkpointer:
         self._attached.end()
         if self._adapting is not None:
             self._adapting.close()
-        completed = self._executor.completed if left_by is None else None
+        completed = self._executor.completed
         try:
             if left_by is None:
                 save_last(self._engine, self._notify, self._store, ranks=self._together is not None)
@@ -341,7 +341,7 @@ class Checkpointer:
                 if (behind := self._behind) is not None:  # last: ranks need not wait for each other's uploads
                     last.callback(lambda: behind.close(0.0 if left_by else DURABLE_DEADLINE_S))
                 if (together := self._together) is not None:  # which is complete only where nothing went wrong
-                    last.push(lambda kind, *_: together.close(None if kind else completed))
+                    last.push(lambda kind, *_: together.close(completed, kind.__name__ if kind else left_by))
                 last.callback(lambda: self._handle.close(DURABLE_DEADLINE_S))
                 last.enter_context(telling_lost(self._executor, self._notify, self._store, left_by or "close"))
                 self._engine.close()

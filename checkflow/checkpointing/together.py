@@ -254,11 +254,13 @@ class Together:
         removing = partial(shutil.rmtree, self.store / COPIES, ignore_errors=True)
         threading.Thread(target=removing, name="checkflow-copies", daemon=True).start()
 
-    def close(self, completed: int | None = None) -> None:
+    def close(self, completed: int | None = None, left_by: str | None = None) -> None:
         """Agree on nothing more. `completed`: so many iterations, of which this rank has its last checkpoint on disk,
-        and waits for a little until all have theirs. Tells where another one has completed another number."""
-        complete = completed is not None
-        self.agreement.close(orderly=complete)
+        and waits for a little until all have theirs. Tells where another one has completed another number. `left_by`:
+        what ended the training before; the others are told where they wait for this rank."""
+        complete = completed is not None and left_by is None
+        how = "" if left_by is None else f"after iteration {completed} ({left_by})"
+        self.agreement.close(orderly=complete, left=how)
         newest: RankPart | None = None
         with contextlib.suppress(StoreError):  # what it does not see is not noted
             newest = newest_part(self.store) if complete else None

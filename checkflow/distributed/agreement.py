@@ -168,14 +168,15 @@ class Agreement:
         found, self._failure = self._failure, None
         return found
 
-    def close(self, *, orderly: bool = False) -> None:
-        """Agree on nothing more. What was said and not agreed on stays open. `orderly`: others need not look for it."""
+    def close(self, *, orderly: bool = False, left: str = "") -> None:
+        """Agree on nothing more. What was said and not agreed on stays open. `orderly`: others need not look for it;
+        `left`: how it leaves them before the end, which they are told where they wait for it."""
         if self._thread is not None:
             self._said.put(None)
             self._thread.join(_CLOSE_S)  # an interpreter that ends while it is in the store's code would abort
-        if orderly and (self._thread is None or not self._thread.is_alive()):
+        if (orderly or left) and (self._thread is None or not self._thread.is_alive()):
             with contextlib.suppress(PeerError):  # nobody is left to hear it
-                self._pulse.ends()
+                self._pulse.ends(left)
 
     def _put(self, matter: _Matter | _Void) -> None:
         if self._ended_by:  # nobody takes it; that training goes on without checkpoints is an error

@@ -2,7 +2,7 @@
 
 A rank that is lost, stopped or killed is named so while the others wait for it in a collective, where no exception
 reaches anybody before torch.distributed's own timeout. One that runs and hangs there itself goes on saying so. One that
-has closed has nothing more to say: it says that last.
+has closed has nothing more to say: it says that last, and one that leaves before the end with what.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from checkflow.distributed.group import Group, reached
 SILENT_S = 60.0  # that training stands still before it is told
 BEATS = 12  # in that time
 _NAMED = 10  # ranks
-_ENDED = b"closed"
+_CLOSED = "closed"
+_LEFT = "left "  # and how
 
 
 class Pulse:
@@ -30,17 +31,18 @@ class Pulse:
         self._next_s = 0.0
         self._count = 0
         self._told = False
-        self._heard: dict[int, tuple[bytes, float]] = {}  # by rank: what it said last, and since when
+        self._heard: dict[int, tuple[str, float]] = {}  # by rank: what it said last, and since when
 
     def moves(self) -> None:
         """Training went on."""
         self._moved_s, self._told = time.monotonic(), False
         self._heard.clear()
 
-    def ends(self) -> None:
-        """This rank closes as it should. Raises PeerError where the ranks' store is gone."""
+    def ends(self, left: str = "") -> None:
+        """This rank closes as it should, or has `left` the others so. Raises PeerError where the ranks' store is
+        gone."""
         with reached():
-            self._group.more.set(f"pulse/{self._group.rank}", _ENDED.decode())
+            self._group.more.set(f"pulse/{self._group.rank}", f"{_LEFT}{left}" if left else _CLOSED)
 
     def beat(self) -> None:
         """To be called again and again; does nothing most times. Raises PeerError where the ranks' store is gone."""
@@ -54,24 +56,33 @@ class Pulse:
         if self._told or now - self._moved_s < self._silent_s / 2:
             return
         self._hear(now)
+        if now - self._moved_s >= self._silent_s and (who := self._who_is_missing(now)):
+            self._told = True
+            self._tell(
+                f"no iteration has ended for {now - self._moved_s:.0f} s, and {who}; torch.distributed's timeout will "
+                "end the others"
+            )
+
+    def _who_is_missing(self, now: float) -> str:
+        """Who has left comes first: the others wait for it, and may be silent since they gave up."""
+        for rank, (said, _) in self._heard.items():
+            if said.startswith(_LEFT):
+                return f"rank {rank} has left {said.removeprefix(_LEFT)}: see what it says"
         silent = [
             str(rank)
             for rank, (said, since) in self._heard.items()
-            if said != _ENDED and now - since > self._silent_s / 4
+            if said != _CLOSED and now - since > self._silent_s / 4
         ]
-        if silent and now - self._moved_s >= self._silent_s:
-            self._told = True
-            who = f"ranks {', '.join(silent[:_NAMED])} say" if len(silent) > 1 else f"rank {silent[0]} says"
-            self._tell(
-                f"no iteration has ended for {now - self._moved_s:.0f} s, and {who} nothing any more: see whether the "
-                "process and its machine run; torch.distributed's timeout will end the others"
-            )
+        if not silent:
+            return ""
+        who = f"ranks {', '.join(silent[:_NAMED])} say" if len(silent) > 1 else f"rank {silent[0]} says"
+        return f"{who} nothing any more: see whether the process and its machine run"
 
     def _hear(self, now: float) -> None:
         values = self._group.more
         for rank in range(self._group.size):
             with reached():
                 key = f"pulse/{rank}"
-                said = values.get(key) if values.check([key]) else b""
+                said = values.get(key).decode() if values.check([key]) else ""
             if self._heard.get(rank, (None, 0.0))[0] != said:
                 self._heard[rank] = (said, now)

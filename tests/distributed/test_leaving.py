@@ -29,6 +29,23 @@ def test_a_rank_that_has_closed_is_not_called_silent() -> None:
     assert "and rank 2 says nothing any more" in told[0]
 
 
+@pytest.mark.parametrize("left", ["left by SystemExit", None])
+def test_how_a_rank_left_is_told_where_others_wait_for_it(tmp_path: Path, left: str | None) -> None:
+    """Not that it says nothing, nor to see whether its machine runs."""
+    ranks = groups(2, deadline_s=0.5)
+    told: list[str] = []
+    first, other = Pulse(ranks[0], told.append), Pulse(ranks[1], told.append)
+    other.beat()
+    Together(ranks[1], tmp_path, told.append, told.append).close(None if left is None else 12, left)
+    deadline = time.monotonic() + 60.0
+    while not told and time.monotonic() < deadline:
+        first.beat()
+        time.sleep(0.005)
+    what = "left after iteration 12 (left by SystemExit): see what it says" if left else "says nothing any more"
+    assert len(told) == 1 and f"rank 1 {'has ' if left else ''}{what}" in told[0]
+    assert told[0].endswith("; torch.distributed's timeout will end the others")
+
+
 def test_one_that_has_left_before_is_not_waited_for() -> None:
     first, other = groups(2)
     assert dataclasses.replace(other, deadline_s=0.1).leave(5) == []
