@@ -184,7 +184,7 @@ def compile(
         with checkflow.attach(model, optimizer, schedule=schedule, store="checkpoints") as ckpt:
 
     Nothing of the process's own changes: the iteration runs on fake tensors where that is possible, and the random
-    generators are left as they were. A Training that is there is run, three iterations of it.
+    generators and the working directory are left as they were. A Training that is there is run, three iterations of it.
 
     Args:
         model: a function that builds a checkflow.Training, or a Training; "model.py", "model.py:factory" or the name of

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import yaml
 
-from checkflow import hardware, models
+from checkflow import hardware, models, workdir
 from checkflow.errors import CheckflowError, InputError, ModelFileError
 from checkflow.spelling import setting
 from checkflow.text import brief, said
@@ -120,13 +120,14 @@ def _bound(name: str, make: Callable[..., object], settings: Mapping[str, object
 def users_modules() -> Iterator[list[Path]]:
     """Collects, when it ends, the files of the modules imported inside that are the user's own, and forgets these.
 
-    The next model may have another module of the same name in its own folder.
+    The next model may have another module of the same name in its own folder. The working directory is as before, too.
     """
     import torch  # noqa: F401 (is nobody's own, wherever it is installed)
 
     known, path, files = set(sys.modules), list(sys.path), list[Path]()
     try:
-        yield files
+        with workdir.kept():
+            yield files
     finally:
         for name in set(sys.modules) - known:
             file = getattr(sys.modules[name], "__file__", None)

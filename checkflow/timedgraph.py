@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkflow import hardware, sources, trace
+from checkflow import hardware, sources, trace, workdir
 from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import read_graph
@@ -130,7 +130,8 @@ def _as_recorded(
         raise InputError("arguments: a Training takes none; give the function that makes it")
     started = time.perf_counter()
     progress("running three iterations, recording the last")
-    graph = trace.recorded(check_training(training, "training"), "training")
+    with workdir.kept():
+        graph = trace.recorded(check_training(training, "training"), "training")
     if device is None or device == MEASURE:
         return _measured(graph, (), started, progress)
     profile = hardware.load_profile(device)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from checkflow.errors import InputError
@@ -25,3 +28,18 @@ def check_working_directory() -> None:
         Path.cwd()
     except FileNotFoundError:
         raise InputError(GONE) from None
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Whatever the code within changes to, it is the same afterwards: relative paths mean what they meant."""
+    try:
+        before = os.open(".", os.O_PATH | os.O_DIRECTORY)  # no name: it may be moved, or not be readable
+    except OSError:  # removed: there is none to come back to
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from functools import partial
@@ -207,3 +208,23 @@ def test_a_training_that_is_there_is_run_and_planned() -> None:
     ahead = checkflow.compile(training, device="rtx3090")
     assert ran.certificate == ahead.certificate
     assert ran.actions == ahead.actions
+
+
+def test_the_working_directory_is_as_it_was(tmp_path: Path) -> None:
+    """Whatever the function, or a Training's iteration, changes to: `output` lies where it was asked for."""
+    (tmp_path / "elsewhere").mkdir()
+    live = training()
+
+    def moving() -> checkflow.Training:
+        os.chdir("elsewhere")
+        return training()
+
+    def iteration() -> None:
+        os.chdir(tmp_path / "elsewhere")
+        live.iteration()
+
+    for model in (moving, checkflow.Training(live.model, live.optimizer, iteration)):
+        checkflow.compile(model, device="rtx3090", output="s.json")
+        assert Path.cwd() == tmp_path
+        (tmp_path / "s.json").unlink()
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -70,9 +70,10 @@ ALLOWED: dict[str, set[str]] = {
         "choice", "errors", "text", "units", "graph", "plan", "policies", "schedule", "jsonfile", "compiler",
         "simulation",
     },
-    "sources": {"spelling", "errors", "hardware", "text", "training", "models"},
+    "sources": {"spelling", "errors", "hardware", "text", "training", "models", "workdir"},
     "timedgraph": {
         "spelling", "state", "errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources",
+        "workdir",
     },
     "frontend": {
         "choice", "errors", "units", "graph", "jsonfile", "plan", "policies", "schedule", "compiler", "sources",

@@ -80,3 +80,41 @@ def test_a_path_is_shown_as_it_is(name: str, capfd: pytest.CaptureFixture[str]) 
     assert run(arguments) == EXIT_DONE
     assert capfd.readouterr().out.endswith(f"\n\nschedule: {name}\n")
     assert output.exists()
+
+
+ELSEWHERE = """
+import os
+import torch
+import checkflow
+
+os.chdir("elsewhere")
+
+def training(batch_size: int = 4) -> checkflow.Training:
+    os.chdir("deeper")
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    def iteration():
+        model(torch.randn(batch_size, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return checkflow.Training(model, optimizer, iteration)
+"""
+MOVED = {
+    "compile": (["-o", "o.json", "--report", "r.html", "--trace-out", "t.json"], {"o.json", "r.html", "t.json"}),
+    "compile, unnamed": ([], {"moves.schedule.json"}),
+    "trace": (["-o", "o.json"], {"o.json"}),
+    "sweep": (["-o", "o.csv", "--device", "h100", "--jobs", "1"], {"o.csv", "o.journal.jsonl"}),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_model_file_that_changes_the_working_directory_does_not_move_what_is_written(name: str) -> None:
+    """It lies below the directory in which the command was typed."""
+    Path("moves.py").write_text(ELSEWHERE)
+    Path("elsewhere/deeper").mkdir(parents=True)
+    here, before = Path.cwd(), set(Path().iterdir())
+    arguments, expected = MOVED[name]
+    assert run([name.partition(",")[0], "moves.py", *arguments]) == EXIT_DONE
+    assert Path.cwd() == here
+    assert {str(path) for path in set(Path().iterdir()) - before} == expected
+    assert not list(Path("elsewhere/deeper").iterdir())
