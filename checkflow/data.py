@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.context import BaseContext
+from numbers import Integral
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
@@ -35,10 +36,26 @@ from torch.utils.data import (
 )
 
 from checkflow.epochs import epochs_of, note_epochs, tell_epochs, told_in
-from checkflow.errors import InputError
+from checkflow.errors import InputError, shown
+from checkflow.given import FLAG, Kind, check_kinds
+from checkflow.text import brief
+from checkflow.units import real_number, whole_number
 
 item = TypeVar("item", covariant=True)
 _UNSEEDED = tuple(each.__iter__ for each in (RandomSampler, WeightedRandomSampler, SubsetRandomSampler))
+_FUNCTION = Kind((Callable,), "a function", may_be_none=True)  # type: ignore[arg-type]
+_KINDS = {
+    "loader: shuffle": FLAG,
+    "loader: drop_last": FLAG,
+    "loader: pin_memory": FLAG,
+    "loader: persistent_workers": FLAG,
+    "loader: collate_fn": _FUNCTION,
+    "loader: worker_init_fn": _FUNCTION,
+    "loader: batch_sampler": Kind((Iterable,), "batches of indices", may_be_none=True),
+    "loader: prefetch_factor": Kind((Integral,), "a whole number", may_be_none=True),
+    "loader: multiprocessing_context": Kind((str, BaseContext), "a context, or its name", may_be_none=True),
+}
+MOST_WAITED_S = 2_000_000  # a thread waits for no longer
 _COMPARED = 64  # batches of two passes
 _IN_PLACE = {  # arguments of DataLoader's
     "sampler": "sampler is not taken; give a torch.utils.data.Subset of the dataset (for a rank: its part), a "
@@ -108,6 +125,15 @@ class ResumableLoader(Generic[item]):
             )
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise InputError("loader: an iterable dataset has no positions; use torchdata's StatefulDataLoader")
+        check_kinds(_KINDS, {f"loader: {name}": value for name, value in locals().items()})
+        batch_size = whole_number(batch_size, "loader: batch_size", "give at least 1")
+        seed = whole_number(seed, "loader: seed", "give 0 or more")
+        num_workers = whole_number(num_workers, "loader: num_workers", "give 0 or more")
+        timeout = real_number(timeout, "loader: timeout", "give a number of seconds")
+        if not timeout <= MOST_WAITED_S:
+            raise InputError(
+                f"loader: timeout: {timeout} is more than {MOST_WAITED_S} seconds; give less, or 0 for none"
+            )
         if batch_size < 1 or seed < 0:
             raise InputError(f"loader: batch_size {batch_size} or seed {seed} is out of range; give at least 1 and 0")
         _refuse_unseeded(batch_sampler)
@@ -122,19 +148,22 @@ class ResumableLoader(Generic[item]):
         note_epochs(self._told)
         self._pass = 0  # number of the pass that may go on
         self._loaded = False  # the position is a checkpoint's, and no pass was begun there yet
-        self._loader: DataLoader[item] = DataLoader(
-            _Seeded(dataset, seed),
-            batch_sampler=cast(torch.utils.data.Sampler[list[int]], self._batches),
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            generator=self._generator,
-        )
+        try:
+            self._loader: DataLoader[item] = DataLoader(
+                _Seeded(dataset, seed),
+                batch_sampler=cast(torch.utils.data.Sampler[list[int]], self._batches),
+                num_workers=num_workers,
+                collate_fn=collate_fn,
+                pin_memory=pin_memory,
+                timeout=timeout,
+                worker_init_fn=worker_init_fn,
+                multiprocessing_context=multiprocessing_context,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+                generator=self._generator,
+            )
+        except (ValueError, TypeError) as error:  # what does not go together, by torch's own rules
+            raise InputError(f"loader: {brief(error)}; correct the arguments") from None
 
     @property
     def epoch(self) -> int:
@@ -310,10 +339,23 @@ def _mixed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def _indices_in(batch: Any) -> list[int]:
+    """Raises InputError for what has none."""
+    try:
+        indices = None if isinstance(batch, str) else iter(batch)
+    except TypeError:  # a tensor of no dimensions is of an iterable type
+        indices = None
+    if indices is None:
+        raise InputError(f"loader: batch_sampler: a batch of it is {shown(batch)}; give batches of indices")
+    return list(indices)
+
+
 def _refuse_unseeded(batch_sampler: Any) -> None:
     """Its first batches are asked for twice. The global generators are left as they were."""
     if batch_sampler is None:
         return
+    if isinstance(batch_sampler, (str, bytes)):
+        raise InputError(f"loader: batch_sampler: is {shown(batch_sampler)}; give batches of indices")
     set_epoch = getattr(batch_sampler, "set_epoch", None)
     inner = getattr(batch_sampler, "sampler", batch_sampler)
     unseeded = set_epoch is None and getattr(type(inner), "__iter__", None) in _UNSEEDED  # two of its orders may agree
@@ -322,7 +364,7 @@ def _refuse_unseeded(batch_sampler: Any) -> None:
     for _ in range(0 if unseeded else 2):
         if set_epoch is not None:
             set_epoch(0)
-        passes.append([list(batch) for batch in islice(batch_sampler, _COMPARED)])
+        passes.append([_indices_in(batch) for batch in islice(batch_sampler, _COMPARED)])
     random.setstate(before[0])
     np.random.set_state(before[1])
     torch.set_rng_state(before[2])

@@ -20,9 +20,12 @@ import numpy as np
 import torch
 
 from checkflow.errors import InputError
+from checkflow.given import Kind
 from checkflow.torch_internals import EXTRA_STATE, is_persistent, own_buffers, own_parameters
 
 TENSOR = "tensor"  # the path of a tensor that is listed itself
+_NAMESPACE = Kind((Mapping,), "globals(), or the vars() of an object")
+_NAMED = Kind((str,), "the name of a variable")
 _PREFIX = "extra."  # of its holders
 _MAX_DEPTH = 32  # of nested containers
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
@@ -101,12 +104,14 @@ class Variables:
     """
 
     def __init__(self, namespace: MutableMapping[str, Any], *names: str) -> None:
+        _NAMESPACE.check("Variables: namespace", namespace)
         caller = sys._getframe(1)
         if namespace is not caller.f_globals and namespace.keys() == caller.f_locals.keys():
             raise InputError(
                 "Variables: a function's locals() cannot be set; keep them in a dict, extra={'held': held}"
             )
         for name in names:
+            _NAMED.check("Variables: names", name)
             if name not in namespace:
                 raise InputError(f"Variables: there is no {name!r} yet; make this where all of them have a value")
         if not names:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -25,6 +26,7 @@ from checkflow.compiler import (
     explain,
 )
 from checkflow.errors import InfeasibleError, InputError, shown
+from checkflow.given import FLAG, FUNCTION, Kind, check_kinds, check_path, check_word
 from checkflow.jsonfile import check_outputs
 from checkflow.plan import Formulation, Transfers
 from checkflow.plan.packed.program import solvers
@@ -34,9 +36,15 @@ from checkflow.sources import inputs_of
 from checkflow.spelling import in_python, option
 from checkflow.timedgraph import Model, TimedGraph, traced
 from checkflow.trace import World, world_of
-from checkflow.units import fraction_ppm, number_of_seconds, parse_bytes, parse_ns, parse_rate
+from checkflow.units import fraction_ppm, parse_bytes, parse_ns, parse_rate, real_number, whole_number
 
 Word = TypeVar("Word", bound=StrEnum)
+_KINDS = {
+    "arguments": Kind((Mapping,), "a dict of values by name", may_be_none=True),
+    "mtbf": Kind((str,), 'a time with its unit, like "3h"', may_be_none=True),
+    "policy": Kind((str,), "its name"),
+    "progress": FUNCTION,
+} | dict.fromkeys(("real", "divided", "relax_memory", "factors", "approximate"), FLAG)
 
 
 @dataclass(frozen=True)
@@ -232,22 +240,24 @@ def compile(
         InputError: an argument, a file or the training is wrong.
         SolverError: the solver that was asked for cannot run.
     """
+    check_kinds(_KINDS, locals())
     kind = _one_of(Formulation, formulation, "formulation")
     asked = None if transfers is None else _one_of(Transfers, transfers, "transfers")
-    if solver not in ("auto", *solvers()):
-        raise InputError(f"solver: {solver!r} is not known; use auto, {', '.join(solvers())}")
-    time_limit_s = number_of_seconds(time_limit_s, "time_limit_s", "use a number of seconds")
+    check_word("solver", solver, ("auto", *solvers()))
+    device = None if device is None else check_path("device", device, "a profile's name, or its file")
+    written = None if output is None else Path(check_path("output", output))
+    time_limit_s = real_number(time_limit_s, "time_limit_s", "use a number of seconds")
     if not time_limit_s > 0:
         raise InputError(f"time_limit_s: {time_limit_s} is not positive; use a number of seconds")
     options = partial(
         Options,
         interval=_interval(interval),
-        chunk_bytes=None if chunk is None else parse_bytes(str(chunk), "chunk"),
-        memory_limit_bytes=None if memory_limit is None else parse_bytes(str(memory_limit), "memory_limit"),
+        chunk_bytes=_parsed(parse_bytes, chunk, "chunk"),
+        memory_limit_bytes=_parsed(parse_bytes, memory_limit, "memory_limit"),
         relax_memory=relax_memory,
-        slack_ppm=fraction_ppm(slack, "slack"),
+        slack_ppm=fraction_ppm(real_number(slack, "slack", "0.1 tolerates 10% drift"), "slack"),
         policy=CHECKFLOW if policy == AUTO else policy,
-        lanes=lanes,
+        lanes=None if lanes is None else whole_number(lanes, "lanes", "give 2 or more"),
         factors=factors,
         formulation=kind,
         transfers=transfers_for(kind, asked),
@@ -258,20 +268,26 @@ def compile(
     amid = surroundings(
         policy,
         mtbf_ns=None if mtbf is None else parse_ns(mtbf, "mtbf"),
-        disk_bytes_per_s=None if disk is None else parse_rate(str(disk), "disk"),
-        lost_machines=lost_machines,
-        host_memory_bytes=None if host_memory is None else parse_bytes(str(host_memory), "host_memory"),
+        disk_bytes_per_s=_parsed(parse_rate, disk, "disk"),
+        lost_machines=(
+            None if lost_machines is None else real_number(lost_machines, "lost_machines", "0.5 is every other failure")
+        ),
+        host_memory_bytes=_parsed(parse_bytes, host_memory, "host_memory"),
         approximate=approximate or None,
     )
-    if output is not None:
-        check_outputs(inputs_of([model], [device]), Path(output))
+    if written is not None:
+        check_outputs(inputs_of([model], [device]), written)
     outcome = compile_model(
         model,
         {} if arguments is None else arguments,
         device=device,
         real=real,
-        world=world_of(world_size, rank, divided=divided),
-        bandwidth_bytes_per_s=None if bandwidth is None else parse_rate(str(bandwidth), "bandwidth"),
+        world=world_of(
+            None if world_size is None else whole_number(world_size, "world_size", "give how many ranks there are"),
+            None if rank is None else whole_number(rank, "rank", "give that of one of them"),
+            divided=divided,
+        ),
+        bandwidth_bytes_per_s=_parsed(parse_rate, bandwidth, "bandwidth"),
         options=options,
         amid=amid,
         progress=progress,
@@ -285,16 +301,22 @@ def compile(
             needed_bandwidth_bytes_per_s=answer.needed_bandwidth_bytes_per_s,
             smallest_interval=answer.smallest_interval,
         )
-    if output is not None:
-        write_schedule(Path(output), result.schedule)
+    if written is not None:
+        write_schedule(written, result.schedule)
     return result.schedule
 
 
 def _one_of(kind: type[Word], text: str, what: str) -> Word:
-    try:
-        return kind(text)
-    except ValueError:
-        raise InputError(f"{what}: {text!r} is not known; use {', '.join(kind)}") from None
+    check_word(what, text, kind)
+    return kind(text)
+
+
+def _parsed(parse: Callable[[str, str], int], given: object, what: str) -> int | None:
+    """A size or a rate, as a person writes it or a number; None stays."""
+    if given is None or isinstance(given, str):
+        return None if given is None else parse(given, what)
+    advice = f"write it like {'63GB/s' if parse is parse_rate else '16MiB'}"
+    return parse(str((whole_number if isinstance(given, Integral) else real_number)(given, what, advice)), what)
 
 
 def _interval(given: int | str) -> int | None:
@@ -302,4 +324,4 @@ def _interval(given: int | str) -> int | None:
         return None
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
         raise InputError(f"interval: {shown(given)} is neither a positive whole number nor 'auto'; use one of these")
-    return given
+    return whole_number(given, "interval", "use a smaller one")

@@ -78,8 +78,8 @@ def whole_number(value: object, what: str, advice: str) -> int:
     return number
 
 
-def number_of_seconds(value: object, what: str, advice: str) -> float:
-    """An argument that is a time in seconds, as a float: fractions and NumPy's numbers too. Infinity is one. Raises
+def real_number(value: object, what: str, advice: str) -> float:
+    """An argument that measures something, as a float: fractions and NumPy's numbers too. Infinity is one. Raises
     InputError for what is none, and for what is too large for a float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InputError(f"{what}: {shown(value)} is no number; {advice}")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from checkflow.errors import InputError
+from checkflow.given import check_path
 
 GONE = "the working directory was removed; change to one that is there"
 
@@ -20,6 +21,11 @@ def absolute(path: Path, what: str) -> Path:
         return path.absolute()
     except FileNotFoundError:
         raise InputError(f"{what}: {path}: {GONE}") from None
+
+
+def absolute_path(name: str, value: object, words: str) -> Path:
+    """Of what a user gave. Raises InputError where it is no path, or relative to what is not there."""
+    return absolute(Path(check_path(name, value, words)), name)
 
 
 def check_working_directory() -> None:

@@ -27,14 +27,15 @@ ALLOWED: dict[str, set[str]] = {
     "spelling": set(),
     "collector": set(),
     "text": set(),
-    "workdir": {"errors"},
+    "given": {"errors"},
+    "workdir": {"errors", "given"},
     "errors": {"text"},
     "background": set(),
     "streams": set(),
     "interrupts": set(),
     "events": {"units"},
     "about": {"errors", "jsonfile", "strictjson"},
-    "extra": {"errors", "torch_internals"},
+    "extra": {"errors", "given", "torch_internals"},
     "division": set(),
     "epochs": set(),
     "training": {"division", "extra", "wrapped"},
@@ -76,8 +77,8 @@ ALLOWED: dict[str, set[str]] = {
         "workdir",
     },
     "frontend": {
-        "choice", "errors", "units", "graph", "jsonfile", "plan", "policies", "schedule", "compiler", "sources",
-        "spelling", "timedgraph", "trace",
+        "choice", "errors", "given", "units", "graph", "jsonfile", "plan", "policies", "schedule", "compiler",
+        "sources", "spelling", "timedgraph", "trace",
     },
     "store": {
         "background", "collector", "errors", "events", "interrupts", "streams", "text", "units", "strictjson", "dtypes",
@@ -85,16 +86,17 @@ ALLOWED: dict[str, set[str]] = {
     },
     "state": {
         "about", "division", "errors", "units", "strictjson", "dtypes", "safetensorsfile", "training", "extra",
-        "spelling", "wrapped", "torch_internals", "torch_ranks", "lanes", "epochs",
+        "spelling", "wrapped", "torch_internals", "torch_ranks", "lanes", "epochs", "text",
     },
     "runtime": {
         "errors", "events", "dtypes", "foreach", "text", "units", "training", "wrapped", "state", "schedule",
         "torch_internals", "module_hook",
     },
     "simulation": {"errors", "jsonfile", "graph", "plan", "schedule", "runtime"},
-    "data": {"errors", "epochs"},
+    "data": {"errors", "epochs", "given", "text", "units"},
     "distributed": {
         "dtypes", "errors", "interrupts", "jsonfile", "strictjson", "torch_ranks", "state", "store", "training",
+        "workdir",
     },
     "learning": {
         "collector", "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state",
@@ -104,7 +106,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpointing": {
         "about", "collector", "data", "division", "errors", "events", "interrupts", "text", "dtypes", "units",
         "unlisted", "training", "extra", "jsonfile", "state", "schedule", "runtime", "store", "torch_internals",
-        "learning", "lanes", "distributed", "streams", "wrapped", "torch_ranks", "workdir",
+        "learning", "lanes", "distributed", "streams", "wrapped", "torch_ranks", "workdir", "given",
     },
     "replica": {"collector", "errors", "state", "store"},
     "integrations": {"checkpointing", "data", "distributed", "errors", "state", "store", "torch_internals"},
@@ -118,7 +120,7 @@ ALLOWED: dict[str, set[str]] = {
         "plan", "policies", "trace",
         "schedule", "verify", "compiler", "frontend", "timedgraph", "report", "sources", "training", "store", "sweep",
         "text", "dtypes", "interrupts", "missing", "simulation", "streams", "strictjson", "state", "lanes",
-        "distributed", "workdir",
+        "distributed", "workdir", "given",
     },
 }  # fmt: skip
 

@@ -16,10 +16,10 @@ from checkflow.units import (
     format_ns,
     format_rate,
     fraction_ppm,
-    number_of_seconds,
     parse_bytes,
     parse_ns,
     parse_rate,
+    real_number,
     whole_number,
 )
 
@@ -163,13 +163,13 @@ def test_what_counts_has_an_end() -> None:
 
 def test_seconds_are_a_float() -> None:
     for value in (Fraction(1, 2), np.float32(0.5), 0.5):
-        seconds = number_of_seconds(value, "retry_s", "use 0 or more")
+        seconds = real_number(value, "retry_s", "use 0 or more")
         assert type(seconds) is float and seconds == 0.5
-    assert number_of_seconds(np.int64(3), "retry_s", "use 0 or more") == 3
-    assert number_of_seconds(float("inf"), "retry_s", "use 0 or more") == float("inf")
+    assert real_number(np.int64(3), "retry_s", "use 0 or more") == 3
+    assert real_number(float("inf"), "retry_s", "use 0 or more") == float("inf")
     for value in (10**400, 10**5000, Fraction(10**400, 3)):
         with pytest.raises(InputError, match=r"^retry_s: .{1,110} is out of range; use 0 or more$"):
-            number_of_seconds(value, "retry_s", "use 0 or more")
+            real_number(value, "retry_s", "use 0 or more")
     for none in (True, "5", float("nan"), None, 1j):
         with pytest.raises(InputError, match=r"^retry_s: .* is no number; use 0 or more$"):
-            number_of_seconds(none, "retry_s", "use 0 or more")
+            real_number(none, "retry_s", "use 0 or more")

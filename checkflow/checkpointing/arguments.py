@@ -4,62 +4,59 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
+from typing import get_args
 
 from checkflow.checkpointing.together import Together
 from checkflow.distributed.group import DEADLINE_S
 from checkflow.errors import InputError, shown
+from checkflow.given import FLAG, PATH, Kind, check_path, check_word
+from checkflow.given import check_kinds as check_each
 from checkflow.learning.messages import DEFAULT_POLICY, IN_LANES, IN_PARTS, POLICIES, REPLICATED
 from checkflow.schedule import Schedule, complaints
 from checkflow.store.format.retention import Retention
+from checkflow.store.memory.trainer_slots import WhenFull
+from checkflow.store.trainer.delivery import OnError
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.training import Training
-from checkflow.units import number_of_seconds, whole_number
+from checkflow.units import real_number, whole_number
 from checkflow.workdir import absolute
 from checkflow.wrapped import is_torchs_own, is_zero
 
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What an argument may be, and how a person says that."""
-
-    types: tuple[type, ...]
-    words: str
-    may_be_none: bool = False
-
-
 MOST_WAITED_S = 2_000_000  # the system counts in milliseconds, and 31 bits
 _KINDS = {
-    "store": _Kind((str, os.PathLike), "a path"),
-    "bucket": _Kind((str,), 'a URL, "s3://bucket/prefix"', may_be_none=True),
-    "schedule": _Kind((Schedule, str, os.PathLike), "a schedule, or the path of its file", may_be_none=True),
-    "generators": _Kind((Mapping,), "a dict of generators by name", may_be_none=True),
-    "metadata": _Kind((Mapping,), "a dict", may_be_none=True),
-    "policy": _Kind((str,), "its name", may_be_none=True),
-    "interval": _Kind((Integral,), "a whole number", may_be_none=True),
-    "overhead": _Kind((Real,), "a number", may_be_none=True),
-    "slots": _Kind((Integral,), "a whole number"),
-    "persist_every": _Kind((PersistEvery,), "checkflow.PersistEvery(seconds=...) or (iterations=...)"),
-    "retention": _Kind((Retention,), "checkflow.Retention(last=...)"),
-    "retry_s": _Kind((Real,), "a number of seconds"),
-    "sigterm_deadline_s": _Kind((Real,), "a number of seconds", may_be_none=True),
-    "peers_deadline_s": _Kind((Real,), "a number of seconds"),
-    "replicate": _Kind((Integral,), "0 or 1"),
-    "notify": _Kind((Callable,), "a function of one line"),  # type: ignore[arg-type]
-    "tell": _Kind((Callable,), "a function of one line, lambda line: None for silence"),  # type: ignore[arg-type]
+    "store": PATH,
+    "bucket": Kind((str,), 'a URL, "s3://bucket/prefix"', may_be_none=True),
+    "schedule": Kind((Schedule, str, os.PathLike), "a schedule, or the path of its file", may_be_none=True),
+    "generators": Kind((Mapping,), "a dict of generators by name", may_be_none=True),
+    "metadata": Kind((Mapping,), "a dict", may_be_none=True),
+    "policy": Kind((str,), "its name", may_be_none=True),
+    "interval": Kind((Integral,), "a whole number", may_be_none=True),
+    "overhead": Kind((Real,), "a number", may_be_none=True),
+    "slots": Kind((Integral,), "a whole number"),
+    "persist_every": Kind((PersistEvery,), "checkflow.PersistEvery(seconds=...) or (iterations=...)"),
+    "retention": Kind((Retention,), "checkflow.Retention(last=...)"),
+    "retry_s": Kind((Real,), "a number of seconds"),
+    "sigterm_deadline_s": Kind((Real,), "a number of seconds", may_be_none=True),
+    "peers_deadline_s": Kind((Real,), "a number of seconds"),
+    "replicate": Kind((Integral, bool), "0 or 1"),
+    "approximate": FLAG,
+    "start_over": FLAG,
+    "audit": FLAG,
+    "notify": Kind((Callable,), "a function of one line"),  # type: ignore[arg-type]
+    "tell": Kind((Callable,), "a function of one line, lambda line: None for silence"),  # type: ignore[arg-type]
 }
+_WORDS = {"when_full": get_args(WhenFull), "on_error": get_args(OnError)}
 
 
 def check_kinds(given: Mapping[str, object]) -> None:
-    """Raises InputError for the first of attach's arguments, by name, that is of no type that it can be."""
-    for name, kind in _KINDS.items():
-        value = given[name]
-        if value is None and kind.may_be_none:
-            continue
-        if not isinstance(value, kind.types) or (isinstance(value, bool) and name != "replicate"):
-            raise InputError(f"{name}: {shown(value)} is of type {type(value).__name__}; give {kind.words}")
+    """Raises InputError for the first of attach's arguments, by name, that is nothing that it can be."""
+    check_each(_KINDS, given)
+    for name, words in _WORDS.items():
+        check_word(name, given[name], words)
+    if isinstance(given["schedule"], (str, os.PathLike)):
+        check_path("schedule", given["schedule"])
 
 
 def deadline_of(peers_deadline_s: object) -> float:
@@ -86,10 +83,17 @@ def counts(interval: int | None, slots: int) -> tuple[int | None, int]:
 
 def times(retry_s: float, sigterm_deadline_s: float | None) -> tuple[float, float | None]:
     """Likewise. Raises InputError for no time."""
-    retry_s = number_of_seconds(retry_s, "retry_s", "use 0 or more")
+    retry_s = _not_negative(real_number(retry_s, "retry_s", "use 0 or more"), "retry_s")
     if sigterm_deadline_s is not None:
-        sigterm_deadline_s = _waited(sigterm_deadline_s, "sigterm_deadline_s", "use 0 or more")
+        name = "sigterm_deadline_s"
+        sigterm_deadline_s = _not_negative(_waited(sigterm_deadline_s, name, "use 0 or more"), name)
     return retry_s, sigterm_deadline_s
+
+
+def _not_negative(seconds: float, what: str) -> float:
+    if seconds < 0:
+        raise InputError(f"{what}: {seconds} is negative; use 0 or more")
+    return seconds
 
 
 def _time_for_peers(peers_deadline_s: object) -> float:
@@ -101,7 +105,7 @@ def _time_for_peers(peers_deadline_s: object) -> float:
 
 def _waited(value: object, what: str, advice: str) -> float:
     """Raises InputError for no time, and for one that nothing here can wait for."""
-    seconds = number_of_seconds(value, what, advice)
+    seconds = real_number(value, what, advice)
     if seconds > MOST_WAITED_S:
         raise InputError(f"{what}: {shown(value)} is more than {MOST_WAITED_S} seconds, 23 days; give less")
     return seconds
@@ -109,9 +113,7 @@ def _waited(value: object, what: str, advice: str) -> float:
 
 def check_store(store: str | Path) -> None:
     """Raises InputError for no path, before it is made one: Path("") is the working directory."""
-    text = os.fspath(store)
-    if not text:
-        raise InputError("store: is empty; give a directory")
+    text = check_path("store", store, "a directory")
     scheme, colon, _ = text.partition(":/")
     if colon and scheme.isalnum() and len(scheme) > 1:
         raise InputError(
@@ -129,7 +131,6 @@ def check_arguments(
     interval: int | None,
     overhead: float | None,
     slots: int,
-    when_full: str,
     on_event: object,
     replicate: int,
     approximate: bool,
@@ -138,7 +139,7 @@ def check_arguments(
     if interval is not None and interval < 1:
         raise InputError(f"interval: {interval} is not positive; use a whole number of at least 1")
     if overhead is not None and not 0 < overhead < 1:
-        raise InputError(f"overhead: {overhead} is not in (0, 1); 0.05 is 5%")
+        raise InputError(f"overhead: {shown(overhead)} is not in (0, 1); 0.05 is 5%")
     _check_policy(policy, schedule, together, overhead, slots)
     if any(map(is_zero, training.optimizers)):
         _check_takes_zero(policy, schedule)
@@ -149,8 +150,6 @@ def check_arguments(
     _check_replicate(replicate, together)
     if approximate and not (policy == REPLICATED if schedule is None else schedule.replica):
         raise InputError(f"approximate: is for updates that the host makes, of policy {REPLICATED!r}; leave it out")
-    if not isinstance(when_full, str) or when_full not in ("skip", "wait"):
-        raise InputError(f"when_full: {shown(when_full)} is not known; use 'skip' or 'wait'")
     if on_event is not None and not callable(on_event):
         raise InputError(f"on_event: a {type(on_event).__name__} cannot be called; give a function of one event")
 

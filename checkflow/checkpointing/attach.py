@@ -98,7 +98,8 @@ def attach(
     Args:
         model: one, or all of them, in the order in which they were traced; uncompiled or compiled.
         optimizer: one, or all of them.
-        store: directory of the checkpoints; made if it does not exist. One trainer writes to it at a time.
+        store: directory of the checkpoints; made if it does not exist. One trainer writes to it at a time. A path that
+            begins with ~ is refused, here and by the command: only a shell puts the home directory there.
         bucket: URL of objects behind the store, "s3://bucket/prefix": the newest checkpoint on disk is uploaded to it
             beside training, and restore() takes the newest from there where the disk has none, or an older one. Of
             several processes each uploads its part. Needs `checkflow[bucket]`; credentials come from the environment.
@@ -191,7 +192,6 @@ def attach(
             interval=interval,
             overhead=overhead,
             slots=slots,
-            when_full=when_full,
             on_event=on_event,
             replicate=replicate,
             approximate=approximate,

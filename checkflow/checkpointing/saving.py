@@ -17,6 +17,7 @@ from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.terminating import told
 from checkflow.distributed.group import Group
 from checkflow.errors import InputError, StoreError
+from checkflow.given import FLAG
 from checkflow.runtime.executor import Executor
 from checkflow.store.trainer.handle import StoreHandle
 
@@ -36,6 +37,7 @@ def save(engine: Engine, group: Group | None, *, keep: bool) -> None:
     Raises InputError where the next one has begun, or ranks ask for different ones; StoreError where it is not durable;
     PeerError that names who has not come to it, or what another rank has failed with.
     """
+    FLAG.check("save: keep", keep)
     if group is None:
         save_here(engine, keep=keep, ranks=False)
         return

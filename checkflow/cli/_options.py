@@ -11,6 +11,7 @@ from typing import TypeVar
 import click
 
 from checkflow.errors import InputError
+from checkflow.given import check_no_home
 from checkflow.units import parse_bytes, parse_ns, parse_rate
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -65,7 +66,7 @@ class Share(click.ParamType[float]):
 
 
 class GivenPath(click.Path):
-    """A path; "" is none: a shell has that for a variable that was never set."""
+    """A path; "" is none: a shell has that for a variable that was never set. Nor is ~, which it puts your home for."""
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
@@ -85,8 +86,9 @@ class GivenName(click.ParamType[str]):
 
 
 def _check_given(value: object, param: click.Parameter | None, what: str) -> None:
+    name = param.human_readable_name.strip("[].") if isinstance(param, click.Argument) else _name(param)
+    check_no_home(name, str(value))
     if value == "":
-        name = param.human_readable_name.strip("[].") if isinstance(param, click.Argument) else _name(param)
         raise InputError(f"{name}: is empty; give {what}")
 
 

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from checkflow.distributed.joining import files_of_all, has_more
-from checkflow.distributed.marks import Mark
+from checkflow.distributed.marks import Mark, check_iteration
 from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in, unread_in
 from checkflow.distributed.reading import file_names, whole_file
@@ -44,6 +44,7 @@ from checkflow.state.host.record import ChunkRecord, TensorRecord
 from checkflow.state.names import StateName, holder_of
 from checkflow.state.restore.files import TensorFile
 from checkflow.store.format.manifest import RECORD
+from checkflow.workdir import absolute_path
 
 __all__ = ["StoreReader"]
 
@@ -113,7 +114,8 @@ class StoreReader(StorageReader):
 
     def __init__(self, store: str | os.PathLike[str], iteration: int | None = None) -> None:
         super().__init__()
-        self._store = Path(store)
+        check_iteration(iteration)
+        self._store = absolute_path("store", store, "a directory")
         self._iteration = iteration
         self.load_id = str(uuid.uuid4())  # for logs
         self._parts: Complete | None = None
@@ -127,7 +129,7 @@ class StoreReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Another store."""
         if checkpoint_id is not None:
-            self._store = Path(checkpoint_id)
+            self._store = absolute_path("checkpoint_id", checkpoint_id, "a directory")
         self._parts = None
 
     def read_metadata(self, *_args: object, **_kwargs: object) -> Metadata:

@@ -23,15 +23,16 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from checkflow.distributed.dcp_plans import RankPlan, check_restored, index_of_all, rank_plan, record_of, restored
-from checkflow.distributed.marks import Mark
+from checkflow.distributed.marks import Mark, check_iteration
 from checkflow.distributed.parts import newest_mark
-from checkflow.errors import InputError, shown
+from checkflow.errors import InputError
 from checkflow.state.host.capture import versions
 from checkflow.state.host.record import MemberRecord
 from checkflow.store import alone
-from checkflow.store.format.manifest import MAX_FILE_BYTES, directory_name
+from checkflow.store.format.manifest import directory_name
 from checkflow.store.format.ranks import directory_of
 from checkflow.torch_ranks import kind_of, ranks_here
+from checkflow.workdir import absolute_path
 
 __all__ = ["StoreWriter"]
 
@@ -123,9 +124,8 @@ class StoreWriter(StorageWriter):
 
     def __init__(self, store: str | os.PathLike[str], iteration: int | None = None) -> None:
         super().__init__()
-        if iteration is not None and (type(iteration) is not int or not 0 <= iteration <= MAX_FILE_BYTES):
-            raise InputError(f"iteration: is {shown(iteration, 80)}; give how many are completed, 0 or more")
-        self._store = Path(store)
+        check_iteration(iteration)
+        self._store = absolute_path("store", store, "a directory")
         self.save_id: str | None = None  # of the last save, where this is its coordinator: its checkpoint's name
         self._iteration = iteration
         self._id = uuid4().hex  # the same where it is unpickled, as for each async_save in a process of its own
@@ -141,7 +141,7 @@ class StoreWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Another store."""
         if checkpoint_id is not None:
-            self._store = Path(checkpoint_id)
+            self._store = absolute_path("checkpoint_id", checkpoint_id, "a directory")
 
     def set_up_storage_writer(self, is_coordinator: bool, *_args: object, **kwargs: object) -> None:
         if ranks_here() > 1 and kwargs.get("use_collectives") is False:

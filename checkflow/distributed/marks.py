@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from checkflow.errors import InputError, shown
+from checkflow.store.format.manifest import MAX_FILE_BYTES
+
 
 class Mark(NamedTuple):
     """Of a checkpoint; of several ranks a later one is greater. What one process took before there were several has
@@ -49,3 +52,9 @@ def common(held: Sequence[Iterable[Mark]]) -> tuple[Mark, ...]:
 def next_attempt(held: Iterable[Iterable[Mark]]) -> int:
     """A number that no checkpoint of any rank has."""
     return 1 + max((mark.attempt for marks in held for mark in marks), default=0)
+
+
+def check_iteration(iteration: object) -> None:
+    """Raises InputError for one that no checkpoint can be of; None is the newest, or the next."""
+    if iteration is not None and (type(iteration) is not int or not 0 <= iteration <= MAX_FILE_BYTES):
+        raise InputError(f"iteration: is {shown(iteration, 80)}; give how many are completed, 0 or more")

@@ -91,7 +91,9 @@ def _no_parts(training: Training) -> Iterator[tuple[str, str, str]]:
                 reason = "is TorchScript, whose code runs without hooks; train the module that was scripted"
                 subject = subject_of(holder, path)
                 yield subject, reason, f"{subject} {reason}"
-    several = isinstance(training.optimizer, (torch.optim.Optimizer, Collection))
+    several = isinstance(training.optimizer, (torch.optim.Optimizer, Collection)) and not isinstance(
+        training.optimizer, str
+    )
     for holder, optimizer in optimizers_of(training).items() if several else [("optimizer", training.optimizer)]:
         if (text := _no_optimizer(optimizer)) is not None:
             yield holder, text, text

@@ -14,6 +14,7 @@ from numbers import Real
 import torch
 
 from checkflow.errors import InputError
+from checkflow.text import brief
 
 KEPT = 10  # in a checkpoint
 COMPARED = 2  # after a resume
@@ -48,15 +49,10 @@ class Losses:
 
     def add(self, loss: object) -> None:
         """Of the iteration that ended: a number, or a tensor of one. Raises InputError for anything else."""
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            loss = loss.detach()
-            if loss.device.type == "cuda":
-                self._copy(loss)
-                return
-            loss = loss.item()
-        if not isinstance(loss, Real):
-            raise InputError(f"step: loss is {_kind(loss)}; give a number or a tensor of one element")
-        self._take(float(loss))
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.device.type == "cuda":
+            self._copy(loss.detach())
+        else:
+            self._take(_number(loss))
 
     @property
     def known(self) -> tuple[float, ...]:
@@ -92,6 +88,19 @@ class Losses:
             self._after.append(loss)
         if math.isfinite(loss):
             self._known.append(loss)
+
+
+def _number(loss: object) -> float:
+    """Raises InputError for what is none, and for one of which no float can be made."""
+    try:
+        value = loss.detach().item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else loss
+        if isinstance(value, Real):
+            return float(value)
+    except Exception as error:  # noqa: BLE001 (too large, a tensor without memory, or anybody's number)
+        why = f"{_kind(loss)} without a value ({brief(error)})"
+    else:
+        why = _kind(value)
+    raise InputError(f"step: loss is {why}; give a number or a tensor of one element")
 
 
 def _kind(loss: object) -> str:

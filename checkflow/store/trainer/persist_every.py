@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from checkflow.errors import InputError
-from checkflow.units import number_of_seconds, whole_number
+from checkflow.units import real_number, whole_number
 
 BUSY_FRACTION = 0.1
 LEAST_S, MOST_S = 30.0, 600.0
@@ -35,7 +35,7 @@ class PersistEvery:
                 raise InputError(f"persist_every: {iterations} iterations is not positive; use 1 or more")
             object.__setattr__(self, "iterations", iterations)
         if self.seconds is not None:
-            seconds = number_of_seconds(self.seconds, "persist_every: seconds", "give 0 or more")
+            seconds = real_number(self.seconds, "persist_every: seconds", "give 0 or more")
             if seconds < 0:
                 raise InputError(f"persist_every: {self.seconds} seconds is negative; use 0 or more")
             object.__setattr__(self, "seconds", seconds)
