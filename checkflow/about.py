@@ -18,6 +18,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from checkflow import strictjson
+from checkflow.counts import Whole
 from checkflow.errors import InputError
 from checkflow.jsonfile import digest_of
 from checkflow.strictjson import Json
@@ -44,7 +45,7 @@ class About(BaseModel):
 
     model_config = _STRICT
 
-    epoch: int | None = None  # as the loader counts them
+    epoch: Whole | None = None  # as the loader counts them
     git: Git | None = None
     config: Json = None
     config_digest: str | None = None

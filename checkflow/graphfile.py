@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
 
+from checkflow.counts import Amount, Count, Positive, Total
 from checkflow.errors import FormatError
 from checkflow.graph import Anchor, AnchorKind, Collective, CollectiveKind, Graph, Op, Role, Tensor, View
 from checkflow.jsonfile import digest_of, parse_json, render, validate, write_text
@@ -16,8 +17,7 @@ from checkflow.unlisted import Unlisted
 
 FORMAT: Literal["checkflow-graph"] = "checkflow-graph"
 VERSION: Literal[1] = 1
-
-Count = Annotated[int, Field(ge=0)]
+_MOST_BYTES = 2**62  # of all tensors at once: planners count in 64 bits
 
 
 class _GraphRow(BaseModel):
@@ -49,8 +49,8 @@ class CollectiveRow(_GraphRow):
 
     kind: CollectiveKind
     bytes: Count
-    ranks: Annotated[int, Field(ge=1)]
-    stride: Annotated[int, Field(ge=1)] = 1
+    ranks: Positive
+    stride: Positive = 1
 
 
 class OpRow(_GraphRow):
@@ -59,10 +59,10 @@ class OpRow(_GraphRow):
     op: str
     reads: tuple[Count, ...] = ()
     writes: tuple[Count, ...] = ()
-    flops: Count = 0
-    traffic_bytes: Count = 0
+    flops: Amount = 0
+    traffic_bytes: Amount = 0
     dtype: str = "float32"
-    time_ns: Count = 0
+    time_ns: Amount = 0
     collective: CollectiveRow | None = None
 
 
@@ -71,7 +71,7 @@ class GraphAnchorRow(_GraphRow):
 
     kind: AnchorKind
     subject: str = ""
-    occurrence: Annotated[int, Field(ge=1)] = 1
+    occurrence: Positive = 1
     position: Count
 
 
@@ -94,12 +94,12 @@ class GraphDocument(_GraphRow):
     arguments: tuple[tuple[str, str], ...]
     device: str
     traced_on: str
-    host_state_bytes: Count
+    host_state_bytes: Total
     tensors: tuple[TensorRow, ...]
     ops: Annotated[tuple[OpRow, ...], Field(min_length=1)]
     anchors: Annotated[tuple[GraphAnchorRow, ...], Field(min_length=1)]
     unlisted: tuple[GraphUnlistedRow, ...] = ()
-    world_size: Annotated[int, Field(ge=1)] = 1
+    world_size: Positive = 1
 
 
 _READER = TypeAdapter(GraphDocument)
@@ -255,7 +255,7 @@ def _collective(row: CollectiveRow) -> Collective:
 def _complaints(graph: Graph) -> Iterator[str]:
     """What contradicts itself in a graph whose fields have the right types, most telling first."""
     dangling = list(_dangling(graph))  # all else follows the indices of operators
-    yield from dangling or chain(_wrong_tensors(graph), _wrong_ops(graph), _wrong_anchors(graph))
+    yield from dangling or chain(_wrong_tensors(graph), _wrong_ops(graph), _wrong_anchors(graph), _too_large(graph))
 
 
 def _dangling(graph: Graph) -> Iterator[str]:
@@ -281,6 +281,12 @@ def _wrong_tensors(graph: Graph) -> Iterator[str]:
             if view.name in names:
                 yield f"{where}: the name {view.name!r} stands for two storages"
             names.add(view.name)
+
+
+def _too_large(graph: Graph) -> Iterator[str]:
+    """Asked last: it follows from when tensors live."""
+    if graph.training_peak_bytes > _MOST_BYTES:
+        yield f"field tensors: have more than {_MOST_BYTES} bytes at once"
 
 
 def _wrong_ops(graph: Graph) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
 
+from checkflow.counts import Count, Positive, PositiveAmount, Total, Whole
 from checkflow.errors import FormatError
 from checkflow.jsonfile import digest_of, parse_json, render, validate, write_text
 from checkflow.version1 import of_version_1
@@ -21,9 +22,7 @@ from checkflow.version1 import of_version_1
 FORMAT: Literal["checkflow-schedule"] = "checkflow-schedule"
 VERSION: Literal[2] = 2
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Place = tuple[int, Positive]  # (iteration, anchor from 1); the checkpoint is taken at the end of iteration 0
+Place = tuple[Whole, Positive]  # (iteration, anchor from 1); the checkpoint is taken at the end of iteration 0
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -106,16 +105,16 @@ class UnlistedRow(_Model):
 class Certificate(_Model):
     """What the actions need, and why none at these anchors need less than the bound. `verify` recomputes it."""
 
-    training_peak_bytes: Count
-    peak_bytes: Count
-    lower_bound_bytes: Count | None  # of every schedule with these anchors
-    ideal_peak_bytes: Count | None  # the same with an anchor between any two operators
+    training_peak_bytes: Total
+    peak_bytes: Total
+    lower_bound_bytes: Total | None  # of every schedule with these anchors
+    ideal_peak_bytes: Total | None  # the same with an anchor between any two operators
     gap: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None  # (peak - bound) / bound; 0.0 is proven optimal
-    snapshot_bytes: Count
+    snapshot_bytes: Total
     solver: str
     solver_why: str
-    pause_ns: Count = 0  # training stands still for so long for each checkpoint, with slack taken off
-    replay_ns: Count = 0  # a restore makes updates again for so long
+    pause_ns: Total = 0  # training stands still for so long for each checkpoint, with slack taken off
+    replay_ns: Total = 0  # a restore makes updates again for so long
 
 
 class Schedule(_Model):
@@ -132,16 +131,16 @@ class Schedule(_Model):
     traced_on: str
     formulation: Annotated[str, _one_of("paper", "compact", "direct")]
     transfers: Annotated[str, _one_of("packed", "streaming")]
-    interval: Positive
-    bandwidth_bytes_per_s: Positive  # of the link, before slack is taken off
+    interval: PositiveAmount
+    bandwidth_bytes_per_s: PositiveAmount  # of the link, before slack is taken off
     slack_ppm: Annotated[int, Field(ge=0, lt=1_000_000)]
-    chunk_bytes: Positive | None
+    chunk_bytes: PositiveAmount | None
     granule_bytes: Positive
-    memory_limit_bytes: Positive | None
+    memory_limit_bytes: PositiveAmount | None
     steps: Positive  # T, operators in an iteration
-    iteration_time_ns: Count  # of the graph, before slack
-    state_bytes: Count  # state that the iteration writes
-    static_state_bytes: Count  # state that it does not write, copied once
+    iteration_time_ns: Total  # of the graph, before slack
+    state_bytes: Total  # state that the iteration writes
+    static_state_bytes: Total  # state that it does not write, copied once
     certificate: Certificate
     state: tuple[StateRow, ...]
     anchors: tuple[AnchorRow, ...]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from checkflow.counts import Total
 from checkflow.errors import FormatError
 from checkflow.jsonfile import validate
 
@@ -17,17 +18,17 @@ class _Version1(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    training_peak_bytes: int = Field(ge=0)
-    peak_bytes: int = Field(ge=0)
-    executed_peak_bytes: int = Field(ge=0)
-    lower_bound_bytes: int = Field(ge=0)
+    training_peak_bytes: Total
+    peak_bytes: Total
+    executed_peak_bytes: Total
+    lower_bound_bytes: Total
     gap: float
     proven_by: str
     solver: str
     solver_why: str
-    snapshot_bytes: int = Field(ge=0)
-    executed_snapshot_bytes: int = Field(ge=0)
-    constructive_peak_bytes: int | None = Field(ge=0)
+    snapshot_bytes: Total
+    executed_snapshot_bytes: Total
+    constructive_peak_bytes: Total | None
 
 
 def of_version_1(document: Mapping[str, object], source: str) -> dict[str, object]:

@@ -17,14 +17,13 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from checkflow.counts import PositiveAmount
 from checkflow.errors import FormatError, InputError
 from checkflow.jsonfile import read_text, validate, write_text
-from checkflow.units import MOST
 
 _FOLDER = Path(__file__).parent
 NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 
-Positive = Annotated[int, Field(gt=0, le=MOST)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -40,10 +39,10 @@ class PeakFlops(_Strict):
     convolutions PyTorch does allow TF32 by default; a profile does not tell these apart.)
     """
 
-    float32: Positive
-    float16: Positive
-    bfloat16: Positive
-    float64: Positive
+    float32: PositiveAmount
+    float16: PositiveAmount
+    bfloat16: PositiveAmount
+    float64: PositiveAmount
 
     def of(self, dtype: str) -> int:
         """The peak for a dtype's name; any other dtype counts as float32."""
@@ -73,12 +72,12 @@ class Network(_Strict):
     there is.
     """
 
-    devices_per_node: Positive
-    within_node_bytes_per_s: Positive
-    between_nodes_bytes_per_s: Positive  # by its own adapter, or its share of them
-    within_node_ns: Positive  # latency of one message
-    between_nodes_ns: Positive
-    host_memory_bandwidth_bytes_per_s: Positive  # of a node, which its devices' links share
+    devices_per_node: PositiveAmount
+    within_node_bytes_per_s: PositiveAmount
+    between_nodes_bytes_per_s: PositiveAmount  # by its own adapter, or its share of them
+    within_node_ns: PositiveAmount  # latency of one message
+    between_nodes_ns: PositiveAmount
+    host_memory_bandwidth_bytes_per_s: PositiveAmount  # of a node, which its devices' links share
 
 
 class Profile(_Strict):
@@ -87,10 +86,10 @@ class Profile(_Strict):
     name: Text
     description: Text
     peak_flops_per_s: PeakFlops
-    memory_bandwidth_bytes_per_s: Positive
-    memory_bytes: Positive
-    launch_latency_ns: Positive
-    link_bandwidth_bytes_per_s: Positive  # device to host, one direction
+    memory_bandwidth_bytes_per_s: PositiveAmount
+    memory_bytes: PositiveAmount
+    launch_latency_ns: PositiveAmount
+    link_bandwidth_bytes_per_s: PositiveAmount  # device to host, one direction
     efficiency: Efficiency
     source: Text
     network: Network | None = None

@@ -6,6 +6,7 @@ from checkflow.errors import InputError
 from checkflow.graph import Graph, Op
 from checkflow.hardware.network import collective_ns, overlapped
 from checkflow.hardware.profile import NAMES, CopyRates, Network, Profile, load_profile
+from checkflow.units import MOST
 
 UPDATE_PASSES = 13  # through host memory, of each byte of state that the host updates (benchmarks/replica.py)
 
@@ -27,16 +28,25 @@ def operator_time_ns(op: Op, profile: Profile) -> int:
 def retime(graph: Graph, profile: Profile) -> Graph:
     """The graph with the operator times that the profile models; collectives run beside the other operators.
 
-    Raises InputError where ranks do something together and the profile has no network.
+    Raises InputError where ranks do something together and the profile has no network, and for figures so small that
+    no graph can hold the times.
     """
+    times_ns = _times_ns(graph, profile)
+    if max(times_ns, default=0) > MOST:
+        slowest = graph.ops[times_ns.index(max(times_ns))].name
+        raise InputError(f"{profile.name}: {slowest} would take {MOST} ns and more; correct this profile's figures")
+    return graph.retimed(profile.name, times_ns)
+
+
+def _times_ns(graph: Graph, profile: Profile) -> list[int]:
     if not any(op.collective is not None and op.collective.ranks > 1 for op in graph.ops):
-        return graph.retimed(profile.name, [operator_time_ns(op, profile) for op in graph.ops])
+        return [operator_time_ns(op, profile) for op in graph.ops]
     network = _network(profile)
     alone = [
         operator_time_ns(op, profile) if op.collective is None else collective_ns(op.collective, network)
         for op in graph.ops
     ]
-    return graph.retimed(profile.name, overlapped(graph, alone))
+    return overlapped(graph, alone)
 
 
 def link_bytes_per_s(profile: Profile, ranks: int = 1) -> int:

@@ -128,12 +128,13 @@ def chart(timeline: Timeline, width: int) -> list[Text]:
     """Memory (training, and snapshots on top) and link use over one period, `width` columns wide."""
     columns = _columns(timeline, width)
     top = max(timeline.memory_bytes)
+    whole = top or 1  # of nothing there is a chart, too
     lines = [Text(" " * 11 + _phase_line(timeline, width), style="dim")]
     for row in range(ROWS, 0, -1):
         label = format_bytes(top * row // ROWS) if row in (ROWS, ROWS // 2) else ""
         line = Text(f"{label:>10} ")
         for training, total, _ in columns:
-            line.append(*_cell(training / top * ROWS - row + 1, total / top * ROWS - row + 1))
+            line.append(*_cell(training / whole * ROWS - row + 1, total / whole * ROWS - row + 1))
         lines.append(line)
     link = Text(f"{'link':>10} ")
     for _, _, use in columns:

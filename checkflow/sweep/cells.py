@@ -8,12 +8,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from checkflow.counts import Count, Positive, PositiveAmount, Total
 from checkflow.plan import Formulation, Reason
 
 BATCH_SIZE = "batch_size"  # the factory argument that --find batch_size searches
 CHECKFLOW = "checkflow"  # the policy that plans, and so the only one with formulations
-
-Positive = Annotated[int, Field(gt=0)]
 
 
 class Outcome(StrEnum):
@@ -42,12 +41,12 @@ class Cell(Strict):
     model: str  # as on the command line: a file, a file with :factory, a bundled name, or a graph file
     settings: tuple[tuple[str, str], ...] = ()  # of the factory, sorted by name
     device: str | None = None  # a bundled name or a profile's file; None: rtx3090, or the times that a graph has
-    bandwidth_bytes_per_s: Positive | None = None  # None: the device's link
+    bandwidth_bytes_per_s: PositiveAmount | None = None  # None: the device's link
     policy: str = CHECKFLOW
     formulation: Formulation | None = Formulation.DIRECT  # None where the policy is not checkflow
-    interval: Positive | None = 1  # None: the smallest that works
-    chunk_bytes: Positive | None = None
-    slack_ppm: Annotated[int, Field(ge=0)] = 0
+    interval: PositiveAmount | None = 1  # None: the smallest that works
+    chunk_bytes: PositiveAmount | None = None
+    slack_ppm: Count = 0
 
 
 class Search(Strict):
@@ -66,25 +65,25 @@ class Row(Strict):
     reason: Reason | None = None  # why it is infeasible
     message: str = ""  # one line: why it is infeasible and what would do, or what failed
     device: str | None = None  # whose times the operators have
-    device_memory_bytes: int | None = None
-    bandwidth_bytes_per_s: int | None = None
-    interval: int | None = None  # k
-    steps: int | None = None  # T
-    iteration_time_ns: int | None = None
-    state_bytes: int | None = None  # that each checkpoint carries
-    training_peak_bytes: int | None = None
-    peak_bytes: int | None = None  # as proven of its schedule
-    packed_peak_bytes: int | None = None  # of a packed plan itself, before it goes to anchors
-    lower_bound_bytes: int | None = None  # of a packed plan its own, else of what runs
-    checkfreq_peak_bytes: int | None = None  # of CheckFreq at the same interval
-    snapshot_bytes: int | None = None  # copied within the device, as executed
-    copy_ns: int | None = None  # what these copies take
-    pause_ns: int | None = None  # for which a checkpoint stops the training
+    device_memory_bytes: Total | None = None
+    bandwidth_bytes_per_s: Total | None = None
+    interval: Total | None = None  # k
+    steps: Total | None = None  # T
+    iteration_time_ns: Total | None = None
+    state_bytes: Total | None = None  # that each checkpoint carries
+    training_peak_bytes: Total | None = None
+    peak_bytes: Total | None = None  # as proven of its schedule
+    packed_peak_bytes: Total | None = None  # of a packed plan itself, before it goes to anchors
+    lower_bound_bytes: Total | None = None  # of a packed plan its own, else of what runs
+    checkfreq_peak_bytes: Total | None = None  # of CheckFreq at the same interval
+    snapshot_bytes: Total | None = None  # copied within the device, as executed
+    copy_ns: Total | None = None  # what these copies take
+    pause_ns: Total | None = None  # for which a checkpoint stops the training
     overhead: float | None = None  # (pause_ns + copy_ns) / (k T), a fraction of training alone; copies of K lanes: / K
     saving: float | None = None  # of the peak against CheckFreq's, a fraction of CheckFreq's
-    disk_bytes_per_s: int | None = None  # needed to persist every checkpoint: state bytes / (k T)
-    needed_bandwidth_bytes_per_s: int | None = None  # that would make an infeasible cell feasible
-    smallest_interval: int | None = None  # that would
+    disk_bytes_per_s: Total | None = None  # needed to persist every checkpoint: state bytes / (k T)
+    needed_bandwidth_bytes_per_s: Total | None = None  # that would make an infeasible cell feasible
+    smallest_interval: Total | None = None  # that would
     plan_s: float | None = None
 
     @property
@@ -116,7 +115,7 @@ class Edge(Strict):
     search: Search
     found: Row | None = None  # None: no value that was tried is feasible
     fails: Row | None = None  # None: the least value there is is feasible
-    tried: int = 0
+    tried: Count = 0
     message: str = ""  # where either is None, why
 
     @property
@@ -145,10 +144,10 @@ class Grid(Strict):
     devices: tuple[str | None, ...] = (None,)
     policies: tuple[str, ...] = (CHECKFLOW,)
     formulations: tuple[Formulation, ...] = (Formulation.DIRECT,)  # of policy checkflow
-    chunks_bytes: tuple[Positive | None, ...] = (None,)
-    slacks_ppm: tuple[int, ...] = (0,)
-    intervals: tuple[Positive | None, ...] = (1,)
-    bandwidths_bytes_per_s: tuple[Positive | None, ...] = (None,)
+    chunks_bytes: tuple[PositiveAmount | None, ...] = (None,)
+    slacks_ppm: tuple[Count, ...] = (0,)
+    intervals: tuple[PositiveAmount | None, ...] = (1,)
+    bandwidths_bytes_per_s: tuple[PositiveAmount | None, ...] = (None,)
 
     def cells(self) -> tuple[Cell, ...]:
         """Each point once."""

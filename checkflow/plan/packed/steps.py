@@ -54,8 +54,9 @@ def period(problem: Problem) -> int:
 
 
 def capacity_bytes(problem: Problem) -> Integers:
-    """⌊B·τ_t⌋ for t = 1..kT: shape (kT,), bytes."""
-    one = [problem.bandwidth_bytes_per_s * time // TICKS_PER_BYTE for time in problem.time_ns]
+    """⌊B·τ_t⌋ for t = 1..kT: shape (kT,), bytes. So many at most that their sum is an int64, too."""
+    most = 2**62 // period(problem)
+    one = [min(problem.bandwidth_bytes_per_s * time // TICKS_PER_BYTE, most) for time in problem.time_ns]
     return np.array(one * problem.interval, dtype=np.int64)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from checkflow.about import About
+from checkflow.counts import Count, Positive
 from checkflow.errors import FormatError
 from checkflow.state.host.decode import load
 from checkflow.state.host.earlier import has_earlier_names, record_of_now
@@ -64,7 +65,7 @@ class PartitionRecord(BaseModel):
 
     model_config = _STRICT
 
-    ranks: tuple[Annotated[int, Field(ge=0)], ...]
+    ranks: tuple[Count, ...]
     parameters: tuple[str, ...]
 
 
@@ -98,8 +99,8 @@ class OptimizerRecord(BaseModel):
     groups: tuple[GroupRecord, ...]
     cohorts: tuple[CohortRecord, ...]
     tied: dict[str, str] = {}
-    orders: dict[str, tuple[int, ...]] = {}
-    laid: dict[str, tuple[int, ...]] = {}
+    orders: dict[str, tuple[Count, ...]] = {}
+    laid: dict[str, tuple[Count, ...]] = {}
     partition: PartitionRecord | None = None
     own: OwnRecord | None = None  # where it keeps something so; older versions refused it
 
@@ -112,7 +113,7 @@ class PartRecord(BaseModel):
 
     model_config = _STRICT
 
-    back: Annotated[int, Field(ge=1)]
+    back: Positive
     parameters: tuple[str, ...]
     optimizers: tuple[OptimizerRecord, ...]
 
@@ -127,12 +128,12 @@ class UpdateRecord(BaseModel):
 
     model_config = _STRICT
 
-    back: Annotated[int, Field(ge=0)]
+    back: Count
     optimizer: str
     groups: tuple[GroupRecord, ...]
     gradients: tuple[str, ...]
-    factor_rows: dict[str, Annotated[int, Field(ge=0)]] = {}
-    threads: Annotated[int, Field(ge=0)] = 0
+    factor_rows: dict[str, Count] = {}
+    threads: Count = 0
 
 
 class ReplayRecord(BaseModel):
@@ -169,7 +170,7 @@ class ApproximateRecord(BaseModel):
 
     model_config = _STRICT
 
-    updates: Annotated[int, Field(ge=1)]
+    updates: Positive
     each: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -182,9 +183,9 @@ class MemberRecord(BaseModel):
 
     model_config = _STRICT
 
-    rank: Annotated[int, Field(ge=0)]
-    size: Annotated[int, Field(ge=1)]
-    attempt: Annotated[int, Field(ge=1)]
+    rank: Count
+    size: Positive
+    attempt: Positive
     shares_buffers: tuple[bool, ...] = ()
 
 
@@ -193,9 +194,9 @@ class ShardRecord(BaseModel):
 
     model_config = _STRICT
 
-    shape: tuple[Annotated[int, Field(ge=0)], ...]  # of the whole
-    offsets: tuple[Annotated[int, Field(ge=0)], ...]
-    sizes: tuple[Annotated[int, Field(ge=0)], ...]
+    shape: tuple[Count, ...]  # of the whole
+    offsets: tuple[Count, ...]
+    sizes: tuple[Count, ...]
 
 
 class ChunkRecord(BaseModel):
@@ -203,10 +204,10 @@ class ChunkRecord(BaseModel):
 
     model_config = _STRICT
 
-    rank: Annotated[int, Field(ge=0)]
+    rank: Count
     tensor: str
-    offsets: tuple[Annotated[int, Field(ge=0)], ...]
-    sizes: tuple[Annotated[int, Field(ge=0)], ...]
+    offsets: tuple[Count, ...]
+    sizes: tuple[Count, ...]
 
 
 class TensorRecord(BaseModel):
@@ -215,7 +216,7 @@ class TensorRecord(BaseModel):
     model_config = _STRICT
 
     dtype: str
-    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    shape: tuple[Count, ...]
     chunks: tuple[ChunkRecord, ...]
 
 
@@ -229,7 +230,7 @@ class IndexRecord(BaseModel):
     model_config = _STRICT
 
     tensors: dict[str, TensorRecord]
-    values: dict[str, Annotated[int, Field(ge=0)]]
+    values: dict[str, Count]
     planner: Json
 
 
@@ -252,7 +253,7 @@ class Record(BaseModel):
 
     format: Literal["checkflow-record"]
     version: Literal[1]
-    iteration: Annotated[int, Field(ge=0)]
+    iteration: Count
     fingerprints: dict[str, str]
     versions: dict[str, str]
     models: tuple[ModelRecord, ...]
@@ -262,10 +263,10 @@ class Record(BaseModel):
     metadata: Json
     about: About = About()
     replay: ReplayRecord | None = None  # of state that is saved as it was some iterations before
-    lanes: tuple[Annotated[int, Field(ge=0)], ...] = ()  # of files in lanes: how many iterations before, by lane
+    lanes: tuple[Count, ...] = ()  # of files in lanes: how many iterations before, by lane
     member: MemberRecord | None = None  # of a training in several processes
     shards: dict[str, ShardRecord] = {}  # of tensors that ranks share, by state name
-    elsewhere: dict[str, Annotated[int, Field(ge=0)]] = {}  # of what all ranks have alike: who saved it, by state name
+    elsewhere: dict[str, Count] = {}  # of what all ranks have alike: who saved it, by state name
     approximate: ApproximateRecord | None = None
     proof: str = ""  # of a delta: xxh3-128 of the state that its updates make, as training has it
     state_dict: StateDictRecord | None = None  # in the place of models, optimizers and objects

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from checkflow.counts import Count
 from checkflow.text import plain
 
 MAX_PACKET_BYTES = 2**16
@@ -23,12 +24,12 @@ class DurableReport(BaseModel):
     model_config = _STRICT
 
     kind: Literal["durable"] = "durable"
-    sequence: int
-    iteration: int
-    serial: int
-    size_bytes: int
-    written_bytes: int  # without files that the checkpoint before has, too
-    write_ns: int
+    sequence: Count
+    iteration: Count
+    serial: Count
+    size_bytes: Count
+    written_bytes: Count  # without files that the checkpoint before has, too
+    write_ns: Count
 
 
 class VerifiedReport(BaseModel):
@@ -37,11 +38,11 @@ class VerifiedReport(BaseModel):
     model_config = _STRICT
 
     kind: Literal["verified"] = "verified"
-    sequence: int
-    iteration: int
-    serial: int
-    verify_ns: int
-    pruned: int
+    sequence: Count
+    iteration: Count
+    serial: Count
+    verify_ns: Count
+    pruned: Count
 
 
 class UploadedReport(BaseModel):
@@ -50,10 +51,10 @@ class UploadedReport(BaseModel):
     model_config = _STRICT
 
     kind: Literal["uploaded"] = "uploaded"
-    iteration: int
-    serial: int  # on disk
-    size_bytes: int  # that went over the network; 0 where the bucket had it already
-    upload_ns: int
+    iteration: Count
+    serial: Count  # on disk
+    size_bytes: Count  # that went over the network; 0 where the bucket had it already
+    upload_ns: Count
 
 
 class PassedReport(BaseModel):
@@ -62,7 +63,7 @@ class PassedReport(BaseModel):
     model_config = _STRICT
 
     kind: Literal["passed"] = "passed"
-    serial: int
+    serial: Count
 
 
 class RestReport(BaseModel):
@@ -80,7 +81,7 @@ class FailedReport(BaseModel):
     model_config = _STRICT
 
     kind: Literal["failed"] = "failed"
-    sequence: int
+    sequence: Count
     message: Annotated[str, BeforeValidator(plain), Field(max_length=MAX_TEXT)]
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from checkflow.counts import Count, Positive
 from checkflow.store.format.manifest import BLOCK_BYTES
 from checkflow.text import plain
 
@@ -30,10 +31,10 @@ class Hello(BaseModel):
     model_config = _STRICT
 
     kind: Literal["hello"] = "hello"
-    rank: Annotated[int, Field(ge=0)]
-    size: Annotated[int, Field(ge=1)]
-    slots: Annotated[int, Field(ge=1)]
-    record_room_bytes: Annotated[int, Field(ge=0)]
+    rank: Count
+    size: Positive
+    slots: Positive
+    record_room_bytes: Count
 
 
 class Begin(BaseModel):
@@ -43,10 +44,10 @@ class Begin(BaseModel):
     model_config = _STRICT
 
     kind: Literal["begin"] = "begin"
-    slot: Annotated[int, Field(ge=0)]
-    sequence: Annotated[int, Field(ge=1)]
-    iteration: Annotated[int, Field(ge=0)]
-    needs: Annotated[int, Field(ge=0)]
+    slot: Count
+    sequence: Positive
+    iteration: Count
+    needs: Count
     agreed: bool
 
 
