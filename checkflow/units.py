@@ -55,10 +55,11 @@ def _scaled(digits: str, exponent: str, scale: int) -> int | None:
 
 
 def fraction_ppm(value: float, what: str) -> int:
-    """A fraction in [0, 1) in millionths. Raises InputError otherwise, and for what is rounded to 1."""
-    if not 0 <= value < 1 or round(value * 1_000_000) == 1_000_000:
-        raise InputError(f"{what} {value}: is not in [0, 1); 0.1 tolerates 10% drift")
-    return round(value * 1_000_000)
+    """A fraction in [0, 1) in millionths. Raises InputError otherwise, and for what is none but rounds to 0 or 1."""
+    millionths = round(value * 1_000_000) if 0 <= value < 1 else -1
+    if not 0 <= millionths < 1_000_000 or (value and not millionths):
+        raise InputError(f"{what} {value}: is not in [0.000001, 0.999999], nor 0; 0.1 tolerates 10% drift")
+    return millionths
 
 
 def whole_number(value: object, what: str, advice: str) -> int:

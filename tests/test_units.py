@@ -117,11 +117,11 @@ def test_size_is_written_with_three_digits(size: int, text: str) -> None:
     assert format_bytes(size) == text
 
 
-@pytest.mark.parametrize("value", [-0.1, 1.0, 0.9999999, float("nan")])
+@pytest.mark.parametrize("value", [-0.1, 1.0, 0.9999999, 1e-9, float("nan")])
 def test_what_is_no_fraction_is_shown_as_it_was_given(value: float) -> None:
     with pytest.raises(InputError, match=rf"--slack {value}: is not in"):
         fraction_ppm(value, "--slack")
-    assert fraction_ppm(0.999999, "--slack") == 999_999
+    assert [fraction_ppm(each, "--slack") for each in (0.0, 0.000001, 0.999999)] == [0, 1, 999_999]
 
 
 def test_rates_and_times_are_written_with_three_digits() -> None:

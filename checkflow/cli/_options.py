@@ -75,6 +75,20 @@ class GivenPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class OutputPath(GivenPath):
+    """A path that is written; "-" would be a file of that name, and who gives it means another."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        if value == "-":
+            raise InputError(f"{_name(param)} -: is no file's name; ./- is one, and /dev/stdout is standard output")
+        return super().convert(value, param, ctx)
+
+
 class GivenName(click.ParamType[str]):
     """A file or a name that is looked up; not "" either."""
 
@@ -174,7 +188,7 @@ def interval_of(text: str) -> int | None:
     """ "auto" -> None, "2" -> 2. Raises InputError otherwise."""
     if text == "auto":
         return None
-    return _whole("--interval", text, "is neither a positive whole number nor auto", "use one of these")
+    return _whole("--interval", text, "is neither a positive whole number nor auto", "write it like 1, or auto")
 
 
 def positive_of(option: str, text: str) -> int:

@@ -14,7 +14,7 @@ from checkflow import policies
 from checkflow.cli import _console
 from checkflow.cli._options import (
     Duration,
-    GivenPath,
+    OutputPath,
     Rate,
     Share,
     Size,
@@ -44,9 +44,7 @@ from checkflow.units import fraction_ppm
 @model_options
 @trace_options
 @ranks_options
-@click.option(
-    "-o", "--output", type=GivenPath(path_type=Path), help="Schedule to write  [default: MODEL.schedule.json]"
-)
+@click.option("-o", "--output", type=OutputPath(), help="Schedule to write  [default: MODEL.schedule.json]")
 @click.option("--bandwidth", type=Rate(), help="Of the link to the host  [default: the device's]")
 @click.option("--memory-limit", type=Size(), help="Largest peak that is allowed.")
 @click.option("--relax-memory", is_flag=True, help="Raise the memory limit by 5% until a plan keeps to it.")
@@ -77,8 +75,8 @@ from checkflow.units import fraction_ppm
 @click.option("--solver", type=click.Choice(("auto", *solvers())), default="auto", show_default=True)
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True,
               help="Seconds for the solver, each time it is asked.")  # fmt: skip
-@click.option("--report", type=GivenPath(path_type=Path), help="Timeline as a standalone .html or a .png.")
-@click.option("--trace-out", type=GivenPath(path_type=Path), help="Timeline for Chrome's tracing or Perfetto (JSON).")
+@click.option("--report", type=OutputPath(), help="Timeline as a standalone .html or a .png.")
+@click.option("--trace-out", type=OutputPath(), help="Timeline for Chrome's tracing or Perfetto (JSON).")
 @json_option
 def command(
     model: str,

@@ -16,7 +16,7 @@ import click
 from checkflow import strictjson
 from checkflow.cli import _console
 from checkflow.cli._buckets import fetched, is_url
-from checkflow.cli._options import GivenPath, json_option
+from checkflow.cli._options import GivenPath, OutputPath, json_option
 from checkflow.dtypes import CODES
 from checkflow.errors import EXIT_DONE, FormatError, InputError, StoreError, remedy
 from checkflow.lanes import lane_of
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("store", type=GivenPath())
 @click.option("--to", "target", type=click.Choice(["safetensors", "torch", "dcp"]), required=True)
-@click.option(
-    "-o", "--output", type=GivenPath(path_type=Path), required=True, help="A file for torch, else a directory."
-)
+@click.option("-o", "--output", type=OutputPath(), required=True, help="A file for torch, else a directory.")
 @click.option("--iteration", type=int, help="Which checkpoint  [default: the newest that verifies]")
 @json_option
 def command(store: str, target: str, output: Path, iteration: int | None, as_json: bool) -> int:

@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from checkflow.cli import _console
-from checkflow.cli._options import GivenPath, default_output
+from checkflow.cli._options import GivenPath, OutputPath, default_output
 from checkflow.errors import EXIT_DONE, FormatError, InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import FORMAT as GRAPH_FORMAT
@@ -29,13 +29,15 @@ LONGEST = 5  # operators of the critical path that are shown
 @click.option("--rows", type=click.IntRange(min=0), default=20, show_default=True, help="Rows to show; 0 shows all.")
 @click.option("--export", "kind", type=click.Choice(tuple(dagfile.FORMATS)),
               help="Write the graph's operators and what they hand on to a file for other tools.")  # fmt: skip
-@click.option("-o", "--output", type=GivenPath(path_type=Path),
+@click.option("-o", "--output", type=OutputPath(),
               help="File to export to; its name may say the format  [default: as FILE is named]")  # fmt: skip
 def command(file: Path, rows: int, kind: str | None, output: Path | None) -> int:
     """Show FILE: a schedule's certificate and actions, or a graph's critical path, operators and storages."""
     head = read_text(file)[:200]
     exported = _exported(file, kind, output)
     if exported:
+        if click.get_current_context().get_parameter_source("rows") is click.core.ParameterSource.COMMANDLINE:
+            raise InputError("--rows: is of what is shown, and an export has every operator; leave it out")
         check_outputs([file], exported[1])
     if SCHEDULE_FORMAT in head:
         if exported:

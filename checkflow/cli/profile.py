@@ -9,7 +9,7 @@ import torch
 
 from checkflow import hardware
 from checkflow.cli import _console
-from checkflow.cli._options import GivenPath
+from checkflow.cli._options import OutputPath
 from checkflow.errors import EXIT_DONE, InputError
 from checkflow.hardware.measure import measure_profile
 from checkflow.jsonfile import check_outputs
@@ -17,7 +17,7 @@ from checkflow.units import format_rate
 
 
 @click.command()
-@click.option("-o", "--output", type=GivenPath(path_type=Path), default=Path("here.yaml"), show_default=True)
+@click.option("-o", "--output", type=OutputPath(), default=Path("here.yaml"), show_default=True)
 @click.option("--name", default="here", show_default=True, help="The profile's name in reports.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def command(output: Path, name: str, device: str) -> int:

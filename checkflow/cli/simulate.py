@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from checkflow.cli import _console
-from checkflow.cli._options import Duration, GivenPath, Rate, Share, Size, json_option, list_of, positive_of
+from checkflow.cli._options import Duration, GivenPath, OutputPath, Rate, Share, Size, json_option, list_of, positive_of
 from checkflow.errors import EXIT_DONE, InputError
 from checkflow.jsonfile import check_outputs
 from checkflow.report import waste
@@ -47,7 +47,7 @@ MOST_DEVICES, MOST_DAYS = 10**7, 36_500
 @click.option("--bandwidth", type=Rate(), help="Without a SCHEDULE: of the link to the host.")
 @click.option("--interval", metavar="N,...", help="Without a SCHEDULE: iterations between checkpoints  [default: 1]")
 @click.option("--stall", type=Duration(), help="Without a SCHEDULE: of training, for a checkpoint  [default: 0s]")
-@click.option("--figure", type=GivenPath(path_type=Path), help="Draw the time wasted, .png or .svg.")
+@click.option("--figure", type=OutputPath(), help="Draw the time wasted, .png or .svg.")
 @json_option
 def command(
     schedules: tuple[Path, ...],

@@ -11,15 +11,17 @@ from pathlib import Path
 import click
 
 from checkflow.cli import _console, exit_code_of
-from checkflow.cli._options import GivenName, GivenPath, interval_of, json_option, list_of, settings_of
+from checkflow.cli._options import MOST_WHOLE, GivenName, OutputPath, interval_of, json_option, list_of, settings_of
 from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
 from checkflow.jsonfile import check_outputs
 from checkflow.plan import Formulation
 from checkflow.sources import inputs_of
 from checkflow.sweep import files, tables
-from checkflow.sweep.cells import Axis, Grid, Question
+from checkflow.sweep.cells import CHECKFLOW, Axis, Grid, Question
 from checkflow.sweep.running import Given, answers, in_order
 from checkflow.units import fraction_ppm, parse_bytes, parse_rate
+
+_GIVEN = click.core.ParameterSource.COMMANDLINE
 
 
 @click.command()
@@ -37,12 +39,12 @@ from checkflow.units import fraction_ppm, parse_bytes, parse_rate
 @click.option("--slack", default="0", show_default=True, metavar="FRACTION,...", help="Drift to tolerate.")
 @click.option("--find", type=click.Choice([axis.value for axis in Axis]),
               help="Look for the least that is feasible, for each cell of the other axes.")  # fmt: skip
-@click.option("--up-to", type=click.IntRange(min=1), default=4096, show_default=True,
+@click.option("--up-to", type=click.IntRange(1, MOST_WHOLE), default=4096, show_default=True,
               help="Largest batch that --find batch_size tries.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=1), help="Worker processes  [default: one for each core]")
-@click.option("-o", "--output", "outputs", multiple=True, type=GivenPath(path_type=Path),
+@click.option("-o", "--output", "outputs", multiple=True, type=OutputPath(),
               help="Write the rows, .json or .csv; may be given for both.")  # fmt: skip
-@click.option("--journal", type=GivenPath(path_type=Path),
+@click.option("--journal", type=OutputPath(),
               help="Where each result is kept as it comes  [default: beside the first output]")  # fmt: skip
 @json_option
 def command(
@@ -68,6 +70,12 @@ def command(
     Each option takes several values, separated by commas. A model is traced once, and timed and planned for each
     device, bandwidth and so on. What is done is kept in the journal; the same command again does only what is missing.
     """
+    given_at = click.get_current_context().get_parameter_source
+    if find != Axis.BATCH_SIZE and given_at("up_to") is _GIVEN:
+        raise InputError("--up-to: is the largest batch of --find batch_size; leave it out")
+    policies = list_of(policy, str, "--policy")
+    if CHECKFLOW not in policies and given_at("formulation") is _GIVEN:
+        raise InputError(f"--formulation: is of policy {CHECKFLOW} alone; leave it out")
     for path in outputs:
         files.check_suffix(path)
     if journal is None and outputs:
@@ -80,7 +88,7 @@ def command(
             (name, list_of(value, str, f"--set {name}")) for name, value in settings_of(settings, batch_size).items()
         ),
         devices=devices,
-        policies=list_of(policy, str, "--policy"),
+        policies=policies,
         formulations=list_of(formulation, _formulation, "--formulation"),
         chunks_bytes=(None,) if chunk is None else list_of(chunk, lambda text: parse_bytes(text, "--chunk"), "--chunk"),
         slacks_ppm=list_of(slack, _slack, "--slack"),

@@ -10,7 +10,7 @@ import click
 
 from checkflow.cli import _console
 from checkflow.cli._options import (
-    GivenPath,
+    OutputPath,
     default_output,
     json_option,
     model_options,
@@ -31,7 +31,7 @@ from checkflow.units import format_bytes, format_ns
 @model_options
 @trace_options
 @ranks_options
-@click.option("-o", "--output", type=GivenPath(path_type=Path), help="Graph to write  [default: MODEL.graph.json]")
+@click.option("-o", "--output", type=OutputPath(), help="Graph to write  [default: MODEL.graph.json]")
 @json_option
 def command(
     model: str,

@@ -58,6 +58,9 @@ def read_incidents(path: Path) -> tuple[Incident, ...]:
     rows = csv.DictReader(io.StringIO(_text(path)), strict=True)
     try:
         rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
+        for name in rows.fieldnames:
+            if name and rows.fieldnames.count(name) > 1:
+                raise FormatError(f"{path}: its first line names {name!r:.40} twice; name each column once")
         found = _incidents(path, rows)
     except csv.Error as error:
         raise FormatError(f"{path}: line {rows.line_num}: is no CSV ({error}); close each quote") from None
@@ -78,15 +81,25 @@ def _text(path: Path) -> str:
 
 def _incidents(path: Path, rows: csv.DictReader[str]) -> list[Incident]:
     columns = set(rows.fieldnames or ())
+    whole = _whole_rows(path, rows)
     if {"time_s", "loss"} <= columns:
         return [
-            Incident(_ns(path, rows.line_num, row["time_s"]), _loss(path, rows.line_num, row["loss"])) for row in rows
+            Incident(_ns(path, rows.line_num, row["time_s"]), _loss(path, rows.line_num, row["loss"])) for row in whole
         ]
     if {"Time", "GPUs"} <= columns:
-        counts = [(_ns(path, rows.line_num, row["Time"]), _count(path, rows.line_num, row["GPUs"])) for row in rows]
+        counts = [(_ns(path, rows.line_num, row["Time"]), _count(path, rows.line_num, row["GPUs"])) for row in whole]
         began = counts[0][0] if counts else 0
         return [Incident(now - began, Loss.MACHINE) for (_, before), (now, left) in pairwise(counts) if left < before]
     raise FormatError(f"{path}: its first line names neither time_s and loss nor Time and GPUs; write one of them")
+
+
+def _whole_rows(path: Path, rows: csv.DictReader[str]) -> Iterator[dict[str, str]]:
+    for row in rows:
+        if None in row:  # where a DictReader puts cells without a column
+            raise FormatError(
+                f"{path}: line {rows.line_num}: has more cells than the first line names; write one for each"
+            )
+        yield row
 
 
 def _ns(path: Path, line: int, text: str | None) -> int:

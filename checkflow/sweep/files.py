@@ -114,4 +114,4 @@ def _plain(text: str | None) -> Value:
 def check_suffix(path: Path) -> None:
     """Raises InputError, before any work, for an output whose suffix says neither JSON nor CSV."""
     if path.suffix not in WRITERS:
-        raise InputError(f"{path}: its name has to end in {' or '.join(WRITERS)}")
+        raise InputError(f"{path}: its name has to end in {' or '.join(WRITERS)}; --json prints the rows")

@@ -182,7 +182,10 @@ ARGUMENTS = {
     "bandwidth_digits": (["--bandwidth", "9" * 5000], "--bandwidth"),
     "bandwidth_other_digits": (["--bandwidth", "\u0665GB/s"], "--bandwidth"),
     "interval_digits": (["--interval", "9" * 5000], "--interval"),
-    "interval_huge": (["--interval", "1000000001"], "--interval 1000000001: is more than 1000000000"),
+    "interval_huge": (
+        ["--interval", "1000000001"],
+        "--interval 1000000001: is more than 1000000000; write it like 1, or auto",
+    ),
     "interval_unplanned": (
         ["--interval", "65537"],
         "--interval 65537: is more than 65536, the longest that is planned",

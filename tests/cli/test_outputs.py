@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from checkflow import hardware
 from checkflow.cli import run
 from checkflow.errors import EXIT_BAD_INPUT, EXIT_DONE
 
@@ -118,3 +119,63 @@ def test_a_model_file_that_changes_the_working_directory_does_not_move_what_is_w
     assert Path.cwd() == here
     assert {str(path) for path in set(Path().iterdir()) - before} == expected
     assert not list(Path("elsewhere/deeper").iterdir())
+
+
+MADE = {
+    "compile": ["compile", "g.graph.json", "--bandwidth", "63GB/s"],
+    "trace": ["trace", "g.graph.json", "--device", "h100"],
+    "inspect": ["inspect", "g.graph.json", "--export", "dot"],
+    "profile": ["profile"],
+}
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine is as a bundled device."""
+    monkeypatch.setattr("checkflow.cli.profile.measure_profile", lambda *_, **__: hardware.load_profile("h100"))
+
+
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("command", MADE)
+def test_an_output_may_be_a_link_or_standard_output(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """As the page of commands says: the link stays, and the stream has all that the file has."""
+    Path("link").symlink_to("target")
+    assert run([*MADE[command], "-o", "link"]) == EXIT_DONE
+    assert Path("link").is_symlink()
+    capfd.readouterr()
+    assert run([*MADE[command], "-o", "/dev/stdout"]) == EXIT_DONE
+    assert Path("target").read_text() in capfd.readouterr().out
+
+
+def test_the_rows_of_a_sweep_go_to_standard_output_as_json(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its files are of two formats, which their names tell apart."""
+    assert run(["sweep", "g.graph.json", "-o", "/dev/stdout"]) == EXIT_BAD_INPUT
+    assert "has to end in .json or .csv; --json prints the rows" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", [*MADE.values(), ["sweep", "g.graph.json"], ["export", ".", "--to", "torch"]])
+def test_a_dash_is_no_file(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "-o", "-"]) == EXIT_BAD_INPUT
+    assert capfd.readouterr().err == (
+        "checkflow: --output -: is no file's name; ./- is one, and /dev/stdout is standard output\n"
+    )
+    assert not Path("-").exists()
+
+
+OF_NO_USE = {
+    "a largest batch that nothing looks for": (["sweep", "g.graph.json", "--up-to", "5"], "--up-to: "),
+    "a largest batch of another axis": (["sweep", "g.graph.json", "--find", "interval", "--up-to", "5"], "--up-to: "),
+    "a batch beyond all": (["sweep", "g.graph.json", "--find", "batch_size", "--up-to", "9" * 30], "--up-to"),
+    "a formulation of a rule": (
+        ["sweep", "g.graph.json", "--policy", "checkfreq", "--formulation", "paper"],
+        "--formulation: ",
+    ),
+    "rows of an export": (["inspect", "g.graph.json", "--export", "dot", "--rows", "3"], "--rows: "),
+}
+
+
+@pytest.mark.parametrize("name", OF_NO_USE)
+def test_an_option_that_would_be_ignored_is_told(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments, expected = OF_NO_USE[name]
+    assert run(arguments) == EXIT_BAD_INPUT
+    assert expected in capfd.readouterr().err

@@ -247,6 +247,7 @@ def test_a_spreadsheet_writes_one_too(tmp_path: Path) -> None:
     "text", ["", "when,what\n1,2\n", "time_s,loss\nsoon,trainer\n", "time_s,loss\n1,disk\n", "time_s,loss\n1\n",
              "time_s,loss\n2,trainer\n1,trainer\n", "Time,GPUs\n1,many\n", "time_s,loss\nnan,trainer\n",
              'time_s,loss\n3600,"trainer\n', f"time_s,loss\n1,{'x' * 2**18}\n",
+             "time_s,loss,loss\n1,trainer,machine\n", "time_s,loss\n1,trainer,machine\n",
              "time_s,loss\n1e300,trainer\n", f"Time,GPUs\n1,{'9' * 5000}\n"],
 )  # fmt: skip
 def test_a_file_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
