@@ -12,6 +12,7 @@ from checkflow.cli import _console
 from checkflow.cli._buckets import compared, is_url
 from checkflow.cli._options import GivenPath, json_option
 from checkflow.errors import EXIT_DONE, EXIT_NO, InputError, StoreError
+from checkflow.store.both.lock import check_is_store
 from checkflow.store.format.ranks import directory_of, ranks_have, ranks_in
 from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.repair import Checked, check_store, repair_store
@@ -65,6 +66,8 @@ def _of_store(store: Path, *, repair: bool, as_json: bool) -> int:
         for line in failed:
             _console.tell(f"cannot be removed: {line}")
         raise StoreError(f"{store}: {len(failed)} could not be removed; remove what is in the way, and repeat this")
+    if not of_ranks and not any(each.verified or each.wrong or each.leftovers for each in found.values()):
+        check_is_store(store)
     wrong = {skipped.path for checked in found.values() for skipped in checked.wrong}
     verified = {checkpoint.path for checked in found.values() for checkpoint in checked.verified}
     whole, lost = _whole(store, verified, wrong, noted) if verified and of_ranks else (None, {})

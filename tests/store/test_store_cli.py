@@ -56,6 +56,16 @@ def test_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert run(["export", str(tmp_path), "--to", "torch", "-o", str(tmp_path / "x")]) == 2
 
 
+def test_a_directory_of_other_things_does_not_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A path that is wrong is told; a store in which nothing was saved yet passes, beside what else is there."""
+    (tmp_path / "train.py").touch()
+    assert run(["check", str(tmp_path)]) == 2
+    assert "is no store, it has no checkpoint and no file 'lock'" in capsys.readouterr().err
+    (tmp_path / "lock").touch()
+    assert run(["check", str(tmp_path)]) == 0
+    assert "no checkpoint yet" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", ["list", "check", "export"])
 def test_no_store_is_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No traceback, and nothing is made."""

@@ -303,3 +303,10 @@ def _holder(store: Path) -> LockHolder | None:
     except (OSError, ValidationError):
         return None
     return dataclasses.replace(holder, host=plain(holder.host, 64))
+
+
+def check_is_store(store: Path) -> None:
+    """Of a directory without checkpoints: raises StoreError where it has other things and no `lock`, which each store
+    has from its first trainer on. An empty one may become a store."""
+    if not (store / LOCK).exists() and any(store.iterdir()):
+        raise StoreError(f"{store}: is no store, it has no checkpoint and no file {LOCK!r}; check the path")
