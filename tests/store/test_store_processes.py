@@ -29,6 +29,7 @@ from checkflow.errors import StoreBusyError, StoreError
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.saver_log import LOG
 from checkflow.store.trainer.handle import StoreHandle
+from checkflow.store.trainer.lingering import Lingering
 from checkflow.store.trainer.persist_every import PersistEvery
 
 
@@ -237,8 +238,8 @@ def test_what_a_saver_tells_as_it_ends_reaches_who_goes_on_with_other_slots(tmp_
     until_idle(first, 1)
     end = first._saver.end
 
-    def ends(deadline: float) -> None:
-        end(deadline)
+    def ends(deadline: float, lingering: Lingering) -> None:
+        end(deadline, lingering)
         first._saver.fail("the checkpoint of iteration 1 is not what was written")
 
     first._saver.end = ends  # type: ignore[method-assign]

@@ -26,6 +26,7 @@ from small_store import (
     saver_of,
     silent,
     stage,
+    stop,
     trainer_command,
     until,
     until_verified,
@@ -145,6 +146,26 @@ def test_who_closes_is_told_what_it_waits_for(tmp_path: Path) -> None:
     assert stage(handle, SMALL, 1)
     handle.close(deadline_s=60)
     assert ["is tried again for" in told[0], "durable again" in told[1], len(told)] == [True, True, 2]
+    assert newest_whole(tmp_path) == 1
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_who_closes_for_long_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_durable: bool) -> None:
+    """A slow disk, or thousands of old checkpoints that go, are nothing to guess at."""
+    told: list[str] = []
+
+    def go_on(line: str) -> None:
+        told.append(line)
+        os.kill(saver, signal.SIGCONT)
+
+    handle = StoreHandle.open(tmp_path, [SMALL], notify=go_on)
+    assert stage(handle, SMALL, 1)
+    assert not is_durable or handle.drain(60)
+    saver = stop(handle)
+    monkeypatch.setattr("checkflow.store.trainer.lingering.PATIENT_S", 0.2)
+    handle.close(deadline_s=60)
+    why = "what was written is read back, and older checkpoints are removed"
+    assert told[0] == f"{tmp_path}: waiting until {why if is_durable else 'the checkpoint of iteration 1 is on disk'}"
     assert newest_whole(tmp_path) == 1
 
 

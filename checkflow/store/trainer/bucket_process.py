@@ -19,11 +19,11 @@ from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.messages import FailedReport, Notice, PassedReport, RestReport, UploadedReport, receive, send
 from checkflow.store.both.retry import Patience
 from checkflow.store.both.words import CLOSE, DROPPED, LAST, THERE, UPLOAD, numbered
+from checkflow.store.trainer.lingering import Lingering
 from checkflow.store.trainer.status import Tally
 
 UNSTARTED = "bucket: no uploader can be started"
 UNHEARD_S = 0.05
-PATIENT_S = 5.0  # an end that takes longer is told
 LOOK_S = 0.1  # while what is waited for may be interrupted
 _started: list[Beside] = []  # also those that go on by themselves; collected when they have ended
 
@@ -92,17 +92,16 @@ class BucketProcess:
         told."""
         if self._is_let_go:
             return
-        began, told = time.monotonic(), False
+        until = time.monotonic() + deadline_s
+        lingering = Lingering(lambda line: self._notify(f"{self._config.url}: {line}"))
         try:
             self._final = CLOSE
             self._patience.renew()
             self._say(CLOSE)
-            while self._tend() and time.monotonic() < began + deadline_s:
-                self._stirs(min(LOOK_S, began + deadline_s - time.monotonic()))
+            while self._tend() and time.monotonic() < until:
+                self._stirs(min(LOOK_S, until - time.monotonic()))
                 let_through()
-                if not told and time.monotonic() >= began + PATIENT_S:
-                    told = True
-                    self._notify(f"{self._config.url}: waiting until the last checkpoint is uploaded")
+                lingering.until("the last checkpoint is uploaded")
             if not (self._has_all or self.is_over):
                 self._tell_what_is_missing(deadline_s)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Literal
@@ -11,6 +12,10 @@ from checkflow.store.trainer.keeper import News
 from checkflow.store.trainer.status import Tally
 
 OnError = Literal["raise", "warn"]
+
+
+def warn(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
 
 
 class Delivery:

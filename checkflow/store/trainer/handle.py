@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,8 +33,9 @@ from checkflow.store.format.retention import Retention
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slot, Slots, WhenFull
 from checkflow.store.trainer.bucket_process import BucketProcess
-from checkflow.store.trainer.delivery import Delivery, OnError
+from checkflow.store.trainer.delivery import Delivery, OnError, warn
 from checkflow.store.trainer.forked import disown_in_children, is_closed
+from checkflow.store.trainer.lingering import Lingering
 from checkflow.store.trainer.mirror_process import MirrorProcess
 from checkflow.store.trainer.peers import Peers
 from checkflow.store.trainer.persist_every import Pace, PersistEvery
@@ -49,10 +49,6 @@ RECORD_ROOM_BYTES = 2**20
 HUNG_S = 2.0  # for a saver that hung, when it was looked at last, to move
 REPORT_S = 1.0  # a saver that was killed before its report never gives it
 CLOSE_S = 600.0
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
 
 
 class StoreHandle:
@@ -70,6 +66,7 @@ class StoreHandle:
         self._pace = pace
         self._when_full = when_full
         self._notify = notify
+        self._say: Callable[[str], None] = lambda line: notify(f"{lock.path}: {line}")
         self._tally = tally
         self._saver = Supervisor(shared, self._slots, lock, tally, hang_s=hang_s, retry_s=retry_s, replica=replica)
         self._news = Delivery(self._saver.news, tally, on_error, notify)
@@ -94,7 +91,7 @@ class StoreHandle:
         persist_every: PersistEvery = PersistEvery(),  # noqa: B008 (frozen)
         retention: Retention = Retention(),  # noqa: B008 (frozen)
         on_error: OnError = "raise",
-        notify: Callable[[str], None] = _warn,
+        notify: Callable[[str], None] = warn,
         hang_s: float = 120.0,
         retry_s: float = RETRY_S,
         versions: Mapping[str, str] | None = None,
@@ -319,7 +316,7 @@ class StoreHandle:
             try:
                 self._saver.tell(LAST)
                 self._drain(deadline)
-                self._saver.end(deadline)
+                self._saver.end(deadline, Lingering(self._say))
             finally:
                 self._shut()
             self._deliver()
@@ -331,7 +328,7 @@ class StoreHandle:
         self._deliver()
         if not durable and self._slots.newest_sequence is not None:
             raise StoreError(f"{self.path}: its slots cannot be given up, for what they hold is not durable")
-        self._saver.end(deadline)
+        self._saver.end(deadline, Lingering(self._say))
         self._shut()
         self._let_go.detach()
         self.shared.close()
@@ -348,7 +345,7 @@ class StoreHandle:
             self.rulings.wait(deadline)
         deaths, until_moved = self._saver.deaths, min(deadline, time.monotonic() + HUNG_S)
         sequence = self.persist_now()
-        what = f"the checkpoint of iteration {self._slots.staged_iteration}"
+        what, lingering = f"the checkpoint of iteration {self._slots.staged_iteration}", Lingering(self._say)
         while sequence is not None and not self._slots.is_done(sequence):
             if self._saver.is_lost and self._saver.deaths > deaths:  # one more was started, and died, too
                 self._saver.fail(f"{what} is lost: no saver runs")
@@ -365,6 +362,7 @@ class StoreHandle:
             self._saver.wait(min(0.1, deadline - time.monotonic()))
             self._saver.tend()
             self._news.announce()
+            lingering.until(f"{what} is on disk")
         self._saver.tend()
         if sequence is not None:
             self._hear_of(self._slots.staged_iteration, min(deadline, time.monotonic() + REPORT_S))
@@ -378,7 +376,7 @@ class StoreHandle:
 
     def _deliver(self) -> None:
         if self.rulings is not None and (trouble := self.rulings.read_back()) is not None:
-            self._notify(f"{self.path}: {trouble}")
+            self._say(trouble)
         refusal = self.shared.pages.take_refusal()
         if refusal is not None:
             self._saver.fail(refusal)

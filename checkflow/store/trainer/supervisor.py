@@ -14,6 +14,7 @@ from checkflow.store.memory.replica_slots import give_up_deltas
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slots
 from checkflow.store.trainer.keeper import Keeper, News
+from checkflow.store.trainer.lingering import Lingering
 from checkflow.store.trainer.replica_process import ReplicaProcess
 from checkflow.store.trainer.saver_process import SaverProcess
 from checkflow.store.trainer.status import Tally
@@ -106,7 +107,7 @@ class Supervisor:
         self._tally.restarts = self._keeper.starts - 1
         self._watch()
 
-    def end(self, deadline: float) -> None:
+    def end(self, deadline: float, lingering: Lingering) -> None:
         """Have the saver finish what is due and end; kill it at the deadline (of time.monotonic)."""
         if self._ended:
             return
@@ -124,6 +125,7 @@ class Supervisor:
             while saver.ended() is None and time.monotonic() < deadline:
                 self.wait(min(0.1, deadline - time.monotonic()))
                 self._listen(saver)
+                lingering.until("what was written is read back, and older checkpoints are removed")
             if not saver.wait(0):
                 saver.kill()
                 saver.wait(1.0)
