@@ -39,7 +39,7 @@ from checkflow.epochs import epochs_of, note_epochs, tell_epochs, told_in
 from checkflow.errors import InputError, shown
 from checkflow.given import FLAG, Kind, check_kinds
 from checkflow.text import brief
-from checkflow.units import real_number, whole_number
+from checkflow.units import seconds_to_wait, whole_number
 
 item = TypeVar("item", covariant=True)
 _UNSEEDED = tuple(each.__iter__ for each in (RandomSampler, WeightedRandomSampler, SubsetRandomSampler))
@@ -55,7 +55,6 @@ _KINDS = {
     "loader: prefetch_factor": Kind((Integral,), "a whole number", may_be_none=True),
     "loader: multiprocessing_context": Kind((str, BaseContext), "a context, or its name", may_be_none=True),
 }
-MOST_WAITED_S = 2_000_000  # a thread waits for no longer
 _COMPARED = 64  # batches of two passes
 _IN_PLACE = {  # arguments of DataLoader's
     "sampler": "sampler is not taken; give a torch.utils.data.Subset of the dataset (for a rank: its part), a "
@@ -129,11 +128,7 @@ class ResumableLoader(Generic[item]):
         batch_size = whole_number(batch_size, "loader: batch_size", "give at least 1")
         seed = whole_number(seed, "loader: seed", "give 0 or more")
         num_workers = whole_number(num_workers, "loader: num_workers", "give 0 or more")
-        timeout = real_number(timeout, "loader: timeout", "give a number of seconds")
-        if not timeout <= MOST_WAITED_S:
-            raise InputError(
-                f"loader: timeout: {timeout} is more than {MOST_WAITED_S} seconds; give less, or 0 for none"
-            )
+        timeout = seconds_to_wait(timeout, "loader: timeout", "give a number of seconds, 0 for no limit")
         if batch_size < 1 or seed < 0:
             raise InputError(f"loader: batch_size {batch_size} or seed {seed} is out of range; give at least 1 and 0")
         _refuse_unseeded(batch_sampler)

@@ -20,6 +20,7 @@ _EXPONENT = r"(?:[eE](?P<exponent>[+-]?[0-9]+))?"
 _QUANTITY = re.compile(rf"\s*{_NUMBER}{_EXPONENT}\s*(?P<scale>(?:[kKMGTP]i?)?)B?(?P<per>/s)?\s*")
 MOST = 10**24  # of any unit here: a yottabyte, or 30 million years; what is made of it fits a float
 _MOST_DIGITS, _MOST_OF_EXPONENT = 50, 4
+_MOST_WAITED_S = 2_000_000  # the system counts in milliseconds, and 31 bits
 
 
 def parse_bytes(text: str, what: str = "size") -> int:
@@ -91,6 +92,14 @@ def real_number(value: object, what: str, advice: str) -> float:
     if math.isnan(number):
         raise InputError(f"{what}: {shown(value)} is no number; {advice}")
     return number
+
+
+def seconds_to_wait(value: object, what: str, advice: str) -> float:
+    """An argument that somebody waits for so long. Raises InputError for no time, and for more than can be waited."""
+    seconds = real_number(value, what, advice)
+    if seconds > _MOST_WAITED_S:
+        raise InputError(f"{what}: {shown(value)} is more than {_MOST_WAITED_S} seconds, 23 days; give less")
+    return seconds
 
 
 def format_bytes(size_bytes: int) -> str:

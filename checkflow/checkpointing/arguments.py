@@ -20,11 +20,10 @@ from checkflow.store.memory.trainer_slots import WhenFull
 from checkflow.store.trainer.delivery import OnError
 from checkflow.store.trainer.persist_every import PersistEvery
 from checkflow.training import Training
-from checkflow.units import real_number, whole_number
+from checkflow.units import real_number, seconds_to_wait, whole_number
 from checkflow.workdir import absolute
 from checkflow.wrapped import is_torchs_own, is_zero
 
-MOST_WAITED_S = 2_000_000  # the system counts in milliseconds, and 31 bits
 _KINDS = {
     "store": PATH,
     "bucket": Kind((str,), 'a URL, "s3://bucket/prefix"', may_be_none=True),
@@ -86,7 +85,7 @@ def times(retry_s: float, sigterm_deadline_s: float | None) -> tuple[float, floa
     retry_s = _not_negative(real_number(retry_s, "retry_s", "use 0 or more"), "retry_s")
     if sigterm_deadline_s is not None:
         name = "sigterm_deadline_s"
-        sigterm_deadline_s = _not_negative(_waited(sigterm_deadline_s, name, "use 0 or more"), name)
+        sigterm_deadline_s = _not_negative(seconds_to_wait(sigterm_deadline_s, name, "use 0 or more"), name)
     return retry_s, sigterm_deadline_s
 
 
@@ -97,17 +96,9 @@ def _not_negative(seconds: float, what: str) -> float:
 
 
 def _time_for_peers(peers_deadline_s: object) -> float:
-    seconds = _waited(peers_deadline_s, "peers_deadline_s", "use a number of seconds")
+    seconds = seconds_to_wait(peers_deadline_s, "peers_deadline_s", "use a number of seconds")
     if not seconds > 0:
         raise InputError(f"peers_deadline_s: {peers_deadline_s} is not positive; use a number of seconds")
-    return seconds
-
-
-def _waited(value: object, what: str, advice: str) -> float:
-    """Raises InputError for no time, and for one that nothing here can wait for."""
-    seconds = real_number(value, what, advice)
-    if seconds > MOST_WAITED_S:
-        raise InputError(f"{what}: {shown(value)} is more than {MOST_WAITED_S} seconds, 23 days; give less")
     return seconds
 
 
