@@ -57,9 +57,13 @@ def _scaled(digits: str, exponent: str, scale: int) -> int | None:
 
 def fraction_ppm(value: float, what: str) -> int:
     """A fraction in [0, 1) in millionths. Raises InputError otherwise, and for what is none but rounds to 0 or 1."""
-    millionths = round(value * 1_000_000) if 0 <= value < 1 else -1
-    if not 0 <= millionths < 1_000_000 or (value and not millionths):
-        raise InputError(f"{what} {value}: is not in [0.000001, 0.999999], nor 0; 0.1 tolerates 10% drift")
+    if not 0 <= value < 1:
+        raise InputError(f"{what} {value}: is not in [0, 1); 0.1 tolerates 10% drift")
+    millionths = round(value * 1_000_000)
+    if millionths == 1_000_000 or (value and not millionths):
+        raise InputError(
+            f"{what} {value}: is not in [0.000001, 0.999999], as millionths are counted; give one of these, or 0"
+        )
     return millionths
 
 

@@ -150,8 +150,8 @@ class _CodeRaised(Exception):
 
 def _is_internal(value: object) -> bool:
     """Whether it is of a class that torch keeps to itself, so that no user's code names its attributes."""
-    first, *names = type(value).__module__.split(".")
-    return first == "torch" and any(name.startswith("_") for name in names)
+    module = type(value).__module__
+    return module.startswith("torch.") and "._" in module
 
 
 @contextmanager
