@@ -137,6 +137,8 @@ def _size(dtype: str, shape: Sequence[int]) -> int:
 class LateDevice:
     """Copies an offload only when it is waited for, or when `lag` younger ones were issued: as late as it may."""
 
+    is_host = False
+
     def __init__(self, counters: Counters, lag: int, few_bytes: int) -> None:
         self.few_bytes = few_bytes
         self._counters = counters

@@ -51,6 +51,7 @@ class CudaDevice:
     """Raises DeviceError where CUDA refuses; a failed copy shows at the next call, as CUDA reports it."""
 
     few_bytes = 256 * 1024  # some 5 us of a link; to give it one more copy takes longer
+    is_host = False
 
     def __init__(self, counters: Counters, device: torch.device) -> None:
         self._counters = counters

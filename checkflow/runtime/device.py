@@ -75,6 +75,7 @@ class Device(Protocol):
     """Errors of the copying itself are raised by the next call, as DeviceError."""
 
     few_bytes: int  # so few leave with others, though the link could have them apart
+    is_host: bool  # so that the host is never ahead of it
 
     def register(self, address: int, size_bytes: int) -> None:
         """Prepare the slots' memory for fast copies, once. Raises DeviceError where that is refused."""

@@ -174,12 +174,22 @@ class Executor(Follower):
         self.bound.distrust()
         self._anchor, self.touched = 0, False
         self._device.collect()
+        if self._settings.wait_when_full and self._device.is_host:
+            self._keep_up()
         self.pipeline.stage_finished()
         for update in self._updates:
             update.rest()
         filling = next_is_due or self.pipeline.busy or self._audit is not None
         self.bound.ended(self._armed if filling else ())
         self._to(Phase.FILLING if filling else Phase.IDLE)
+
+    def _keep_up(self) -> None:
+        """What has left of earlier iterations' checkpoints is there before the next one begins: copies may get no time
+        beside training, and nothing else waits for those of gradients."""
+        for checkpoint in self.pipeline.waiting:
+            late = checkpoint.last if checkpoint.issued and checkpoint.iteration < self.completed else None
+            if late is not None and not self._device.done(late):
+                self._device.wait(late, Cause.LATE)
 
     def _part_ended(self) -> None:
         """A part of the checkpoint that is being filled is as it is now."""

@@ -204,7 +204,7 @@ class Follower:
     @property
     def acts_in_updates(self) -> bool:
         """Whether it does in the one that begins."""
-        return self.timetable.acts_in_updates or self.pipeline.waiting
+        return self.timetable.acts_in_updates or bool(self.pipeline.waiting)
 
     def rebind(self) -> None:
         """Find the tensors anew. Raises InputError where they are not those of a schedule that was given."""
@@ -247,14 +247,14 @@ class Follower:
                     self._mend()
                 raise
             finally:
-                self.listens = self.awake and (self._planned or self.pipeline.waiting)
+                self.listens = self.awake and bool(self._planned or self.pipeline.waiting)
                 if self.inside.depth == 1:
                     self._counters.issue_ns += time.perf_counter_ns() - started
 
     def _to(self, phase: Phase, refusal: str | None = None) -> None:
         self.lifecycle.to(phase, refusal)
         self.awake = phase is Phase.FILLING
-        self.listens = self.awake and (self._planned or self.pipeline.waiting)
+        self.listens = self.awake and bool(self._planned or self.pipeline.waiting)
 
     def _mend(self) -> None:
         """After an interruption nothing that was in flight, or lies in a slot, can be vouched for."""

@@ -33,6 +33,7 @@ class HostDevice:
 
     few_bytes = 256 * 1024  # to copy so little takes less than to run a hook and wake up the thread for it
     inline_bytes = few_bytes  # so little is copied at once if the thread is idle
+    is_host = True
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters

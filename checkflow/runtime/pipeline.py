@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -99,9 +99,9 @@ class Pipeline:
         return self._closed[-1] if self._closed else None
 
     @property
-    def waiting(self) -> bool:
-        """Whether a closed checkpoint is not staged yet."""
-        return bool(self._closed)
+    def waiting(self) -> Sequence[InFlight]:
+        """Closed checkpoints that are not staged yet, the oldest first."""
+        return self._closed
 
     def advance(self, running: int, anchor: int, *, due: int | None) -> None:
         """Iteration `running` has reached an anchor. `due`: the iteration whose checkpoint it is, or is a part of."""

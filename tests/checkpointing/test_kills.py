@@ -22,6 +22,7 @@ import trainer_to_kill
 import trainings_to_kill
 from processes import children, command
 from programs import HANGS_S, Program
+from slow_link import copies_take
 
 import checkflow
 from checkflow import hardware, policies
@@ -205,6 +206,25 @@ def test_killed_with_what_brings_its_replica_on_it_loses_no_more(tmp_path: Path)
     schedule = _under("lowdiff_plus", "net/foreach", tmp_path / "schedule.json")
     kills = 20 if NIGHTLY else 3
     _killed("net/foreach", schedule, tmp_path, TRAINERS, kills, slots="23", also="checkflow.replica")
+
+
+def test_gradients_whose_copies_get_no_time_are_one_iteration_late_at_most(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No guard waits for them, since nothing writes there: a kill would cost as many iterations as have slots."""
+    copies_take(monkeypatch, lambda _: 0.02)
+    schedule = _under("lowdiff_plus", "net/foreach", tmp_path / "schedule.json")
+    built, late = trainings_to_kill.build("net/foreach"), list[int]()
+    with checkflow.attach(
+        built.training.model, built.training.optimizer, store=tmp_path / "store", schedule=schedule,
+        scheduler=built.schedulers, loader=built.loader, extra=built.training.extra, when_full="wait",
+        tell=lambda _: None,
+    ) as ckpt:  # fmt: skip
+        for completed in range(1, 20):
+            built.iterate()
+            ckpt.step()
+            late.append(completed - ckpt._executor.newest)
+    assert max(late) == 1, late
 
 
 @pytest.mark.parametrize("policy", ["checkflow", "checkfreq"])

@@ -54,6 +54,7 @@ class VirtualDevice:
     """The compute stream is where `now` is; the link takes `ticks_per_byte` for each byte. Nothing is copied."""
 
     few_bytes = 0
+    is_host = False
 
     def __init__(self, counters: Counters) -> None:
         self.now = 0
