@@ -21,7 +21,7 @@ class Cause(StrEnum):
     RELEASE = "release of a snapshot"
     PAUSE = "pause of the policy"
     SLOT = "no free slot"
-    LATE = "copies of the iteration before"
+    LATE = "copies of the checkpoint before"
     PROOF = "proof that updates are made again to the bit"
     DRAIN = "drain"
     LOOK = "look for uncounted writes"

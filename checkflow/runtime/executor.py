@@ -184,10 +184,10 @@ class Executor(Follower):
         self._to(Phase.FILLING if filling else Phase.IDLE)
 
     def _keep_up(self) -> None:
-        """What has left of earlier iterations' checkpoints is there before the next one begins: copies may get no time
-        beside training, and nothing else waits for those of gradients."""
-        for checkpoint in self.pipeline.waiting:
-            late = checkpoint.last if checkpoint.issued and checkpoint.iteration < self.completed else None
+        """What has left of a checkpoint is there when the next one is due: copies may get no time beside training, and
+        nothing else waits for those of gradients."""
+        before = self.completed - self.interval
+        for late in (each.last for each in self.pipeline.waiting if each.issued and each.iteration <= before):
             if late is not None and not self._device.done(late):
                 self._device.wait(late, Cause.LATE)
 
