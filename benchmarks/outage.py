@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -56,9 +57,11 @@ class Life:
     def listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            iteration, step_s, uploaded, digest = line.split()
+            completed, step_s, uploaded, digest = line.split()
             self.uploaded = int(uploaded)
-            self.steps_s[int(iteration)], self.digests[int(iteration)] = float(step_s), digest
+            self.digests[int(completed)] = digest
+            if float(step_s):  # none was made before the one that it resumed
+                self.steps_s[int(completed)] = float(step_s)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -101,7 +104,7 @@ def main() -> None:
             its[-1].kill()
             store, bucket = stores[name]
             after = begun(store.with_name(f"{name}, another machine"), bucket, 0)
-            until(lambda found=after.digests: bool(found))  # type: ignore[misc]
+            until(partial(bool, after.digests))
             after.process.wait()
             resumed, digest = next(iter(after.digests.items()))
             steps_s = {i: s for life in its for i, s in life.steps_s.items()}
@@ -116,25 +119,25 @@ def main() -> None:
 
 
 def train(store: str, bucket: str, iterations: int) -> None:
-    """Say of each iteration how long its step() took, which one is uploaded, and a digest of the parameters."""
+    """Say of each iteration, from the restored one on, how long its step() took, which is uploaded, and a digest of the
+    parameters."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
     optimizer = torch.optim.AdamW(model.parameters())
     often = checkflow.PersistEvery(seconds=PERSISTED_S)
     with checkflow.attach(model, optimizer, store=store, bucket=bucket, persist_every=often) as ckpt:
-        resumed, step_s = ckpt.restore(), 0.0
-        for iteration in range(resumed, max(iterations, resumed + 1)):
-            if iteration > resumed or not iterations:
-                digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-                print(iteration, step_s, ckpt.status().uploaded_iteration or 0, digest, flush=True)
-            if not iterations:
+        completed, step_s = ckpt.restore(), 0.0
+        while True:
+            digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+            print(completed, step_s, ckpt.status().uploaded_iteration or 0, digest, flush=True)
+            if completed >= iterations:
                 return
             model(torch.randn(8, 256)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             began = time.perf_counter()
             ckpt.step()
-            step_s = time.perf_counter() - began
+            completed, step_s = completed + 1, time.perf_counter() - began
             time.sleep(EVERY_S)
 
 
@@ -146,7 +149,7 @@ def begun(store: Path, bucket: str, iterations: int = 10**9) -> Life:
 
 
 def last(lives: list[Life]) -> int:
-    return max(lives[-1].steps_s, default=0)
+    return max(lives[-1].digests, default=0)
 
 
 def count(store: Path) -> int:

@@ -313,10 +313,13 @@ def _one_of(kind: type[Word], text: str, what: str) -> Word:
 
 def _parsed(parse: Callable[[str, str], int], given: object, what: str) -> int | None:
     """A size or a rate, as a person writes it or a number; None stays."""
-    if given is None or isinstance(given, str):
-        return None if given is None else parse(given, what)
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return parse(given, what)
     advice = f"write it like {'63GB/s' if parse is parse_rate else '16MiB'}"
-    return parse(str((whole_number if isinstance(given, Integral) else real_number)(given, what, advice)), what)
+    number = whole_number(given, what, advice) if isinstance(given, Integral) else real_number(given, what, advice)
+    return parse(str(number), what)
 
 
 def _interval(given: int | str) -> int | None:

@@ -11,8 +11,7 @@ from typing import get_args
 from checkflow.checkpointing.together import Together
 from checkflow.distributed.group import DEADLINE_S
 from checkflow.errors import InputError, shown
-from checkflow.given import FLAG, PATH, Kind, check_path, check_word
-from checkflow.given import check_kinds as check_each
+from checkflow.given import FLAG, PATH, Kind, check_kinds, check_path, check_word
 from checkflow.learning.messages import DEFAULT_POLICY, IN_LANES, IN_PARTS, POLICIES, REPLICATED
 from checkflow.schedule import Schedule, complaints
 from checkflow.store.format.retention import Retention
@@ -49,9 +48,9 @@ _KINDS = {
 _WORDS = {"when_full": get_args(WhenFull), "on_error": get_args(OnError)}
 
 
-def check_kinds(given: Mapping[str, object]) -> None:
+def check_given(given: Mapping[str, object]) -> None:
     """Raises InputError for the first of attach's arguments, by name, that is nothing that it can be."""
-    check_each(_KINDS, given)
+    check_kinds(_KINDS, given)
     for name, words in _WORDS.items():
         check_word(name, given[name], words)
     if isinstance(given["schedule"], (str, os.PathLike)):

@@ -163,7 +163,7 @@ def attach(
     open_closed()  # before all that it opens, sockets to other ranks too
     group = Group.here(arguments.deadline_of(peers_deadline_s))  # first: what one rank is refused the others hear
     with contextlib.nullcontext() if group is None else group.telling(for_good=True):
-        arguments.check_kinds(locals())
+        arguments.check_given(locals())
         root = arguments.first(store, peers_deadline_s)
         objects_behind = bucket_behind(root, bucket)
         warn = noted = voices.Voice(notify)

@@ -99,6 +99,12 @@ class GivenName(click.ParamType[str]):
         return str(value)
 
 
+def was_given(*names: str) -> bool:
+    """Whether any of these parameters of the running command was, so that it has not its default."""
+    source = click.get_current_context().get_parameter_source
+    return any(source(name) is click.core.ParameterSource.COMMANDLINE for name in names)
+
+
 def _check_given(value: object, param: click.Parameter | None, what: str) -> None:
     name = param.human_readable_name.strip("[].") if isinstance(param, click.Argument) else _name(param)
     check_no_home(name, str(value))

@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from checkflow.cli import _console
-from checkflow.cli._options import GivenPath, OutputPath, default_output
+from checkflow.cli._options import GivenPath, OutputPath, default_output, was_given
 from checkflow.errors import EXIT_DONE, FormatError, InputError
 from checkflow.graph import Graph
 from checkflow.graphfile import FORMAT as GRAPH_FORMAT
@@ -36,7 +36,7 @@ def command(file: Path, rows: int, kind: str | None, output: Path | None) -> int
     head = read_text(file)[:200]
     exported = _exported(file, kind, output)
     if exported:
-        if click.get_current_context().get_parameter_source("rows") is click.core.ParameterSource.COMMANDLINE:
+        if was_given("rows"):
             raise InputError("--rows: is of what is shown, and an export has every operator; leave it out")
         check_outputs([file], exported[1])
     if SCHEDULE_FORMAT in head:

@@ -11,7 +11,18 @@ from pathlib import Path
 import click
 
 from checkflow.cli import _console
-from checkflow.cli._options import Duration, GivenPath, OutputPath, Rate, Share, Size, json_option, list_of, positive_of
+from checkflow.cli._options import (
+    Duration,
+    GivenPath,
+    OutputPath,
+    Rate,
+    Share,
+    Size,
+    json_option,
+    list_of,
+    positive_of,
+    was_given,
+)
 from checkflow.errors import EXIT_DONE, InputError
 from checkflow.jsonfile import check_outputs
 from checkflow.report import waste
@@ -22,7 +33,6 @@ from checkflow.simulation.failures import run
 from checkflow.simulation.incidents import exponential, read_incidents
 from checkflow.units import parse_ns
 
-_GIVEN = click.core.ParameterSource.COMMANDLINE
 MOST_DEVICES, MOST_DAYS = 10**7, 36_500
 
 
@@ -81,9 +91,7 @@ def command(
         raise InputError("--figure: has the mean time between failures as its axis; give --mtbf")
     if (mtbf is None) == (failures is None):
         raise InputError("--mtbf, --failures: give one of them; --mtbf 1000h is the mean of one device")
-    context = click.get_current_context()
-    drawn_by = ("devices", "lost_machines", "seeds", "seed")
-    if failures is not None and any(context.get_parameter_source(each) is _GIVEN for each in drawn_by):
+    if failures is not None and was_given("devices", "lost_machines", "seeds", "seed"):
         raise InputError("--devices, --lost-machines, --seeds, --seed: --failures says what fails; leave it out")
     if not 0 < days <= MOST_DAYS:
         raise InputError(f"--days {days}: is not above 0 and up to {MOST_DAYS}; write it like 30")

@@ -11,7 +11,16 @@ from pathlib import Path
 import click
 
 from checkflow.cli import _console, exit_code_of
-from checkflow.cli._options import MOST_WHOLE, GivenName, OutputPath, interval_of, json_option, list_of, settings_of
+from checkflow.cli._options import (
+    MOST_WHOLE,
+    GivenName,
+    OutputPath,
+    interval_of,
+    json_option,
+    list_of,
+    settings_of,
+    was_given,
+)
 from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
 from checkflow.jsonfile import check_outputs
 from checkflow.plan import Formulation
@@ -20,8 +29,6 @@ from checkflow.sweep import files, tables
 from checkflow.sweep.cells import CHECKFLOW, Axis, Grid, Question
 from checkflow.sweep.running import Given, answers, in_order
 from checkflow.units import fraction_ppm, parse_bytes, parse_rate
-
-_GIVEN = click.core.ParameterSource.COMMANDLINE
 
 
 @click.command()
@@ -70,11 +77,10 @@ def command(
     Each option takes several values, separated by commas. A model is traced once, and timed and planned for each
     device, bandwidth and so on. What is done is kept in the journal; the same command again does only what is missing.
     """
-    given_at = click.get_current_context().get_parameter_source
-    if find != Axis.BATCH_SIZE and given_at("up_to") is _GIVEN:
+    if find != Axis.BATCH_SIZE and was_given("up_to"):
         raise InputError("--up-to: is the largest batch of --find batch_size; leave it out")
     policies = list_of(policy, str, "--policy")
-    if CHECKFLOW not in policies and given_at("formulation") is _GIVEN:
+    if CHECKFLOW not in policies and was_given("formulation"):
         raise InputError(f"--formulation: is of policy {CHECKFLOW} alone; leave it out")
     for path in outputs:
         files.check_suffix(path)

@@ -345,7 +345,8 @@ class StoreHandle:
             self.rulings.wait(deadline)
         deaths, until_moved = self._saver.deaths, min(deadline, time.monotonic() + HUNG_S)
         sequence = self.persist_now()
-        what, lingering = f"the checkpoint of iteration {self._slots.staged_iteration}", Lingering(self._say)
+        what = f"the checkpoint of iteration {self._slots.staged_iteration}"
+        lingering = Lingering(self._say)
         while sequence is not None and not self._slots.is_done(sequence):
             if self._saver.is_lost and self._saver.deaths > deaths:  # one more was started, and died, too
                 self._saver.fail(f"{what} is lost: no saver runs")

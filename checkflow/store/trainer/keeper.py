@@ -20,6 +20,7 @@ from checkflow.store.both.words import WAKE
 from checkflow.store.trainer.saver_process import SaverProcess
 
 QUIET_DEATHS = 3  # in a row, with nothing made durable in between: of more a person is told
+_LOOK = "look at what it says, at memory limits and at the disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +149,8 @@ class Keeper:
         if self._in_a_row <= QUIET_DEATHS:
             return
         what = f"the saver process died {self._in_a_row} times in a row (last: {how})"
-        do = "see what it says" if ": " in how else "check memory limits and the disk"
         if self._patience.exhausted and not self._failed:
             self._failed = True
-            self._tell(News(f"{what}; nothing is made durable; {do}", is_error=True))
+            self._tell(News(f"{what}; nothing is made durable; {_LOOK}", is_error=True))
         elif self._in_a_row == QUIET_DEATHS + 1:
-            self._tell(News(f"{what}, and is started again; {do}", is_error=False))
+            self._tell(News(f"{what}, and is started again; {_LOOK}", is_error=False))
