@@ -140,7 +140,7 @@ def attach(
         audit: look for writes that no guard sees, by samples; costs a synchronization for each iteration. What the
             traced iteration carries and nothing lists is an error then.
         notify: told, in one line, what a person should see to; a warning by default.
-        tell: told, in one line, what is done and was restored; on stderr by default.
+        tell: told, in one line, what is done, was restored or is waited for; on stderr by default.
         on_event: called with each checkflow.Event, on this thread, before step(), restore(), save() and close() return.
             What it raises is raised there once, costs no checkpoint, and ends its calls.
         config: what the run was configured with, any JSON value; each checkpoint has it, and its digest. A resume with
@@ -166,11 +166,11 @@ def attach(
         arguments.check_given(locals())
         root = arguments.first(store, peers_deadline_s)
         objects_behind = bucket_behind(root, bucket)
-        warn = noted = voices.Voice(notify)
-        together = Together.of(group, root, voices.to_stderr, warn, objects_behind)
+        warn, told = voices.Voice(notify), voices.Voice(tell)  # each rank says for itself what it waits for
+        together = Together.of(group, root, voices.to_stderr, warn, told, objects_behind)
         store = Path(store) if together is None else together.store
         place = store.absolute()  # whoever changes the working directory later does not move it
-        tell = told = voices.Voice(tell if together is None or together.is_first else _untold)
+        tell = told if together is None or together.is_first else _untold
 
         def say(line: str) -> None:
             tell(f"{store}: {line}")
@@ -249,6 +249,7 @@ def attach(
                 on_error=on_error,
                 retry_s=retry_s,
                 notify=warn,
+                tell=told,
                 peers=None if together is None else together.agreement,
                 replica=fitting.schedule.replica,
             )
@@ -309,7 +310,7 @@ def attach(
                     sigterm_deadline_s=sigterm_deadline_s,
                     notify=warn,
                     tell=tell,
-                    said=(noted, told),
+                    said=(warn, told),
                     on_event=on_event,
                 )
                 undo.push(checkpointer.__exit__)
@@ -325,7 +326,7 @@ def attach(
                     together.keep_stored()
             size_bytes = sum(layout.size_bytes for layout in planned.layouts) if planned else None
             tell(f"{store}: {_plan(engine.interval, size_bytes, slots, persist_every)}")
-            noted.attached()
+            warn.attached()
             told.attached()
             undo.pop_all()
         return checkpointer

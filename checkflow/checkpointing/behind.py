@@ -24,7 +24,7 @@ from checkflow.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Hearers:
-    """Who is told, in a line: `notify` what a person should see to, `tell` what is done."""
+    """Who is told, in a line: `notify` what a person should see to, `tell` what is done, or waited for."""
 
     notify: Callable[[str], None]
     tell: Callable[[str], None]

@@ -9,7 +9,7 @@ from checkflow.distributed.group import Group
 from checkflow.store.both.lock import await_writer, writer_of
 
 
-def await_writers(group: Group | None, directories: Iterable[Path], notify: Callable[[str], None]) -> None:
+def await_writers(group: Group | None, directories: Iterable[Path], tell: Callable[[str], None]) -> None:
     """Wait until no killed trainer's saver writes to any of these: what it still has may be the newest.
 
     Every rank calls this; of those that see a saver the first tells of it. Raises StoreBusyError where a trainer
@@ -19,6 +19,6 @@ def await_writers(group: Group | None, directories: Iterable[Path], notify: Call
     said = [list(lines)] if group is None else group.gather("attach() or restore()", list(lines))
     before = {path for each in said[: 0 if group is None else group.rank] for path in each}  # type: ignore[attr-defined]
     for line in (line for path, line in lines.items() if path not in before):
-        notify(line)
+        tell(line)
     for path in lines:
         await_writer(Path(path))

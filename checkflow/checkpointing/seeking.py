@@ -43,7 +43,7 @@ class Seeking:
     """By one rank of a group. `root`: the directory of all; `store`: its own.
 
     `begin_attempt` is called with the marks that are known, each time that ranks have told each other of them;
-    `borrowed` with each part of another rank that was brought for this restore; `notify` is told what is waited for.
+    `borrowed` with each part of another rank that was brought for this restore; `tell` is told what is waited for.
     `before`: the ranks that had a directory here before this start made any.
     """
 
@@ -54,7 +54,7 @@ class Seeking:
         store: Path,
         begin_attempt: Callable[[Iterable[Iterable[Mark]]], None],
         borrowed: Callable[[Path], None] = lambda _: None,
-        notify: Callable[[str], None] = lambda _: None,
+        tell: Callable[[str], None] = lambda _: None,
         before: Collection[int] = (),
     ) -> None:
         self._group = group
@@ -62,7 +62,7 @@ class Seeking:
         self._store = store
         self._begin_attempt = begin_attempt
         self._borrowed = borrowed
-        self._notify = notify
+        self._tell = tell
         self._before = before
         self._near: Collection[int] = ()  # ranks that write to their directories here: once they have a part it is seen
         self._strange: Collection[int] = ()  # ranks that had another place when their directories here were written
@@ -264,7 +264,7 @@ class Seeking:
         self._near = frozenset(ranks_in(self._root).get(size, ())) - self._strange
         stock = Stock({}, is_known=True) if self.behind is None else self.behind.stock()
         left = [self._root / directory_of(other, size) for other in sorted(self._strange)]
-        await_writers(self._group, left, self._notify)
+        await_writers(self._group, left, self._tell)
         seen = seen_in(self._root, size, self._strange)
         noted = noted_in(self._root, of=(size, {rank, *self._strange}))
         said = exchange(self._group, kept, stock, noted, seen)

@@ -52,6 +52,7 @@ class Together:
         root: Path,
         tell: Callable[[str], None],
         notify: Callable[[str], None] = lambda _: None,
+        waits: Callable[[str], None] = lambda _: None,
         before: Collection[int] = (),
     ) -> None:
         self.group = group
@@ -71,7 +72,7 @@ class Together:
             self.store,
             self._begin_attempt,
             lambda path: Borrowed.add(path, self.agreement.attempt),
-            notify,
+            waits,
             before,
         )
         self.agreement.on_whole = self._give_back
@@ -83,19 +84,20 @@ class Together:
         root: Path,
         tell: Callable[[str], None],
         notify: Callable[[str], None],
+        waits: Callable[[str], None],
         bucket: Objects | None = None,
     ) -> Together | None:
         """None where this process trains alone, in a store and a bucket that have only known such trainings.
 
-        Waits for the savers of trainings in other numbers, which `notify` is told. `tell`: called in another thread,
+        Waits for the savers of trainings in other numbers, which `waits` is told. `tell`: called in another thread,
         with what a person should know while training stands still. Raises StoreBusyError where one still trains.
         """
         # No rank makes its own before all have looked: they wait for each other next.
         before = () if group is None else ranks_in(root).get(group.size, ())
-        await_writers(group, places_in(root, but=0 if group is None else group.size), notify)
+        await_writers(group, places_in(root, but=0 if group is None else group.size), waits)
         if group is None and (directories_in(root, but=1) or marks_in(root) or (bucket and _has_ranks(bucket))):
             group = Group.alone()
-        return None if group is None else cls(group, root, tell, notify, before)
+        return None if group is None else cls(group, root, tell, notify, waits, before)
 
     @property
     def is_first(self) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
@@ -20,8 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
+from checkflow.checkpointing import voices
 from checkflow.checkpointing.arguments import check_store, deadline_of
 from checkflow.checkpointing.attach import attach
+from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.foreseen import foreseen
 from checkflow.distributed.group import DEADLINE_S
@@ -105,10 +106,10 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
     def find(self, folder: Path) -> str | None:
         """The newest checkpoint that verifies, as a folder with what Trainer reads before it has an optimizer."""
         options = self._options
-        notify = options.get("notify", warnings.warn)
+        hearers = Hearers(options.get("notify", voices.warn), options.get("tell", voices.to_stderr))
         deadline_s = deadline_of(options.get("peers_deadline_s", DEADLINE_S))
         bucket = None if options.get("start_over") else options.get("bucket")
-        found = foreseen(self.store, deadline_s, notify, bucket)
+        found = foreseen(self.store, deadline_s, hearers, bucket)
         self._asked = True
         if found is None or options.get("start_over"):
             if self._only_export:

@@ -17,6 +17,7 @@ from bucket_server import BucketServer, bucket_server
 
 import checkflow
 from checkflow.background import remove_written
+from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.foreseen import foreseen
 from checkflow.cli import run
 from checkflow.errors import CorruptStoreError, InputError, StoreError
@@ -458,7 +459,7 @@ def test_what_will_be_restored_is_foreseen_from_there(server: BucketServer, tmp_
     with Life(tmp_path / "one", server.url) as life:
         life.train(3)
     told: list[str] = []
-    found = foreseen(tmp_path / "other", 60.0, told.append, server.url)
+    found = foreseen(tmp_path / "other", 60.0, Hearers(told.append, told.append), server.url)
     assert found is not None and found.iteration == 3
     assert any("downloading" in line for line in told)
     with Life(tmp_path / "other", server.url) as life:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import checkflow
+from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.foreseen import foreseen
 from checkflow.cli import run
 from checkflow.errors import CorruptStoreError, InputError, StoreError
@@ -66,7 +67,7 @@ def test_what_is_asked_before_anything_is_uploaded_makes_none(tmp_path: Path) ->
     with pytest.raises(BucketError) as caught:
         objects.read("a")
     assert caught.value.is_missing
-    assert foreseen(tmp_path / "store", 5.0, print, objects.url) is None
+    assert foreseen(tmp_path / "store", 5.0, Hearers(print, print), objects.url) is None
     assert not (tmp_path / "bucket").exists()
     objects.put("a", iter([b"b"]), 1)
     assert objects.sizes() == {"a": 1}
@@ -141,7 +142,7 @@ def test_a_bucket_is_apart_from_the_store(bucket: str, what: str, is_there: bool
     if is_there:
         (store / "00000001-iteration-5").mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
-    for refused in (lambda: attached(store, url, []), lambda: foreseen(store, 5.0, print, url)):
+    for refused in (lambda: attached(store, url, []), lambda: foreseen(store, 5.0, Hearers(print, print), url)):
         with pytest.raises(InputError) as caught:
             refused()
         assert str(caught.value) == (

@@ -158,7 +158,7 @@ def test_who_closes_for_long_is_told_why(tmp_path: Path, monkeypatch: pytest.Mon
         told.append(line)
         os.kill(saver, signal.SIGCONT)
 
-    handle = StoreHandle.open(tmp_path, [SMALL], notify=go_on)
+    handle = StoreHandle.open(tmp_path, [SMALL], notify=pytest.fail, tell=go_on)
     assert stage(handle, SMALL, 1)
     assert not is_durable or handle.drain(60)
     saver = stop(handle)

@@ -75,8 +75,15 @@ class StoreLock:
         return self._saver.file_fd
 
     @classmethod
-    def acquire(cls, store: Path, notify: Callable[[str], None], timeout_s: float | None = None) -> StoreLock:
-        """Take the store, made if there is none. Waits for the previous run's saver, having said so.
+    def acquire(
+        cls,
+        store: Path,
+        notify: Callable[[str], None],
+        timeout_s: float | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> StoreLock:
+        """Take the store, made if there is none. Waits for the previous run's saver, having said so to `tell`, which is
+        `notify` unless given.
 
         Raises StoreBusyError that names the other trainer, or the saver that did not end within `timeout_s`, and
         StoreError where the store cannot be written.
@@ -92,7 +99,7 @@ class StoreLock:
                 opened.callback(saver.close)
                 if not trainer.take_as_trainer():
                     raise StoreBusyError(_busy(store))
-                _wait_for_saver(store, saver, notify, timeout_s)
+                _wait_for_saver(store, saver, tell or notify, timeout_s)
                 if not (trainer.are_of(store) and saver.are_of(store)):
                     continue  # moved away, or the file deleted, since it was opened
                 for line in refuse_or_tell(store, saver.directory_fd, trainer.file_fd):
@@ -210,12 +217,12 @@ def _make(store: Path) -> None:
         ) from None
 
 
-def _wait_for_saver(store: Path, saver: _Descriptors, notify: Callable[[str], None], timeout_s: float | None) -> None:
+def _wait_for_saver(store: Path, saver: _Descriptors, tell: Callable[[str], None], timeout_s: float | None) -> None:
     started = time.monotonic()
     told = False
     while not saver.take_as_saver():
         if not told:
-            notify(_waits_for(store))
+            tell(_waits_for(store))
             told = True
         if timeout_s is not None and time.monotonic() - started > timeout_s:
             who = _saver_of(store)

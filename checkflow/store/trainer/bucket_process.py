@@ -31,11 +31,19 @@ _started: list[Beside] = []  # also those that go on by themselves; collected wh
 class BucketProcess:
     """It holds nothing of the store: the next trainer need not wait for it."""
 
-    def __init__(self, config: BucketConfig, lock: StoreLock, tally: Tally, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: BucketConfig,
+        lock: StoreLock,
+        tally: Tally,
+        notify: Callable[[str], None],
+        tell: Callable[[str], None],
+    ) -> None:
         """Start it. Raises StoreError where it cannot be started."""
         self._config = config
         self._tally = tally
         self._notify = notify
+        self._tell = tell  # what is waited for
         self._patience = Patience(config.retry_s)
         self.is_over = False  # it has said that it uploads no more
         self._is_at_rest = False  # it has uploaded what is newest, as it was told
@@ -93,7 +101,7 @@ class BucketProcess:
         if self._is_let_go:
             return
         until = time.monotonic() + deadline_s
-        lingering = Lingering(lambda line: self._notify(f"{self._config.url}: {line}"))
+        lingering = Lingering(self._config.url, self._tell)
         try:
             self._final = CLOSE
             self._patience.renew()

@@ -56,8 +56,8 @@ class StoreHandle:
 
     def __init__(
         self, shared: SharedMemory, layouts: Sequence[Layout], lock: StoreLock, tally: Tally, *, pace: Pace,
-        when_full: WhenFull, on_error: OnError, notify: Callable[[str], None], hang_s: float, retry_s: float,
-        peers: Peers | None, replica: bool,
+        when_full: WhenFull, on_error: OnError, notify: Callable[[str], None], tell: Callable[[str], None],
+        hang_s: float, retry_s: float, peers: Peers | None, replica: bool,
     ) -> None:  # fmt: skip
         self.shared = shared
         self.layouts = tuple(layouts)  # of the slots of each lane
@@ -66,7 +66,7 @@ class StoreHandle:
         self._pace = pace
         self._when_full = when_full
         self._notify = notify
-        self._say: Callable[[str], None] = lambda line: notify(f"{lock.path}: {line}")
+        self._tell = tell
         self._tally = tally
         self._saver = Supervisor(shared, self._slots, lock, tally, hang_s=hang_s, retry_s=retry_s, replica=replica)
         self._news = Delivery(self._saver.news, tally, on_error, notify)
@@ -92,6 +92,7 @@ class StoreHandle:
         retention: Retention = Retention(),  # noqa: B008 (frozen)
         on_error: OnError = "raise",
         notify: Callable[[str], None] = warn,
+        tell: Callable[[str], None] | None = None,
         hang_s: float = 120.0,
         retry_s: float = RETRY_S,
         versions: Mapping[str, str] | None = None,
@@ -112,9 +113,9 @@ class StoreHandle:
         newest, which another process does; once staged it counts as that one.
 
         What cannot be made durable is tried again for `retry_s`, and as long by a saver whose trainer died; only then
-        is it an error. `notify` is told what a person should know: a wait for the previous saver, its last errors, that
-        something is tried again or works again, and, under on_error="warn", errors. Raises StoreBusyError that names
-        the other trainer, StoreError where memory, store or process cannot be had, InputError for an argument.
+        is it an error. `notify` is told what a person should see to: the previous saver's last errors, what is tried
+        again or works again, and, under on_error="warn", errors; `tell` (`notify` unless given) what is waited for.
+        Raises StoreBusyError that names the other trainer, StoreError for memory, store or process, and InputError.
         """
         if not 0 <= retry_s < math.inf:
             raise InputError(f"retry_s: {retry_s} is no number of seconds; use 0 or more")
@@ -135,7 +136,7 @@ class StoreHandle:
         with contextlib.ExitStack() as undo:
             with held_back(sigterm=False):
                 tally, pace = (Tally(), Pace(persist_every)) if after is None else (after._tally, after._pace)
-                lock = StoreLock.acquire(path, notify) if after is None else after._hand_over()
+                lock = StoreLock.acquire(path, notify, tell=tell) if after is None else after._hand_over()
                 undo.callback(lock.close)
                 for line in take_log(path, lock.directory_fd):
                     notify(f"{path}: the previous run's saver could not tell: {line}")
@@ -145,7 +146,7 @@ class StoreHandle:
                 undo.callback(shared.close)
                 handle = cls(
                     shared, layouts, lock, tally, pace=pace, when_full=when_full, on_error=on_error,
-                    notify=notify, hang_s=hang_s, retry_s=retry_s, peers=peers, replica=replica,
+                    notify=notify, tell=tell or notify, hang_s=hang_s, retry_s=retry_s, peers=peers, replica=replica,
                 )  # fmt: skip
                 undo.callback(handle._let_go)
                 if after is not None:
@@ -264,7 +265,7 @@ class StoreHandle:
 
     def start_uploader(self, config: BucketConfig) -> BucketProcess:
         """What is durable goes to a bucket, too. It is of the store, whatever slots follow these. Raises StoreError."""
-        return BucketProcess(config, self._lock, self._tally, self._notify)
+        return BucketProcess(config, self._lock, self._tally, self._notify, self._tell)
 
     def persist_now(self, *, keep: bool = False) -> int | None:
         """Have the newest staged checkpoint persisted soon, and retained for good if `keep`; None if no slot has it."""
@@ -316,7 +317,7 @@ class StoreHandle:
             try:
                 self._saver.tell(LAST)
                 self._drain(deadline)
-                self._saver.end(deadline, Lingering(self._say))
+                self._saver.end(deadline, Lingering(self.path, self._tell))
             finally:
                 self._shut()
             self._deliver()
@@ -328,7 +329,7 @@ class StoreHandle:
         self._deliver()
         if not durable and self._slots.newest_sequence is not None:
             raise StoreError(f"{self.path}: its slots cannot be given up, for what they hold is not durable")
-        self._saver.end(deadline, Lingering(self._say))
+        self._saver.end(deadline, Lingering(self.path, self._tell))
         self._shut()
         self._let_go.detach()
         self.shared.close()
@@ -346,7 +347,7 @@ class StoreHandle:
         deaths, until_moved = self._saver.deaths, min(deadline, time.monotonic() + HUNG_S)
         sequence = self.persist_now()
         what = f"the checkpoint of iteration {self._slots.staged_iteration}"
-        lingering = Lingering(self._say)
+        lingering = Lingering(self.path, self._tell)
         while sequence is not None and not self._slots.is_done(sequence):
             if self._saver.is_lost and self._saver.deaths > deaths:  # one more was started, and died, too
                 self._saver.fail(f"{what} is lost: no saver runs")
@@ -377,7 +378,7 @@ class StoreHandle:
 
     def _deliver(self) -> None:
         if self.rulings is not None and (trouble := self.rulings.read_back()) is not None:
-            self._say(trouble)
+            self._notify(f"{self.path}: {trouble}")
         refusal = self.shared.pages.take_refusal()
         if refusal is not None:
             self._saver.fail(refusal)
