@@ -143,12 +143,11 @@ def check_policy(policy: str, formulation: Formulation, transfers: Transfers | N
 
 
 def check_divided(policy: str, *, divided: bool) -> None:
-    """Raises InputError for a policy whose restores make updates again, each of all that a rank has."""
-    # Those have a longest interval: at a longer one they are checkflow's plan.
-    if divided and (policy == AUTO or policies.longest(policy) is not None):
+    """Raises InputError for a policy by which each rank would choose for itself."""
+    if divided and policy == AUTO:
         raise InputError(
-            f"{option('divided', True)}: is not for {option('policy', policy)}, which may take gradients along; use "
-            f"{CHECKFLOW}"
+            f"{option('divided', True)}: is not for {option('policy', policy)}, for each rank might choose another; "
+            "give the one that it chooses without this"
         )
 
 

@@ -9,10 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """For this `rank`. `savers`: by a parameter's name the ranks that have it alike, whoever saves it first."""
+    """For this `rank`. `savers`: by a parameter's name the ranks that have it alike, whoever saves it first.
+
+    `entries_stay`: what an optimizer keeps of a parameter is saved by who saves that, as it has to be where updates are
+    made again.
+    """
 
     rank: int
     savers: Mapping[str, tuple[int, ...]]
+    entries_stay: bool = False
 
     @classmethod
     def of(cls, rank: int, alike: Iterable[tuple[Sequence[int], Mapping[str, int]]]) -> Division | None:
@@ -36,7 +41,7 @@ class Division:
     def saver_of(self, parameter: str, entry: str = "") -> int:
         """The rank that saves a parameter, or an entry of an optimizer's state of it.
 
-        Entries go round, so that of one large parameter not all is saved by one rank.
+        Unless they stay, entries go round, so that of one large parameter not all is saved by one rank.
         """
         ranks = self.savers[parameter]
-        return ranks[sum(entry.encode()) % len(ranks)]
+        return ranks[0 if self.entries_stay else sum(entry.encode()) % len(ranks)]

@@ -110,8 +110,7 @@ def check_options(options: Options, policy: str, *, divided: bool) -> None:
             f"{option('solver', options.solver)}: streaming transfers need none; leave it out, or use "
             f"{option('transfers', 'packed')}"
         )
-    # Those with a longest interval send gradients.
-    if not options.factors and policy != AUTO and policies.longest(policy) is None:
+    if not options.factors and policy != AUTO and not policies.sends_gradients(policy):
         raise InputError(
             f"{option('factors', False)}: policy {policy} sends no gradients; leave it out, or use "
             f"{option('policy', 'rolling')}"
@@ -286,6 +285,7 @@ def compile(
             None if world_size is None else whole_number(world_size, "world_size", "give how many ranks there are"),
             None if rank is None else whole_number(rank, "rank", "give that of one of them"),
             divided=divided,
+            entries_stay=policies.sends_gradients(options(1).policy),
         ),
         bandwidth_bytes_per_s=_parsed(parse_rate, bandwidth, "bandwidth"),
         options=options,

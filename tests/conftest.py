@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import sys
@@ -57,6 +58,12 @@ def pytest_collection_finish() -> None:
     """What was imported stays: a collection, of which tracing asks for one each time, need not look at all of torch."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def waits_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long one takes is the machine's affair: tests of what is told of a wait say from when on it is."""
+    monkeypatch.setattr("checkflow.store.trainer.lingering.PATIENT_S", math.inf)
 
 
 @pytest.fixture(autouse=True)

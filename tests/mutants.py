@@ -744,6 +744,7 @@ UNTOUCHED: dict[str, str] = {
     "policies.rule:adds": "whether plans with factors are made, too: any of them are judged",
     "policies:longest": "bounds the intervals that a choice looks at",
     "policies:most_lanes": "bounds what may be asked for",
+    "policies:sends_gradients": "whose share of what ranks have alike is kept together",
     "compiler:check_lanes": "refuses what does not go together",
     "compiler:check_interval": "bounds what may be asked for",
     "policies:names": _A_WORD,

@@ -235,7 +235,7 @@ class Seeking:
         """What this rank restores of it, verified. Raises CorruptStoreError, InputError for what it cannot see."""
         part = kept.mine.get(mark)
         if part is not None and is_shared_alike(part.record, training) and has_state_for(part.record, training):
-            return as_saved(part, self._seen(mark, part)), part.record
+            return as_saved(part, self._seen(mark, part))
         whole = kept.others.get(mark) or next((found for found in all_in(self._root) if found.mark == mark), None)
         if whole is None:
             raise InputError(

@@ -29,7 +29,8 @@ from checkflow.schedule import Schedule
 from checkflow.state.divided import Alike, alike_in, content_of, saved_here, shared_out
 from checkflow.state.host.objects import Member
 from checkflow.state.host.record import Record
-from checkflow.state.live import parameters_of
+from checkflow.state.live import entry_stems, parameter_names, parameters_of
+from checkflow.state.names import StateName, owner
 from checkflow.state.restore.files import TensorFile
 from checkflow.state.shards import give_back_gathered
 from checkflow.store.bucket.names import has_ranks
@@ -109,10 +110,20 @@ class Together:
     ) -> Training:
         """The training with who saves what of all that ranks have alike; every rank calls this.
 
-        Raises InputError for a schedule of another share, or of other parameters.
+        `in_parts`: what is learned may have updates made again. Raises InputError for a schedule of another share, or
+        of other parameters.
         """
-        divides = not in_parts if schedule is None else _is_of_a_share(schedule, training)
-        divided = self._divided(training, warn, divides=divides)
+        divides, entries_stay = True, in_parts
+        if schedule is not None:
+            divides = _is_of_a_share(schedule, training)
+            apart = divides and _has_entries_apart(schedule, training)
+            if apart and schedule.gradients:
+                raise InputError(
+                    "schedule: takes gradients along, but not what optimizers keep of the same parameters; compile the "
+                    "model, not a graph of it, with --divided and this policy"
+                )
+            entries_stay = not any(self.group.gather("attach()", apart))
+        divided = self._divided(training, warn, divides=divides, entries_stay=entries_stay)
         if schedule is not None and divides and (missing := _unplanned(schedule, divided)):
             raise InputError(
                 f"schedule: has no row for {missing[0]}, which this rank saves: it is of another training, or of "
@@ -120,7 +131,9 @@ class Together:
             )
         return divided
 
-    def _divided(self, training: Training, warn: Callable[[str], None], *, divides: bool) -> Training:
+    def _divided(
+        self, training: Training, warn: Callable[[str], None], *, divides: bool, entries_stay: bool
+    ) -> Training:
         give_back_gathered(training.models)
         alike = {_says(each): each for each in alike_in(training)} if divides else {}
         sharing = fellows(self.group, self.root, alike)
@@ -134,7 +147,7 @@ class Together:
                 )
                 sharing[says] = ()
         shares = [(ranks, alike[says].sizes_bytes) for says, ranks in sharing.items()]
-        divided = shared_out(training, self.group.rank, shares)
+        divided = shared_out(training, self.group.rank, shares, entries_stay=entries_stay)
         # What lies in one storage is saved by one rank, so that another one may be left with nothing after all.
         return divided if all(self.group.gather("attach()", bool(saved_here(divided)))) else training
 
@@ -332,6 +345,15 @@ def kind_of(schedule: Schedule, training: Training) -> str:
 def _is_of_a_share(schedule: Schedule, training: Training) -> bool:
     """Whether it was compiled for what one rank saves: it has some parameters, and leaves some to others."""
     return 0 < len(_unplanned(schedule, training)) < len(_saved_parameters(training))
+
+
+def _has_entries_apart(schedule: Schedule, training: Training) -> bool:
+    """Whether it has what an optimizer keeps of a parameter, and leaves that to another rank."""
+    planned = {StateName(view.name) for row in schedule.state for view in row.views}
+    names = parameter_names(training)
+    by_stem = {stem: names[id(parameter)] for each in entry_stems(training) for stem, parameter in each.items()}
+    owners = (owner(name, by_stem) for name in planned if name.is_optimizers)
+    return any(parameter is not None and parameter not in planned for parameter in owners)
 
 
 def _unplanned(schedule: Schedule, training: Training) -> list[str]:

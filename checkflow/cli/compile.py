@@ -142,7 +142,7 @@ def command(
         host_memory_bytes=host_memory,
         approximate=approximate or None,
     )
-    world = world_of(world_size, rank, divided=divided)
+    world = world_of(world_size, rank, divided=divided, entries_stay=policies.sends_gradients(options(1).policy))
     output = output or default_output(model, "schedule")
     if report is not None:
         figure.check(report)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from checkflow.errors import FormatError, InputError
-from checkflow.state.host.decode import tensor_of
-from checkflow.state.host.encode import tensor_parts
-from checkflow.state.host.json_values import Json, RefusedError
-from checkflow.state.host.record import CohortRecord, GroupRecord, ModelRecord, OptimizerRecord, Record
+from checkflow.errors import InputError
+from checkflow.state.host.record import GroupRecord, ModelRecord, OptimizerRecord, Record
 from checkflow.state.names import StateName, holder_of
 from checkflow.state.restore.files import TensorFile
+from checkflow.state.restore.of_some import cohort_of_some
 
 
 def has_more(record: Record, known: Collection[StateName]) -> bool:
@@ -112,7 +110,7 @@ def _joined_optimizer(
             groups[number] = groups[number].model_copy(update={"parameters": groups[number].parameters + parameters})
         else:
             groups.append(GroupRecord(parameters=parameters, stored=(), values=group.values))
-    cohorts = (_of_those(cohort, more, theirs.name) for cohort in theirs.cohorts)
+    cohorts = (cohort_of_some(cohort, more, theirs.name) for cohort in theirs.cohorts)
 
     def fresh(path: str) -> bool:
         return StateName.of(theirs.name, path) not in known
@@ -124,25 +122,5 @@ def _joined_optimizer(
             "tied": {**held.tied, **{path: to for path, to in theirs.tied.items() if fresh(path)}},
             "orders": {**held.orders, **{path: order for path, order in theirs.orders.items() if fresh(path)}},
             "laid": {**held.laid, **{name: order for name, order in theirs.laid.items() if name in more}},
-        }
-    )
-
-
-def _of_those(cohort: CohortRecord, parameters: Collection[str], holder: str) -> CohortRecord:
-    """What it says of these parameters alone."""
-    at = [index for index, name in enumerate(cohort.parameters) if name in parameters]
-    if len(at) == len(cohort.parameters):
-        return cohort
-    host: dict[str, Json] = {}
-    for entry, stacked in cohort.host.items():
-        try:
-            host[entry] = tensor_parts(tensor_of(stacked)[at])
-        except (RefusedError, IndexError) as error:
-            raise FormatError(f"{holder}.state: {entry} of all parameters: {error}; take another checkpoint") from None
-    return cohort.model_copy(
-        update={
-            "parameters": tuple(cohort.parameters[index] for index in at),
-            "host": host,
-            "values": {entry: tuple(values[index] for index in at) for entry, values in cohort.values.items()},
         }
     )

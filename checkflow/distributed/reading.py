@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from checkflow.distributed.parts import RankPart
 from checkflow.errors import CorruptStoreError
+from checkflow.state.host.record import PartRecord, Record, ReplayRecord, UpdateRecord
 from checkflow.state.names import StateName, file_of
 from checkflow.state.restore.files import TensorFile
 from checkflow.state.restore.match import file_in
-from checkflow.state.restore.rebuild import is_in_parts
+from checkflow.state.restore.rebuild import is_in_parts, is_of_gradients
 
 
 def file_names(part: RankPart) -> list[str]:
@@ -19,12 +21,44 @@ def file_names(part: RankPart) -> list[str]:
     )
 
 
-def as_saved(part: RankPart, ranks: Mapping[int, RankPart]) -> dict[str, TensorFile]:
-    """All of a rank's files, for its training to restore: of one in parts it makes the updates again. `ranks` and what
-    is raised as of `whole_file`."""
-    if is_in_parts(part.record):
-        return part.gathered()
-    return {name: whole_file(part, name, ranks) for name in file_names(part)}
+def as_saved(part: RankPart, ranks: Mapping[int, RankPart]) -> tuple[dict[str, TensorFile], Record]:
+    """All of a rank's files, for its training to restore, and the record that goes with them: of what left in parts the
+    training makes the updates again, other ranks' among it. `ranks` and what is raised as of `whole_file`."""
+    record = part.record
+    if not any(is_in_parts(each.record) for each in (part, *ranks.values())):
+        return {name: whole_file(part, name, ranks) for name in file_names(part)}, record
+    found = {name: TensorFile(dict(file.tensors), dict(file.aliases)) for name, file in part.gathered().items()}
+    saved = {rank: _seen(part, ranks, rank).gathered() for rank in sorted(set(record.elsewhere.values()))}
+    for state, rank in record.elsewhere.items():
+        name, path = file_of(StateName(state).holder), StateName(state).path
+        theirs, ours = saved[rank].get(name, TensorFile({}, {})), found.setdefault(name, TensorFile({}, {}))
+        _take(path, theirs, ours, ranks[rank].checkpoint.path / name)
+    for rank, files in saved.items():
+        for name in filter(is_of_gradients, files):
+            ours = found.setdefault(name, TensorFile({}, {}))
+            for path, gradient in files[name].tensors.items():
+                if record.elsewhere.get(path) == rank:
+                    ours.tensors[path] = gradient
+    return found, record.model_copy(update={"replay": _replay(part, ranks), "lanes": ()})
+
+
+def _replay(part: RankPart, ranks: Mapping[int, RankPart]) -> ReplayRecord | None:
+    """The updates of what this rank saved, and of what others did in its place: each rank tells of its own share."""
+    elsewhere = part.record.elsewhere
+    parts: list[PartRecord] = []
+    updates: list[UpdateRecord] = []
+    for rank, each in ((None, part), *sorted(ranks.items())):
+        if (replay := each.record.replay) is None:
+            continue
+        for its in replay.parts:
+            names = tuple(name for name in its.parameters if elsewhere.get(name) == rank)
+            parts += [its.model_copy(update={"parameters": names})] if names else []
+        for update in replay.updates:
+            names = tuple(name for name in update.gradients if elsewhere.get(name) == rank)
+            rows = {name: count for name, count in update.factor_rows.items() if name in names}
+            updates += [update.model_copy(update={"gradients": names, "factor_rows": rows})] if names else []
+    in_order = tuple(sorted(updates, key=lambda update: -update.back))
+    return ReplayRecord(parts=tuple(parts), updates=in_order) if parts else None
 
 
 def _own_files(part: RankPart) -> list[str]:
@@ -45,20 +79,30 @@ def whole_file(part: RankPart, name: str, ranks: Mapping[int, RankPart]) -> Tens
         if file_of(StateName(state).holder) == name:
             by_rank.setdefault(rank, []).append(StateName(state).path)
     for rank, paths in by_rank.items():
-        if rank not in ranks:
-            raise CorruptStoreError(
-                f"{part.checkpoint.path}: rank {rank} has a share of it, which cannot be seen here; bring the "
-                "directories of all ranks to one place that every rank sees"
-            )
-        other = tensors_of(ranks[rank], name)
+        seen = _seen(part, ranks, rank)
+        other = tensors_of(seen, name)
         for path in paths:
-            if path in other.aliases:
-                found.aliases[path] = other.aliases[path]
-            elif path in other.tensors:
-                found.tensors[path] = other.tensors[path]
-            else:
-                raise CorruptStoreError(f"{ranks[rank].checkpoint.path / name}: lacks {path}, which no other has")
+            _take(path, other, found, seen.checkpoint.path / name)
     return found
+
+
+def _seen(part: RankPart, ranks: Mapping[int, RankPart], rank: int) -> RankPart:
+    if rank not in ranks:
+        raise CorruptStoreError(
+            f"{part.checkpoint.path}: rank {rank} has a share of it, which cannot be seen here; bring the "
+            "directories of all ranks to one place that every rank sees"
+        )
+    return ranks[rank]
+
+
+def _take(path: str, other: TensorFile, found: TensorFile, where: Path) -> None:
+    """A tensor of another rank's file."""
+    if path in other.aliases:
+        found.aliases[path] = other.aliases[path]
+    elif path in other.tensors:
+        found.tensors[path] = other.tensors[path]
+    else:
+        raise CorruptStoreError(f"{where}: lacks {path}, which no other has")
 
 
 def tensors_of(part: RankPart, name: str) -> TensorFile:

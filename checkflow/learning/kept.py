@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sized
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -54,6 +55,8 @@ def place_of(store: Path, training: Training, interval: int | None, policy: str)
     }
     if policy != DEFAULT_POLICY:  # so that what was learned when there was no other keeps its place
         content["policy"] = policy
+    if training.division is not None:  # whose share it is, of what ranks have alike
+        content["division"] = asdict(training.division)
     return store.absolute() / FOLDER / digest_of(content).removeprefix("sha256:")[:16]
 
 

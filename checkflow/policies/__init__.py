@@ -44,6 +44,11 @@ def longest(name: str) -> int | None:
     return found
 
 
+def sends_gradients(name: str) -> bool:
+    """Whether a policy may send gradients along, by which updates are made again."""
+    return longest(name) is not None  # at a longer interval it is checkflow's plan
+
+
 def most_lanes(name: str) -> int | None:
     """How many lanes a policy has at most; None: it has none."""
     found: int | None = getattr(load(name), "MOST_LANES", None)

@@ -173,10 +173,18 @@ def _content_hash(alike: Iterable[Live]) -> int:
     return found.intdigest() >> 16
 
 
-def shared_out(training: Training, rank: int, shares: Iterable[tuple[Sequence[int], Mapping[str, int]]]) -> Training:
+def shared_out(
+    training: Training,
+    rank: int,
+    shares: Iterable[tuple[Sequence[int], Mapping[str, int]]],
+    *,
+    entries_stay: bool = False,
+) -> Training:
     """The training as this rank saves it, if ranks save `shares`, as of Division.of, once."""
     division = Division.of(rank, shares)
-    return replace(training, division=division and _by_storage(division, training))
+    if division is not None:
+        division = replace(_by_storage(division, training), entries_stay=entries_stay)
+    return replace(training, division=division)
 
 
 def _by_storage(division: Division, training: Training) -> Division:

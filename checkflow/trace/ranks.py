@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -29,7 +30,8 @@ _MOST = 1 << 20  # ranks: torch lists them, and a number of twenty digits is a s
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Which of how many ranks is traced; if `divided`, each saves a share of what they have alike.
+    """Which of how many ranks is traced; if `divided`, each saves a share of what they have alike; `entries_stay`: see
+    Division.
 
     Raises InputError for a rank that there is not.
     """
@@ -37,6 +39,7 @@ class World:
     size: int
     rank: int = 0
     divided: bool = False
+    entries_stay: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= _MOST:
@@ -47,10 +50,10 @@ class World:
             )
 
 
-def world_of(size: int | None, rank: int | None, *, divided: bool) -> World | None:
+def world_of(size: int | None, rank: int | None, *, divided: bool, entries_stay: bool = False) -> World | None:
     """What was asked for; None where that is one process by itself. Raises InputError for a rank that there is not."""
     if size is not None:
-        return World(size, rank or 0, divided)
+        return World(size, rank or 0, divided, entries_stay)
     if rank is not None:
         raise InputError(f"{option('rank', rank)}: of how many is not said; give {option('world_size')}, too")
     if divided:
@@ -96,14 +99,15 @@ def divided(training: Training, world: World, model: str) -> Training:
     Raises TraceError where there is nothing to divide, or too little for each to have a share.
     """
     shares = [(alike.ranks, alike.sizes_bytes) for alike in alike_in(training)]
-    found = shared_out(training, world.rank, shares)
+    share = partial(shared_out, training, shares=shares, entries_stay=world.entries_stay)
+    found = share(world.rank)
     if found.division is None:
         raise TraceError(
             f"{model}: {option('divided', True)}: its ranks have nothing alike that is known to stay so, or not a "
             "parameter for each; leave it out"
         )
     sharing = set.intersection(*(set(ranks) for ranks, _ in shares))
-    if not all(saved_here(shared_out(training, rank, shares)) for rank in sharing):
+    if not all(saved_here(share(rank)) for rank in sharing):
         raise TraceError(f"{model}: {option('divided', True)}: there is less than a share for each rank; leave it out")
     return found
 

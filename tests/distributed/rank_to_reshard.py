@@ -2,7 +2,7 @@
 
     python rank_to_reshard.py KIND STORE ITERATIONS [SCHEDULE [MEDDLES [SAVES]]]
 
-SCHEDULE has a % where the rank's number goes. In iteration MEDDLES rank 1 writes a parameter by itself; after SAVES
+SCHEDULE has a % where the rank's number goes. In iteration MEDDLES rank 1 writes parameters by itself; after SAVES
 each rank saves, and skips what finds no slot. It says "restored ITERATION DIGEST" and "done ITERATION DIGEST", of all
 state as if one rank had it whole.
 """
@@ -134,7 +134,8 @@ def main(
             made.iteration()
             if str(iteration) == meddles and os.environ["RANK"] == "1":
                 with torch.no_grad():
-                    next(model_divided.parameters()).mul_(1.0)
+                    for parameter in model_divided.parameters():
+                        parameter.mul_(1.0)
             time.sleep(0.1 * late_s if meddles else 0)
             checkpointer.step()
             if str(iteration + 1) == saves:

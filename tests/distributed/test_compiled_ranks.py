@@ -15,6 +15,7 @@ from rank_to_watch import SCALAR_BYTES
 from torch.nn.parallel import DistributedDataParallel
 
 import checkflow
+from checkflow.cli import run
 from checkflow.graph import Graph, Role
 from checkflow.plan.rebuilt import is_written_again, rebuilt_in
 from checkflow.schedule import Schedule
@@ -84,6 +85,19 @@ def test_a_schedule_of_another_share_is_refused(tmp_path: Path) -> None:
         with Job(2, "ddp", tmp_path / store, tmp_path / schedule, 3, script=RUNS) as job:
             assert 1 in set(job.wait().values())
         assert any("schedule: has no row for model/" in line for lines in job.errors.values() for line in lines)
+
+
+@pytest.mark.filterwarnings("ignore:`broadcast_buffers`:FutureWarning")
+def test_gradients_of_parameters_whose_state_another_rank_saves_are_refused(tmp_path: Path) -> None:
+    """As of a graph that was traced before anybody asked for gradients: its entries go round."""
+    for rank in range(2):
+        graph, ranks = tmp_path / f"graph-{rank}.json", ("--world-size", "2", "--rank", str(rank), "--divided")
+        assert run(["trace", str(RUNS), "--set", "kind=ddp", *ranks, "--device", "h100", "-o", str(graph)]) == 0
+        checkflow.compile(graph, bandwidth="12MB/s", policy="lowdiff", output=tmp_path / f"schedule-{rank}.json")
+    with Job(2, "ddp", tmp_path / "store", tmp_path / "schedule-%.json", 3, script=RUNS) as job:
+        assert set(job.wait().values()) == {1}
+    for lines in job.errors.values():
+        assert any("compile the model, not a graph of it, with --divided and this policy" in line for line in lines)
 
 
 def runs(kind: str, size: int, schedules: list[Schedule], tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from checkflow.cli import run
 from checkflow.distributed.parts import RankPart, all_in, marks_in
 from checkflow.distributed.reading import tensors_of
 from checkflow.division import Division
+from checkflow.learning.kept import place_of
 from checkflow.schedule import read_schedule
-from checkflow.state.divided import Alike, alike_in
+from checkflow.state.divided import Alike, alike_in, shared_out
 from checkflow.state.names import StateName, holder_of
 from checkflow.store.format.ranks import directory_of
 from checkflow.training import Training
@@ -152,6 +153,16 @@ def test_shares_are_about_as_large(sizes_bytes: dict[str, int], ranks: int) -> N
     assert sum(shares) == sum(sizes_bytes.values())
     least = _least(sorted(sizes_bytes.values(), reverse=True), [0] * ranks)
     assert max(shares) <= (4 / 3 - 1 / (3 * ranks)) * least
+
+
+def test_what_was_learned_is_of_one_share(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    alone = Training(model, torch.optim.SGD(model.parameters()), lambda: None)
+    shares = [((0, 1), {"model/weight": 16, "model/bias": 8})]
+    ways = [(0, False), (1, False), (0, True)]
+    of_a_share = [shared_out(alone, rank, shares, entries_stay=stay) for rank, stay in ways]
+    places = [place_of(tmp_path, training, None, "rolling") for training in (alone, *of_a_share, *of_a_share)]
+    assert len(set(places)) == 1 + len(ways)
 
 
 def _least(sizes: list[int], shares: list[int]) -> int:

@@ -13,6 +13,8 @@ import torch
 from job_of_ranks import Job, check_same_end
 
 import checkflow
+from checkflow.distributed.parts import all_in
+from checkflow.store.both.lock import StoreLock
 
 NO_END = 1_000_000
 PAUSE_S = 0.01
@@ -87,6 +89,28 @@ def test_what_is_trained_again_in_mid_run_is_saved_as_it_is_now(
     check_same_end(tmp_path, size, kind, resumed + 3)
 
 
+def test_a_share_in_parts_that_does_not_verify_is_missed_by_all(tmp_path: Path) -> None:
+    """A gradient of what another rank has alike, which both would make updates with."""
+    options = [*POLICIES["rolling"], "persist_every=1", "when_full=wait"]
+    with Job(2, "ddp", tmp_path, NO_END, PAUSE_S, *options) as job:
+        job.learned()
+        job.reach(job.iteration(0) + 20)
+        job.end("all", 0)
+    for rank in range(2):
+        StoreLock.acquire(tmp_path / f"rank-{rank}-of-2", print, timeout_s=60).close()  # its saver has ended
+    newest, before = all_in(tmp_path)[:2]
+    for part, other in zip(newest.ranks, reversed(newest.ranks), strict=True):
+        assert part.record.elsewhere and part.record.replay is not None and part.record.lanes
+        updated = {name for update in part.record.replay.updates for name in update.gradients}
+        assert updated.isdisjoint(part.record.elsewhere) and updated <= other.record.elsewhere.keys()
+    share = next(newest.ranks[1].checkpoint.path.glob("*.gradient.0.safetensors"))
+    content = share.read_bytes()
+    share.unlink()  # neighbours have the same file
+    share.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with Job(2, "ddp", tmp_path, newest.mark.iteration + 1, 0, *options) as job:
+        assert {resumed for resumed, _ in job.done().values()} == {before.mark.iteration}
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("kind", "size", "policy", "who"), CUDA)
 def test_a_killed_job_on_cuda_resumes_as_if_it_had_not_been(
@@ -95,21 +119,22 @@ def test_a_killed_job_on_cuda_resumes_as_if_it_had_not_been(
     _killed(kind, size, policy, who, tmp_path, "device=cuda")
 
 
-def in_two_lanes(folder: Path) -> Path:
+def in_lanes(folder: Path, *, divided: bool = False) -> Path:
     """Schedules of two ranks, where `%` is their number."""
     for rank in range(2):
         schedule = checkflow.compile(
             rank_to_reshard.training, arguments={"kind": "ddp"}, world_size=2, rank=rank, device="h100",
-            bandwidth="20MB/s", policy="rolling", output=folder / f"schedule-{rank}.json",
+            divided=divided, bandwidth="10MB/s" if divided else "20MB/s", policy="lowdiff" if divided else "rolling",
+            output=folder / f"schedule-{rank}.json",
         )  # fmt: skip
-        assert schedule.lanes == 2 and schedule.gradients
+        assert schedule.lanes == (3 - rank if divided else 2) and schedule.gradients
     return folder / "schedule-%.json"
 
 
 @pytest.mark.parametrize(("meddles", "saves"), [("", 6), ("6", 9)])
 def test_what_is_saved_by_hand_is_on_disk_in_the_end(meddles: str, saves: int, tmp_path: Path) -> None:
     """Also what was read at once, right after a start; and where one rank reads as a whole, less often."""
-    script, given, store = Path(rank_to_reshard.__file__), in_two_lanes(tmp_path), tmp_path / "store"
+    script, given, store = Path(rank_to_reshard.__file__), in_lanes(tmp_path), tmp_path / "store"
     with Job(2, "ddp", store, 5, given, script=script) as job:
         assert set(job.wait().values()) == {0}, job.errors
     with Job(2, "ddp", store, 10, given, meddles, saves, script=script) as job:
@@ -120,9 +145,10 @@ def test_what_is_saved_by_hand_is_on_disk_in_the_end(meddles: str, saves: int, t
         assert list((store / f"rank-{rank}-of-2").glob(f"*-iteration-{saves}"))
 
 
-def test_where_one_rank_reads_as_a_whole_the_others_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("divided", [False, True])
+def test_where_one_rank_reads_as_a_whole_the_others_go_on(divided: bool, tmp_path: Path) -> None:
     """It does so less often: what the others have in between counts no more, and nobody waits for it, or says so."""
-    script, given = Path(rank_to_reshard.__file__), in_two_lanes(tmp_path)
+    script, given = Path(rank_to_reshard.__file__), in_lanes(tmp_path, divided=divided)
     with Job(2, "ddp", tmp_path / "store", 20, given, 4, script=script) as job:
         assert set(job.wait().values()) == {0}, job.errors
         assert any("is written by something else than its optimizer's update" in line for line in job.errors[1])

@@ -56,23 +56,27 @@ def test_what_was_saved_is_restored_by_others(chain: list[tuple[str, int]], tmp_
 IN_PARTS = [
     ("rolling", "both", 4, "10MB/s", [2, 2, 1, 1]),
     ("gockpt", "fsdp", 2, "20MB/s", [1, 1]),
+    ("lowdiff", "ddp-divided", 2, "10MB/s", [3, 2]),
     ("rolling", "fsdp", 4, "5MB/s", [4, 4, 4, 3]),
     ("lowdiff", "ddp", 2, "20MB/s", [2, 2]),
+    ("lowdiff", "hsdp-divided", 4, "5MB/s", [7, 9, 2, 2]),
 ]
 
 
-@pytest.mark.parametrize(("policy", "kind", "size", "bandwidth", "lanes"), IN_PARTS if NIGHTLY else IN_PARTS[:2])
+@pytest.mark.parametrize(("policy", "kind", "size", "bandwidth", "lanes"), IN_PARTS if NIGHTLY else IN_PARTS[:3])
 def test_what_was_saved_in_parts_is_brought_together(
     policy: str, kind: str, size: int, bandwidth: str, lanes: list[int], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """By the ranks that saved it, by others, by torch's planner, and for other tools."""
+    """By the ranks that saved it, by others, by torch's planner, and for other tools; also where ranks divided it."""
     store = tmp_path / "store"
+    kind, _, divided = kind.partition("-")
     interval, iterations = (4, 8) if policy == "gockpt" else (1, 9)
     schedules = [
         checkflow.compile(
             rank_to_reshard.training, arguments={"kind": kind}, world_size=size, rank=rank, device="h100",
             bandwidth=bandwidth, policy=policy, interval=interval, output=tmp_path / f"schedule-{rank}.json",
+            divided=bool(divided),
         )
         for rank in range(size)
     ]  # fmt: skip
@@ -84,6 +88,9 @@ def test_what_was_saved_in_parts_is_brought_together(
     records = [json.loads(path.read_text()) for path in store.glob(f"*/*-iteration-{iterations}/commit.json")]
     assert len(records) == size
     assert any("replay" in record for record in records)
+    elsewhere = [record.get("elsewhere", {}) for record in records]
+    assert all(map(bool, elsewhere)) == bool(divided)
+    assert not divided or not set.intersection(*map(set, elsewhere)), "each is some rank's"
     said = command(capsys, 0, "export", store, "--to", "torch", "-o", tmp_path / "whole.pt")
     assert "updates were made again here" in said
     exported = torch.load(tmp_path / "whole.pt", weights_only=True)

@@ -283,12 +283,31 @@ def test_each_rank_plans_for_its_share_of_what_ranks_have_alike(
     assert sum(found.values()) == 3 * 2 * 4 * WIDTH**2, "each byte once"
 
 
+def test_where_gradients_go_along_what_an_optimizer_keeps_stays_with_its_parameter() -> None:
+    """Whose update makes both anew."""
+    found: list[str] = []
+    for rank in range(2):
+        schedule = checkflow.compile(
+            partial(layers, DistributedDataParallel), world_size=2, rank=rank, divided=True, device="h100",
+            policy="lowdiff", bandwidth="2GB/s",
+        )  # fmt: skip
+        names = {view.name for row in schedule.state for view in row.views}
+        parameters = {name for name in names if name.startswith("model/")}
+        assert schedule.lanes > 1 and {row.parameter.name for row in schedule.gradients} == parameters
+        entries = (name.removeprefix("optimizer/").rpartition(".")[0] for name in names - parameters)
+        assert {f"model/{stem}" for stem in entries} == parameters
+        found += names
+    assert len(found) == len(set(found)) == 3 * 2
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"world_size": None}, "divided=True: among how many ranks is not said; give world_size, too"),
-        ({"policy": "rolling"}, "divided=True: is not for policy='rolling', which may take gradients along"),
-        ({"policy": "auto", "mtbf": "3h"}, "divided=True: is not for policy='auto', which may take gradients along"),
+        (
+            {"policy": "auto", "mtbf": "3h"},
+            "divided=True: is not for policy='auto', for each rank might choose another",
+        ),
         ({}, "divided=True: its ranks have nothing alike that is known to stay so, or not a parameter for each"),
     ],
 )

@@ -27,7 +27,7 @@ def test_what_an_update_makes_anew_is_shared_as_its_parameter_is() -> None:
         gradient = FileTensor(torch.float32, (2, 3), memoryview(bytearray(torch.full((2, 3), 2.0).numpy().tobytes())))
         values = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
         update = UpdatePlan(optimizer, 0, (values,), {parameter: gradient}, {}, 1)
-        Replay({parameter: 1}, {1: {optimizer: plan}}, (update,)).run()
+        Replay({parameter: 1}, {parameter: {optimizer: plan}}, (update,)).run()
         made = optimizer.state[parameter]["momentum_buffer"]
         assert isinstance(made, DTensor) and made.shape == parameter.shape == (4, 3)
         assert torch.equal(made.to_local(), torch.full((2, 3), 2.0))
@@ -74,6 +74,6 @@ def test_an_update_is_made_again_in_the_way_that_its_optimizer_chose(
         gradient = FileTensor(torch.float32, (2, 3), memoryview(bytearray(ones.numpy().tobytes())))
         values = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
         update = UpdatePlan(optimizer, 0, (values,), {parameter: gradient}, {}, 1)
-        Replay({parameter: 1}, {1: {optimizer: plan}}, (update,)).run()
+        Replay({parameter: 1}, {parameter: {optimizer: plan}}, (update,)).run()
     assert ways == [chosen, chosen]
     assert torch.equal(part, torch.zeros(2, 3))

@@ -154,6 +154,7 @@ class HostState:
 
     def part(self) -> str:
         """PartRecord's fields of what is now, for `Updates`. Raises InputError."""
+        self._several_text()  # what another rank saves is none of the host's
         return f'"optimizers":[{",".join(reader.read() for reader in self._optimizers)}]'
 
     def update(self, number: int, gradients: Sequence[str], factor_rows: Mapping[str, int]) -> str:

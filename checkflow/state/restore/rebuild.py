@@ -23,6 +23,7 @@ from checkflow.state.memory import laid
 from checkflow.state.names import StateName, file_of, holder_of, is_of_kind, stems
 from checkflow.state.restore.files import DTYPES, FileTensor, TensorFile
 from checkflow.state.restore.match import files_of
+from checkflow.state.restore.of_some import state_of_some
 from checkflow.state.restore.optimizers import match_optimizer
 from checkflow.state.restore.replay import ELSEWHERE, match_replay, same
 
@@ -47,7 +48,7 @@ def whole(files: Mapping[str, memoryview], record: bytes) -> Whole:
     """
     parsed = parse_record(record)
     if not is_in_parts(parsed):
-        return Whole({name: data for name, data in files.items() if not _is_of_gradients(name)}, record)
+        return Whole({name: data for name, data in files.items() if not is_of_gradients(name)}, record)
     found = brought_together(parsed, files_of(parsed, files))
     return Whole({name: written(file) for name, file in found.items()}, record_of_whole(record), *what_was_made(parsed))
 
@@ -60,7 +61,7 @@ def is_in_parts(record: Record) -> bool:
 def brought_together(record: Record, files: Mapping[str, TensorFile]) -> dict[str, TensorFile]:
     """The files of one in parts, those of its lanes gathered, as if it had left in one. Raises as `whole` does."""
     found = files if record.replay is None else _remade(record, files)
-    return {name: file for name, file in found.items() if not _is_of_gradients(name)}
+    return {name: file for name, file in found.items() if not is_of_gradients(name)}
 
 
 def what_was_made(record: Record) -> tuple[int, str]:
@@ -77,7 +78,8 @@ def record_of_whole(record: bytes) -> bytes:
     return json.dumps(as_one, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _is_of_gradients(file: str) -> bool:
+def is_of_gradients(file: str) -> bool:
+    """Whether its tensors are gradients, which are no state."""
     return is_of_kind(file, "gradient")
 
 
@@ -117,9 +119,10 @@ def updated(
     assert record.replay is not None
     names = {id(parameter): name for name, parameter in parameters.items()}
     optimizers = {found.name: _optimizer(found, parameters) for found in record.optimizers}
+    here = {name for name in parameters if name not in record.elsewhere}
     plans = [
         match_optimizer(optimizers[found.name], names, found, files.get(found.file, TensorFile({}, {})))
-        for found in record.optimizers
+        for found in (state_of_some(each, here) for each in record.optimizers)
     ]
     replay = match_replay(record.replay, files, optimizers, names)
     for plan in plans:
@@ -142,13 +145,16 @@ def updated(
 
 
 def _parameters(record: Record, files: Mapping[str, TensorFile]) -> dict[StateName, torch.nn.Parameter]:
-    """Those of all optimizers, as they were saved."""
+    """Those of all optimizers, as they were saved; in the place of what another rank saved stand empty ones."""
     found: dict[StateName, torch.nn.Parameter] = {}
     laid = dict(chain.from_iterable(optimizer.laid.items() for optimizer in record.optimizers))
     groups = chain.from_iterable(optimizer.groups for optimizer in record.optimizers)
     for name in map(StateName, chain.from_iterable(group.parameters for group in groups)):
         file = files.get(file_of(name.holder), TensorFile({}, {}))
         saved = file.tensors.get(file.aliases.get(name.path, name.path))
+        if saved is None and name in record.elsewhere:
+            found[name] = torch.nn.Parameter(torch.empty((0, 0)))  # of two dimensions, which Muon asks for
+            continue
         if saved is None:
             raise FormatError(f"commit.json: {name:.200} is in no file; {ELSEWHERE}")
         value = _laid(saved.view(), laid.get(name), name)

@@ -21,6 +21,7 @@ from checkflow.state.host.decode import decode
 from checkflow.state.host.record import GroupRecord, ReplayRecord, UpdateRecord
 from checkflow.state.names import StateName, file_of, gradient_name
 from checkflow.state.restore.files import FileTensor, TensorFile, Tied
+from checkflow.state.restore.of_some import state_of_some
 from checkflow.state.restore.optimizers import OptimizerPlan, match_optimizer, shared_entry
 from checkflow.state.shards import local
 from checkflow.torch_internals import are_looped, unhooked_step
@@ -48,14 +49,14 @@ class Replay:
     """What is to be made again. `back`: of each parameter that is saved before the others, how many iterations."""
 
     back: Mapping[torch.Tensor, int]
-    parts: Mapping[int, Mapping[torch.optim.Optimizer, OptimizerPlan]]  # by `back`
+    then: Mapping[torch.Tensor, Mapping[torch.optim.Optimizer, OptimizerPlan]]  # by parameter, as it was saved
     updates: tuple[UpdatePlan, ...]  # in order
 
     def begun(self, plan: OptimizerPlan) -> OptimizerPlan:
         """An optimizer's plan with the state that each parameter had when it was saved."""
         states, apart = dict(plan.states), dict(plan.apart)
-        for parameter, back in self.back.items():
-            then = self.parts[back][plan.optimizer]
+        for parameter in self.back:
+            then = self.then[parameter][plan.optimizer]
             for now, earlier in ((states, then.states), (apart, then.apart)):
                 now.pop(parameter, None)
                 if parameter in earlier:
@@ -121,7 +122,7 @@ class Replay:
                     state: dict[torch.Tensor, dict[str, object]] = defaultdict(dict)
                     states[optimizer] = state
                     for parameter, copy in copies.items():
-                        then = self.parts[self.back[parameter]][optimizer]
+                        then = self.then[parameter][optimizer]
                         if parameter in then.states:
                             state[copy] = then.made(parameter, copy)
                 for update in self.updates:
@@ -197,7 +198,7 @@ def match_replay(
         str(names[id(p)]): p for found in optimizers.values() for group in found.param_groups for p in group["params"]
     }
     back: dict[torch.Tensor, int] = {}
-    parts: dict[int, dict[torch.optim.Optimizer, OptimizerPlan]] = {}
+    then: dict[torch.Tensor, Mapping[torch.optim.Optimizer, OptimizerPlan]] = {}
     empty = TensorFile({}, {})
     for part in record.parts:
         for name in part.parameters:
@@ -206,13 +207,14 @@ def match_replay(
             back[parameters[name]] = part.back
         if [found.name for found in part.optimizers] != list(optimizers):
             raise FormatError(f"replay: a part has other optimizers than the checkpoint; {_ADVICE}")
-        parts[part.back] = {
+        its = [state_of_some(found, part.parameters) for found in part.optimizers]
+        plans = {
             optimizers[found.name]: match_optimizer(optimizers[found.name], names, found, files.get(found.file, empty))
-            for found in part.optimizers
+            for found in its
         }
-        for plan in parts[part.back].values():
-            tied = [p for p, state in plan.states.items() if back.get(p) == part.back and _ties(state)]
-            if tied:
+        then |= {parameters[name]: plans for name in part.parameters}
+        for plan in plans.values():
+            if tied := [parameter for parameter, state in plan.states.items() if _ties(state)]:
                 raise FormatError(f"replay: state of {names[id(tied[0])]} is tied to other state; {_ADVICE}")
     updates: list[UpdatePlan] = []
     for update in record.updates:
@@ -223,15 +225,15 @@ def match_replay(
         optimizer = optimizers[update.optimizer]
         if len(update.groups) != len(optimizer.param_groups):
             raise FormatError(f"replay: an update has {len(update.groups)} groups; {_ADVICE}")
-        for number, (group, then) in enumerate(zip(optimizer.param_groups, update.groups, strict=True)):
-            _check_implementation(f"{update.optimizer}.param_groups[{number}]", group, then)
+        for number, (group, saved) in enumerate(zip(optimizer.param_groups, update.groups, strict=True)):
+            _check_implementation(f"{update.optimizer}.param_groups[{number}]", group, saved)
         gradients = {parameters[name]: _gradient(name, update, files, parameters) for name in update.gradients}
         if not update.factor_rows.keys() <= set(update.gradients):
             raise FormatError(f"replay: an update has factors of what it has no gradient of; {_ADVICE}")
         groups = tuple(map(_values, update.groups))
         rows = {parameters[name]: rows for name, rows in update.factor_rows.items()}
         updates.append(UpdatePlan(optimizer, update.back, groups, gradients, rows, update.threads))
-    return Replay(back, parts, tuple(updates))
+    return Replay(back, then, tuple(updates))
 
 
 def gradient_files(record: ReplayRecord) -> list[str]:
