@@ -20,6 +20,7 @@ from checkflow.cli._options import GivenPath, OutputPath, json_option
 from checkflow.dtypes import CODES
 from checkflow.errors import EXIT_DONE, FormatError, InputError, StoreError, remedy
 from checkflow.lanes import lane_of
+from checkflow.store.both.lock import check_is_store
 from checkflow.store.format.manifest import RECORD
 from checkflow.store.format.ranks import ranks_in
 from checkflow.store.format.reader import Loaded, SkippedCheckpoint, load_newest
@@ -129,6 +130,7 @@ def _of_one(store: Path, called: str, iteration: int | None, progress: Callable[
     """The newest that verifies."""
     found = load_newest(store, iteration)
     if found.loaded is None:
+        check_is_store(store)
         raise StoreError(f"{store}: no checkpoint yet; nothing to export")
     _tell_skipped(found.skipped)
     return _whole(called, found.loaded, progress)

@@ -16,6 +16,7 @@ from checkflow.cli._buckets import is_url, opened
 from checkflow.cli._options import GivenPath, json_option
 from checkflow.errors import EXIT_DONE, CorruptStoreError
 from checkflow.report.columns import Column, Columns
+from checkflow.store.both.lock import check_is_store
 from checkflow.store.bucket.names import BucketContents, has_ranks, iteration_of, read_manifest
 from checkflow.store.bucket.objects import Objects
 from checkflow.store.format.manifest import RECORD, Manifest
@@ -43,6 +44,8 @@ def _of_store(store: Path, *, as_json: bool) -> int:
     if ranks_in(store):
         return _of_ranks(store, as_json=as_json)
     found = list_checkpoints(store)
+    if not found:
+        check_is_store(store)
     if as_json:
         rows = [
             {

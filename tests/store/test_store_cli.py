@@ -59,11 +59,15 @@ def test_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_a_directory_of_other_things_does_not_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A path that is wrong is told; a store in which nothing was saved yet passes, beside what else is there."""
     (tmp_path / "train.py").touch()
-    assert run(["check", str(tmp_path)]) == 2
-    assert "is no store, it has no checkpoint and no file 'lock'" in capsys.readouterr().err
+    commands = ["check"], ["list"], ["list", "--json"], ["export", "--to", "torch", "-o", str(tmp_path / "whole.pt")]
+    for command, *more in commands:
+        assert run([command, str(tmp_path), *more]) == 2
+        assert "is no store, it has no checkpoint and no file 'lock'" in capsys.readouterr().err
     (tmp_path / "lock").touch()
-    assert run(["check", str(tmp_path)]) == 0
-    assert "no checkpoint yet" in capsys.readouterr().out
+    for (command, *more), code in zip(commands, (0, 0, 0, 2), strict=True):
+        assert run([command, str(tmp_path), *more]) == code
+        said = capsys.readouterr()
+        assert "no checkpoint yet" in said.out + said.err or "--json" in more
 
 
 @pytest.mark.parametrize("command", ["list", "check", "export"])
