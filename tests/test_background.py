@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 import threading
@@ -52,3 +53,17 @@ def test_that_is_said_in_one_place() -> None:
     files = Path(checkflow.__file__).parent.rglob("*.py")
     assert [path.name for path in files if "pathsep.join" in path.read_text()] == ["background.py"]
     assert os.pathsep == ":"
+
+
+def test_a_temporary_folder_that_cannot_be_removed_hides_no_error() -> None:
+    """What ended the block is what is told, wherever the package makes one; its examples are for reading."""
+    package = Path(checkflow.__file__).parent
+    files = [path for path in package.rglob("*.py") if not path.is_relative_to(package / "examples")]
+    calls = [
+        (path.name, node)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("tempfile.TemporaryDirectory")
+    ]
+    assert len(calls) > 4
+    assert [name for name, call in calls if all(each.arg != "ignore_cleanup_errors" for each in call.keywords)] == []

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -18,9 +20,11 @@ import click
 from rich.table import Table
 
 from checkflow.cli import _console, run
-from checkflow.errors import EXIT_DONE, EXIT_NO, InputError
+from checkflow.errors import EXIT_DONE, EXIT_NO, InputError, StoreBusyError
 from checkflow.interrupts import killed_at_the_end
+from checkflow.store.both.lock import await_writer
 
+STORE = "checkpoints"
 COMPLETED, STARTED, DIGEST = "iteration ", "starting at iteration ", "digest "
 
 
@@ -38,11 +42,10 @@ class ScriptRun:
 @click.option("--iterations", type=click.IntRange(min=4), default=24, show_default=True)
 def command(iterations: int) -> int:
     """Compile a training script, checkpoint each of its iterations, kill it, resume it, and compare every byte."""
-    with tempfile.TemporaryDirectory(prefix="checkflow-demo-") as name:
-        folder = Path(name)
+    with _folder() as folder:
         (folder / "train.py").write_text(resources.files("checkflow.examples").joinpath("train.py").read_text())
         script, graph, schedule, store = (
-            str(folder / part) for part in ("train.py", "graph.json", "schedule.json", "checkpoints")
+            str(folder / part) for part in ("train.py", "graph.json", "schedule.json", STORE)
         )
         for arguments in (
             ["trace", script, "--device", "measure", "-o", graph],
@@ -60,6 +63,17 @@ def command(iterations: int) -> int:
         _say(f"checkflow list {store}")
         run(["list", store])
     return _compare(whole, killed, resumed)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A temporary one, removed once nobody writes to its store: the saver of a killed training outlives it."""
+    with tempfile.TemporaryDirectory(prefix="checkflow-demo-", ignore_cleanup_errors=True) as name:
+        try:
+            yield Path(name)
+        finally:
+            with suppress(StoreBusyError):  # a process that the training left: what ended the block is what is told
+                await_writer(Path(name) / STORE)
 
 
 def _say(command_line: str) -> None:

@@ -262,7 +262,7 @@ class _Resumable:
         Where one is taken, `eval_on_start` has been done by the run that began.
         """
         callback = self._checkflow
-        with tempfile.TemporaryDirectory(prefix="checkflow-") as folder:
+        with tempfile.TemporaryDirectory(prefix="checkflow-", ignore_cleanup_errors=True) as folder:
             callback.prepare(self, only_export=self._only_export)
             if resume_from_checkpoint is True:
                 resume_from_checkpoint = callback.find(Path(folder))

@@ -35,7 +35,7 @@ class Cbc:
         self, program: Program, *, time_limit_s: float | None, warm_start: Floats | None, log: Log | None
     ) -> Solution:
         began = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="checkflow-cbc-") as name:
+        with tempfile.TemporaryDirectory(prefix="checkflow-cbc-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
             _write(program, folder / "model.mps")
             command = [str(_binary()), str(folder / "model.mps"), "-timeMode", "elapsed"]
