@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import sys
 
 from checkflow.streams import open_closed
+
+_NEVER_RAISES = ("ignore", "replace", "backslashreplace", "xmlcharrefreplace", "namereplace")  # of Python's handlers
+_ESCAPED = "checkflow.escaped"
 
 
 class UnwritableError(Exception):
@@ -38,6 +42,22 @@ class _StandardOutput(io.FileIO):
             raise UnwritableError from error
 
 
+def _handler(given: str | None) -> str:
+    """The nearest to a stream's handler of what its encoding has not that never raises."""
+    if given == "surrogateescape":
+        codecs.register_error(_ESCAPED, _escaped)
+        return _ESCAPED
+    return given if given in _NEVER_RAISES else "replace"
+
+
+def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
+    """As surrogateescape, which gives back the bytes of a path that is no text; "?" for any other letter."""
+    assert isinstance(error, UnicodeEncodeError)
+    byte = ord(error.object[error.start]) - 0xDC00
+    is_byte = 0x80 <= byte <= 0xFF and not error.encoding.startswith(("utf-16", "utf-32"))  # which have no single bytes
+    return bytes([byte]) if is_byte else "?", error.start + 1
+
+
 def prepare() -> None:
     """Whatever the streams are, writing to them raises nothing but UnwritableError."""
     open_closed()
@@ -45,7 +65,7 @@ def prepare() -> None:
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(_StandardOutput()),
         encoding=given.encoding if given else "utf-8",
-        errors=given.errors if given and given.errors != "strict" else "replace",
+        errors=_handler(given.errors if given else None),
         line_buffering=given is not None and given.line_buffering,
         write_through=given is not None and given.write_through,
     )

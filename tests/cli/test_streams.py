@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import os
 import shlex
@@ -11,6 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from checkflow.cli import _streams
 
 GRAPH = Path(__file__).parents[2] / "graphs" / "alexnet-1.json"
 HELP, LIST, WRONG = "--help", "list .", "verify there.json is.json"
@@ -88,6 +92,36 @@ def test_an_encoding_of_few_letters_gets_others_for_the_rest(encoding: str) -> N
     Path("s.json").rename(os.fsdecode(b"bad\xff.json"))
     process = shell("inspect $'bad\\xff.json'", "{}", PYTHONIOENCODING=encoding)
     assert process.returncode == 0
+
+
+def test_a_locale_of_few_letters_gets_others_for_the_rest() -> None:
+    """LC_ALL=C without UTF-8 mode, in which Python's streams escape what is no text, and no other letter."""
+    process = shell(SHOW, "{}", LC_ALL="C", PYTHONUTF8="0")
+    assert process.returncode == 0 and "schedule: s.json" in process.stdout, process.stderr
+
+
+ENCODINGS = ("ascii", "latin-1", "cp1252", "cp037", "shift_jis", "gb18030", "utf-8", "utf-16")
+HANDLERS = ("strict", "surrogateescape", "surrogatepass", "ignore", "replace", "backslashreplace", "xmlcharrefreplace",
+            "namereplace", "a program's own")  # fmt: skip
+
+
+@pytest.mark.parametrize("errors", HANDLERS)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_no_letter_fails_in_any_encoding_under_any_handler(
+    encoding: str, errors: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """What can be encoded is there; bytes of a path that are no text pass where they did."""
+    codecs.register_error("a program's own", codecs.strict_errors)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors))
+    _streams.prepare()
+    for stream in (sys.stdout, sys.stderr):
+        stream.write("a\udcff \u2588 \U0001f680 \ud800 z")
+        stream.flush()
+    written = capfdbinary.readouterr().out
+    assert written.startswith("a".encode(encoding)) and written.decode(encoding, "replace").endswith(" z")
+    passes = errors == "surrogateescape" and encoding != "utf-16"
+    assert written.startswith("a".encode(encoding) + b"\xff") == passes
 
 
 def test_an_interrupt_is_told_in_one_line_from_the_first_import_on() -> None:
