@@ -23,6 +23,7 @@ from checkflow import strictjson
 from checkflow.errors import FormatError, InputError
 
 type_of = TypeVar("type_of")
+_BEGUN = ".checkflow-"  # a file that is not whole yet: with the whole name of the user's, its own could be too long
 
 
 def digest_of(document: object) -> str:
@@ -42,10 +43,23 @@ def _value(value: object) -> str:
     return json.dumps(value, allow_nan=False)
 
 
+def is_there(path: Path, *, follow_symlinks: bool = True) -> bool:
+    """Raises OSError where that cannot be told: of a name that is too long, or a loop of links."""
+    try:
+        path.stat(follow_symlinks=follow_symlinks)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def check_output(path: Path, suffixes: tuple[str, ...] = ()) -> None:
     """Raise InputError, before any long work, where a file could not be written, or has none of the suffixes."""
     if suffixes and path.suffix not in suffixes:
         raise InputError(f"{path}: its name has to end in {' or '.join(suffixes)}")
+    try:
+        is_there(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another output") from None
     if os.path.isdir(path):  # noqa: PTH112 (never raises)
         raise InputError(f"{path}: is a directory; name a file in it")
     target = Path(os.path.realpath(path))
@@ -122,7 +136,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_BEGUN)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
@@ -135,6 +149,11 @@ def _replace(path: Path, content: bytes) -> None:
     except BaseException:
         _discard(temporary)
         raise
+
+
+def folder_beside(path: Path) -> tempfile.TemporaryDirectory[str]:
+    """For what is to be moved to the path once it is whole. Raises OSError where none can be made."""
+    return tempfile.TemporaryDirectory(dir=path.parent, prefix=_BEGUN, ignore_cleanup_errors=True)
 
 
 def _discard(temporary: str) -> None:

@@ -98,6 +98,25 @@ def test_a_link_stays_and_what_it_names_is_written(tmp_path: Path) -> None:
     assert [found.name for found in path.parent.iterdir()] == ["a.json"]
 
 
+@pytest.mark.parametrize("name", ["n" * 255, "é" * 127], ids=["255 letters", "254 bytes"])
+def test_a_name_may_be_as_long_as_the_file_system_has_them(name: str, tmp_path: Path) -> None:
+    """Whatever the file that is not whole yet is called."""
+    path = tmp_path / name
+    jsonfile.check_output(path)
+    jsonfile.write_text(path, "new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("name", "why"), [("n" * 256, "File name too long"), ("loop", "Too many levels of symbolic")])
+def test_a_name_that_can_have_no_file_is_told_at_first(name: str, why: str, tmp_path: Path) -> None:
+    """And a link that leads to itself stays what it is."""
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    with pytest.raises(InputError, match=rf": cannot be written \({why}.*\); choose another output$"):
+        jsonfile.check_output(tmp_path / name)
+    assert list(tmp_path.iterdir()) == [loop] and loop.is_symlink()
+
+
 def test_a_pipe_gets_what_is_written(tmp_path: Path) -> None:
     """It is still a pipe afterwards."""
     path = tmp_path / "pipe"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 
 from checkflow.cli import _console
 from checkflow.errors import CorruptStoreError, InputError, StoreError
+from checkflow.jsonfile import folder_beside
 from checkflow.store.bucket.download import compare, download
 from checkflow.store.bucket.names import BucketContents, by_rank, has_ranks, iteration_of
 from checkflow.store.bucket.objects import BucketError, Objects
@@ -78,7 +78,7 @@ def fetched(url: str, iteration: int | None, output: Path, progress: Callable[[s
     InputError where it cannot be written.
     """
     with _writing_beside(output):
-        folder = tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent, ignore_cleanup_errors=True)
+        folder = folder_beside(output)
     with folder as name:
         with _writing_beside(output), opened(url) as objects:
             sizes = objects.sizes()

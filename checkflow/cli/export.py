@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +17,7 @@ from checkflow.cli._buckets import fetched, is_url
 from checkflow.cli._options import GivenPath, OutputPath, json_option
 from checkflow.dtypes import CODES
 from checkflow.errors import EXIT_DONE, FormatError, InputError, StoreError, remedy
+from checkflow.jsonfile import folder_beside, is_there
 from checkflow.lanes import lane_of
 from checkflow.store.both.lock import check_is_store
 from checkflow.store.format.manifest import RECORD
@@ -68,15 +67,17 @@ def command(store: str, target: str, output: Path, iteration: int | None, as_jso
 
 
 def _check_new(output: Path) -> None:
-    if os.path.lexists(output):
-        raise InputError(f"--output {output}: exists; choose a new name, nothing is overwritten")
+    try:
+        if is_there(output, follow_symlinks=False):
+            raise InputError(f"--output {output}: exists; choose a new name, nothing is overwritten")
+    except OSError as error:
+        raise InputError(f"--output {output}: cannot be written ({error.strerror}); choose another") from None
 
 
 def _write(target: str, loaded: Loaded, output: Path) -> None:
     """Whole and durable, or not at all. Raises InputError where that cannot be done."""
-    beside = partial(tempfile.TemporaryDirectory[str], prefix=f".{output.name}.", dir=output.parent)
     try:
-        with beside(ignore_cleanup_errors=True) as folder:  # whoever exports beside this has one of another name
+        with folder_beside(output) as folder:  # whoever exports beside this has one of another name
             whole = Path(folder) / output.name
             _WRITERS[target](loaded, whole)
             _sync(whole)

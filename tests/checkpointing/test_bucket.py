@@ -422,7 +422,8 @@ def test_commands_read_it_as_they_read_a_store(
     server: BucketServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """check compares every byte; export takes what is as it was written, and leaves nothing beside its output."""
-    asked = ["export", server.url, "--to", "safetensors", "-o", str(tmp_path / "out" / "here")]
+    exported = tmp_path / "out" / ("n" * 255)
+    asked = ["export", server.url, "--to", "safetensors", "-o", str(exported)]
     (tmp_path / "out").mkdir()
     assert run(["check", server.url]) == 0 and "no checkpoint yet" in capfd.readouterr().out
     assert run(asked) == 2 and "no checkpoint yet; nothing to export" in capfd.readouterr().err
@@ -438,7 +439,7 @@ def test_commands_read_it_as_they_read_a_store(
     on_disk = newest(tmp_path / "store").checkpoint
     assert on_disk is not None and iteration_of(name) == on_disk.iteration == 3
     for file in ("model.safetensors", "optimizer.safetensors"):
-        assert (tmp_path / "out" / "here" / file).read_bytes() == (on_disk.path / file).read_bytes()
+        assert (exported / file).read_bytes() == (on_disk.path / file).read_bytes()
     damage(server, name)
     capfd.readouterr()
     assert run(["check", server.url, "--json"]) == 1
@@ -451,7 +452,7 @@ def test_commands_read_it_as_they_read_a_store(
     assert "has no checkpoint of iteration 7; it has" in capfd.readouterr().err
     assert run(again) == 0 and f"skipped {name}" in capfd.readouterr().err
     assert json.loads((tmp_path / "out" / "again" / "commit.json").read_text())["iteration"] < 3
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"here", "again"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {exported.name, "again"}
 
 
 def test_what_will_be_restored_is_foreseen_from_there(server: BucketServer, tmp_path: Path) -> None:

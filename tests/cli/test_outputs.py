@@ -37,6 +37,7 @@ LOST = {
     "a journal": (["sweep", "g.graph.json", "-o", "r.json", "--journal", "r.json"], "r.json", TWICE),
     "rows": (["sweep", "g.graph.json", "-o", "r.json", "-o", "./r.json"], "r.json", TWICE),
     "notes": (["sweep", "g.graph.json", "--bandwidth", "1GB/s", "--journal", "notes.txt"], "notes.txt", "no journal"),
+    "a long name": (["compile", "net.py", "-o", "n" * 256], "n" * 256, "cannot be written (File name too long)"),
     "a folder": (["inspect", "g.graph.json", "--export", "dot", "-o", "."], ".", "is a directory"),
 }
 

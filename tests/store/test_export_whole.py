@@ -106,3 +106,14 @@ def test_all_is_durable_before_it_has_its_name(target: str, monkeypatch: pytest.
     before = {number for number, is_there in synced if not is_there}
     assert {path.stat().st_ino for path in (Path("out"), *Path("out").rglob("*"))} <= before
     assert synced[-1] == (Path().stat().st_ino, True)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_name_may_be_as_long_as_the_file_system_has_them(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that is longer is told before anything is read."""
+    assert run(["export", "store", "--to", target, "-o", "n" * 255]) == EXIT_DONE
+    assert names() == ["n" * 255, "store"]
+    capsys.readouterr()
+    assert run(["export", "store", "--to", target, "-o", "n" * 256]) == EXIT_BAD_INPUT
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"checkflow: --output {'n' * 256}: cannot be written (File name too long); choose another"
