@@ -47,7 +47,7 @@ def is_there(path: Path, *, follow_symlinks: bool = True) -> bool:
     """Raises OSError where that cannot be told: of a name that is too long, or a loop of links."""
     try:
         path.stat(follow_symlinks=follow_symlinks)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a zero byte, which no name has
         return False
     return True
 

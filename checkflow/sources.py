@@ -24,6 +24,7 @@ import yaml
 
 from checkflow import hardware, models, workdir
 from checkflow.errors import CheckflowError, InputError, ModelFileError
+from checkflow.jsonfile import is_there
 from checkflow.spelling import setting
 from checkflow.text import brief, said
 
@@ -145,9 +146,9 @@ def _is_users(path: Path) -> bool:
 def _find(model: str) -> tuple[str, Callable[..., object]]:
     if model in models.NAMES:
         return model, models.factory(model)
-    text, _, attribute = model.rpartition(":") if not _is_file(model) and ":" in model else (model, "", "")
+    text, _, attribute = model.rpartition(":") if not is_file(model) and ":" in model else (model, "", "")
     path, attribute = Path(text), attribute or DEFAULT_FACTORY
-    if not _is_file(text):
+    if not is_file(text):
         if all(part.isidentifier() for part in text.split(".")) and "." in text and not text.endswith(".py"):
             beside = text.replace(".", "/")
             raise ModelFileError(
@@ -156,7 +157,11 @@ def _find(model: str) -> tuple[str, Callable[..., object]]:
         bundled = f"give a file or a bundled model ({', '.join(models.NAMES)})"
         if not text:
             raise ModelFileError(f"model: is empty; {bundled}")
-        if _answers(Path.exists, text):
+        try:
+            other = is_there(path)
+        except OSError as error:
+            raise ModelFileError(f"{text}: cannot be read ({error.strerror}); {bundled}") from None
+        if other:
             raise ModelFileError(f"{text}: is no file, but a directory or a device; {bundled}")
         raise ModelFileError(f"{text}: no such file, and no bundled model of that name; {bundled}")
     if path.suffix == ".ipynb":
@@ -173,15 +178,9 @@ def _find(model: str) -> tuple[str, Callable[..., object]]:
     return f"{name}:{attribute}" if attribute != DEFAULT_FACTORY else name, made
 
 
-def _is_file(text: str) -> bool:
-    return _answers(Path.is_file, text)
-
-
-def _answers(question: Callable[[Path], bool], text: str) -> bool:
-    try:
-        return question(Path(text))
-    except (OSError, ValueError):  # a name that is too long, a directory that is not to be read
-        return False
+def is_file(text: str) -> bool:
+    """Whether MODEL is one as it stands; what cannot be told is none: with its factory's name, that may be too long."""
+    return os.path.isfile(text)  # noqa: PTH113 (never raises)
 
 
 def _run_file(path: Path) -> dict[str, object]:

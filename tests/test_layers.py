@@ -72,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
         "choice", "errors", "text", "units", "graph", "plan", "policies", "schedule", "jsonfile", "compiler",
         "simulation",
     },
-    "sources": {"spelling", "errors", "hardware", "text", "training", "models", "workdir"},
+    "sources": {"spelling", "errors", "hardware", "jsonfile", "text", "training", "models", "workdir"},
     "timedgraph": {
         "spelling", "state", "errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources",
         "workdir",

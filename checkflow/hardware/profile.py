@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from checkflow.counts import PositiveAmount
 from checkflow.errors import FormatError, InputError
-from checkflow.jsonfile import read_text, validate, write_text
+from checkflow.jsonfile import is_there, read_text, validate, write_text
 
 _FOLDER = Path(__file__).parent
 NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
@@ -115,7 +115,7 @@ def load_profile(name_or_path: str) -> Profile:
     if name_or_path in NAMES:
         return _read(_FOLDER / f"{name_or_path}.yaml")
     path = Path(name_or_path)
-    if path.exists() or path.suffix in (".yaml", ".yml") or path.name != name_or_path:
+    if _may_be_file(path) or path.suffix in (".yaml", ".yml") or path.name != name_or_path:
         profile = _read(path)
         if profile.name in NAMES and _figures(profile) != _figures(load_profile(profile.name)):
             raise FormatError(
@@ -126,6 +126,14 @@ def load_profile(name_or_path: str) -> Profile:
     raise InputError(
         f"device: {name_or_path!r} is not known; choose one of {', '.join(NAMES)}, or give the path of a YAML file"
     )
+
+
+def _may_be_file(path: Path) -> bool:
+    """Reading it says what is wrong with one that nobody can look for."""
+    try:
+        return is_there(path)
+    except OSError:
+        return True
 
 
 def _figures(profile: Profile) -> dict[str, object]:

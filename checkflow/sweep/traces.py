@@ -29,7 +29,7 @@ def file_of(model: str) -> Path | None:
     """The absolute path of a user's model; None for a bundled one."""
     if model in models.NAMES:
         return None
-    path = Path(model) if Path(model).is_file() else Path(model.rpartition(":")[0])
+    path = Path(model) if sources.is_file(model) else Path(model.rpartition(":")[0])
     return path.resolve()
 
 

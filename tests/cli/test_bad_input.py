@@ -10,6 +10,7 @@ import pytest
 
 from checkflow.cli import run
 from checkflow.errors import EXIT_BAD_INPUT, EXIT_NO, InputError
+from checkflow.sweep.traces import file_of
 
 GOOD = """
 import checkflow, torch
@@ -119,6 +120,34 @@ def test_what_is_no_model_file(model: str, expected: str, complaint: Complaint) 
     """It is there, and something else."""
     Path("cells.ipynb").write_text('{"cells": []}')
     assert expected in complaint("compile", model)
+
+
+LOOP = "cannot be read (Too many levels of symbolic links)"
+LONG = "cannot be read (File name too long)"
+NO_NAME = {
+    "a link that leads to itself": (["compile", "loop"], LOOP),
+    "one with a factory": (["trace", "loop:training"], LOOP),
+    "one among a grid's": (["sweep", "loop", "--device", "h100", "--jobs", "1"], LOOP),
+    "one of a device": (["compile", "alexnet", "--device", "loop"], LOOP),
+    "a long name": (["compile", "n" * 256, "-o", "s.json"], LONG),
+    "one of a device's": (["compile", "alexnet", "--device", "n" * 256], LONG),
+}
+
+
+@pytest.mark.parametrize("name", NO_NAME)
+def test_what_cannot_be_looked_for_is_told(name: str, complaint: Complaint) -> None:
+    """That no file has the name is not so."""
+    Path("loop").symlink_to("loop")
+    arguments, expected = NO_NAME[name]
+    assert expected in complaint(*arguments)
+
+
+def test_a_factory_of_a_file_with_a_long_name_is_found(complaint: Complaint) -> None:
+    """With the factory's name it is longer than any file's."""
+    file = "n" * 252 + ".py"
+    Path(file).write_text("small = 3\n")
+    assert "'small' is not a function" in complaint("compile", f"{file}:small", "-o", "s.json")
+    assert file_of(f"{file}:small") == Path(file).resolve()
 
 
 def test_a_directory_that_was_removed(tmp_path: Path, complaint: Complaint, monkeypatch: pytest.MonkeyPatch) -> None:
