@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from checkflow.distributed.parts import RankPart
 from checkflow.errors import CorruptStoreError
 from checkflow.state.host.record import PartRecord, Record, ReplayRecord, UpdateRecord
-from checkflow.state.names import StateName, file_of
+from checkflow.state.names import StateName, file_of, holder_of, owner, stems
 from checkflow.state.restore.files import TensorFile
 from checkflow.state.restore.match import file_in
 from checkflow.state.restore.rebuild import is_in_parts, is_of_gradients
@@ -27,19 +27,37 @@ def as_saved(part: RankPart, ranks: Mapping[int, RankPart]) -> tuple[dict[str, T
     record = part.record
     if not any(is_in_parts(each.record) for each in (part, *ranks.values())):
         return {name: whole_file(part, name, ranks) for name in file_names(part)}, record
-    found = {name: TensorFile(dict(file.tensors), dict(file.aliases)) for name, file in part.gathered().items()}
-    saved = {rank: _seen(part, ranks, rank).gathered() for rank in sorted(set(record.elsewhere.values()))}
+    savers = sorted(set(record.elsewhere.values()))
+    saved = {None: part.gathered()} | {rank: _seen(part, ranks, rank).gathered() for rank in savers}
+    saver = _saver_in(record)
+    found: dict[str, TensorFile] = {}
+    for rank, files in saved.items():
+        for name, file in files.items():
+            into = found.setdefault(name, TensorFile({}, {}))
+            into.tensors.update({path: tensor for path, tensor in file.tensors.items() if saver(name, path) == rank})
+            into.aliases.update({path: to for path, to in file.aliases.items() if saver(name, path) == rank})
     for state, rank in record.elsewhere.items():
         name, path = file_of(StateName(state).holder), StateName(state).path
-        theirs, ours = saved[rank].get(name, TensorFile({}, {})), found.setdefault(name, TensorFile({}, {}))
-        _take(path, theirs, ours, ranks[rank].checkpoint.path / name)
-    for rank, files in saved.items():
-        for name in filter(is_of_gradients, files):
-            ours = found.setdefault(name, TensorFile({}, {}))
-            for path, gradient in files[name].tensors.items():
-                if record.elsewhere.get(path) == rank:
-                    ours.tensors[path] = gradient
+        if name not in found or not {path} & (found[name].tensors.keys() | found[name].aliases.keys()):
+            raise _lacks(ranks[rank].checkpoint.path / name, path)
     return found, record.model_copy(update={"replay": _replay(part, ranks), "lanes": ()})
+
+
+def _saver_in(record: Record) -> Callable[[str, str], int | None]:
+    """Of a file's tensor: the rank that tells of its parameter, and so of all that is kept of that, its gradients too;
+    None for this rank. What updates begin with is of one rank and one iteration: all of it is its saver's."""
+    by_stem: dict[StateName, StateName] = {}
+    for optimizer in record.optimizers:
+        names = (StateName(name) for group in optimizer.groups for name in group.parameters)
+        by_stem |= {stem: name for name, stem in stems(optimizer.name, names).items()}
+
+    def saver(file: str, path: str) -> int | None:
+        if is_of_gradients(file):
+            return record.elsewhere.get(path)
+        name = StateName.of(holder_of(file), path)
+        return record.elsewhere.get(owner(name, by_stem) or name)
+
+    return saver
 
 
 def _replay(part: RankPart, ranks: Mapping[int, RankPart]) -> ReplayRecord | None:
@@ -102,7 +120,11 @@ def _take(path: str, other: TensorFile, found: TensorFile, where: Path) -> None:
     elif path in other.tensors:
         found.tensors[path] = other.tensors[path]
     else:
-        raise CorruptStoreError(f"{where}: lacks {path}, which no other has")
+        raise _lacks(where, path)
+
+
+def _lacks(where: Path, path: str) -> CorruptStoreError:
+    return CorruptStoreError(f"{where}: lacks {path}, which no other has")
 
 
 def tensors_of(part: RankPart, name: str) -> TensorFile:

@@ -61,6 +61,24 @@ def views() -> torch.nn.Module:
     )
 
 
+class Scaled(torch.nn.Module):
+    """A network with parameters of one number, of which all that an optimizer keeps is of one, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+        self.scales = torch.nn.ParameterList([torch.nn.Parameter(torch.full((), 1.0 + each)) for each in range(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.inner(x * self.scales[0] + self.scales[1]) * self.scales[2] + self.scales[3]
+        return found
+
+
+def fused() -> torch.nn.Module:
+    """Its optimizer's counts of updates are tensors in files."""
+    return DistributedDataParallel(Scaled(), broadcast_buffers=False, find_unused_parameters=True)
+
+
 def pairs() -> torch.nn.Module:
     """Two ranks each train a model of their own."""
     pair, _ = dist.new_subgroups(2)  # type: ignore[no-untyped-call]
@@ -156,7 +174,7 @@ def written_fsdp() -> torch.nn.Module:
 def optimizer_of(kind: str, model: torch.nn.Module, foreach: bool | None = None) -> torch.optim.Optimizer:
     """AdamW; where ranks divide its state, of two groups, and of parameters that may be views."""
     if not kind.startswith("zero"):
-        return torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=foreach)
+        return torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=foreach, fused=kind == "fused" or None)
     every = list(model.parameters())
     groups = [{"params": every[:3]}, {"params": every[3:], "weight_decay": 0.1}]
     views = kind == "zero_views"
@@ -173,6 +191,7 @@ def leave() -> None:
 KINDS: dict[str, Callable[[], torch.nn.Module]] = {
     "ddp": ddp,
     "views": views,
+    "fused": fused,
     "pairs": pairs,
     "synced": synced,
     "fsdp": fsdp,

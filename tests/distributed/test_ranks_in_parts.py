@@ -25,10 +25,11 @@ POLICIES = {
     "lowdiff": ["policy=lowdiff", "link=0.7"],
     "gockpt": ["policy=gockpt", "link=0.5", "interval=3"],
 }
-KINDS = [("ddp", 2), ("views", 2), ("synced", 2), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("tp", 2), ("both", 4)]
+KINDS = [("ddp", 2), ("views", 2), ("fused", 2), ("synced", 2), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("tp", 2)]
+KINDS += [("both", 4)]
 CASES = [(kind, size, policy, who) for kind, size in KINDS for policy in POLICIES for who in ("one", "all", "machine")]
 OFTEN = [("synced", 2, "rolling", "one"), ("fsdp", 4, "rolling", "all"), ("fsdp", 2, "gockpt", "machine")]
-OFTEN += [("tp", 2, "lowdiff", "one"), ("views", 2, "rolling", "one")]
+OFTEN += [("tp", 2, "lowdiff", "one"), ("views", 2, "rolling", "one"), ("fused", 2, "rolling", "one")]
 CUDA = [("ddp", 2, "rolling", "one"), ("ddp", 2, "gockpt", "all"), ("fsdp", 1, "rolling", "all")]
 AGAIN = [(kind, size, policy, copies) for kind, size in KINDS for policy in ("rolling", "lowdiff") for copies in (0, 1)]
 AGAIN_OFTEN = [("views", 2, "rolling", 0), ("fsdp", 2, "lowdiff", 1)]
