@@ -3,6 +3,8 @@
 An update that comes after it uses a gradient that is as it was at `step()`, and in no checkpoint. Of a scheduler or an
 average that follows it, each checkpoint has what it was one iteration before: it changes between `step()` and the next
 update. Where it changed likewise before the very first update, an iteration begins with it, and so does a resume.
+
+What optimizer.step() changes itself, in a subclass or a user's hook, is of the update: the looks are taken before it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from checkflow.state.host.objects import HostObjects
 from checkflow.state.live import parameters_of
 from checkflow.state.names import is_of_kind
 from checkflow.state.shards import gradient_of
-from checkflow.torch_internals import freed_since, versions
+from checkflow.torch_internals import freed_since, step_post_hooks, step_pre_hooks, versions
 from checkflow.training import Training
 from checkflow.wrapped import is_hookable
 
@@ -34,7 +36,7 @@ class StepOrder:
         self._training = training
         self._objects = objects
         self._before: _Seen | None = (
-            None  # as it was when the last iteration ended, or all began; None after the update
+            None  # as it was when the last iteration ended, or all began; None once an update began
         )
         self._usual: frozenset[str] | None = None  # what changes before the first update
         self._late: frozenset[str] | None = None  # what changes before the second, but not before the first
@@ -49,11 +51,13 @@ class StepOrder:
         self.remove()
         self._usual, self._late, self._left, self._used = None, None, {}, ""
         self._before = self._now()
-        self._hooks = [
-            optimizer.register_step_post_hook(partial(self._updated, number))
-            for number, optimizer in enumerate(self._training.optimizers)
-            if is_hookable(optimizer)
-        ]
+        for number, optimizer in enumerate(self._training.optimizers):
+            if is_hookable(optimizer):  # a user's hooks may write what is looked at: both come before them
+                before = optimizer.register_step_pre_hook(self._updates)
+                step_pre_hooks(optimizer).move_to_end(before.id, last=False)
+                after = optimizer.register_step_post_hook(partial(self._updated, number))
+                step_post_hooks(optimizer).move_to_end(after.id, last=False)
+                self._hooks += [before, after]
 
     def ended(self) -> Iterator[str]:
         """An iteration has ended. What to say, once."""
@@ -83,17 +87,9 @@ class StepOrder:
         while self._hooks:
             self._hooks.pop().remove()
 
-    def _updated(self, number: int, *_: object) -> None:
-        """An optimizer has made an update. The first of any since an iteration ended counts."""
-        if torch.compiler.is_compiling():
-            return
-        if number in self._left:
-            parameter, before, gone = self._left.pop(number)
-            gradient = gradient_of(parameter)
-            if gradient is not None and not gone() and _of_tensors([gradient]) == before:
-                names = (str(name) for name, each in parameters_of(self._training) if each is parameter)
-                self._used = next(names, "a parameter")
-        if self._before is None:
+    def _updates(self, *_: object) -> None:
+        """An optimizer begins an update. The first of any since an iteration ended counts."""
+        if self._before is None or torch.compiler.is_compiling():
             return
         now = self._now()
         changed = frozenset(name for name, seen in self._before.items() if now.get(name, seen) != seen)
@@ -102,6 +98,16 @@ class StepOrder:
             self._usual = changed
         elif self._late is None:
             self._late = changed - self._usual
+
+    def _updated(self, number: int, *_: object) -> None:
+        """An optimizer has made an update, whose closure may have made the gradient, too."""
+        if number not in self._left or torch.compiler.is_compiling():
+            return
+        parameter, before, gone = self._left.pop(number)
+        gradient = gradient_of(parameter)
+        if gradient is not None and not gone() and _of_tensors([gradient]) == before:
+            names = (str(name) for name, each in parameters_of(self._training) if each is parameter)
+            self._used = next(names, "a parameter")
 
     def _gradients(self) -> Iterator[tuple[int, _Left]]:
         for number, optimizer in enumerate(self._training.optimizers):

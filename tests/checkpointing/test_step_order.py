@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,70 @@ def test_what_follows_step_is_told_once_in_each_run(parts: list[Part], late: str
         assert not life.optimizer._optimizer_step_post_hooks
 
 
+class Slow:
+    """Weights that follow the model's at each second update, as Lookahead's do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.pairs = [(each.detach().clone(), each) for each in model.parameters()]
+        self.updates = 0
+
+    def follow(self, *_: object) -> None:
+        self.updates += 1
+        if self.updates % 2 == 0:
+            with torch.no_grad():
+                for slow, fast in self.pairs:
+                    slow.lerp_(fast, 0.5)
+                    fast.copy_(slow)
+
+
+class FollowedAfter(torch.optim.SGD):
+    slow: Slow
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        self.slow.follow()
+        return found
+
+
+class FollowedBefore(torch.optim.SGD):
+    slow: Slow
+
+    def step(self, closure: Any = None) -> Any:
+        self.slow.follow()
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["last", "late"])
+@pytest.mark.parametrize("hooked", ["before attach", "after attach", "subclass"])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_what_an_update_changes_itself_is_of_the_update(place: str, hooked: str, late: bool, tmp_path: Path) -> None:
+    """In a step() of the user's own, or a hook of it; what is changed after step() is told of there, too."""
+    model = nn.Linear(4, 2)
+    slow, told = Slow(model), list[str]()
+    count = Count()
+    optimizer: torch.optim.Optimizer
+    if hooked == "subclass":
+        optimizer = (FollowedBefore if place == "before" else FollowedAfter)(model.parameters(), 0.1)
+        optimizer.slow = slow
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    hook = optimizer.register_step_pre_hook if place == "before" else optimizer.register_step_post_hook
+    if hooked == "before attach":
+        hook(slow.follow)
+    extra: dict[str, object] = {"count": count} | {f"slow{k}": each for k, (each, _) in enumerate(slow.pairs)}
+    with checkflow.attach(model, optimizer, store=tmp_path, extra=extra, notify=told.append) as ckpt:
+        if hooked == "after attach":
+            hook(slow.follow)
+        for _ in range(5):
+            torch.autograd.backward(model(torch.randn(3, 4)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            ckpt.step()
+            count.steps += late
+    lines = [line.partition(": ")[2] for line in told if LATE in line]
+    assert len(lines) == late and all(line.startswith("extra.count: ") for line in lines), told
+
+
 def test_an_epochs_end_is_no_such_thing(tmp_path: Path) -> None:
     told: list[str] = []
     life = Life(tmp_path / "store", told)
@@ -141,6 +206,19 @@ def test_an_update_of_a_gradient_from_before_the_last_step_is_told_of(
                 done[each]()
     lines = [line for line in said if "a resume goes on without that update" in line]
     assert len(lines) == told and all("model.0/weight: the update used" in line for line in lines), said
+
+
+def test_a_hook_that_drops_gradients_hides_no_old_one(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad())
+    said: list[str] = []
+    with checkflow.attach(model, optimizer, store=tmp_path, notify=said.append, tell=lambda _: None) as ckpt:
+        for _ in range(4):
+            torch.autograd.backward(model(torch.randn(2, 4)).square().mean())
+            ckpt.step()
+            optimizer.step()
+    assert len([line for line in said if "a resume goes on without that update" in line]) == 1, said
 
 
 def test_a_gradient_of_zeros_is_nothing_that_a_resume_lacks(tmp_path: Path) -> None:
