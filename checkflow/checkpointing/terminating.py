@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,8 +12,12 @@ from pathlib import Path
 
 from checkflow.checkpointing.behind import Behind
 from checkflow.checkpointing.engine import Engine
+from checkflow.checkpointing.voices import to_stderr
 from checkflow.errors import StoreError
 from checkflow.runtime.terminate import OnTerminate
+from checkflow.store.libc import end_by
+
+_TELLING_S = 1.0  # a terminal that is full, or that the main thread holds, is not waited for longer
 
 
 @contextmanager
@@ -31,7 +37,17 @@ def on_terminate(
 ) -> OnTerminate:
     """Installed for SIGTERM. `behind`: a bucket, which is to have the last iteration, too."""
     until = partial(_until, engine, deadline_s)
-    return OnTerminate(partial(_make_durable, engine, behind, store, notify, until), until, engine.inside, deadline_s)
+    act = partial(_make_durable, engine, behind, store, notify, until)
+    return OnTerminate(act, until, engine.inside, deadline_s, partial(_end, store))
+
+
+def _end(store: Path) -> None:
+    """The main thread is in none of Python's code, and may never be again: the saver goes on alone."""
+    line = f"{store}: SIGTERM: training did not come back by the deadline; the saver writes what was staged"
+    telling = threading.Thread(target=to_stderr, args=(line,), daemon=True)
+    telling.start()
+    telling.join(_TELLING_S)
+    end_by(signal.SIGTERM)
 
 
 def _until(engine: Engine, deadline_s: float, deadline: float) -> float:

@@ -75,7 +75,7 @@ def heard() -> Iterator[list[int]]:
 
 def test_steps_are_waited_for_until_every_rank_has_its_part(heard: list[int]) -> None:
     rank = Rank(voids=3)
-    installed = OnTerminate(rank.make_durable, lambda _: 0.0, Inside(), DEADLINE_S)
+    installed = OnTerminate(rank.make_durable, lambda _: 0.0, Inside(), DEADLINE_S, lambda: None)
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         while rank.voids:
