@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+_EVEN = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Division:
@@ -37,6 +39,13 @@ class Division:
                 savers[name] = (*ranks[place:], *ranks[:place])
                 heapq.heappush(filled, (have_bytes + size_bytes, place))
         return cls(rank, savers) if savers else None
+
+    def is_even(self, sizes_bytes: Mapping[str, int]) -> bool:
+        """Whether the fullest share of parameters of these sizes, by name, is at most twice the least."""
+        shares = dict.fromkeys((rank for ranks in self.savers.values() for rank in ranks), 0)
+        for name, size_bytes in sizes_bytes.items():
+            shares[self.saver_of(name)] += size_bytes
+        return max(shares.values()) <= _EVEN * min(shares.values())
 
     def saver_of(self, parameter: str, entry: str = "") -> int:
         """The rank that saves a parameter, or an entry of an optimizer's state of it.

@@ -83,7 +83,7 @@ class MemorySink:
         self._free = deque(self._all)
         self._held: deque[MemorySlot] = deque()
 
-    def acquire(self, _lane: int = 0) -> MemorySlot | None:
+    def acquire(self, _lane: int = 0, _completed: int | None = None) -> MemorySlot | None:
         if not self._free and self.wait and len(self._held) > 1:  # never the newest staged one
             self.waited += 1
             self._free.append(self._held.popleft())

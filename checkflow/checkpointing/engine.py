@@ -86,6 +86,7 @@ class Engine:
         self._hooks: list[Removable] = []
         self._device = self._device_of(handle)
         self.executor = self._executor_of(fitting)
+        self._tell_peers()
 
     @property
     def interval(self) -> int:
@@ -117,7 +118,13 @@ class Engine:
             self.fitting, self._restorable = fitting, None
             self.executor = self._executor_of(fitting)
             self.executor.succeed(before)
+            self._tell_peers()
             self.start()
+
+    def _tell_peers(self) -> None:
+        """Before anything is staged by the schedule. Raises PeerError."""
+        if self.handle.rulings is not None:
+            self.handle.rulings.stages_late(self.executor.lateness)
 
     def close(self) -> None:
         """Let the training go, and the slots; the store is still to be closed. Raises what no step() has raised."""

@@ -44,8 +44,8 @@ class StoreSink:
         slot = self._handle.try_acquire(lane)
         return None if slot is None else _StoreSlot(slot)
 
-    def acquire(self, lane: int = 0) -> _StoreSlot | None:
-        slot = self._handle.acquire(lane)
+    def acquire(self, lane: int = 0, completed: int | None = None) -> _StoreSlot | None:
+        slot = self._handle.acquire(lane, completed)
         return None if slot is None else _StoreSlot(slot)
 
     def stage(self, slot: NamedSlot, iteration: int, record: bytes, *, whole: bool = True) -> None:

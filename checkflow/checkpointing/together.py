@@ -23,6 +23,7 @@ from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.distributed.parts import RankPart, directories_in, marks_in, newest_part, places_in
 from checkflow.distributed.placement import address_here, host_here, machine_here, mirrors, unreachable
+from checkflow.division import Division
 from checkflow.errors import InputError, StoreError
 from checkflow.jsonfile import digest_of
 from checkflow.schedule import Schedule
@@ -123,7 +124,9 @@ class Together:
                     "model, not a graph of it, with --divided and this policy"
                 )
             entries_stay = not any(self.group.gather("attach()", apart))
-        divided = self._divided(training, warn, divides=divides, entries_stay=entries_stay)
+        # Ranks whose shares are of different sizes would learn to have checkpoints of different numbers of parts.
+        evenly = schedule is None and in_parts
+        divided = self._divided(training, warn, divides=divides, entries_stay=entries_stay, evenly=evenly)
         if schedule is not None and divides and (missing := _unplanned(schedule, divided)):
             raise InputError(
                 f"schedule: has no row for {missing[0]}, which this rank saves: it is of another training, or of "
@@ -132,7 +135,7 @@ class Together:
         return divided
 
     def _divided(
-        self, training: Training, warn: Callable[[str], None], *, divides: bool, entries_stay: bool
+        self, training: Training, warn: Callable[[str], None], *, divides: bool, entries_stay: bool, evenly: bool
     ) -> Training:
         give_back_gathered(training.models)
         alike = {_says(each): each for each in alike_in(training)} if divides else {}
@@ -147,6 +150,9 @@ class Together:
                 )
                 sharing[says] = ()
         shares = [(ranks, alike[says].sizes_bytes) for says, ranks in sharing.items()]
+        if evenly:
+            alone = ((Division.of(self.group.rank, [share]), share) for share in shares)
+            shares = [share for found, share in alone if found is not None and found.is_even(share[1])]
         divided = shared_out(training, self.group.rank, shares, entries_stay=entries_stay)
         # What lies in one storage is saved by one rank, so that another one may be left with nothing after all.
         return divided if all(self.group.gather("attach()", bool(saved_here(divided)))) else training

@@ -38,6 +38,7 @@ _LISTENED = 64  # of a kind, matters whose ruling is listened for: more than the
 _CLOSE_S = 30.0  # for a store that does not answer
 _VOID = "null"  # a ruling is JSON, and none of them rules nothing
 _NO_RULING = "?"  # no JSON
+_LATEST = "latest"  # by how many iterations any rank stages its part after a checkpoint's own
 _PARTED = "parted"  # a ruling: what one rank saves for others some rank lacks
 _OWN = "attach what DistributedDataParallel wraps (ddp.module), so that each rank saves all of its own"
 _WHY_PARTED = (
@@ -103,6 +104,19 @@ class Agreement:
     def deadline_s(self) -> float:
         """See store.trainer.peers.Peers."""
         return self._group.deadline_s
+
+    def stages_late(self, iterations: int) -> None:
+        """See there."""
+        before = self.latest()
+        with reached():
+            while before < iterations:
+                now = self._group.values.compare_set(_LATEST, str(before) if before else "", str(iterations))
+                before = int(now)
+
+    def latest(self) -> int:
+        """See there. It never grows less: it is a bound."""
+        with reached():
+            return int(self._group.values.compare_set(_LATEST, "0", "0"))
 
     def staging(
         self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]

@@ -77,6 +77,8 @@ class Follower:
         self._first_interval = self.interval  # which other ranks know of
         timetables = timetables_of(schedule, device.few_bytes)
         self.timetable = timetables[0]  # what all have in common
+        # Iterations from a checkpoint's own to the end of that in which it is staged, where this waits for late copies.
+        self.lateness = max(self.interval, *(each.last_iteration + 1 for each in timetables))
         self.firings = Firings(self.timetable)
         self._planned = self.timetable.used != {self.timetable.anchor_count}  # something before an iteration's end
         self.pipeline = Pipeline(

@@ -124,7 +124,7 @@ class Pipeline:
             lane = self.lane(iteration)
             slot = self._free_slot(lane)
             if slot is None:  # without one the copies are made when the iteration ends
-                slot = self._demanded_slot(lane, wait=True) if wait else self._freed_meanwhile(lane)
+                slot = self._demanded_slot(lane, iteration - 1, wait=True) if wait else self._freed_meanwhile(lane)
             if slot is not None:
                 self._open = InFlight(iteration, slot, self._timetables[lane], self._slots[lane], self._device)
 
@@ -200,7 +200,7 @@ class Pipeline:
         self._sink.break_off()
         all_lanes = (self.lane(at) for at in range(iteration + 1, iteration + 1 + self.lanes))
         for lane in (0,) if self.replica else all_lanes:
-            slot = self._free_slot(lane) or self._demanded_slot(lane, wait=wait)
+            slot = self._free_slot(lane) or self._demanded_slot(lane, iteration, wait=wait)
             if slot is None:
                 for checkpoint in filled:
                     self._keep(checkpoint.slot)
@@ -359,7 +359,7 @@ class Pipeline:
         slot = self._spares.pop(lane, None)
         return slot if slot is not None else self._sink.try_acquire(lane)
 
-    def _demanded_slot(self, lane: int, *, wait: bool) -> NamedSlot | None:
+    def _demanded_slot(self, lane: int, completed: int, *, wait: bool) -> NamedSlot | None:
         """What is in flight has to be staged before anything is waited for: the sink frees only what is older."""
         if wait:
             self.drain(cause=Cause.SLOT)
@@ -370,7 +370,7 @@ class Pipeline:
             return slot
         try:
             with self._device.stalling(Cause.SLOT):  # its memory may still be on its way
-                slot = self._sink.acquire(lane)
+                slot = self._sink.acquire(lane, completed)
         except CheckflowError as error:  # of an earlier checkpoint, maybe: this one goes without a slot
             self.problems.append(error)
         return slot

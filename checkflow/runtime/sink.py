@@ -24,8 +24,11 @@ class Sink(Protocol):
     def try_acquire(self, lane: int = 0) -> NamedSlot | None:
         """A slot of a lane to fill, if one is free. May be asked again for the same checkpoint."""
 
-    def acquire(self, lane: int = 0) -> NamedSlot | None:
-        """A slot of a lane to fill; waits for one if the sink is made to. None: this checkpoint is given up."""
+    def acquire(self, lane: int = 0, completed: int | None = None) -> NamedSlot | None:
+        """A slot of a lane to fill; waits for one if the sink is made to. None: this checkpoint is given up.
+
+        `completed`: so many iterations, beyond which others cannot go while this waits.
+        """
 
     def stage(self, slot: NamedSlot, iteration: int, record: bytes, *, whole: bool = True) -> None:
         """The slot holds the state as it was after `iteration` iterations; `record` is the host's part of it.

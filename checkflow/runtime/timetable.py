@@ -61,6 +61,11 @@ class Timetable:
         """When the first event is due."""
         return self.events[0][0] if self.events else self.time(0, self.anchor_count)
 
+    @property
+    def last_iteration(self) -> int:
+        """In which one, from the checkpoint's own on, the last event is due."""
+        return max(0, self.events[-1][0] // (self.anchor_count + 1)) if self.events else 0
+
 
 # Hooked though nothing may be planned there: parts of an iteration's anchors, each at most twice as late as the one
 # before, so that what is copied by some anchor is staged by one not much more than twice as late.

@@ -61,12 +61,22 @@ def views() -> torch.nn.Module:
     )
 
 
+def layers() -> torch.nn.Sequential:
+    """As large as each other, so that two ranks may have half of them each."""
+    linear = partial(torch.nn.Linear, 16, 16)
+    return torch.nn.Sequential(linear(), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), linear(), linear(), linear())
+
+
+def even() -> torch.nn.Module:
+    return DistributedDataParallel(layers(), broadcast_buffers=False, find_unused_parameters=True)
+
+
 class Scaled(torch.nn.Module):
     """A network with parameters of one number, of which all that an optimizer keeps is of one, too."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = net()
+        self.inner = layers()
         self.scales = torch.nn.ParameterList([torch.nn.Parameter(torch.full((), 1.0 + each)) for each in range(4)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -191,6 +201,7 @@ def leave() -> None:
 KINDS: dict[str, Callable[[], torch.nn.Module]] = {
     "ddp": ddp,
     "views": views,
+    "even": even,
     "fused": fused,
     "pairs": pairs,
     "synced": synced,

@@ -151,6 +151,7 @@ def test_shares_are_about_as_large(sizes_bytes: dict[str, int], ranks: int) -> N
     shares = [sum(size for name, size in sizes_bytes.items() if division.saver_of(name) == r) for r in range(ranks)]
     assert all(shares)
     assert sum(shares) == sum(sizes_bytes.values())
+    assert division.is_even(sizes_bytes) == (max(shares) <= 2 * min(shares))
     least = _least(sorted(sizes_bytes.values(), reverse=True), [0] * ranks)
     assert max(shares) <= (4 / 3 - 1 / (3 * ranks)) * least
 

@@ -267,6 +267,18 @@ def test_who_says_a_thing_twice_counts_once_and_hears_twice() -> None:
         each.close()
 
 
+def test_the_latest_of_all_is_known_to_each() -> None:
+    """Whoever says so first or last: it is a bound, and grows."""
+    ranks = groups(4)
+    agreed = {each.rank: Agreement(each) for each in ranks}
+    assert agreed[0].latest() == 0
+    together(ranks, lambda each: agreed[each.rank].stages_late([2, 5, 1, 3][each.rank]))
+    assert [each.latest() for each in agreed.values()] == [5] * 4
+    agreed[2].stages_late(4)
+    agreed[3].stages_late(6)
+    assert [each.latest() for each in agreed.values()] == [6] * 4
+
+
 def test_nobody_waits_for_what_another_rank_has_forgotten() -> None:
     """Of two matters of one name that wait for one ruling, the first makes this rank through, maybe as the last."""
     store = HashStore()

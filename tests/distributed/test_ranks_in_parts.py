@@ -25,11 +25,22 @@ POLICIES = {
     "lowdiff": ["policy=lowdiff", "link=0.7"],
     "gockpt": ["policy=gockpt", "link=0.5", "interval=3"],
 }
-KINDS = [("ddp", 2), ("views", 2), ("fused", 2), ("synced", 2), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("tp", 2)]
+KINDS = [
+    ("ddp", 2),
+    ("views", 2),
+    ("even", 2),
+    ("fused", 2),
+    ("synced", 2),
+    ("fsdp", 2),
+    ("fsdp", 4),
+    ("hsdp", 4),
+    ("tp", 2),
+]
 KINDS += [("both", 4)]
 CASES = [(kind, size, policy, who) for kind, size in KINDS for policy in POLICIES for who in ("one", "all", "machine")]
 OFTEN = [("synced", 2, "rolling", "one"), ("fsdp", 4, "rolling", "all"), ("fsdp", 2, "gockpt", "machine")]
 OFTEN += [("tp", 2, "lowdiff", "one"), ("views", 2, "rolling", "one"), ("fused", 2, "rolling", "one")]
+OFTEN += [("even", 2, "lowdiff", "machine")]
 CUDA = [("ddp", 2, "rolling", "one"), ("ddp", 2, "gockpt", "all"), ("fsdp", 1, "rolling", "all")]
 AGAIN = [(kind, size, policy, copies) for kind, size in KINDS for policy in ("rolling", "lowdiff") for copies in (0, 1)]
 AGAIN_OFTEN = [("views", 2, "rolling", 0), ("fsdp", 2, "lowdiff", 1)]
@@ -93,7 +104,7 @@ def test_what_is_trained_again_in_mid_run_is_saved_as_it_is_now(
 def test_a_share_in_parts_that_does_not_verify_is_missed_by_all(tmp_path: Path) -> None:
     """A gradient of what another rank has alike, which both would make updates with."""
     options = [*POLICIES["rolling"], "persist_every=1", "when_full=wait"]
-    with Job(2, "ddp", tmp_path, NO_END, PAUSE_S, *options) as job:
+    with Job(2, "even", tmp_path, NO_END, PAUSE_S, *options) as job:
         job.learned()
         job.reach(job.iteration(0) + 20)
         job.end("all", 0)
@@ -108,7 +119,7 @@ def test_a_share_in_parts_that_does_not_verify_is_missed_by_all(tmp_path: Path) 
     content = share.read_bytes()
     share.unlink()  # neighbours have the same file
     share.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with Job(2, "ddp", tmp_path, newest.mark.iteration + 1, 0, *options) as job:
+    with Job(2, "even", tmp_path, newest.mark.iteration + 1, 0, *options) as job:
         assert {resumed for resumed, _ in job.done().values()} == {before.mark.iteration}
 
 

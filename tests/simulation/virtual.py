@@ -142,7 +142,7 @@ class EndlessSlots:
     def view(self, name: str) -> memoryview:
         return memoryview(self._views[name])
 
-    def acquire(self, _lane: int = 0) -> NamedSlot | None:
+    def acquire(self, _lane: int = 0, _completed: int | None = None) -> NamedSlot | None:
         return self
 
     def try_acquire(self, _lane: int = 0) -> NamedSlot | None:

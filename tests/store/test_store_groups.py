@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -256,6 +257,12 @@ class Alone:
         del iteration
         return lambda: agreed(rules())
 
+    def stages_late(self, iterations: int) -> None:
+        raise AssertionError(iterations)
+
+    def latest(self) -> int:
+        return 1
+
     def skipped(self, iteration: int) -> None:
         raise AssertionError(iteration)
 
@@ -269,6 +276,45 @@ class Alone:
 
     def trouble(self) -> None:
         return None
+
+
+class Late(Alone):
+    """Another rank has its part so many iterations after the checkpoint's own, where this one goes on."""
+
+    def __init__(self, iterations: int) -> None:
+        super().__init__()
+        self.iterations = iterations
+        self.rulings: dict[int, Callable[[], None]] = {}
+
+    def latest(self) -> int:
+        return self.iterations
+
+    def staging(
+        self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]
+    ) -> Callable[[], None]:
+        self.rulings[iteration] = lambda: agreed(rules())
+        return lambda: None
+
+
+@pytest.mark.parametrize("iterations", [2, 3])
+def test_a_slot_is_not_waited_for_that_needs_the_next_iteration(iterations: int, tmp_path: Path) -> None:
+    """Ranks end iterations together: who waits for a part that another one has in the next waits for itself."""
+    peers = Late(iterations)
+    with StoreHandle.open(tmp_path, [TINY], notify=silent, peers=peers, when_full="wait") as handle:
+        for iteration in (1, 2, 3):
+            slot = handle.acquire(0, iteration)
+            assert slot is not None
+            handle.stage(slot, iteration, record_of(iteration))
+            if iteration == 1:
+                peers.rulings[1]()
+        ruled = threading.Timer(0.3, peers.rulings[2])
+        ruled.start()
+        slot = handle.acquire(0, 4)
+        assert (slot is None) == (iterations == 3)
+        ruled.join()
+        peers.rulings[3]()
+        if slot is not None:
+            handle.abandon(slot)
 
 
 def test_what_is_read_back_after_a_restore_is_of_the_attempt_in_which_it_was_staged(tmp_path: Path) -> None:

@@ -432,8 +432,8 @@ def test_what_is_freed_while_it_is_looked_for_is_waited_for(who: str) -> None:
     quiet: Any = SimpleNamespace(
         pages=SimpleNamespace(refused=False), is_lost=False, hangs=False, wait=lambda _s: None, blocked_ns=0
     )
-    found: Any = Waiting(quiet, slots, quiet, quiet, None).for_slot(0, lambda: None)
+    found: Any = Waiting(quiet, slots, quiet, quiet, None).for_slot(0, None, lambda: None)
     assert found == "slot"
     with pytest.raises(StoreError, match="all are being filled"):
         slots.looks = -1
-        Waiting(quiet, slots, quiet, quiet, None).for_slot(0, lambda: None)
+        Waiting(quiet, slots, quiet, quiet, None).for_slot(0, None, lambda: None)

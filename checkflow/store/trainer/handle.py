@@ -177,17 +177,17 @@ class StoreHandle:
         """Why nothing is made of slots of the second kind any more; "" where it is."""
         return "" if self._saver.replica is None else self._saver.replica.lost
 
-    def acquire(self, lane: int = 0) -> Slot | None:
-        """A slot of a lane to fill; None (counted) under `skip` where none is free.
+    def acquire(self, lane: int = 0, completed: int | None = None) -> Slot | None:
+        """A slot of a lane to fill; None (counted) under `skip` where none is free. `completed`: see Waiting.
 
-        Waits for a slot whose memory is still on its way. Under `wait` waits until the saver has persisted one; where
-        it cannot, that is raised before its slot is used again, and None if on_error is "warn".
+        Waits for memory that is still on its way; under `wait` until the saver has persisted one: where it cannot, that
+        is raised before its slot is used again, and None if on_error is "warn".
         """
         slot = self.try_acquire(lane)
         if slot is None:
             slot = self._waiting.for_memory(lane)
         if slot is None and self._when_full == "wait":
-            slot = self._waiting.for_slot(lane, self.poll)
+            slot = self._waiting.for_slot(lane, completed, self.poll)
         if slot is None:
             self._tally.skipped += 1
         elif self._when_full == "wait":

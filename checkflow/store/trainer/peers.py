@@ -15,6 +15,12 @@ class Peers(Protocol):
     def deadline_s(self) -> float:
         """How long a rank waits for the others before it says that they do not come."""
 
+    def stages_late(self, iterations: int) -> None:
+        """From now on this rank stages its part of a checkpoint so many iterations after its own. Raises PeerError."""
+
+    def latest(self) -> int:
+        """The most iterations after a checkpoint's own at whose end any rank has staged its part. Raises PeerError."""
+
     def staging(
         self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]
     ) -> Callable[[], None]:

@@ -41,6 +41,7 @@ class Rulings:
         self._pace = pace
         self._tally = tally
         self._attempts: OrderedDict[int, int] = OrderedDict()  # of what was staged, by its sequence number
+        self._unruled: dict[int, tuple[int, int]] = {}  # attempt and iteration, by sequence number
         self._closed = False
         self._lock = threading.Lock()
 
@@ -61,6 +62,18 @@ class Rulings:
                 "and see whether all run"
             )
 
+    def stages_late(self, iterations: int) -> None:
+        """From now on this rank has its part of a checkpoint so many iterations after that one. Raises PeerError."""
+        self._peers.stages_late(iterations)
+
+    def comes_after(self, completed: int) -> bool:
+        """Whether no ruling comes before this rank goes on: all end iterations together, and some rank has its part of
+        the oldest checkpoint that is not ruled on only at the end of a later one."""
+        unruled = self._unruled.copy().values()
+        if not unruled or any(attempt != self._peers.attempt for attempt, _ in unruled):  # void without anybody's doing
+            return False
+        return min(iteration for _, iteration in unruled) + self._peers.latest() > completed
+
     def part_staged(self, slot: int, iteration: int) -> None:
         """This slot will be part of a checkpoint that another one completes."""
         if self._sender is not None:
@@ -70,6 +83,7 @@ class Rulings:
         """The newest checkpoint, complete with this slot, is that of this iteration."""
         sequence, own = self._slots.newest_sequence or 0, weakref.ref(self)
         self._attempts[sequence] = self._peers.attempt
+        self._unruled[sequence] = self._peers.attempt, iteration
         if len(self._attempts) > _STAGED:
             self._attempts.popitem(last=False)
         say = self._peers.staging(
@@ -128,6 +142,7 @@ class Rulings:
 
     def _was_ruled(self, sequence: int, iteration: int, due: bool | None) -> None:
         """Every rank has staged its part, or some rank never will."""
+        self._unruled.pop(sequence, None)
         if due is not None:
             self._pace.ruled(iteration, time.monotonic(), due=due)
         else:

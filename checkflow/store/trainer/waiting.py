@@ -42,9 +42,10 @@ class Waiting:
         self._tally.blocked_ns += time.monotonic_ns() - started
         return slot
 
-    def for_slot(self, lane: int, poll: Callable[[], None]) -> Slot | None:
+    def for_slot(self, lane: int, completed: int | None, poll: Callable[[], None]) -> Slot | None:
         """One that the saver has persisted, or that every rank has, or the replica. None where no saver runs, it hangs,
-        or memory is refused. `poll` is called meanwhile, and may raise. Raises StoreError where none will be free.
+        or memory is refused; or where other ranks would have to go beyond the iterations that this one has `completed`,
+        and wait for it. `poll` is called meanwhile, and may raise. Raises StoreError where none will be free.
         """
         started = time.monotonic_ns()
         try:
@@ -65,6 +66,8 @@ class Waiting:
                 if not pending and not of_ranks:
                     raise StoreError("slots: all are being filled; stage or abandon one before acquiring another")
                 if not pending and self._rulings is not None:
+                    if completed is not None and self._rulings.comes_after(completed):
+                        return None
                     self._rulings.check(time.monotonic_ns() - started)
                 self._saver.wait(0.05)
                 poll()
