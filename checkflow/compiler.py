@@ -101,6 +101,8 @@ def compile_graph(
     check_policy(options.policy, options.formulation, options.transfers, options.solver)
     check_lanes(options.policy, options.lanes, options.interval)
     check_interval(options.interval)
+    if graph.divided:
+        options = _alike_on_ranks(options)
     problem = _problem(graph, options, options.bandwidth_bytes_per_s)
     if problem.iteration_time_ns <= 0:
         raise InputError(f"{graph.model}: its operators take no time at this slack; trace it with {option('device')}")
@@ -149,6 +151,11 @@ def check_divided(policy: str, *, divided: bool) -> None:
             f"{option('divided', True)}: is not for {option('policy', policy)}, for each rank might choose another; "
             "give the one that it chooses without this"
         )
+
+
+def _alike_on_ranks(options: Options) -> Options:
+    """What ranks have to have in common is given, and 1 where it is not: another share would choose another."""
+    return replace(options, interval=options.interval or 1)
 
 
 def check_interval(interval: int | None) -> None:
@@ -293,6 +300,8 @@ def explain(refused: Refused) -> str:
     if refused.answer.reason is Reason.BANDWIDTH and refused.options.memory_limit_bytes is None:
         ways.append("a larger batch")
     would_do = f"; what would do: {', or '.join(ways)}" if ways else ""
+    if ways and refused.graph.divided:
+        would_do += f"; give all ranks the same {option('interval')} and {option('policy')}"
     return f"infeasible ({refused.answer.reason}): {refused.answer.detail}{_unsearched(refused)}{would_do}"
 
 

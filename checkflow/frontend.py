@@ -80,6 +80,7 @@ def compile_model(
     chosen = options(timed.bandwidth_bytes_per_s(bandwidth_bytes_per_s))
     if amid is None:
         return CompileOutcome(timed, chosen, compile_graph(timed.graph, chosen, progress))
+    check_divided(AUTO, divided=timed.graph.divided)  # a graph may be of a share, too
     comparison = choose(timed.graph, chosen, amid, timed.copy_ns, progress, host_ns=timed.host_ns)
     if comparison.options:
         return CompileOutcome(timed, chosen, comparison.options[0].compiled, comparison)
@@ -209,7 +210,8 @@ def compile(
         memory_limit: largest peak that is allowed, "40GiB" or bytes.
         relax_memory: raise the memory limit by 5% until a plan keeps to it.
         chunk: largest chunk, "16MiB" or bytes; as large as the plan allows unless given.
-        interval: iterations between checkpoints; "auto": the fewest that the link allows.
+        interval: iterations between checkpoints; "auto": the fewest that the link allows, and 1 of what is `divided`:
+            each share would allow another, and all ranks have to have the same.
         slack: drift of times and bandwidth to tolerate; 0.1 is 10%.
         policy: "checkflow"; or another tool's rule, "checkfreq", "checkfreq_cpu" or "synchronous", which leaves nothing
             to choose. With those "auto" is the interval at which training stands still least. "gockpt" takes

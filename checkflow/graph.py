@@ -124,6 +124,7 @@ class Graph:
     host_state_bytes: int = 0  # state that already lives on the host and never crosses the link
     unlisted: tuple[Unlisted, ...] = ()
     world_size: int = 1  # ranks, of one of which this is
+    divided: bool = False  # of what ranks have alike the state is this one's share
 
     @property
     def steps(self) -> int:

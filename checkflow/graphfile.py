@@ -100,6 +100,7 @@ class GraphDocument(_GraphRow):
     anchors: Annotated[tuple[GraphAnchorRow, ...], Field(min_length=1)]
     unlisted: tuple[GraphUnlistedRow, ...] = ()
     world_size: Positive = 1
+    divided: bool = False
 
 
 _READER = TypeAdapter(GraphDocument)
@@ -164,6 +165,7 @@ def _content(graph: Graph) -> dict[str, object]:
         "anchors": [_row(_anchor_row(anchor)) for anchor in graph.anchors],
         **({"unlisted": [_row(_unlisted_row(found)) for found in graph.unlisted]} if graph.unlisted else {}),
         **({"world_size": graph.world_size} if graph.world_size > 1 else {}),
+        **({"divided": True} if graph.divided else {}),
     }
 
 
@@ -245,6 +247,7 @@ def _graph(document: GraphDocument) -> Graph:
         host_state_bytes=document.host_state_bytes,
         unlisted=tuple(Unlisted(row.name, row.bytes, row.where, row.scaler) for row in document.unlisted),
         world_size=document.world_size,
+        divided=document.divided,
     )
 
 

@@ -51,6 +51,7 @@ def test_odd_values_survive_the_round_trip(tmp_path: Path) -> None:
         model="", arguments=(("a", ""), ("b", "[1, 2]")), device="", traced_on="cuda",
         ops=(Op("", (), (0, 0), 2**60, 1, "complex64", 0), *(Op("x", (0, 0), (), 0, 0, "float32", 9),) * 6),
         tensors=tuple(tensors), anchors=(*anchors, Anchor(AnchorKind.ITERATION_END, "", 1, 7)),
+        world_size=3, divided=True,
     )  # fmt: skip
     path = tmp_path / "graph.json"
     write_graph(path, graph)

@@ -50,7 +50,7 @@ from checkflow.units import fraction_ppm
 @click.option("--relax-memory", is_flag=True, help="Raise the memory limit by 5% until a plan keeps to it.")
 @click.option("--chunk", type=Size(), help="Largest chunk  [default: as large as the plan allows]")
 @click.option("--interval", default="auto", show_default=True, metavar="N|auto",
-              help="Iterations between checkpoints; auto: the fewest that the link allows.")  # fmt: skip
+              help="Iterations between checkpoints; auto: the fewest that the link allows; --divided: 1.")  # fmt: skip
 @click.option("--slack", type=float, default=0.0, show_default=True, help="Drift of times and bandwidth to tolerate.")
 @click.option("--policy", type=click.Choice((*policies.names(), AUTO)), default=CHECKFLOW, show_default=True,
               help="Whose rule places the copies; auto: whoever wastes least time amid failures.")  # fmt: skip

@@ -253,7 +253,8 @@ class _Attempt:
             training.iteration()
         graph = record.graph(self.arguments)
         unseen.check(graph, record.targets)
-        graph = graph if self.world is None else replace(graph, world_size=self.world.size)
+        if self.world is not None:
+            graph = replace(graph, world_size=self.world.size, divided=self.world.divided)
         said += record.notes
         return graph, record
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -19,8 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import checkflow
-from checkflow import Training
-from checkflow.errors import InputError, ModelFileError, TraceError
+from checkflow import Training, hardware
+from checkflow.errors import InfeasibleError, InputError, ModelFileError, TraceError
 from checkflow.graph import CollectiveKind, Graph, Role
 from checkflow.graphfile import read_graph, write_graph
 from checkflow.trace import Traced, World, in_place_of, trace_training
@@ -298,6 +299,59 @@ def test_where_gradients_go_along_what_an_optimizer_keeps_stays_with_its_paramet
         assert {f"model/{stem}" for stem in entries} == parameters
         found += names
     assert len(found) == len(set(found)) == 3 * 2
+
+
+def uneven() -> Training:
+    """Of two ranks one has the large parameter, and the other both small ones: the link carries that share alone."""
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(8, 64, bias=False), nn.Linear(64, 2, bias=False), nn.Linear(2, 1, bias=False))
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+    def iteration() -> None:
+        model(torch.randn(3, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Training(model, optimizer, iteration)
+
+
+@pytest.mark.parametrize(
+    ("policy", "bandwidth", "refusing"),
+    [("checkflow", "28MB/s", 1), ("lowdiff", "14MB/s", 1), ("checkfreq", "14MB/s", 0)],
+)
+def test_the_interval_of_a_share_is_given_and_not_chosen(
+    policy: str, bandwidth: str, refusing: int, tmp_path: Path
+) -> None:
+    """1, unless another is: each share alone would have its own, and ranks have to have one in common."""
+    refused: list[str] = []
+    for rank in range(2):
+        world = World(2, rank, divided=True, entries_stay=policy == "lowdiff")
+        with in_place_of(world):
+            graph = trace_training(uneven, model="m", world=world).graph
+        graph = hardware.retime(graph, hardware.load_profile("h100"))
+        write_graph(tmp_path / "g.json", graph)
+        assert read_graph(tmp_path / "g.json") == graph and graph.divided
+        asked = {"policy": policy, "bandwidth": bandwidth}
+        for model, ranks in ((graph, {}), (uneven, {"world_size": 2, "rank": rank, "divided": True, "device": "h100"})):
+            assert checkflow.compile(model, interval=9, **asked, **ranks).interval == 9  # type: ignore[arg-type]
+            try:
+                assert checkflow.compile(model, **asked, **ranks).interval == 1  # type: ignore[arg-type]
+            except InfeasibleError as error:
+                refused.append(str(error))
+    assert len(refused) == 2 * refusing, "the model of one rank, and its graph"
+    for line in refused:
+        assert re.search(r"or interval=\d.*; give all ranks the same interval and policy$", line)
+
+
+def test_no_rank_chooses_a_policy_for_its_share() -> None:
+    """Nor by a graph of it."""
+    world = World(2, divided=True)
+    with in_place_of(world):
+        graph = trace_training(uneven, model="m", world=world).graph
+    graph = hardware.retime(graph, hardware.load_profile("h100"))
+    with pytest.raises(InputError, match="divided=True: is not for policy='auto'"):
+        checkflow.compile(graph, bandwidth="1GB/s", policy="auto", mtbf="3h")
 
 
 @pytest.mark.parametrize(
