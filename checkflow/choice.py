@@ -108,6 +108,9 @@ def choose(
     found: list[Option] = []
     refused: list[tuple[str, str]] = []
     for name in policies.names():
+        if graph.world_size > 1 and policies.is_of_one_process(name):
+            refused.append((name, f"it is for one process, and these are {graph.world_size} ranks"))
+            continue
         its = list(trial.options_of(name))
         fitting = [each for each in its if isinstance(each, Option)]
         found += fitting

@@ -101,6 +101,7 @@ def compile_graph(
     check_policy(options.policy, options.formulation, options.transfers, options.solver)
     check_lanes(options.policy, options.lanes, options.interval)
     check_interval(options.interval)
+    check_ranks(options.policy, graph.world_size, divided=graph.divided)
     if graph.divided:
         options = _alike_on_ranks(options)
     problem = _problem(graph, options, options.bandwidth_bytes_per_s)
@@ -144,8 +145,13 @@ def check_policy(policy: str, formulation: Formulation, transfers: Transfers | N
         )
 
 
-def check_divided(policy: str, *, divided: bool) -> None:
-    """Raises InputError for a policy by which each rank would choose for itself."""
+def check_ranks(policy: str, world_size: int, *, divided: bool) -> None:
+    """Raises InputError for a policy that so many ranks cannot follow, or by which each would choose for itself."""
+    if policy != AUTO and world_size > 1 and policies.is_of_one_process(policy):
+        raise InputError(
+            f"{option('policy', policy)}: is for one process, and these are {world_size} ranks; use "
+            f"{option('policy', ROLLING)} or lowdiff"
+        )
     if divided and policy == AUTO:
         raise InputError(
             f"{option('divided', True)}: is not for {option('policy', policy)}, for each rank might choose another; "

@@ -18,10 +18,10 @@ from checkflow.compiler import (
     Compiled,
     Options,
     Refused,
-    check_divided,
     check_interval,
     check_lanes,
     check_policy,
+    check_ranks,
     compile_graph,
     explain,
 )
@@ -80,7 +80,7 @@ def compile_model(
     chosen = options(timed.bandwidth_bytes_per_s(bandwidth_bytes_per_s))
     if amid is None:
         return CompileOutcome(timed, chosen, compile_graph(timed.graph, chosen, progress))
-    check_divided(AUTO, divided=timed.graph.divided)  # a graph may be of a share, too
+    check_ranks(AUTO, timed.graph.world_size, divided=timed.graph.divided)  # a graph may be of a share, too
     comparison = choose(timed.graph, chosen, amid, timed.copy_ns, progress, host_ns=timed.host_ns)
     if comparison.options:
         return CompileOutcome(timed, chosen, comparison.options[0].compiled, comparison)
@@ -96,7 +96,7 @@ def compile_model(
     )
 
 
-def check_options(options: Options, policy: str, *, divided: bool) -> None:
+def check_options(options: Options, policy: str, world: World | None) -> None:
     """Raises InputError, before anything is traced, for what makes no sense alone, together, or beside the others.
 
     `policy`: as it was asked for, which may be auto; `options`: of any bandwidth.
@@ -105,7 +105,8 @@ def check_options(options: Options, policy: str, *, divided: bool) -> None:
     check_policy(policy, options.formulation, options.transfers, options.solver)
     check_lanes(policy, options.lanes, options.interval)
     check_interval(options.interval)
-    check_divided(policy, divided=divided)
+    if world is not None:
+        check_ranks(policy, world.size, divided=world.divided)
     if options.solver != "auto" and transfers is Transfers.STREAMING:
         raise InputError(
             f"{option('solver', options.solver)}: streaming transfers need none; leave it out, or use "
@@ -265,7 +266,13 @@ def compile(
         solver=solver,
         time_limit_s=time_limit_s,
     )
-    check_options(options(1), policy, divided=divided)
+    world = world_of(
+        None if world_size is None else whole_number(world_size, "world_size", "give how many ranks there are"),
+        None if rank is None else whole_number(rank, "rank", "give that of one of them"),
+        divided=divided,
+        entries_stay=policies.sends_gradients(options(1).policy),
+    )
+    check_options(options(1), policy, world)
     amid = surroundings(
         policy,
         mtbf_ns=None if mtbf is None else parse_ns(mtbf, "mtbf"),
@@ -283,12 +290,7 @@ def compile(
         {} if arguments is None else arguments,
         device=device,
         real=real,
-        world=world_of(
-            None if world_size is None else whole_number(world_size, "world_size", "give how many ranks there are"),
-            None if rank is None else whole_number(rank, "rank", "give that of one of them"),
-            divided=divided,
-            entries_stay=policies.sends_gradients(options(1).policy),
-        ),
+        world=world,
         bandwidth_bytes_per_s=_parsed(parse_rate, bandwidth, "bandwidth"),
         options=options,
         amid=amid,

@@ -133,7 +133,8 @@ def command(
         solver=solver,
         time_limit_s=time_limit,
     )
-    check_options(options(1), policy, divided=divided)
+    world = world_of(world_size, rank, divided=divided, entries_stay=policies.sends_gradients(options(1).policy))
+    check_options(options(1), policy, world)
     amid = surroundings(
         policy,
         mtbf_ns=mtbf,
@@ -142,7 +143,6 @@ def command(
         host_memory_bytes=host_memory,
         approximate=approximate or None,
     )
-    world = world_of(world_size, rank, divided=divided, entries_stay=policies.sends_gradients(options(1).policy))
     output = output or default_output(model, "schedule")
     if report is not None:
         figure.check(report)

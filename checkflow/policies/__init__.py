@@ -19,7 +19,8 @@ from checkflow.schedule import Schedule
 class Policy(Protocol):
     """What each of the files offers.
 
-    Also LONGEST, where a longer interval makes no sense unless the link needs it, and MOST_LANES, where it has any.
+    Also LONGEST, where a longer interval makes no sense unless the link needs it, MOST_LANES, where it has any, and
+    OF_ONE_PROCESS, where several cannot follow it.
     """
 
     def schedule(self, problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasible:
@@ -53,3 +54,8 @@ def most_lanes(name: str) -> int | None:
     """How many lanes a policy has at most; None: it has none."""
     found: int | None = getattr(load(name), "MOST_LANES", None)
     return found
+
+
+def is_of_one_process(name: str) -> bool:
+    """Whether several processes that train together cannot follow a policy."""
+    return hasattr(load(name), "OF_ONE_PROCESS")

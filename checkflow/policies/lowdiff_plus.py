@@ -22,6 +22,7 @@ from checkflow.policies.rule import Asked, adds, constructed
 from checkflow.schedule import Schedule
 
 LONGEST = 1  # at any other interval it is checkflow's plan
+OF_ONE_PROCESS = True  # whose state the host keeps and updates
 
 
 def schedule(problem: Problem, graph: Graph, asked: Asked) -> Schedule | Infeasible:

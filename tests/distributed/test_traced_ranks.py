@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import checkflow
 from checkflow import Training, hardware
+from checkflow.choice import Surroundings, choose
+from checkflow.compiler import Options
 from checkflow.errors import InfeasibleError, InputError, ModelFileError, TraceError
 from checkflow.graph import CollectiveKind, Graph, Role
 from checkflow.graphfile import read_graph, write_graph
@@ -299,6 +302,38 @@ def test_where_gradients_go_along_what_an_optimizer_keeps_stays_with_its_paramet
         assert {f"model/{stem}" for stem in entries} == parameters
         found += names
     assert len(found) == len(set(found)) == 3 * 2
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_what_is_for_one_process_is_refused_for_several(divided: bool) -> None:
+    """Before anything is traced, and of a graph; and no choice takes it. One rank by itself is one process."""
+    called: list[int] = []
+
+    def factory() -> Training:
+        called.append(1)
+        return layers(DistributedDataParallel)
+
+    refused = pytest.raises(InputError, match="policy='lowdiff_plus': is for one process, and these are 2 ranks; use ")
+    with refused:
+        checkflow.compile(factory, world_size=2, divided=divided, device="h100", policy="lowdiff_plus")
+    assert not called
+    world = World(2, divided=divided)
+    with in_place_of(world):
+        graph = trace_training(factory, model="m", world=world).graph
+    graph = hardware.retime(graph, hardware.load_profile("h100"))
+    with refused:
+        checkflow.compile(graph, policy="lowdiff_plus")
+    assert checkflow.compile(factory, world_size=1, device="h100", policy="lowdiff_plus").replica
+
+
+def test_no_choice_for_ranks_takes_what_is_for_one_process() -> None:
+    graph = traced(partial(layers, DistributedDataParallel), 2).graph
+    graph = hardware.retime(graph, hardware.load_profile("h100"))
+    amid = Surroundings(10**9, approximate=True)
+    found = choose(graph, Options(10**9, interval=None), amid, host_ns=lambda _: 0)
+    assert dict(found.refused)["lowdiff_plus"] == "it is for one process, and these are 2 ranks"
+    alone = choose(replace(graph, world_size=1), Options(10**9, interval=None), amid, host_ns=lambda _: 0)
+    assert "lowdiff_plus" in {option.policy for option in alone.options}
 
 
 def uneven() -> Training:
