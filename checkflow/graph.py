@@ -175,6 +175,13 @@ class Graph:
         """
         return tuple(i for i, t in enumerate(self.tensors) if t.role.is_state and t.size_bytes and i in self.writes)
 
+    @cached_property
+    def entry_apart(self) -> Tensor | None:
+        """The first thing that an optimizer keeps of a parameter which another rank saves; None where there is none."""
+        here = {view.name for tensor in self.tensors if tensor.role is Role.PARAMETER for view in tensor.views}
+        entries = (each for each in self.tensors if each.role is Role.OPTIMIZER and each.of)
+        return next((each for each in entries if self.divided and each.of not in here), None)
+
     def retimed(self, device: str, times_ns: list[int]) -> Graph:
         """The same graph with other operator times."""
         ops = tuple(replace(op, time_ns=time) for op, time in zip(self.ops, times_ns, strict=True))

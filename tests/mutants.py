@@ -731,6 +731,7 @@ UNTOUCHED: dict[str, str] = {
     "plan.problem:Problem.__post_init__": "refuses settings without sense; what it lets through is judged as a plan",
     "graph:Graph.liveness_bytes": "for a report; no plan uses it",
     "graph:Graph.training_peak_bytes": "for reports; a plan's is Problem.training_peak_bytes",
+    "graph:Graph.entry_apart": "what no policy with gradients can use is refused",
     "graph:Graph.retimed": "makes another graph, whose schedules are its own",
     "graph:Graph.with_scratch": "makes another graph, whose schedules are its own",
     "compiler:compile_graph": "runs the chain, with verify at its end: every mutant goes through it",

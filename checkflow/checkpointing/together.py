@@ -121,7 +121,7 @@ class Together:
             if apart and schedule.gradients:
                 raise InputError(
                     "schedule: takes gradients along, but not what optimizers keep of the same parameters; compile the "
-                    "model, not a graph of it, with --divided and this policy"
+                    "model with --divided and this policy, or a graph traced with both"
                 )
             entries_stay = not any(self.group.gather("attach()", apart))
         # Ranks whose shares are of different sizes would learn to have checkpoints of different numbers of parts.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from checkflow import policies
 from checkflow.cli import _console
 from checkflow.cli._options import (
     OutputPath,
@@ -18,7 +19,8 @@ from checkflow.cli._options import (
     settings_of,
     trace_options,
 )
-from checkflow.errors import EXIT_DONE
+from checkflow.compiler import check_ranks
+from checkflow.errors import EXIT_DONE, InputError
 from checkflow.graphfile import write_graph
 from checkflow.jsonfile import check_outputs
 from checkflow.sources import inputs_of, kept_from_stdout
@@ -31,6 +33,9 @@ from checkflow.units import format_bytes, format_ns
 @model_options
 @trace_options
 @ranks_options
+@click.option("--policy", type=click.Choice(policies.names()),
+              help="With --divided, by which the graph is to be compiled: of one that sends gradients along, what "
+              "optimizers keep of a parameter stays with it.")  # fmt: skip
 @click.option("-o", "--output", type=OutputPath(), help="Graph to write  [default: MODEL.graph.json]")
 @json_option
 def command(
@@ -42,11 +47,17 @@ def command(
     world_size: int | None,
     rank: int | None,
     divided: bool,
+    policy: str | None,
     output: Path | None,
     as_json: bool,
 ) -> int:
     """Trace MODEL's training iteration: operators, storages, lifetimes, times and anchors, as a graph file."""
-    world = world_of(world_size, rank, divided=divided)
+    if policy is not None:
+        if not divided:
+            raise InputError(f"--policy {policy}: is for --divided; leave it out, and give it to compile")
+        check_ranks(policy, world_size or 1, divided=divided)
+    entries_stay = policy is not None and policies.sends_gradients(policy)
+    world = world_of(world_size, rank, divided=divided, entries_stay=entries_stay)
     output = output or default_output(model, "graph")
     check_outputs(inputs_of([model], [device]), output)
     with _console.progress() as progress:

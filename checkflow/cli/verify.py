@@ -42,7 +42,9 @@ def command(schedule: Path, graph: Path, device: str | None, as_json: bool) -> i
         if as_json:
             click.echo(json.dumps({"verified": False, "message": str(error)}))
         advice = "if the training or its trace is another by now, compile that very graph"
-        if promised.device != of.device:
+        if of.entry_apart is not None and promised.gradients:
+            advice = f"trace with --divided --policy {promised.policy}"
+        elif promised.device != of.device:
             advice = "trace with the --device that it is for, and compile that very graph"
             if promised.device in hardware.NAMES and device is not None:
                 advice = "leave --device out"

@@ -24,7 +24,7 @@ OPTIONS = {
         "--transfers", "--solver", "--time-limit", "--report", "--trace-out", "--policy", "--lanes",
         "--no-factors", "--mtbf", "--disk", "--lost-machines", "--host-memory", "--approximate",
     },
-    "trace": TRACED,
+    "trace": TRACED | {"--policy"},
     "verify": {"schedule", "graph", "--device", "--json"},
     "inspect": {"file", "--rows", "--export", "-o", "--output"},
     "profile": {"-o", "--output", "--name", "--device"},

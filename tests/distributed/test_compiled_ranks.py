@@ -16,9 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import checkflow
 from checkflow.cli import run
+from checkflow.compiler import Compiled, Options, compile_graph
 from checkflow.graph import Graph, Role
+from checkflow.graphfile import read_graph
 from checkflow.plan.rebuilt import is_written_again, rebuilt_in
-from checkflow.schedule import Schedule
+from checkflow.schedule import Schedule, read_schedule, write_schedule
 from checkflow.trace import World, in_place_of, trace_training
 
 ITERATIONS = 7
@@ -89,15 +91,57 @@ def test_a_schedule_of_another_share_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:`broadcast_buffers`:FutureWarning")
 def test_gradients_of_parameters_whose_state_another_rank_saves_are_refused(tmp_path: Path) -> None:
-    """As of a graph that was traced before anybody asked for gradients: its entries go round."""
+    """As of a graph that was traced before anybody asked for gradients: its entries go round. Nor is it compiled."""
     for rank in range(2):
         graph, ranks = tmp_path / f"graph-{rank}.json", ("--world-size", "2", "--rank", str(rank), "--divided")
         assert run(["trace", str(RUNS), "--set", "kind=ddp", *ranks, "--device", "h100", "-o", str(graph)]) == 0
-        checkflow.compile(graph, bandwidth="12MB/s", policy="lowdiff", output=tmp_path / f"schedule-{rank}.json")
+        with pytest.raises(
+            checkflow.InputError, match=r"has optimizer/.*, but another rank saves model/.*; compile the"
+        ):
+            checkflow.compile(graph, bandwidth="12MB/s", policy="lowdiff")
+        compiled_all_the_same = compile_graph(read_graph(graph), Options(12 * 10**6, policy="lowdiff"))
+        assert isinstance(compiled_all_the_same, Compiled)
+        write_schedule(tmp_path / f"schedule-{rank}.json", compiled_all_the_same.schedule)
     with Job(2, "ddp", tmp_path / "store", tmp_path / "schedule-%.json", 3, script=RUNS) as job:
         assert set(job.wait().values()) == {1}
     for lines in job.errors.values():
-        assert any("compile the model, not a graph of it, with --divided and this policy" in line for line in lines)
+        assert any("compile the model with --divided and this policy, or a graph" in line for line in lines)
+
+
+@pytest.mark.filterwarnings("ignore:`broadcast_buffers`:FutureWarning")
+@pytest.mark.parametrize("policy", ["checkflow", "lowdiff"])
+def test_a_schedule_of_a_share_has_a_graph_that_trace_writes(
+    policy: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By which it verifies, and from which the same schedule comes."""
+    graph, schedule, again = (str(tmp_path / f"{name}.json") for name in ("graph", "schedule", "again"))
+    model = (str(RUNS), "--set", "kind=ddp", "--world-size", "2", "--rank", "1", "--divided", "--policy", policy)
+    link = ("--bandwidth", "12MB/s", "--interval", "1" if policy == "lowdiff" else "9")
+    assert run(["trace", *model, "--device", "h100", "-o", graph]) == 0
+    assert run(["compile", *model, "--device", "h100", *link, "-o", schedule]) == 0
+    assert run(["verify", schedule, graph]) == 0
+    assert run(["compile", graph, "--policy", policy, *link, "-o", again]) == 0
+    capfd.readouterr()
+    if policy == "lowdiff":
+        assert run(["trace", *model[:-2], "--device", "h100", "-o", graph]) == 0
+        assert run(["verify", schedule, graph]) == 1
+        assert "; trace with --divided --policy lowdiff" in capfd.readouterr().err
+    assert Path(again).read_bytes() == Path(schedule).read_bytes()
+    assert bool(read_schedule(Path(schedule)).gradients) == (policy == "lowdiff")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--policy", "lowdiff"), "--policy lowdiff: is for --divided; leave it out, and give it to compile"),
+        (("--policy", "lowdiff_plus", "--divided"), "--policy lowdiff_plus: is for one process, and these are 2 ranks"),
+    ],
+)
+def test_policies_that_are_not_for_a_graph(
+    given: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["trace", str(RUNS), "--world-size", "2", *given]) == 2
+    assert message in capfd.readouterr().err
 
 
 def runs(kind: str, size: int, schedules: list[Schedule], tmp_path: Path) -> None:
