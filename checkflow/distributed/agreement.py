@@ -38,7 +38,7 @@ _LISTENED = 64  # of a kind, matters whose ruling is listened for: more than the
 _CLOSE_S = 30.0  # for a store that does not answer
 _VOID = "null"  # a ruling is JSON, and none of them rules nothing
 _NO_RULING = "?"  # no JSON
-_LATEST = "latest"  # by how many iterations any rank stages its part after a checkpoint's own
+_LATEST = "latest"  # by how many iterations any rank ever staged its part after a checkpoint's own
 _PARTED = "parted"  # a ruling: what one rank saves for others some rank lacks
 _OWN = "attach what DistributedDataParallel wraps (ddp.module), so that each rank saves all of its own"
 _WHY_PARTED = (
@@ -107,16 +107,22 @@ class Agreement:
 
     def stages_late(self, iterations: int) -> None:
         """See there."""
-        before = self.latest()
+        values, before = self._group.values, self._read(_LATEST)
         with reached():
+            values.set(f"{_LATEST}/{self._group.rank}", str(iterations))
             while before < iterations:
-                now = self._group.values.compare_set(_LATEST, str(before) if before else "", str(iterations))
-                before = int(now)
+                before = int(values.compare_set(_LATEST, str(before) if before else "", str(iterations)))
 
-    def latest(self) -> int:
-        """See there. It never grows less: it is a bound."""
+    def any_later(self, iterations: int) -> bool:
+        """See there. Ranks are asked one by one only where some rank ever was as late."""
+        if self._read(_LATEST) <= iterations:
+            return False
+        return any(self._read(f"{_LATEST}/{rank}") > iterations for rank in range(self._group.size))
+
+    def _read(self, name: str) -> int:
+        """A number that ranks have set, or 0."""
         with reached():
-            return int(self._group.values.compare_set(_LATEST, "0", "0"))
+            return int(self._group.values.compare_set(name, "0", "0"))
 
     def staging(
         self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]

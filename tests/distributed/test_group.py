@@ -268,15 +268,23 @@ def test_who_says_a_thing_twice_counts_once_and_hears_twice() -> None:
 
 
 def test_the_latest_of_all_is_known_to_each() -> None:
-    """Whoever says so first or last: it is a bound, and grows."""
+    """Whoever says so first or last; and who is so no more."""
     ranks = groups(4)
     agreed = {each.rank: Agreement(each) for each in ranks}
-    assert agreed[0].latest() == 0
+    assert not agreed[0].any_later(0)
+
+    def all_say(latest: int) -> None:
+        for each in agreed.values():
+            assert [each.any_later(iterations) for iterations in range(8)] == [n < latest for n in range(8)]
+
     together(ranks, lambda each: agreed[each.rank].stages_late([2, 5, 1, 3][each.rank]))
-    assert [each.latest() for each in agreed.values()] == [5] * 4
-    agreed[2].stages_late(4)
+    all_say(5)
     agreed[3].stages_late(6)
-    assert [each.latest() for each in agreed.values()] == [6] * 4
+    all_say(6)
+    agreed[3].stages_late(1)
+    all_say(5)
+    agreed[1].stages_late(1)
+    all_say(2)
 
 
 def test_nobody_waits_for_what_another_rank_has_forgotten() -> None:

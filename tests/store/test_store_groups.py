@@ -260,8 +260,8 @@ class Alone:
     def stages_late(self, iterations: int) -> None:
         raise AssertionError(iterations)
 
-    def latest(self) -> int:
-        return 1
+    def any_later(self, iterations: int) -> bool:
+        return iterations < 1
 
     def skipped(self, iteration: int) -> None:
         raise AssertionError(iteration)
@@ -286,8 +286,8 @@ class Late(Alone):
         self.iterations = iterations
         self.rulings: dict[int, Callable[[], None]] = {}
 
-    def latest(self) -> int:
-        return self.iterations
+    def any_later(self, iterations: int) -> bool:
+        return iterations < self.iterations
 
     def staging(
         self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]

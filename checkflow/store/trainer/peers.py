@@ -18,8 +18,9 @@ class Peers(Protocol):
     def stages_late(self, iterations: int) -> None:
         """From now on this rank stages its part of a checkpoint so many iterations after its own. Raises PeerError."""
 
-    def latest(self) -> int:
-        """The most iterations after a checkpoint's own at whose end any rank has staged its part. Raises PeerError."""
+    def any_later(self, iterations: int) -> bool:
+        """Whether any rank now stages its part more than so many iterations after the checkpoint's own. Raises
+        PeerError."""
 
     def staging(
         self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]

@@ -72,7 +72,7 @@ class Rulings:
         unruled = self._unruled.copy().values()
         if not unruled or any(attempt != self._peers.attempt for attempt, _ in unruled):  # void without anybody's doing
             return False
-        return min(iteration for _, iteration in unruled) + self._peers.latest() > completed
+        return self._peers.any_later(completed - min(iteration for _, iteration in unruled))
 
     def part_staged(self, slot: int, iteration: int) -> None:
         """This slot will be part of a checkpoint that another one completes."""
