@@ -17,7 +17,7 @@ import pytest
 from checkflow.cli import _streams
 
 GRAPH = Path(__file__).parents[2] / "graphs" / "alexnet-1.json"
-HELP, LIST, WRONG = "--help", "list .", "verify there.json is.json"
+HELP, LIST, WRONG = "--help", "list empty", "verify there.json is.json"
 SHOW, JSON = ("compile g.json --bandwidth 63GB/s -o s.json" + more for more in ("", " --json"))
 
 
@@ -25,6 +25,7 @@ SHOW, JSON = ("compile g.json --bandwidth 63GB/s -o s.json" + more for more in (
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(GRAPH, "g.json")
+    Path("empty").mkdir()
 
 
 def shell(arguments: str, around: str, **environment: str) -> subprocess.CompletedProcess[str]:
