@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from checkflow import policies
-from checkflow.compiler import Compiled, Options, Refused, compile_graph
+from checkflow.compiler import AUTO, Compiled, Options, Refused, check_ranks, compile_graph
 from checkflow.errors import InputError
 from checkflow.graph import Graph
 from checkflow.plan.infeasible import MOST_INTERVAL
@@ -104,6 +104,7 @@ def choose(
 
     Raises what compile_graph raises.
     """
+    check_ranks(AUTO, graph.world_size, divided=graph.divided)
     trial = _Trial(graph, options, amid, copy_ns, progress, compiling, host_ns)
     found: list[Option] = []
     refused: list[tuple[str, str]] = []

@@ -102,8 +102,9 @@ def compile_graph(
     check_lanes(options.policy, options.lanes, options.interval)
     check_interval(options.interval)
     check_ranks(options.policy, graph.world_size, divided=graph.divided)
-    if graph.divided:
-        options = _alike_on_ranks(options)
+    _check_entries(graph, options.policy)
+    if graph.divided:  # what ranks have to have in common is given: another share would choose another
+        options = replace(options, interval=options.interval or 1)
     problem = _problem(graph, options, options.bandwidth_bytes_per_s)
     if problem.iteration_time_ns <= 0:
         raise InputError(f"{graph.model}: its operators take no time at this slack; trace it with {option('device')}")
@@ -159,9 +160,13 @@ def check_ranks(policy: str, world_size: int, *, divided: bool) -> None:
         )
 
 
-def _alike_on_ranks(options: Options) -> Options:
-    """What ranks have to have in common is given, and 1 where it is not: another share would choose another."""
-    return replace(options, interval=options.interval or 1)
+def _check_entries(graph: Graph, policy: str) -> None:
+    """Raises InputError for a graph of a share that was traced for another policy than one that sends gradients."""
+    if (entry := graph.entry_apart) is not None and policies.sends_gradients(policy):
+        raise InputError(
+            f"{graph.model}: has {entry.name}, but another rank saves {entry.of}, and gradients update both; compile "
+            f"the model with {option('divided', True)} and {option('policy', policy)}, or a graph traced with both"
+        )
 
 
 def check_interval(interval: int | None) -> None:

@@ -27,7 +27,6 @@ from checkflow.compiler import (
 )
 from checkflow.errors import InfeasibleError, InputError, shown
 from checkflow.given import FLAG, FUNCTION, Kind, check_kinds, check_path, check_word
-from checkflow.graph import Graph
 from checkflow.jsonfile import check_outputs
 from checkflow.plan import Formulation, Transfers
 from checkflow.plan.packed.program import solvers
@@ -79,9 +78,6 @@ def compile_model(
     """
     timed = traced(model, settings, device, real=real, world=world, progress=progress)
     chosen = options(timed.bandwidth_bytes_per_s(bandwidth_bytes_per_s))
-    asked = chosen.policy if amid is None else AUTO
-    check_ranks(asked, timed.graph.world_size, divided=timed.graph.divided)  # of a graph nobody has before
-    _check_entries(timed.graph, chosen.policy)
     if amid is None:
         return CompileOutcome(timed, chosen, compile_graph(timed.graph, chosen, progress))
     comparison = choose(timed.graph, chosen, amid, timed.copy_ns, progress, host_ns=timed.host_ns)
@@ -97,15 +93,6 @@ def compile_model(
         needed_bandwidth_bytes_per_s=None,
         smallest_interval=None,
     )
-
-
-def _check_entries(graph: Graph, policy: str) -> None:
-    """Raises InputError for a graph of a share that was traced for another policy than one that sends gradients."""
-    if (entry := graph.entry_apart) is not None and policies.sends_gradients(policy):
-        raise InputError(
-            f"{graph.model}: has {entry.name}, but another rank saves {entry.of}, and gradients update both; compile "
-            f"the model with {option('divided', True)} and {option('policy', policy)}, or a graph traced with both"
-        )
 
 
 def check_options(options: Options, policy: str, world: World | None) -> None:

@@ -758,7 +758,7 @@ UNTOUCHED: dict[str, str] = {
     "compiler:Compiled.plan": "for reports",
     "compiler:check_policy": "refuses what does not go together",
     "compiler:check_ranks": "refuses what does not go together",
-    "compiler:_alike_on_ranks": "chooses an interval, whose schedule is judged",
+    "compiler:_check_entries": "refuses what does not go together",
     "compiler:_least_paused": "chooses an interval, whose schedule is judged",
     "compiler:_as_planned": "refuses a streaming plan that is not what runs",
     "compiler:_as_asked": "checks what verify cannot know: what was asked for",

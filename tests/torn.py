@@ -71,7 +71,7 @@ class MemorySink:
     staged: dict[int, State] = field(default_factory=dict)
     records: dict[int, bytes] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
-    waited: int = 0
+    waited: list[int | None] = field(default_factory=list)  # how many iterations were completed, each time
     error: Exception | None = None
 
     def __post_init__(self) -> None:
@@ -83,9 +83,9 @@ class MemorySink:
         self._free = deque(self._all)
         self._held: deque[MemorySlot] = deque()
 
-    def acquire(self, _lane: int = 0, _completed: int | None = None) -> MemorySlot | None:
+    def acquire(self, _lane: int = 0, completed: int | None = None) -> MemorySlot | None:
         if not self._free and self.wait and len(self._held) > 1:  # never the newest staged one
-            self.waited += 1
+            self.waited.append(completed)
             self._free.append(self._held.popleft())
         return self.try_acquire()
 

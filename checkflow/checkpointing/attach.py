@@ -11,7 +11,7 @@ import torch
 from checkflow.about import Run
 from checkflow.checkpointing import arguments, voices
 from checkflow.checkpointing.adapting import Adapting
-from checkflow.checkpointing.behind import Hearers, bucket_behind
+from checkflow.checkpointing.behind import bucket_behind
 from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.checkpointer import Checkpointer
@@ -167,7 +167,7 @@ def attach(
         root = arguments.first(store, peers_deadline_s)
         objects_behind = bucket_behind(root, bucket)
         warn, told = voices.Voice(notify), voices.Voice(tell)  # each rank says for itself what it waits for
-        together = Together.of(group, root, voices.to_stderr, warn, told, objects_behind)
+        together = Together.of(group, root, voices.to_stderr, voices.Hearers(warn, told), objects_behind)
         store = Path(store) if together is None else together.store
         place = store.absolute()  # whoever changes the working directory later does not move it
         tell = told if together is None or together.is_first else _untold
@@ -286,7 +286,7 @@ def attach(
                 undo.callback(_close, handle)
                 behind: BehindOne | BehindRanks | None = None
                 if objects_behind is not None:
-                    hearers = Hearers(warn, tell)
+                    hearers = voices.Hearers(warn, tell)
                     if together is None:
                         behind = BehindOne(objects_behind, handle.path, hearers, start_over=start_over)
                         behind.start(handle, retention, retry_s)

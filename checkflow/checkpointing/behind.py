@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from checkflow.checkpointing.sink import POLL_S
+from checkflow.checkpointing.voices import Hearers
 from checkflow.errors import InputError, StoreError, remedy
 from checkflow.store.bucket.download import download
 from checkflow.store.bucket.folder import check_apart
@@ -20,14 +20,6 @@ from checkflow.store.format.reader import checkpoint_names
 from checkflow.store.format.writer import remove_checkpoint
 from checkflow.store.trainer.bucket_process import BucketProcess
 from checkflow.units import format_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Hearers:
-    """Who is told, in a line: `notify` what a person should see to, `tell` what is done, or waited for."""
-
-    notify: Callable[[str], None]
-    tell: Callable[[str], None]
 
 
 def bucket_behind(store: Path, url: str | None) -> Objects | None:

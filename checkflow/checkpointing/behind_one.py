@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from checkflow.checkpointing.behind import Behind, Hearers
+from checkflow.checkpointing.behind import Behind
+from checkflow.checkpointing.voices import Hearers
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.store.both.config import BucketConfig
 from checkflow.store.bucket.names import BucketContents, has_ranks, iteration_of, read_manifest

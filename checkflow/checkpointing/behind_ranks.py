@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from checkflow.checkpointing.behind import Behind, Hearers
+from checkflow.checkpointing.behind import Behind
 from checkflow.checkpointing.borrowed import Borrowed
 from checkflow.checkpointing.turns import Turns
+from checkflow.checkpointing.voices import Hearers
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.marks import Dated, Mark
 from checkflow.distributed.parts import all_in, marks_in

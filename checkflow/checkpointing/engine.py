@@ -124,7 +124,7 @@ class Engine:
     def _tell_peers(self) -> None:
         """Before anything is staged by the schedule. Raises PeerError."""
         if self.handle.rulings is not None:
-            self.handle.rulings.stages_late(self.executor.lateness)
+            self.handle.rulings.lags(self.executor.lag)
 
     def close(self) -> None:
         """Let the training go, and the slots; the store is still to be closed. Raises what no step() has raised."""

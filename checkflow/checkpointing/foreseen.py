@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from checkflow.checkpointing.behind import Hearers, bucket_behind
+from checkflow.checkpointing.behind import bucket_behind
 from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.together import Together
+from checkflow.checkpointing.voices import Hearers
 from checkflow.distributed.group import Group
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.format.reader import Checkpoint, newest
@@ -21,10 +22,10 @@ def foreseen(store: Path, peers_deadline_s: float, hearers: Hearers, bucket: str
     several processes each calls it. Waits for a saver whose trainer was killed: it may still be writing what is the
     newest. Raises as `Checkpointer.restore` does.
     """
-    group, tell = Group.here(peers_deadline_s), hearers.tell
+    group = Group.here(peers_deadline_s)
     with contextlib.nullcontext() if group is None else group.telling(for_good=True):
         objects = bucket_behind(absolute(store, "store"), bucket)
-        together = Together.of(group, store, tell, hearers.notify, tell, objects)
+        together = Together.of(group, store, hearers.tell, hearers, objects)
         if together is None:
             is_there = _is_free(store, hearers)
             if objects is not None:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.borrowed import Borrowed
 from checkflow.checkpointing.known import Kept
 from checkflow.checkpointing.left_writing import await_writers
 from checkflow.checkpointing.restoring import Found, Nothing
 from checkflow.checkpointing.seeking import Seeking
+from checkflow.checkpointing.voices import Hearers
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.apart import Apart
 from checkflow.distributed.fellows import fellows, gathered
@@ -52,15 +52,14 @@ class Together:
         self,
         group: Group,
         root: Path,
-        tell: Callable[[str], None],
-        notify: Callable[[str], None] = lambda _: None,
-        waits: Callable[[str], None] = lambda _: None,
+        aside: Callable[[str], None],
+        hearers: Hearers = Hearers(lambda _: None, lambda _: None),  # noqa: B008 (frozen)
         before: Collection[int] = (),
     ) -> None:
         self.group = group
-        self._notify = notify
+        self._notify = hearers.notify
         self.member = Member(group.rank, group.size)
-        self.agreement = Agreement(group, lambda line: tell(f"{root}: {line}"))
+        self.agreement = Agreement(group, lambda line: aside(f"{root}: {line}"))
         self.agreement.vouches = self.member.vouches
         self._mirror: MirrorProcess | None = None
         self._stored: tuple[Mark, ...] = ()
@@ -74,7 +73,7 @@ class Together:
             self.store,
             self._begin_attempt,
             lambda path: Borrowed.add(path, self.agreement.attempt),
-            waits,
+            hearers.tell,
             before,
         )
         self.agreement.on_whole = self._give_back
@@ -84,22 +83,21 @@ class Together:
         cls,
         group: Group | None,
         root: Path,
-        tell: Callable[[str], None],
-        notify: Callable[[str], None],
-        waits: Callable[[str], None],
+        aside: Callable[[str], None],
+        hearers: Hearers,
         bucket: Objects | None = None,
     ) -> Together | None:
         """None where this process trains alone, in a store and a bucket that have only known such trainings.
 
-        Waits for the savers of trainings in other numbers, which `waits` is told. `tell`: called in another thread,
-        with what a person should know while training stands still. Raises StoreBusyError where one still trains.
+        Waits for the savers of trainings in other numbers. `aside`: called in another thread, with what a person should
+        know while training stands still. Raises StoreBusyError where one still trains.
         """
         # No rank makes its own before all have looked: they wait for each other next.
         before = () if group is None else ranks_in(root).get(group.size, ())
-        await_writers(group, places_in(root, but=0 if group is None else group.size), waits)
+        await_writers(group, places_in(root, but=0 if group is None else group.size), hearers.tell)
         if group is None and (directories_in(root, but=1) or marks_in(root) or (bucket and _has_ranks(bucket))):
             group = Group.alone()
-        return None if group is None else cls(group, root, tell, notify, waits, before)
+        return None if group is None else cls(group, root, aside, hearers, before)
 
     @property
     def is_first(self) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from checkflow.text import plain
 
@@ -20,6 +21,14 @@ def to_stderr(message: str) -> None:
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stderr.write(f"checkflow: {message}\n")
         sys.stderr.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Hearers:
+    """Who is told, in a line: `notify` what a person should see to, `tell` what is done, or waited for."""
+
+    notify: Callable[[str], None]
+    tell: Callable[[str], None]
 
 
 class Voice:

@@ -38,7 +38,7 @@ _LISTENED = 64  # of a kind, matters whose ruling is listened for: more than the
 _CLOSE_S = 30.0  # for a store that does not answer
 _VOID = "null"  # a ruling is JSON, and none of them rules nothing
 _NO_RULING = "?"  # no JSON
-_LATEST = "latest"  # by how many iterations any rank ever staged its part after a checkpoint's own
+_LAG = "lag"  # the greatest that any rank ever had; "lag/3": rank 3's
 _PARTED = "parted"  # a ruling: what one rank saves for others some rank lacks
 _OWN = "attach what DistributedDataParallel wraps (ddp.module), so that each rank saves all of its own"
 _WHY_PARTED = (
@@ -105,19 +105,19 @@ class Agreement:
         """See store.trainer.peers.Peers."""
         return self._group.deadline_s
 
-    def stages_late(self, iterations: int) -> None:
+    def lags(self, iterations: int) -> None:
         """See there."""
-        values, before = self._group.values, self._read(_LATEST)
+        values, before = self._group.values, self._read(_LAG)
         with reached():
-            values.set(f"{_LATEST}/{self._group.rank}", str(iterations))
+            values.set(f"{_LAG}/{self._group.rank}", str(iterations))
             while before < iterations:
-                before = int(values.compare_set(_LATEST, str(before) if before else "", str(iterations)))
+                before = int(values.compare_set(_LAG, str(before) if before else "", str(iterations)))
 
-    def any_later(self, iterations: int) -> bool:
+    def any_lags_more(self, iterations: int) -> bool:
         """See there. Ranks are asked one by one only where some rank ever was as late."""
-        if self._read(_LATEST) <= iterations:
+        if self._read(_LAG) <= iterations:
             return False
-        return any(self._read(f"{_LATEST}/{rank}") > iterations for rank in range(self._group.size))
+        return any(self._read(f"{_LAG}/{rank}") > iterations for rank in range(self._group.size))
 
     def _read(self, name: str) -> int:
         """A number that ranks have set, or 0."""

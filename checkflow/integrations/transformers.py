@@ -22,7 +22,6 @@ from typing import Any, cast
 from checkflow.checkpointing import voices
 from checkflow.checkpointing.arguments import check_store, deadline_of
 from checkflow.checkpointing.attach import attach
-from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.foreseen import foreseen
 from checkflow.distributed.group import DEADLINE_S
@@ -106,7 +105,7 @@ class CheckflowCallback(TrainerCallback):  # type: ignore[misc]
     def find(self, folder: Path) -> str | None:
         """The newest checkpoint that verifies, as a folder with what Trainer reads before it has an optimizer."""
         options = self._options
-        hearers = Hearers(options.get("notify", voices.warn), options.get("tell", voices.to_stderr))
+        hearers = voices.Hearers(options.get("notify", voices.warn), options.get("tell", voices.to_stderr))
         deadline_s = deadline_of(options.get("peers_deadline_s", DEADLINE_S))
         bucket = None if options.get("start_over") else options.get("bucket")
         found = foreseen(self.store, deadline_s, hearers, bucket)

@@ -78,7 +78,7 @@ class Follower:
         timetables = timetables_of(schedule, device.few_bytes)
         self.timetable = timetables[0]  # what all have in common
         # Iterations from a checkpoint's own to the end of that in which it is staged, where this waits for late copies.
-        self.lateness = max(self.interval, *(each.last_iteration + 1 for each in timetables))
+        self.lag = max(self.interval, *(each.last_iteration + 1 for each in timetables))
         self.firings = Firings(self.timetable)
         self._planned = self.timetable.used != {self.timetable.anchor_count}  # something before an iteration's end
         self.pipeline = Pipeline(

@@ -17,8 +17,8 @@ from bucket_server import BucketServer, bucket_server
 
 import checkflow
 from checkflow.background import remove_written
-from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.foreseen import foreseen
+from checkflow.checkpointing.voices import Hearers
 from checkflow.cli import run
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.events import Event, Uploaded

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import checkflow
-from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.foreseen import foreseen
+from checkflow.checkpointing.voices import Hearers
 from checkflow.cli import run
 from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.store.bucket.folder import folder_of

@@ -3,12 +3,14 @@
     python rank_on_schedule.py KIND STORE SCHEDULE ITERATIONS
 
 SCHEDULE has a % where the rank's number goes, STORE may have a "{rank}". It says "unwatched" and what was, "silent" and
-which anchors, how many it "staged", and "done RESUMED DIGEST" of all that this rank has of the training.
+which anchors, how many it "staged", by how many iterations it "lags" and any rank does, and "done RESUMED DIGEST" of
+all that this rank has of the training.
 """
 
 from __future__ import annotations
 
 import sys
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -50,6 +52,10 @@ def main(kind: str, store: str, schedule: str, iterations: int) -> None:
         say("unwatched", *checkpointer.stats().unwatched)
         say("silent", *checkpointer.stats().silent_anchors)
         say("staged", checkpointer.stats().staged)
+        rulings = checkpointer._handle.rulings
+        assert rulings is not None
+        greatest = next(iterations for iterations in count() if not rulings._peers.any_lags_more(iterations))
+        say("lags", checkpointer._engine.executor.lag, greatest)
     say("done", resumed, digest(model, optimizer, torch.zeros(())))
     leave()
 

@@ -271,19 +271,19 @@ def test_the_latest_of_all_is_known_to_each() -> None:
     """Whoever says so first or last; and who is so no more."""
     ranks = groups(4)
     agreed = {each.rank: Agreement(each) for each in ranks}
-    assert not agreed[0].any_later(0)
+    assert not agreed[0].any_lags_more(0)
 
     def all_say(latest: int) -> None:
         for each in agreed.values():
-            assert [each.any_later(iterations) for iterations in range(8)] == [n < latest for n in range(8)]
+            assert [each.any_lags_more(iterations) for iterations in range(8)] == [n < latest for n in range(8)]
 
-    together(ranks, lambda each: agreed[each.rank].stages_late([2, 5, 1, 3][each.rank]))
+    together(ranks, lambda each: agreed[each.rank].lags([2, 5, 1, 3][each.rank]))
     all_say(5)
-    agreed[3].stages_late(6)
+    agreed[3].lags(6)
     all_say(6)
-    agreed[3].stages_late(1)
+    agreed[3].lags(1)
     all_say(5)
-    agreed[1].stages_late(1)
+    agreed[1].lags(1)
     all_say(2)
 
 

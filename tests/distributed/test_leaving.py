@@ -10,6 +10,7 @@ import pytest
 from test_group import groups, together
 
 from checkflow.checkpointing.together import Together
+from checkflow.checkpointing.voices import Hearers
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.group import Group
 from checkflow.distributed.pulse import Pulse
@@ -36,7 +37,8 @@ def test_how_a_rank_left_is_told_where_others_wait_for_it(tmp_path: Path, left: 
     told: list[str] = []
     first, other = Pulse(ranks[0], told.append), Pulse(ranks[1], told.append)
     other.beat()
-    Together(ranks[1], tmp_path, told.append, told.append).close(None if left is None else 12, left)
+    hearers = Hearers(told.append, told.append)
+    Together(ranks[1], tmp_path, told.append, hearers).close(None if left is None else 12, left)
     deadline = time.monotonic() + 60.0
     while not told and time.monotonic() < deadline:
         first.beat()
@@ -61,7 +63,7 @@ def test_a_step_that_some_rank_left_out_is_told_at_the_end(
     told: list[str] = []
 
     def end(group: Group) -> None:
-        Together(group, tmp_path, told.append, told.append).close(completed[group.rank])
+        Together(group, tmp_path, told.append, Hearers(told.append, told.append)).close(completed[group.rank])
 
     assert together(groups(3), end) == [None] * 3
     assert len(told) == lines

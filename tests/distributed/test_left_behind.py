@@ -13,6 +13,7 @@ from test_group import groups, together
 from checkflow.checkpointing.left_behind import Remains, remains_of
 from checkflow.checkpointing.restoring import Nothing
 from checkflow.checkpointing.together import Together
+from checkflow.checkpointing.voices import Hearers
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark
 from checkflow.store.format.ranks import WHOLE
@@ -33,7 +34,7 @@ def found(root: Path, size: int) -> list[object]:
     """What each rank of so many finds when it starts, its error or what it names and leaves aside."""
 
     def start(group: Group) -> object:
-        ranks = Together.of(group, root, print, print, print)
+        ranks = Together.of(group, root, print, Hearers(print, print))
         assert ranks is not None
         ranks.store.mkdir(exist_ok=True)
         seen = ranks._seeking.newest(None, lambda mark, _: mark)
@@ -73,7 +74,7 @@ def test_a_checkpoint_whose_parts_are_in_several_places_is_a_refusal(left: Path,
         root = tmp_path / f"{group.rank}"
         if group.rank < 2:
             shutil.copytree(left / f"rank-{group.rank}-of-2", root / f"rank-{group.rank}-of-2")
-        ranks = Together.of(group, root, print, print, print)
+        ranks = Together.of(group, root, print, Hearers(print, print))
         assert ranks is not None
         return ranks._seeking.newest(None, lambda mark, _: mark)
 
@@ -90,7 +91,7 @@ def test_each_rank_has_the_same_reason_whoever_sees_a_part(left: Path, tmp_path:
         for rank, name in enumerate((None, "rank-1-of-2", "rank-6-of-9")):
             if group.rank == rank and name is not None:
                 shutil.copytree(left / "rank-1-of-2", root / name)
-        ranks = Together.of(group, root, print, print, print)
+        ranks = Together.of(group, root, print, Hearers(print, print))
         assert ranks is not None
         return ranks._seeking.newest(None, lambda mark, _: mark)
 

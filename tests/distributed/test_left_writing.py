@@ -16,6 +16,7 @@ from test_group import groups, together
 import checkflow
 from checkflow.checkpointing.seeking import Seeking
 from checkflow.checkpointing.together import Together
+from checkflow.checkpointing.voices import Hearers
 from checkflow.distributed.group import Group
 from checkflow.errors import StoreBusyError
 from checkflow.store.both.lock import StoreLock
@@ -87,7 +88,7 @@ def savers() -> Iterator[Savers]:
 @pytest.mark.parametrize("left", ["rank-0-of-2", "."])
 def test_ranks_in_another_number_wait_and_one_of_them_says_so(tmp_path: Path, left: str, savers: Savers) -> None:
     savers.left_in(tmp_path / left)
-    together(groups(3), lambda group: Together.of(group, tmp_path, silent, pytest.fail, savers.tell))
+    together(groups(3), lambda group: Together.of(group, tmp_path, silent, Hearers(pytest.fail, savers.tell)))
     assert newest_in(tmp_path / left) == 41
     (line,) = savers.told
     assert line.startswith(f"{tmp_path / left}: waiting for the previous run's saver, process ")
@@ -125,9 +126,9 @@ def test_a_job_in_another_number_that_still_trains_is_met(tmp_path: Path, size: 
     with StoreHandle.open(tmp_path / "rank-1-of-2", [LAYOUT], notify=silent):
         if size == 1:
             with pytest.raises(StoreBusyError, match="rank-1-of-2: another trainer, process"):
-                Together.of(None, tmp_path, silent, silent, silent)
+                Together.of(None, tmp_path, silent, Hearers(silent, silent))
         else:
-            said = together(groups(3), lambda group: Together.of(group, tmp_path, silent, silent, silent))
+            said = together(groups(3), lambda group: Together.of(group, tmp_path, silent, Hearers(silent, silent)))
             assert all("rank-1-of-2: another trainer, process" in str(each) for each in said)
     StoreLock.acquire(tmp_path / "rank-1-of-2", silent, timeout_s=60).close()
-    assert Together.of(None, tmp_path, silent, silent, silent) is None
+    assert Together.of(None, tmp_path, silent, Hearers(silent, silent)) is None

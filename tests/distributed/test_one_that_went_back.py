@@ -11,10 +11,10 @@ import torch
 from test_group import groups, together
 
 import checkflow
-from checkflow.checkpointing.behind import Hearers
 from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.restoring import Nothing
 from checkflow.checkpointing.seeking import Seeking
+from checkflow.checkpointing.voices import Hearers
 from checkflow.distributed.agreement import Agreement
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Dated, Mark, newest_first

@@ -101,6 +101,18 @@ def test_what_is_trained_again_in_mid_run_is_saved_as_it_is_now(
     check_same_end(tmp_path, size, kind, resumed + 3)
 
 
+@pytest.mark.parametrize(
+    ("kind", "policy", "divides"), [("ddp", "checkflow", True), ("ddp", "rolling", False), ("even", "rolling", True)]
+)
+def test_shares_of_very_different_sizes_are_not_made_where_gradients_go_along(
+    kind: str, policy: str, divides: bool, tmp_path: Path
+) -> None:
+    """One layer of the first network is most of it, and one rank would have parts for twice as many iterations."""
+    with Job(2, kind, tmp_path, 4, 0, f"policy={policy}") as job:
+        job.done()
+    assert [bool(part.record.elsewhere) for part in all_in(tmp_path)[0].ranks] == [divides] * 2
+
+
 def test_a_share_in_parts_that_does_not_verify_is_missed_by_all(tmp_path: Path) -> None:
     """A gradient of what another rank has alike, which both would make updates with."""
     options = [*POLICIES["rolling"], "persist_every=1", "when_full=wait"]

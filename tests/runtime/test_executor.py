@@ -74,7 +74,7 @@ def test_without_a_free_slot_skip_goes_on_and_wait_waits() -> None:
     waiting.run(5)
     waiting.close()
     assert waiting.sink.order == [1, 2, 3, 4, 5]
-    assert waiting.sink.waited == 3
+    assert waiting.sink.waited == [3, 4, 5]
     assert waiting.counters.waits[Cause.SLOT] == 3
 
 

@@ -257,10 +257,10 @@ class Alone:
         del iteration
         return lambda: agreed(rules())
 
-    def stages_late(self, iterations: int) -> None:
+    def lags(self, iterations: int) -> None:
         raise AssertionError(iterations)
 
-    def any_later(self, iterations: int) -> bool:
+    def any_lags_more(self, iterations: int) -> bool:
         return iterations < 1
 
     def skipped(self, iteration: int) -> None:
@@ -286,7 +286,7 @@ class Late(Alone):
         self.iterations = iterations
         self.rulings: dict[int, Callable[[], None]] = {}
 
-    def any_later(self, iterations: int) -> bool:
+    def any_lags_more(self, iterations: int) -> bool:
         return iterations < self.iterations
 
     def staging(

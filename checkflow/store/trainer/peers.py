@@ -15,10 +15,10 @@ class Peers(Protocol):
     def deadline_s(self) -> float:
         """How long a rank waits for the others before it says that they do not come."""
 
-    def stages_late(self, iterations: int) -> None:
+    def lags(self, iterations: int) -> None:
         """From now on this rank stages its part of a checkpoint so many iterations after its own. Raises PeerError."""
 
-    def any_later(self, iterations: int) -> bool:
+    def any_lags_more(self, iterations: int) -> bool:
         """Whether any rank now stages its part more than so many iterations after the checkpoint's own. Raises
         PeerError."""
 

@@ -62,17 +62,17 @@ class Rulings:
                 "and see whether all run"
             )
 
-    def stages_late(self, iterations: int) -> None:
+    def lags(self, iterations: int) -> None:
         """From now on this rank has its part of a checkpoint so many iterations after that one. Raises PeerError."""
-        self._peers.stages_late(iterations)
+        self._peers.lags(iterations)
 
-    def comes_after(self, completed: int) -> bool:
+    def awaits_this_rank(self, completed: int) -> bool:
         """Whether no ruling comes before this rank goes on: all end iterations together, and some rank has its part of
         the oldest checkpoint that is not ruled on only at the end of a later one."""
         unruled = self._unruled.copy().values()
         if not unruled or any(attempt != self._peers.attempt for attempt, _ in unruled):  # void without anybody's doing
             return False
-        return self._peers.any_later(completed - min(iteration for _, iteration in unruled))
+        return self._peers.any_lags_more(completed - min(iteration for _, iteration in unruled))
 
     def part_staged(self, slot: int, iteration: int) -> None:
         """This slot will be part of a checkpoint that another one completes."""

@@ -66,7 +66,7 @@ class Waiting:
                 if not pending and not of_ranks:
                     raise StoreError("slots: all are being filled; stage or abandon one before acquiring another")
                 if not pending and self._rulings is not None:
-                    if completed is not None and self._rulings.comes_after(completed):
+                    if completed is not None and self._rulings.awaits_this_rank(completed):
                         return None
                     self._rulings.check(time.monotonic_ns() - started)
                 self._saver.wait(0.05)
