@@ -153,9 +153,7 @@ class Checkpointer:
                 with self._told(StoreError):
                     self._executor.drain()  # of several processes, what is in flight is of the attempt that ends here
                     if iteration is None or iteration not in iterations_in([self._handle.path]):
-                        make_durable(
-                            self._handle, "restore: the newest iteration is not durable, and an older one comes"
-                        )
+                        make_durable(self._handle, "restore: the newest iteration is not durable; an older one comes")
             elif iteration is None and self._start_over:
                 return 0
             # both take memory, and this one is waited for
@@ -180,6 +178,8 @@ class Checkpointer:
                     restored = restore_parsed(
                         found.files, found.record, self._training, self._objects, self._begin_restore
                     )
+                    if self._together is not None:
+                        self._together.require_alike(self._training, restored)
                 except (InputError, PeerError):
                     if self._behind is not None:
                         self._behind.take_back()

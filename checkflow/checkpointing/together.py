@@ -24,7 +24,7 @@ from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.distributed.parts import RankPart, directories_in, marks_in, newest_part, places_in
 from checkflow.distributed.placement import address_here, host_here, machine_here, mirrors, unreachable
 from checkflow.division import Division
-from checkflow.errors import InputError, StoreError
+from checkflow.errors import InputError, PeerError, StoreError
 from checkflow.jsonfile import digest_of
 from checkflow.schedule import Schedule
 from checkflow.state.divided import Alike, alike_in, content_of, saved_here, shared_out
@@ -32,6 +32,7 @@ from checkflow.state.host.objects import Member
 from checkflow.state.host.record import Record
 from checkflow.state.live import entry_stems, parameter_names, parameters_of
 from checkflow.state.names import StateName, owner
+from checkflow.state.restore import Restored
 from checkflow.state.restore.files import TensorFile
 from checkflow.state.shards import give_back_gathered
 from checkflow.store.bucket.names import has_ranks
@@ -138,8 +139,10 @@ class Together:
         give_back_gathered(training.models)
         alike = {_says(each): each for each in alike_in(training)} if divides else {}
         sharing = fellows(self.group, self.root, alike)
-        contents = {says: content_of(alike[says], training) for says, ranks in sharing.items() if len(ranks) > 1}
-        said = gathered(self.group, contents)
+        contents = {
+            says: content_of(alike[says].sizes_bytes, training) for says, ranks in sharing.items() if len(ranks) > 1
+        }
+        said = gathered(self.group, "attach()", contents)
         for says, content in contents.items():
             if any(said[rank].get(says) != content for rank in sharing[says]):
                 warn(
@@ -262,6 +265,26 @@ class Together:
             self._drop_copies()  # whoever lacked a part has it now
         else:
             self.agreement.on_counted = self._drop_copies  # a mirror has another one of each part by then
+
+    def require_alike(self, training: Training, restored: Restored) -> None:
+        """Every rank calls this once it has restored. Raises PeerError, on each, where ranks do not have the same bytes
+        of what they have alike, after updates that were made again."""
+        alike: dict[tuple[int, ...], list[str]] = {}
+        if training.division is not None and restored.replay_seconds is not None:
+            for name, ranks in training.division.savers.items():
+                alike.setdefault(tuple(sorted(ranks)), []).append(name)
+        contents = {
+            f"{names[0]} and what else ranks {', '.join(map(str, ranks))} have alike": content_of(names, training)
+            for ranks, names in alike.items()
+        }
+        found: dict[str, object] = {}
+        for said in gathered(self.group, "restore()", contents):
+            for what, content in said.items():
+                if found.setdefault(what, content) != content:
+                    raise PeerError(
+                        f"restore: {what} are not the same on each once updates were made again; "
+                        "restore(iteration=N) an older checkpoint, or give each rank the same device and versions"
+                    )
 
     def _give_back(self, mark: Mark, _serial: int) -> None:
         with contextlib.suppress(RuntimeError):  # no thread is to be had; a later run does it

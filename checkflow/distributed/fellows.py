@@ -22,10 +22,10 @@ def fellows(group: Group, store: Path, says: Collection[str]) -> dict[str, tuple
     with contextlib.suppress(OSError):  # opening the store tells of it
         own.mkdir(parents=True, exist_ok=True)
     word = _written(own)
-    of_all = gathered(group, dict.fromkeys(says, word))
+    of_all = gathered(group, "attach()", dict.fromkeys(says, word))
     words = {rank: _word_in(group, store, rank) for rank, said in enumerate(of_all) if said.keys() & set(says)}
     seen = {each: [rank for rank, found in words.items() if of_all[rank].get(each) == found] for each in says}
-    seen_by = gathered(group, seen)
+    seen_by = gathered(group, "attach()", seen)
     return {
         each: tuple(ranks)
         for each, ranks in seen.items()
@@ -52,9 +52,9 @@ def _written(own: Path) -> str:
     return word
 
 
-def gathered(group: Group, said: Mapping[str, object]) -> list[dict[str, object]]:
-    """What each rank says, by rank; every rank calls this."""
-    return [each if isinstance(each, dict) else {} for each in group.gather("attach()", dict(said))]
+def gathered(group: Group, what: str, said: Mapping[str, object]) -> list[dict[str, object]]:
+    """What each rank says, by rank; every rank calls this. `what` is the occasion, as for `Group.gather`."""
+    return [each if isinstance(each, dict) else {} for each in group.gather(what, dict(said))]
 
 
 def _word_in(group: Group, store: Path, rank: int) -> str:

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import secrets
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from checkflow.torch_ranks import KeyValues, is_in_group, meeting_place, own_val
 
 DEADLINE_S = 600.0
 LEAVING_S = 10.0
+_HEARD_S = 3.0
 _FAILED = "failed"
 _PAUSE_S = (0.001, 0.05)  # between looks, at first and at most
 
@@ -145,6 +147,8 @@ class Group:
             said = str(error) if isinstance(error, CheckflowError) else f"{type(error).__name__}: {error}"
             self._fail(f"rank {self.rank}: {said}", for_good=for_good)
             raise
+        finally:
+            self._part(sys.exception())
 
     def same(self, what: str, value: Mapping[str, object]) -> None:
         """Raises PeerError, on each rank, that names the first field in which ranks differ."""
@@ -189,6 +193,16 @@ class Group:
             f"{what}: {ranks_have(ranks)} not come to it within {self.deadline_s:g} s; call it on every rank, and see "
             "whether all run"
         )
+
+    def _part(self, error: BaseException | None) -> None:
+        """The occasion is over for this rank. The first one stays for a little after an error, until it is for all: the
+        store of all may be in its process, which may end now."""
+        key, until = f"{self._occasion}/parted", time.monotonic() + _HEARD_S
+        with suppress(RuntimeError):
+            parted = self.values.add(key, 1)
+            while self.rank == 0 and isinstance(error, Exception) and parted < self.size and time.monotonic() < until:
+                time.sleep(_PAUSE_S[1])
+                parted = self.values.add(key, 0)
 
     def _fail(self, message: str, *, for_good: bool) -> None:
         """The first message counts."""

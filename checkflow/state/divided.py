@@ -7,7 +7,7 @@ else is each rank's own: buffers, what was listed, random generators, what is on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -79,12 +79,12 @@ def _kept_alike(ddp: DistributedDataParallel, updated: Collection[int]) -> list[
     return [*trained, *(each for each in received if not each.requires_grad)] if trained else []
 
 
-def content_of(alike: Alike, training: Training) -> str:
-    """A hash of this rank's part of it, and of what optimizers keep of it now."""
+def content_of(parameters: Container[str], training: Training) -> str:
+    """A hash of this rank's part of these, by name, and of what optimizers keep of them now."""
     names = parameter_names(training)
     found = xxhash.xxh3_128()
     for live in live_state(training):
-        if _parameter_of(live, names) in alike.sizes_bytes and not _is_own(live, training):
+        if _parameter_of(live, names) in parameters and not _is_own(live, training):
             flat = live.tensor.detach().reshape(-1)
             found.update(live.name.encode())
             for start in range(0, flat.numel(), _STRETCH):

@@ -54,7 +54,7 @@ def test_with_a_saver_that_hangs_nothing_is_taken_for_durable(
                 checkpointer.save()
         assert [each.iteration for each in list_checkpoints(tmp_path)] == [1]
         assert checkpointer.restore() == 1
-        assert any("restore: the newest iteration is not durable, and an older one comes" in line for line in told)
+        assert any("restore: the newest iteration is not durable; an older one comes" in line for line in told)
         os.kill(pid, signal.SIGCONT)
         iterate(checkpointer)
         checkpointer.save()

@@ -6,7 +6,7 @@ It says "iteration N" after each, "staged N", "verified N", "learned N", and at 
 that this rank has of the training. "{rank}" in STORE is its number. An OPTION is one of attach; or `timeout`, that of
 the process group; or `device`, which is the CPU unless it is cuda; or `link`: how many times its state the planner of
 what is learned believes the link to carry in an iteration; or `again`: each of so many iterations is kept, and comes
-back once when half as many more are completed.
+back once when half as many more are completed; or `off`: the rank that makes updates again otherwise than the others.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from torch.nn.parallel import DistributedDataParallel
 import checkflow
 from checkflow.learning.planner import Planner
 from checkflow.models import gpt2
+from checkflow.state.restore import replay
+from checkflow.torch_internals import unhooked_step
 
 with warnings.catch_warnings(action="ignore"):  # torch's own imports warn of what torch deprecates
     from torch.distributed.optim import ZeroRedundancyOptimizer as ZeroRedundancyOptimizer
@@ -245,6 +247,13 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer, losses: tor
     return found.hexdigest()
 
 
+def off(optimizer: torch.optim.Optimizer) -> None:
+    """An update, and a little more."""
+    unhooked_step(optimizer)
+    with torch.no_grad():
+        optimizer.param_groups[0]["params"][0].view(-1)[0] += 1e-3
+
+
 def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[str, object]) -> None:
     device = str(options.pop("device", "cpu"))
     backend = "gloo" if device == "cpu" or kind == "ddp" else "cpu:gloo,cuda:nccl"  # which wants a device for each rank
@@ -267,6 +276,8 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
             say(type(event).__name__.lower(), event.iteration)
 
     again, kept = int(str(options.pop("again", 0))), 0
+    if int(str(options.pop("off", -1))) == rank:
+        setattr(replay, "unhooked_step", off)  # noqa: B010
     options |= {"extra": {"losses": losses}, "on_event": told}
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99) if kind.startswith("zero") else None
     options |= {"scheduler": scheduler}

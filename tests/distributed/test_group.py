@@ -190,6 +190,29 @@ def test_who_could_not_attach_is_waited_for_no_more() -> None:
     assert str(error) == "rank 1: store: no space"
 
 
+def test_the_first_rank_stays_until_the_others_have_heard_of_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store of all may end with its process."""
+    monkeypatch.setattr(group, "_HEARD_S", 60.0)
+    heard: list[str] = []
+
+    def attach(rank: Group) -> None:
+        if rank.rank == 0:
+            raise InputError("store: no space")
+        time.sleep(0.3)
+        try:
+            rank.gather("attach()", None)
+        except PeerError as error:
+            heard.append(str(error))
+            raise
+
+    first, second = groups(2)
+    late = threading.Thread(target=together, args=([second], attach))
+    late.start()
+    together([first], attach)
+    assert heard == ["rank 0: store: no space"]
+    late.join()
+
+
 def test_what_differs_is_named_on_each() -> None:
     given = [{"slots": 3, "interval": 2}, {"slots": 3, "interval": 5}]
     for error in together(groups(2), lambda group: group.same("attach()", given[group.rank])):

@@ -46,6 +46,9 @@ AGAIN = [(kind, size, policy, copies) for kind, size in KINDS for policy in ("ro
 AGAIN_OFTEN = [("views", 2, "rolling", 0), ("fsdp", 2, "lowdiff", 1)]
 
 
+REFUSED = "restore: model/0.weight and what else ranks 0, 1 have alike are not the same on each"
+
+
 @pytest.mark.parametrize(("kind", "size", "policy", "who"), CASES if NIGHTLY else OFTEN)
 def test_a_killed_job_resumes_as_if_it_had_not_been(
     kind: str, size: int, policy: str, who: str, tmp_path: Path
@@ -133,6 +136,20 @@ def test_a_share_in_parts_that_does_not_verify_is_missed_by_all(tmp_path: Path) 
     share.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with Job(2, "even", tmp_path, newest.mark.iteration + 1, 0, *options) as job:
         assert {resumed for resumed, _ in job.done().values()} == {before.mark.iteration}
+
+
+def test_updates_that_a_rank_makes_again_otherwise_are_refused_on_each(tmp_path: Path) -> None:
+    """What each read was verified, and is right; what one made of it is not what the others have."""
+    options = [*POLICIES["lowdiff"], "persist_every=1", "when_full=wait"]
+    with Job(2, "even", tmp_path, NO_END, PAUSE_S, *options) as job:
+        job.learned()
+        job.reach(job.iteration(0) + 12)
+        job.end("all", 0)
+    with Job(2, "even", tmp_path, NO_END, 0, *options, "off=1") as job:
+        assert set(job.wait().values()) == {1}
+        for rank in range(2):
+            assert not job.numbers(rank, "resumed")
+            assert any(f"PeerError: {REFUSED}" in line for line in job.errors[rank]), job.errors[rank]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
