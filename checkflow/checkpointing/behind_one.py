@@ -10,10 +10,10 @@ from checkflow.checkpointing.behind import Behind
 from checkflow.checkpointing.voices import Hearers
 from checkflow.errors import CorruptStoreError, StoreError
 from checkflow.store.both.config import BucketConfig
-from checkflow.store.bucket.names import BucketContents, has_ranks, iteration_of, read_manifest
+from checkflow.store.bucket.names import BucketContents, age, has_ranks, iteration_of, read_manifest, serial_of
 from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.manifest import Manifest
-from checkflow.store.format.reader import sound_checkpoints
+from checkflow.store.format.reader import checkpoint_names, sound_checkpoints
 from checkflow.store.format.retention import Retention
 from checkflow.store.trainer.handle import StoreHandle
 
@@ -37,7 +37,8 @@ class BehindOne(Behind):
     def start(self, handle: StoreHandle, retention: Retention, retry_s: float) -> None:
         """What is durable from now on is uploaded. Raises StoreError where no process can be started, InputError."""
         self._objects.make()
-        self._process = handle.start_uploader(BucketConfig(self._store, self.url, retention, retry_s))
+        found = max(map(serial_of, checkpoint_names(self._store)), default=0)
+        self._process = handle.start_uploader(BucketConfig(self._store, self.url, retention, retry_s, found=found))
 
     def bring(self, iteration: int | None, than: Manifest | None) -> bool:
         """Download the newest checkpoint that verifies (of that iteration, if given) if it is newer than this one.
@@ -55,7 +56,7 @@ class BehindOne(Behind):
                 continue
             try:
                 manifest = read_manifest(self._objects, name, contents.checkpoints[name])
-                if than is not None and _age(manifest) <= _age(than):
+                if than is not None and age(manifest) <= age(than):
                     return False
                 self._brought.clear()
                 self._bring(self._objects, name, contents, self._store)
@@ -89,8 +90,3 @@ class BehindOne(Behind):
             with contextlib.suppress(CorruptStoreError):  # an older one is kept
                 self._keep(self._objects, name, contents)
                 return
-
-
-def _age(manifest: Manifest) -> tuple[str, int]:
-    """When it was written, by the clock of the machine that wrote it: in UTC to the second, so text compares."""
-    return manifest.created, manifest.iteration

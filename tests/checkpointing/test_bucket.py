@@ -140,8 +140,42 @@ def test_what_the_disk_has_newer_is_taken_from_there(server: BucketServer, tmp_p
         life.ckpt.restore()
         time.sleep(1.1)  # what is newer is known to the second
         life.train(4)
+    names = server.names()
+    with Life(tmp_path / "old", server.url):
+        pass  # its uploader ends before anything is restored
+    assert server.names() == names
     with Life(tmp_path / "old", server.url) as life:
         assert life.ckpt.restore() == 8
+
+
+def test_who_uploads_nothing_new_leaves_all_as_it_is(server: BucketServer, tmp_path: Path) -> None:
+    """What earlier runs marked on disk is neither put again nor put above what is newer."""
+    for iteration in (2, 4):
+        with Life(tmp_path / "store", server.url) as life:
+            life.ckpt.restore()
+            life.train(1)
+            life.ckpt.save(keep=True)
+            life.train(1)
+            life.until(lambda life=life, iteration=iteration: life.uploaded >= iteration)  # type: ignore[misc]
+    names = server.names()
+    last = iteration_of(names[0])
+    with Life(tmp_path / "store", server.url) as life:
+        life.ckpt.restore()
+    assert server.names() == names and life.uploaded == last and life.uploads == 0
+    assert not life.told
+    shutil.rmtree(tmp_path / "store")
+    with Life(tmp_path / "store", server.url) as life:
+        assert life.ckpt.restore() == last
+
+
+def test_what_is_lost_from_the_bucket_is_there_when_the_run_has_closed(server: BucketServer, tmp_path: Path) -> None:
+    with Life(tmp_path / "store", server.url) as life:
+        life.train(1)
+        life.until(lambda: life.uploaded > 0)
+        life.ckpt.save()
+        server.objects.remove([path for path in server.objects.sizes() if path.endswith("manifest.json")])
+        assert not server.names()
+    assert server.names() and life.uploads > 1 and not life.told
 
 
 def test_the_bucket_is_out_and_training_goes_on(server: BucketServer, tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ def main(arguments: list[str]) -> int:
     os.fchdir(directory)
     end = socket.socket(fileno=end_fd)
     config = BucketConfig.parse(end.recv(MAX_PACKET_BYTES))
-    uploads = Uploads(Objects.open(config.url), config.retention, config.store)
+    uploads = Uploads(
+        Objects.open(config.url), config.retention, config.store, None if config.grouped else config.found
+    )
     return 0 if Uploader(config, uploads, end, trainer, directory).run() else 1
 
 

@@ -23,7 +23,7 @@ from checkflow.store.both.retry import Patience
 from checkflow.store.both.saver_log import write_log
 from checkflow.store.both.words import CLOSE, DROPPED, LAST, MAX_WORD_BYTES, THERE, UPLOAD, number_in
 from checkflow.store.bucket.objects import BucketError
-from checkflow.store.bucket.upload import OvertakenError, StoreThereError, Uploads
+from checkflow.store.bucket.upload import OlderError, OvertakenError, StoreThereError, Uploads
 from checkflow.store.format.reader import Checkpoint
 from checkflow.store.format.regular_file import open_regular
 
@@ -98,6 +98,9 @@ class Uploader:
             if due is not None:
                 self._upload(due)
                 return not succeeded
+            if (self._hurries or (ending and not more)) and not self._uploads.is_there():
+                self._last_done = 0  # of a group what is left is due again
+                return True
             if ending and not more:
                 self._has_all = True
                 self._report(RestReport(is_end=True))
@@ -138,6 +141,8 @@ class Uploader:
     def _upload(self, checkpoint: Checkpoint) -> None:
         try:
             report = self._uploads.upload(checkpoint, to_cache=self._closing or self._orphan)
+        except OlderError:
+            return
         except FileNotFoundError:  # pruned since, so there is a newer one
             self._pass(checkpoint.serial)
             return

@@ -123,6 +123,11 @@ def content_of(manifest: Manifest) -> str:
     return digest_of(manifest.model_copy(update={"serial": 0}).model_dump(mode="json"))
 
 
+def age(manifest: Manifest) -> tuple[str, int]:
+    """When it was written, by the clock of the machine that wrote it: in UTC to the second, so text compares."""
+    return manifest.created, manifest.iteration
+
+
 def read_manifest(objects: Objects, name: str, sizes: Mapping[str, int]) -> Manifest:
     """Of a checkpoint whose objects have these sizes, each of which it lists. Raises CorruptStoreError, BucketError."""
     size = sizes[MANIFEST]

@@ -1,6 +1,7 @@
 """Checkpoints from the disk to the bucket: the files, each block compared with the manifest, then the manifest.
 
 What is uploaded is the newest, and before it what is marked as retained for good; what newer ones overtook is not.
+In the bucket the highest serial is the newest: nothing is put there that is older than what it has.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from checkflow.store.bucket.names import (
     ATTEMPTS,
     UPLOADS,
     BucketContents,
+    age,
     attempt_object,
     content_of,
     read_manifest,
@@ -33,7 +35,7 @@ from checkflow.store.bucket.names import (
     uploaded_as,
 )
 from checkflow.store.bucket.objects import BucketError, Objects
-from checkflow.store.format.manifest import BLOCK_BYTES, KEPT, MANIFEST, FileEntry
+from checkflow.store.format.manifest import BLOCK_BYTES, KEPT, MANIFEST, FileEntry, Manifest
 from checkflow.store.format.ranks import WHOLE
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine, is_gone
 from checkflow.store.format.regular_file import open_regular, read_at
@@ -51,18 +53,26 @@ class StoreThereError(Exception):
     """What is uploaded to is, or has become, a store: whoever has that removes there what it has no use for."""
 
 
-class Uploads:
-    """Of one run, which is one attempt: begun with its first upload. `where`: this run, for messages of another."""
+class OlderError(Exception):
+    """What is on disk is older than what the bucket has."""
 
-    def __init__(self, objects: Objects, retention: Retention, where: Path) -> None:
+
+class Uploads:
+    """Of one run, which is one attempt: begun with its first upload. `where`: this run, for messages of another;
+    `found`: serial of the newest that its store had before it; None for a rank, whose parts have their age in their
+    records."""
+
+    def __init__(self, objects: Objects, retention: Retention, where: Path, found: int | None = 0) -> None:
         self._objects = objects
         self._retention = retention
         self._where = where
+        self._found = found
         self._attempt = 0  # until it is begun
         self._number = 0  # of the last upload that was begun
         self._last_serial = 0  # on disk, of the last one that the bucket has
         self._unreadable: set[str] = set()
-        self._there: dict[str, int] = {}  # contents that the bucket had before, and their serials
+        self._there: dict[str, int] = {}  # contents that the bucket had when it was looked at, and their serials
+        self._newest_there: Manifest | None = None  # of these
         self._newest_serial = 0  # in the bucket, of what is newest on disk as well
         self._uploaded: dict[int, int] = {}  # serials on disk -> in the bucket
         self._left: list[str] = []  # names under which a try that failed put something
@@ -101,12 +111,15 @@ class Uploads:
         for name, files in contents.checkpoints.items():
             if serial_of(name) == there:
                 self._remove(name, files)
+        if self._newest_serial == there:
+            self._newest_serial = 0
 
     def upload(self, checkpoint: Checkpoint, *, to_cache: bool) -> UploadedReport:
         """`to_cache`: leave it in the page cache.
 
         Raises BucketError, to be tried again; CorruptStoreError for what is not as it was written, which is not due
-        again; FileNotFoundError where it was pruned; OvertakenError; StoreThereError.
+        again; OlderError for what is not due again either; FileNotFoundError where it was pruned; OvertakenError;
+        StoreThereError.
         """
         started = time.monotonic_ns()
         with contextlib.ExitStack() as opened:
@@ -120,6 +133,9 @@ class Uploads:
             there = self._there.get(content_of(checkpoint.manifest))
             if there is not None:
                 self._newest_serial = there
+            elif self._is_older(checkpoint):
+                self._last_serial = max(self._last_serial, checkpoint.serial)
+                raise OlderError
             else:
                 try:
                     self._put(checkpoint, files, is_kept=is_kept, to_cache=to_cache)
@@ -135,6 +151,22 @@ class Uploads:
             size_bytes=size_bytes,
             upload_ns=time.monotonic_ns() - started,
         )
+
+    def is_there(self) -> bool:
+        """Whether the bucket still has what it was last said to have; where it has not, that is due again. Yes where it
+        cannot be asked. Raises OvertakenError, StoreThereError."""
+        if not self._newest_serial:
+            return True
+        try:
+            contents = self._look()
+            if self._newest_serial in map(serial_of, contents.checkpoints):
+                return True
+            self._learn(contents)
+        except BucketError:
+            return True
+        self._last_serial = self._newest_serial = 0
+        self._uploaded.clear()
+        return False
 
     def prune(self, serial: int | None = None) -> None:
         """Remove what retention does not hold now, and what nobody finished. Raises BucketError.
@@ -195,10 +227,7 @@ class Uploads:
         if self._attempt:
             return
         contents = self._contents()
-        for name in contents.newest_first[: self._retention.last]:
-            with contextlib.suppress(CorruptStoreError):
-                manifest = read_manifest(self._objects, name, contents.checkpoints[name])
-                self._there[content_of(manifest)] = manifest.serial
+        self._learn(contents)
         host, store = plain(socket.gethostname()), plain(os.fspath(self._where))
         who = render({"host": host, "store": store, "run": secrets.token_hex(16)}).encode()
         attempt = contents.attempt + 1
@@ -207,6 +236,26 @@ class Uploads:
         if attempt >= ATTEMPTS:
             raise BucketError(f"there is {attempt_object(contents.attempt)}, and no number is left; use another prefix")
         self._attempt = attempt
+
+    def _learn(self, contents: BucketContents) -> None:
+        """What is there now. Raises BucketError."""
+        found: list[Manifest] = []
+        for name in contents.newest_first:
+            with contextlib.suppress(CorruptStoreError):
+                found.append(read_manifest(self._objects, name, contents.checkpoints[name]))
+        self._there = {content_of(manifest): manifest.serial for manifest in found}
+        self._newest_there = next(iter(found), None)
+
+    def _is_older(self, checkpoint: Checkpoint) -> bool:
+        """Than the newest that was there: by its place on disk, or where the disk has that no more, by when it was
+        written; but what this run has written is not older than what another one has."""
+        if self._newest_there is None or self._found is None:
+            return False
+        content = content_of(self._newest_there)
+        same = (each for each in self._sound(checkpoint.path.parent, 0) if content_of(each.manifest) == content)
+        if (on_disk := next(same, None)) is not None:
+            return checkpoint.serial < on_disk.serial
+        return checkpoint.serial <= self._found and age(checkpoint.manifest) <= age(self._newest_there)
 
     def _put(
         self, checkpoint: Checkpoint, files: list[tuple[FileEntry, BinaryIO]], *, is_kept: bool, to_cache: bool
@@ -233,7 +282,8 @@ class Uploads:
             raise BucketError(f"{name}/{MANIFEST}: somebody else has put it")
         self._left.clear()
         self._known[name] = Retained(manifest.serial, manifest.iteration, checkpoint.kept)
-        self._newest_serial = manifest.serial
+        self._there[content_of(manifest)] = self._newest_serial = manifest.serial
+        self._newest_there = manifest
 
     def _put_mine(self, name: str, data: bytes) -> bool:
         """Whether it is there as this run put it: its own put may have arrived before an answer was lost."""
