@@ -353,7 +353,7 @@ def _content_of(mark: Mark, checkpoint: Checkpoint) -> str:
 
 
 def _says(alike: Alike) -> str:
-    return digest_of({"ranks": list(alike.ranks), "sizes_bytes": dict(alike.sizes_bytes)})
+    return digest_of([list(alike.ranks), dict(alike.sizes_bytes), dict(alike.shares_with)])
 
 
 def _has_ranks(bucket: Objects) -> bool:

@@ -56,7 +56,7 @@ def place_of(store: Path, training: Training, interval: int | None, policy: str)
     if policy != DEFAULT_POLICY:  # so that what was learned when there was no other keeps its place
         content["policy"] = policy
     if training.division is not None:  # whose share it is, of what ranks have alike
-        content["division"] = asdict(training.division)
+        content["division"] = asdict(training.division) | {"entries": "by name"}  # not by storage, as they once were
     return store.absolute() / FOLDER / digest_of(content).removeprefix("sha256:")[:16]
 
 

@@ -17,7 +17,7 @@ from checkflow.errors import InputError
 from checkflow.runtime.binding import Binding, BoundStorage, Segment, Target, lanes_of
 from checkflow.schedule import Schedule, StateRow, ViewRow
 from checkflow.state import refused
-from checkflow.state.divided import saved_here
+from checkflow.state.divided import elsewhere
 from checkflow.state.host.json_values import MAX_TENSOR_BYTES
 from checkflow.state.live import Live, entry_stems, live_state, parameter_names
 from checkflow.state.memory import memory_order
@@ -58,7 +58,9 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
     Raises InputError that names the first difference between the schedule and the training. With `fixed`, only for what
     no slot has room for: another shape or dtype, or new state.
     """
-    lives = {live.name: live for live in saved_here(training)}
+    found = live_state(training)
+    others = elsewhere(training, found)
+    lives = {live.name: live for live in found if live.name not in others}
     ours = _Ours(
         lives,
         parameters={stem: parameter for of_one in entry_stems(training) for stem, parameter in of_one.items()},
@@ -69,6 +71,7 @@ def bind(schedule: Schedule, training: Training, fixed: Binding | None = None) -
     )
     scheduled = {view.name for row in schedule.state for view in row.views}
     targets = dict(fixed.targets) if fixed is not None else {}
+    _check_savers(others, scheduled | targets.keys())
     storages: dict[int, BoundStorage] = {}
     hosted: list[BoundStorage] = []
     loose: list[Live] = []
@@ -175,6 +178,13 @@ def _unplanned(ours: _Ours, scheduled: Collection[str]) -> Iterator[_Match]:
             yield _Match(rooms, storage=_bound(_UNPLANNED, False, [live], known))
         else:
             yield _Match(rooms, loose=[live])
+
+
+def _check_savers(others: Mapping[StateName, int], planned: Collection[str]) -> None:
+    """Who saves what never changes: what slots have room for would keep the bytes that it had."""
+    for name, rank in others.items():
+        if name in planned:
+            raise InputError(f"{name}: in the schedule of this rank, but rank {rank} saves it; {_ADVICE}")
 
 
 def _is_hosted(storage: BoundStorage, device: torch.device) -> bool:

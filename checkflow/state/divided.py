@@ -8,7 +8,8 @@ else is each rank's own: buffers, what was listed, random generators, what is on
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 import xxhash
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from checkflow.division import Division
 from checkflow.errors import InputError
-from checkflow.state.live import Live, live_state, parameter_names, parameters_of
+from checkflow.state.live import Live, in_models, listed_state, live_state, parameter_names, parameters_of
 from checkflow.state.names import StateName
 from checkflow.state.shards import is_shared, local, ranks_alike
 from checkflow.torch_internals import storage_id
@@ -31,10 +32,11 @@ _STRETCH = 2**22  # elements that are brought to the host at once
 @dataclass(frozen=True, slots=True)
 class Alike:
     """Parameters that these ranks, ascending, have alike if they begin so: the bytes of this rank's part of each, by
-    name."""
+    name. `shares_with`: of one that lies in the storage of an earlier one, which."""
 
     ranks: tuple[int, ...]
     sizes_bytes: Mapping[str, int]
+    shares_with: Mapping[str, str] = field(default_factory=dict)
 
 
 def modules_alike(training: Training) -> list[DistributedDataParallel]:
@@ -59,16 +61,31 @@ def alike_in(training: Training) -> list[Alike]:
     replicas_differ = any(
         may_differ(part) for part in _modules(training) if not isinstance(part, DistributedDataParallel)
     )
+    ranks_of = {
+        id(parameter): (() if replicas_differ else ranks_alike(parameter))
+        if is_shared(parameter)
+        else of_ddp.get(id(parameter), ())
+        for _, parameter in parameters_of(training)
+    }
+    besides = (live for live in chain(in_models(training), listed_state(training.listed)) if live.tensor.numel())
+    own = {_storage_of(live.held) for live in besides if not ranks_of.get(id(live.held))}
     found: dict[tuple[int, ...], dict[str, int]] = {}
+    firsts: dict[int, str] = {}
+    shares_with: dict[str, str] = {}
     for name, parameter in parameters_of(training):
-        if is_shared(parameter):
-            ranks = () if replicas_differ else ranks_alike(parameter)
-        else:
-            ranks = of_ddp.get(id(parameter), ())
-        part = local(parameter)
-        if ranks and part.numel():
+        part, ranks = local(parameter), ranks_of[id(parameter)]
+        if ranks and part.numel() and (storage := _storage_of(parameter)) not in own:
             found.setdefault(ranks, {})[str(name)] = part.numel() * part.element_size()
-    return [Alike(ranks, sizes_bytes) for ranks, sizes_bytes in found.items()]
+            if (first := firsts.setdefault(storage, str(name))) != name:
+                shares_with[str(name)] = first
+    return [
+        Alike(ranks, sizes_bytes, {name: first for name, first in shares_with.items() if name in sizes_bytes})
+        for ranks, sizes_bytes in found.items()
+    ]
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    return storage_id(local(tensor).untyped_storage())
 
 
 def _kept_alike(ddp: DistributedDataParallel, updated: Collection[int]) -> list[torch.nn.Parameter]:
@@ -109,61 +126,47 @@ def require_alike(divided: Iterable[torch.nn.Module]) -> None:
         )
 
 
-def elsewhere(training: Training, lives: Sequence[Live]) -> dict[StateName, int]:
-    """The state that another rank saves, and which: parameters by name, wherever they lie now, and entries with what
-    they share a storage with."""
+def elsewhere(training: Training, lives: Iterable[Live]) -> dict[StateName, int]:
+    """The state that another rank saves, and which: found by name alone, so that it stays where memory is laid out
+    anew, and all ranks find the same."""
     division = training.division
     if division is None:
         return {}
     names = parameter_names(training)
-    sharers: dict[int, list[Live]] = {}
-    for live in lives:
-        if live.tensor.numel():
-            sharers.setdefault(storage_id(live.tensor.untyped_storage()), []).append(live)
-    found: dict[StateName, int] = {}
-    for sharing in sharers.values():
-        savers = [_saver_of(live, training, division, names) for live in sharing]
-        if None in savers:
-            continue
-        of_parameters = [saver for live, saver in zip(sharing, savers, strict=True) if live.optimizer is None]
-        first = [*of_parameters, *savers][0]
-        its = {
-            live.name: saver if live.optimizer is None else first for live, saver in zip(sharing, savers, strict=True)
-        }
-        found |= {name: saver for name, saver in its.items() if saver != division.rank and saver is not None}
-    return found
+    savers = {live.name: _saver_of(live, training, division, names) for live in lives if live.tensor.numel()}
+    return {name: saver for name, saver in savers.items() if saver is not None and saver != division.rank}
 
 
 def vouched(training: Training, lives: Iterable[Live], *, content: bool) -> int:
     """A number of what this rank takes others to have as it has it, which adds up to 0 over ranks that do.
 
     Among the ranks that have the same parameters alike, the first gives a hash as often as there are others, and each
-    other rank takes it away once. It is of names; with `content`, of an element of each tensor, which waits for the
-    device.
+    other rank takes it away once. It is of names and who saves them; with `content`, of an element of each tensor,
+    which waits for the device.
     """
-    division, found = training.division, dict[tuple[int, ...], list[Live]]()
+    division, found = training.division, dict[tuple[int, ...], list[tuple[Live, int]]]()
     if division is None:
         return 0
     names = parameter_names(training)
     for live in lives:
-        if _saver_of(live, training, division, names) is not None:
+        if (saver := _saver_of(live, training, division, names)) is not None:
             ranks = division.savers[_parameter_of(live, names)]
-            found.setdefault(tuple(sorted(ranks)), []).append(live)
+            found.setdefault(tuple(sorted(ranks)), []).append((live, saver))
     hash_of = _content_hash if content else _names_hash
     return sum(
-        hash_of(sorted(alike, key=lambda live: live.name)) * (len(ranks) - 1 if division.rank == ranks[0] else -1)
+        hash_of(sorted(alike, key=lambda each: each[0].name)) * (len(ranks) - 1 if division.rank == ranks[0] else -1)
         for ranks, alike in found.items()
     )
 
 
-def _names_hash(alike: Iterable[Live]) -> int:
+def _names_hash(alike: Iterable[tuple[Live, int]]) -> int:
     """Of 48 bits, as the other: 32768 of them add up to what 64 can say."""
-    return xxhash.xxh3_64_intdigest("\0".join(live.name for live in alike).encode()) >> 16
+    return xxhash.xxh3_64_intdigest("\0".join(f"{live.name} {saver}" for live, saver in alike).encode()) >> 16
 
 
-def _content_hash(alike: Iterable[Live]) -> int:
+def _content_hash(alike: Iterable[tuple[Live, int]]) -> int:
     middles: dict[torch.device, list[torch.Tensor]] = {}
-    for live in alike:
+    for live, _ in alike:
         if live.tensor.numel():
             one = live.tensor.detach()[tuple(size // 2 for size in live.tensor.shape)]
             middles.setdefault(one.device, []).append(one.reshape(1).view(torch.uint8))
@@ -189,11 +192,11 @@ def shared_out(
 
 def _by_storage(division: Division, training: Training) -> Division:
     """The same where one rank saves all parameters that lie in one storage now, as a bucket of them."""
-    firsts: dict[int, tuple[int, ...]] = {}
+    firsts: dict[tuple[int, frozenset[int]], tuple[int, ...]] = {}
     savers = dict(division.savers)
     for name, parameter in parameters_of(training):
-        if (part := local(parameter)).numel() and name in savers:
-            savers[name] = firsts.setdefault(storage_id(part.untyped_storage()), savers[name])
+        if name in savers:
+            savers[name] = firsts.setdefault((_storage_of(parameter), frozenset(savers[name])), savers[name])
     return replace(division, savers=savers)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -63,12 +64,14 @@ def assemble(
         written_too.setdefault(found.after, []).append(found.before)
     last = tuple(found.before for found in replaced)
     views: dict[Storage, list[View]] = {}
+    names: Counter[Storage] = Counter()  # another rank's among them
     for state, storage in states:
         shape, dtype = tuple(state.tensor.shape), name_of(state.tensor.dtype)
         found_views = views.setdefault(storage, [])
         if not state.elsewhere:
             found_views.append(View(str(state.name), dtype, shape))
-        storage.of = state.of if len(views[storage]) == 1 else ""
+        names[storage] += 1
+        storage.of = state.of if names[storage] == len(found_views) == 1 else ""
     host_state_bytes = sum(storage.size_bytes for storage in views if ledger.is_host(storage))
     # State of which this rank has no element is there all the same: another rank's part may have some.
     kept = [s for s in _in_graph(views, operators, ledger) if not ledger.is_host(s) and (s.size_bytes or s in views)]

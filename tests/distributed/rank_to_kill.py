@@ -7,6 +7,8 @@ that this rank has of the training. "{rank}" in STORE is its number. An OPTION i
 the process group; or `device`, which is the CPU unless it is cuda; or `link`: how many times its state the planner of
 what is learned believes the link to carry in an iteration; or `again`: each of so many iterations is kept, and comes
 back once when half as many more are completed; or `off`: the rank that makes updates again otherwise than the others.
+After `laid` iterations, or where that is "learned" once a schedule was, what the optimizer keeps is laid out anew, as
+`how` says (LAID); then it says "laid N".
 """
 
 from __future__ import annotations
@@ -247,6 +249,25 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer, losses: tor
     return found.hexdigest()
 
 
+def flat(optimizer: torch.optim.Optimizer) -> None:
+    """Of all parameters in one tensor for each entry."""
+    for entry in ("exp_avg", "exp_avg_sq"):
+        states = list(optimizer.state.values())
+        whole = torch.cat([state[entry].flatten() for state in states])
+        for state, part in zip(states, torch.split(whole, [state[entry].numel() for state in states]), strict=True):
+            state[entry] = part.view_as(state[entry])
+
+
+def turned(optimizer: torch.optim.Optimizer) -> None:
+    """Columns lie together where rows did."""
+    for state in optimizer.state.values():
+        for entry in ("exp_avg", "exp_avg_sq"):
+            state[entry] = state[entry].mT.contiguous().mT if state[entry].dim() == 2 else state[entry]
+
+
+LAID: dict[str, Callable[[torch.optim.Optimizer], None]] = {"flat": flat, "turned": turned}
+
+
 def off(optimizer: torch.optim.Optimizer) -> None:
     """An update, and a little more."""
     unhooked_step(optimizer)
@@ -269,15 +290,19 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
     losses = torch.zeros((), device=device)
     torch.manual_seed(seed(kind, rank))
 
+    learned: list[bool] = []
+
     def told(event: checkflow.Event) -> None:
         if isinstance(
             event, (checkflow.Staged, checkflow.Mirrored, checkflow.Verified, checkflow.Uploaded, checkflow.Learned)
         ):
             say(type(event).__name__.lower(), event.iteration)
+        learned.append(isinstance(event, checkflow.Learned))
 
     again, kept = int(str(options.pop("again", 0))), 0
     if int(str(options.pop("off", -1))) == rank:
         setattr(replay, "unhooked_step", off)  # noqa: B010
+    laid, lay = options.pop("laid", 0), LAID[str(options.pop("how", "flat"))]
     options |= {"extra": {"losses": losses}, "on_event": told}
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99) if kind.startswith("zero") else None
     options |= {"scheduler": scheduler}
@@ -292,6 +317,10 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
             if scheduler is not None:
                 scheduler.step()
             losses += loss.detach()
+            if laid == iteration + 1 or (laid == "learned" and any(learned)):
+                lay(optimizer)
+                say("laid", iteration + 1)
+                laid = 0
             if kind == "synced" and iteration % 3 == 2:
                 with torch.no_grad():
                     model(torch.randn(8, 16))  # before the forward pass after this one buffers are not shared

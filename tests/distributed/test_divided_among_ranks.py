@@ -215,6 +215,19 @@ def test_what_is_not_kept_alike_is_not_divided() -> None:
 
 
 @pytest.mark.usefixtures("alone")
+def test_ranks_agree_about_what_lies_in_one_storage() -> None:
+    """And what lies with a buffer is each rank's own."""
+    net = torch.nn.Sequential(*(torch.nn.Linear(2, 2, bias=False) for _ in range(4)))
+    bucket, other = torch.zeros(8), torch.zeros(8)
+    net[0].weight.data, net[1].weight.data = bucket[:4].view(2, 2), bucket[4:].view(2, 2)
+    net[2].weight.data = other[:4].view(2, 2)
+    net.register_buffer("beside", other[4:])
+    (found,) = alike_in(Training(DistributedDataParallel(net), torch.optim.SGD(net.parameters()), lambda: None))
+    assert found.sizes_bytes == {"model/0.weight": 16, "model/1.weight": 16, "model/3.weight": 16}
+    assert found.shares_with == {"model/1.weight": "model/0.weight"}
+
+
+@pytest.mark.usefixtures("alone")
 def test_of_what_is_wrapped_only_that_is_alike_which_its_sum_updates() -> None:
     def named(training: Training) -> set[str]:
         return {name for found in alike_in(training) for name in found.sizes_bytes}

@@ -87,6 +87,7 @@ class HostState:
         self._files = (*self._models, *training.listed.tensors)
         self._training = training
         self._names_by_id: dict[int, StateName] = {}
+        self._several: tuple[tuple[int, ...] | None, str] = (None, "")  # how many parameters have state, and the text
         self._tied_in_files = tied_in_files
         self._tied: dict[str, dict[str, str]] = {}  # beside those, of each model
         self._optimizers: list[OptimizerReader] = []
@@ -102,7 +103,6 @@ class HostState:
         self._about: tuple[object, str] = (None, "")  # what is known of the run, and its text
         self._alike = modules_alike(training)
         self._divided = modules_divided(training)
-        self._several: tuple[tuple[int, ...] | None, str] = (None, "")  # how many parameters have state, and the text
         self._frozen: tuple[tuple[str, ...] | None, str] = (None, "")  # likewise, of what requires no gradient
         self._gradients: tuple[tuple[str, ...] | None, str] = (None, "")  # likewise, of what has a gradient
         self._gradient_reader = GradientReader()
@@ -119,7 +119,8 @@ class HostState:
 
     def found_anew(self) -> None:
         """A tensor of the training moved, or it, or a module, is another one: what each parameter is called, what is
-        tied, and which modules have more to save."""
+        tied, what ranks share and divide, and which modules have more to save."""
+        self._several = (None, "")
         self._extra = {holder: extra_state_of(model) for holder, model in self._models.items()}
         self._named = tuple(parameters_of(self._training))  # which keeps them, so that an id stays its parameter's
         names = {id(parameter): name for name, parameter in self._named}
