@@ -1,9 +1,9 @@
 """What a training lists beside models and optimizers, `extra={name: ...}`: modules, tensors, what gives its state.
 
 A module's tensors are named as a model's, "extra.ema/module.weight"; a tensor is "extra.hidden/tensor". Both are bound
-once, so they have to be changed in place. A dict, or an object with state_dict and load_state_dict, is asked anew each
-time: its tensors, "extra.batch/x", may be others in each iteration. So is a module whose code adds to its state_dict,
-and a random generator of NumPy's or Python's.
+once, so they have to be changed in place. A dict, a list, a deque, or an object with state_dict and load_state_dict, is
+asked anew each time: its tensors, "extra.batch/x" and "extra.rows/0", may be others in each iteration. So is a module
+whose code adds to its state_dict, and a random generator of NumPy's or Python's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -52,6 +52,27 @@ class Holder:  # checkpoints have this name as the type of such an object
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         self._held.clear()
         self._held.update(state_dict)
+
+
+class Items(Holder):  # checkpoints have this name as the type of such an object
+    """A list or a deque of the user's, likewise. How many items a deque takes at most stays as the user made it."""
+
+    def __init__(self, name: str, held: list[object] | deque[object]) -> None:
+        self._name = name
+        self._items = held
+
+    def state_dict(self) -> dict[str, object]:
+        return {str(index): item for index, item in enumerate(tuple(self._items))}
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Raises InputError where a deque does not take as many."""
+        most = self._items.maxlen if isinstance(self._items, deque) else None
+        if most is not None and len(state_dict) > most:
+            raise InputError(
+                f"{self._name}: has {len(state_dict)} items in the checkpoint, and takes {most}; make its maxlen larger"
+            )
+        self._items.clear()
+        self._items.extend(state_dict.values())
 
 
 class RandomState:  # checkpoints have this name as the type of such a generator
@@ -164,6 +185,8 @@ class Extra:
                 found.objects[holder] = Holder(value)
             elif isinstance(value, Stateful) and not isinstance(value, type):
                 found.objects[holder] = value
+            elif isinstance(value, (list, deque)):
+                found.objects[holder] = Items(holder, value)
             elif is_random(value):
                 found.objects[holder] = RandomState(holder, value)
             else:
@@ -201,8 +224,8 @@ def _refusal(value: object) -> str:
     if isinstance(value, torch.Generator):
         return "a torch.Generator is no state of this kind; give it in generators={...}"
     return (
-        f"a {type(value).__name__} cannot be taken; give a module, a tensor, a dict of tensors and plain values, a "
-        "NumPy Generator, or an object with state_dict and load_state_dict"
+        f"a {type(value).__name__} cannot be taken; give a module, a tensor, a dict, list or deque of tensors and "
+        "plain values, a NumPy Generator, or an object with state_dict and load_state_dict"
     )
 
 
@@ -257,6 +280,9 @@ def with_leaves(state: object, kinds: tuple[type, ...], change: Callable[[str, o
             return type(value)(pairs)
         if type(value) is list or type(value) is tuple:
             return type(value)(walk(item, f"{start}{index}", depth - 1) for index, item in enumerate(value))
+        if type(value) is deque:  # copied first: other threads may add to it
+            items = [walk(item, f"{start}{index}", depth - 1) for index, item in enumerate(tuple(value))]
+            return deque(items, value.maxlen)
         return value
 
     return walk(state, "", _MAX_DEPTH)
@@ -281,6 +307,6 @@ def _tensors_in(held: object, depth: int = _MAX_DEPTH) -> Iterator[torch.Tensor]
         yield held
     elif isinstance(held, torch.nn.Module):
         yield from (tensor for _, tensor in (*held.named_parameters(), *held.named_buffers()))
-    elif isinstance(held, (Mapping, list, tuple)) and depth:
-        items = held.values() if isinstance(held, Mapping) else held
+    elif isinstance(held, (Mapping, list, tuple, deque)) and depth:
+        items = held.values() if isinstance(held, Mapping) else tuple(held)
         yield from (tensor for item in items for tensor in _tensors_in(item, depth - 1))

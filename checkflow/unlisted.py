@@ -14,7 +14,7 @@ GRADIENT = "grad"  # the last part of a gradient's name
 class Unlisted:
     """A storage that a checkpoint would lack."""
 
-    name: str  # the way that leads to it from the iteration's code, "ema.module.weight"; "" where none was found
+    name: str  # the way to it, or to the deque that has it, from the code, "ema.module.weight"; "" where none was found
     size_bytes: int
     where: str  # "train.py:31", the user's line that wrote it last; "" where no operator did
     scaler: bool = False  # a GradScaler's
@@ -48,7 +48,8 @@ def hook_line(name: str, state: object) -> str:
 
 def _line(group: list[Unlisted], where: str, advice: str) -> str:
     first = group[0].name or "a tensor that no name leads to"
-    more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+    others = sum(one.name != first for one in group[1:])  # a deque's items have its name
+    more = f" and {others} more" if others else ""
     written = f", written at {where}" if where else ""
     size = format_bytes(sum(one.size_bytes for one in group))
     if group[0].scaler:

@@ -114,7 +114,7 @@ def _is_anything(name: str, member: Stateful) -> bool:
 
 
 def shared_by_dicts(training: Training) -> Iterator[str]:
-    """Tensors in listed dicts that have bytes in common with others that are saved, a line for each."""
+    """Tensors in listed containers that have bytes in common with others that are saved, a line for each."""
     of_dicts = {name: member for name, member in training.listed.objects.items() if isinstance(member, Holder)}
     if not of_dicts:
         return
@@ -128,8 +128,8 @@ def shared_by_dicts(training: Training) -> Iterator[str]:
         others = known.setdefault(tensor.untyped_storage().data_ptr(), [])
         if found := next((other for first, last, other in others if begin < last and first < end), None):
             yield (
-                f"{name}: has memory in common with {found}, and will not after a restore, which gives the dict "
-                "tensors of its own; list one of them, and take the other from it"
+                f"{name}: has memory in common with {found}, and will not after a restore, which gives it memory of "
+                "its own; list one of them, and take the other from it"
             )
         others.append((begin, end, name))
 

@@ -12,6 +12,7 @@ import re
 import types
 from collections import deque
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import cast
 
 import torch
@@ -186,7 +187,12 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 def is_queued(path: str) -> bool:
     """Whether it leads through a deque."""
-    return any(_QUEUED.fullmatch(part) for part in path.split("."))
+    return to_list(path) != path
+
+
+def to_list(path: str) -> str:
+    """What a person can list: of a deque's item, which moves on, the deque."""
+    return ".".join(takewhile(lambda part: not _QUEUED.fullmatch(part), path.split(".")))
 
 
 def shown(path: str) -> str:

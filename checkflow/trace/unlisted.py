@@ -23,7 +23,7 @@ from checkflow.state.shards import local
 from checkflow.torch_internals import SCALER_TENSORS, OpOverload, schema_of, storage_id
 from checkflow.trace.execution import user_line
 from checkflow.trace.held import storages_held
-from checkflow.trace.reachable import Reached, is_queued, shown
+from checkflow.trace.reachable import Reached, is_queued, shown, to_list
 from checkflow.trace.storages import Ledger, Storage
 from checkflow.trace.writes import traits
 from checkflow.training import Training
@@ -131,7 +131,7 @@ def unlisted(
         into = queued if is_queued(path) else found
         if storage.size_bytes and not known and storage not in into:
             where = second.wrote.get(storage, "")
-            into[storage] = Unlisted(shown(path), storage.size_bytes, where, path.endswith(_SCALERS))
+            into[storage] = Unlisted(shown(to_list(path)), storage.size_bytes, where, path.endswith(_SCALERS))
 
     gone: list[tuple[Storage, list[str]]] = []  # with the ways that lead elsewhere now
     for storage, needed in second.needed.items():

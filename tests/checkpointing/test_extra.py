@@ -175,7 +175,7 @@ def test_a_checkpoint_from_before_an_extra_was_listed_is_taken_and_said(bare: Sc
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"rows": [1, 2]}, "^extra.rows: a list cannot be taken; give a module, a tensor, a dict"),
+        ({"rows": (1, 2)}, "^extra.rows: a tuple cannot be taken; give a module, a tensor, a dict"),
         ({"a/b": {}}, "^extra: 'a/b' cannot be a file's name"),
         ({"g": torch.Generator()}, r"^extra.g: a torch.Generator .* give it in generators="),
         ({"h": {"x": torch.eye(2).to_sparse()}}, "^extra.h/x: layout torch.sparse_coo is not supported"),

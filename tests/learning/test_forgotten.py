@@ -218,7 +218,7 @@ def test_of_a_namespace_the_variables_that_are_listed_alone_are_known(tmp_path: 
 
 
 def test_a_replay_memory_is_named(tmp_path: Path) -> None:
-    """A deque: what the iteration before put there is read from it."""
+    """A deque: what the iteration before put there is read from it. Listed as it is named, it is no longer."""
     loop, told = Loop(), list[str]()
     memory: deque[tuple[torch.Tensor, torch.Tensor]] = deque(maxlen=50)
 
@@ -230,7 +230,11 @@ def test_a_replay_memory_is_named(tmp_path: Path) -> None:
     with attached(loop, tmp_path / "store", told) as ckpt:
         until_recorded(ckpt, iterate)
     (line,) = lacking(told)
-    assert line.startswith("iterate.memory.")
+    assert line.startswith("iterate.memory (") and "list it: attach(extra=" in line
+    told.clear()
+    with attached(loop, tmp_path / "other", told, extra={"memory": memory}) as ckpt:
+        until_recorded(ckpt, iterate)
+    assert not lacking(told)
 
 
 def test_looking_takes_a_hundredth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

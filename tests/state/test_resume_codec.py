@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ VALUES = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
         st.lists(inner, max_size=4).map(tuple),
+        st.builds(deque, st.lists(inner, max_size=4), st.none() | st.integers(4, 2**40)),
         st.dictionaries(KEYS, inner, max_size=4),
         st.dictionaries(KEYS, inner, max_size=4).map(OrderedDict),
         st.sets(st.integers() | TEXTS | st.tuples(st.integers())),
@@ -68,6 +69,8 @@ def same(left: object, right: object) -> bool:
         return len(left) == len(right) and all(
             same(*keys) and same(left[keys[0]], right[keys[1]]) for keys in zip(left, right, strict=True)
         )
+    if isinstance(left, deque) and isinstance(right, deque):
+        return left.maxlen == right.maxlen and same(list(left), list(right))
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
         return len(left) == len(right) and all(map(same, left, right))
     return bool(left == right)
@@ -86,10 +89,10 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.dictionaries(st.text() | st.sampled_from(["dtype", "shape", "data"]), inner, max_size=4)
+        | st.dictionaries(st.text() | st.sampled_from(["dtype", "shape", "data", "maxlen", "items"]), inner, max_size=4)
         | st.dictionaries(
             st.sampled_from(["$tuple", "$set", "$dict", "$counter", "$int", "$float", "$bytes", "$tensor", "$array",
-                             "$scalar", "$dtype", "$text", "$stored", "$ordered", "$frozenset", "$pickle"]),
+                             "$scalar", "$dtype", "$text", "$stored", "$ordered", "$frozenset", "$deque", "$pickle"]),
             inner, max_size=2)
     ),
     max_leaves=12,
@@ -121,6 +124,13 @@ BAD: list[Json] = [
     {"$dict": [[1]]},
     {"$dict": 3},
     {"$counter": [["a", 1], ["a", 2]]},
+    {"$deque": [1]},
+    {"$deque": {"items": []}},
+    {"$deque": {"items": 1, "maxlen": 1}},
+    {"$deque": {"items": [1, 2], "maxlen": 1}},
+    {"$deque": {"items": [], "maxlen": True}},
+    {"$deque": {"items": [], "maxlen": -1}},
+    {"$deque": {"items": [], "maxlen": 2**63}},
     {"$text": "YQ=="},
     {"$text": "gA=="},
     {"$text": 7},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import binascii
 import math
-from collections import Counter, OrderedDict
+import sys
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 
 import numpy as np
@@ -101,6 +102,15 @@ def _counter(value: Json, depth: int) -> Counter[object]:
     for key, count in _mapping(value, depth).items():
         found[key] = count  # type: ignore[assignment]
     return found
+
+
+def _deque(value: Json, depth: int) -> deque[object]:
+    if not isinstance(value, dict) or value.keys() != {"maxlen", "items"}:
+        raise RefusedError("a deque has other fields than maxlen, items")
+    items, most = _items(value["items"], depth), value["maxlen"]
+    if most is not None and (type(most) is not int or not len(items) <= most <= sys.maxsize):
+        raise RefusedError("a deque's maxlen is not as it was written")
+    return deque(items, most)
 
 
 def _text(value: Json) -> str:
@@ -225,6 +235,7 @@ _DECODERS: dict[str, Callable[[Json, int], object]] = {
     "$dict": _mapping,
     "$ordered": lambda value, depth: OrderedDict(_mapping(value, depth)),
     "$counter": _counter,
+    "$deque": _deque,
     "$bytes": lambda value, _: bytes_of(value),
     "$int": lambda value, _: _int(value),
     "$float": lambda value, _: _float(value),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -151,6 +151,7 @@ _ENCODERS: dict[type, Callable[..., Json]] = {
     frozenset: lambda value, depth: {"$frozenset": _members(value, depth)},
     OrderedDict: lambda value, depth: {"$ordered": _pairs(value, depth)},
     Counter: lambda value, depth: {"$counter": _pairs(value, depth)},
+    deque: lambda value, depth: {"$deque": {"maxlen": value.maxlen, "items": _list(value, depth)}},
     bytes: lambda value, _: {"$bytes": base64_of(value)},
     torch.dtype: lambda value, _: {"$dtype": name_of(value)},
     torch.Tensor: lambda value, _: {"$tensor": tensor_parts(value)},
@@ -174,7 +175,7 @@ def _locate(value: object, path: str, refused: RefusedError, depth: int) -> str:
 
 
 def _parts(value: object, path: str) -> list[tuple[str, object]]:
-    if type(value) is list or type(value) is tuple:
+    if isinstance(value, (list, tuple, deque)) and type(value) in (list, tuple, deque):
         return [(f"{path}[{index}]", item) for index, item in enumerate(value)]
     if type(value) is set or type(value) is frozenset:
         return [(f"{path}: member {shown(item, 80)}", item) for item in value]

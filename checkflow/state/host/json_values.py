@@ -4,6 +4,7 @@ JSON's own values stand for themselves. Everything else is an object with one ke
 
     {"$tuple": [...]}  {"$set": [...]}  {"$frozenset": [...]}  {"$bytes": base64}  {"$int": "0x..."} beyond 64 bits
     {"$float": "nan" | "inf" | "-inf"}  {"$dict" | "$ordered" | "$counter": [[key, value], ...]}
+    {"$deque": {"maxlen": number | null, "items": [...]}}            which versions before it was there refuse
     {"$dtype": "float32"}  {"$tensor": {"dtype", "shape", "data"}}   base64 of the elements in logical order
     {"$array": {...}}  {"$scalar": {...}}                            the same for NumPy's arrays and scalars
     {"$stored": name | {"name", "order"}}                            a tensor that a file of the checkpoint holds
