@@ -16,13 +16,13 @@ from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.checkpointer import Checkpointer
 from checkflow.checkpointing.engine import Engine
-from checkflow.checkpointing.fitting import Fitting, fit
+from checkflow.checkpointing.fitting import Fitting, fit, kept_still
 from checkflow.checkpointing.listing import carried, missing, unplanned, untaken
 from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.together import Together, kind_of
 from checkflow.collector import paused_collector
 from checkflow.distributed.group import DEADLINE_S, Group, not_met
-from checkflow.errors import AuditError, CorruptStoreError, InputError, StoreError
+from checkflow.errors import AuditError, CorruptStoreError, StoreError
 from checkflow.events import Event
 from checkflow.extra import Stateful
 from checkflow.interrupts import held_back
@@ -268,7 +268,7 @@ def attach(
                         say(why)
                     learner = Learner(training, place, interval, by, lambda: inside.depth > 0, say, say_warning, lacks)
                     undo.callback(learner.close)
-                    planned = _fits_still(learner, training, objects, slots)
+                    planned = kept_still(learner, training, objects, slots)
                     if planned and planned.schedule.policy != by:
                         say(
                             f"policy {by!r} could not be followed in an earlier run, so it is "
@@ -356,23 +356,6 @@ def _keep_earlier(
         return
     keep(kept)
     tell(f"{store}: starts over; {kept.path.name} is retained for good")
-
-
-def _fits_still(learner: Learner, training: Training, objects: HostObjects, slots: int) -> Fitting | None:
-    """What an earlier run has learned; None where that is nothing, or no longer of this training."""
-    if learner.kept is None:
-        return None
-    try:
-        fitting = fit(learner.kept, training, objects)
-        if learner.kept.slot_lanes > 1:
-            fitting.room(slots).check()
-    except InputError as error:
-        learner.anew(str(error))
-    except StoreError as error:
-        learner.without_parts(str(error), factored=False)
-    else:
-        return fitting
-    return None
 
 
 def _plan(interval: int, size_bytes: int | None, slots: int, every: PersistEvery) -> str:

@@ -9,6 +9,8 @@ import torch
 
 from checkflow.checkpointing.earlier import of_now
 from checkflow.checkpointing.files import layouts_of
+from checkflow.errors import InputError, StoreError
+from checkflow.learning.learner import Learner
 from checkflow.runtime.binding import Binding, add_gradient_rooms, add_rooms
 from checkflow.runtime.matching import bind, check_rebuilt
 from checkflow.schedule import Schedule
@@ -62,3 +64,25 @@ def fit(schedule: Schedule, training: Training, objects: HostObjects) -> Fitting
     layouts = layouts_of(binding, schedule.slot_lanes)
     check_capturable(host)
     return Fitting(schedule, binding, layouts, host)
+
+
+def kept_still(learner: Learner, training: Training, objects: HostObjects, slots: int) -> Fitting | None:
+    """What an earlier run has learned; None where that is nothing, or no longer of this training.
+
+    Raises InputError for what cannot be saved, whatever the schedule.
+    """
+    if learner.kept is None:
+        return None
+    try:
+        fitting = fit(learner.kept, training, objects)
+        if learner.kept.slot_lanes > 1:
+            fitting.room(slots).check()
+        return fitting
+    except InputError as error:
+        why = str(error)
+    except StoreError as error:
+        learner.without_parts(str(error), factored=False)
+        return None
+    fit(learner.provisional(), training, objects)  # what is refused there, too, is no reason to learn anew
+    learner.anew(why)
+    return None

@@ -180,6 +180,18 @@ def test_a_kept_schedule_that_is_damaged_is_learned_anew(tmp_path: Path) -> None
         until_learned(ckpt, loop.iterate)
 
 
+def test_what_cannot_be_saved_is_no_reason_to_learn_anew(tmp_path: Path) -> None:
+    """It is refused, and the schedule that is kept has nothing to do with it."""
+    loop, told = Loop(), list[str]()
+    with attached(loop, tmp_path / "store") as ckpt:
+        until_learned(ckpt, loop.iterate)
+    with pytest.raises(checkflow.InputError, match=r"^extra\.held\.f: a function cannot be saved"):
+        attached(loop, tmp_path / "store", told, extra={"held": {"f": print}}, start_over=True)
+    assert not any("anew" in line for line in told), told
+    with attached(loop, tmp_path / "store", told, start_over=True) as ckpt:
+        assert ckpt.learning == "knowing"
+
+
 @pytest.mark.parametrize("policy", ["checkflow", "lowdiff"])
 def test_what_checkflow_runs_is_none_of_the_trainings(policy: str, tmp_path: Path) -> None:
     """Its looks at state, when guards fire and when updates have been made, are operators, too."""
