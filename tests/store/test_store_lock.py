@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,54 @@ def held(tmp_path: Path) -> Iterator[HeldStore]:
     for fd in (held._directory_fd, held._lock_fd, held._for_trainer_fd):
         if fd >= 0:
             os.close(fd)
+
+
+@pytest.mark.parametrize("covered", [True, False])
+def test_a_store_that_its_path_does_not_lead_to_is_told(
+    covered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where something is mounted over it, which its path in /proc does not show, or its file system is unmounted,
+    when that path begins there. It is said once, until it is back; and what is in it can still be read."""
+    store, below, told = tmp_path / "store", tmp_path / "below", list[str]()
+    with closing(StoreLock.acquire(store, silent)) as lock:
+        held = HeldStore(store, lock.directory_fd, lock.saver_fd)
+        store.rename(below)
+        (below / "kept").touch()
+        if covered:
+            store.mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(lock_module, "_as_known", lambda _: store if covered else Path("/of-nothing"))
+            for _ in range(2):
+                held.look(told.append, trainer_lives=True)
+            (line,) = told
+            assert line.startswith("is no longer at its path (something is mounted over it, or its file system was")
+            assert line.endswith("no other run finds them: unmount what covers it, or mount it again")
+            assert (lock.path / "kept").exists()
+        if covered:
+            store.rmdir()
+        below.rename(store)
+        held.look(told.append, trainer_lives=True)
+        assert told == [line] and lock.path == store
+        store.rename(below)
+        held.look(told.append, trainer_lives=True)
+        assert told[1:] == [f"was moved to {below}; this run's checkpoints go there from now on"]
+
+
+def test_where_a_path_cannot_be_looked_at_nothing_is_told(
+    held: HeldStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where somebody took the rights of a directory above it."""
+    stat, told = Path.stat, list[str]()
+
+    def refused(path: Path, **options: bool) -> os.stat_result:
+        if path == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return stat(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", refused)
+        held.look(told.append, trainer_lives=True)
+    assert not told
 
 
 def test_a_full_disk_keeps_no_saver_from_its_own_lock(

@@ -178,7 +178,25 @@ class _Descriptors:
 
 
 def path_of(directory_fd: int) -> Path:
-    """Where an open directory is now."""
+    """A path to an open directory: where it is now, or its descriptor where none leads to it; of a removed one, where
+    it was."""
+    if not os.fstat(directory_fd).st_nlink:
+        return _as_known(directory_fd)
+    return found_at(directory_fd) or _OWN_FDS / str(directory_fd)
+
+
+def found_at(directory_fd: int) -> Path | None:
+    """Where an open directory is now. None where its path leads elsewhere: something is mounted over it, or its file
+    system was unmounted."""
+    where = _as_known(directory_fd)
+    with contextlib.suppress(OSError):
+        if same(where.stat(), os.fstat(directory_fd)):
+            return where
+    return None
+
+
+def _as_known(directory_fd: int) -> Path:
+    """The path that the kernel has for it, which knows nothing of mounts that came later."""
     return (_OWN_FDS / str(directory_fd)).readlink()
 
 

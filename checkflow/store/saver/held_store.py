@@ -10,7 +10,7 @@ from pathlib import Path
 
 from checkflow.errors import StoreError
 from checkflow.store.both.bytelocks import take
-from checkflow.store.both.lock import LOCK, SAVER, TRAINER, open_lock, path_of, same
+from checkflow.store.both.lock import LOCK, SAVER, TRAINER, found_at, open_lock, same
 
 
 class HeldStore:
@@ -21,10 +21,10 @@ class HeldStore:
         self._directory_fd = directory_fd
         self._lock_fd = lock_fd
         self._for_trainer_fd = -1
-        self._where = os.fspath(store)
+        self._where: Path | None = store  # None: nowhere that anybody finds
 
     def look(self, tell: Callable[[str], None], *, trainer_lives: bool) -> None:
-        """Tell once where the store is, if it was moved; put back a `lock` that was deleted, with its locks.
+        """Tell once where the store is, if it is not at its path; put back a `lock` that was deleted, with its locks.
 
         The trainer's lock in a new `lock` is held by the saver, for as long as the trainer lives. Raises OSError where
         the directory is gone, or somebody else has a new `lock`.
@@ -41,13 +41,22 @@ class HeldStore:
         tell(f"its `{LOCK}` was deleted, and is put back; no other trainer can have had the store meanwhile")
 
     def _look_at_path(self, tell: Callable[[str], None]) -> None:
-        with contextlib.suppress(OSError):
-            if same(self._store.stat(), os.fstat(self._directory_fd)):
-                self._where = os.fspath(self._store)
-                return
-        where = os.fspath(path_of(self._directory_fd))
-        if where != self._where:
-            self._where = where
+        try:
+            is_there = same(self._store.stat(), os.fstat(self._directory_fd))
+        except (FileNotFoundError, NotADirectoryError):
+            is_there = False
+        except OSError:  # who may not look there does not know
+            return
+        where = self._store if is_there else found_at(self._directory_fd)
+        if where == self._where:
+            return
+        self._where = where
+        if where is None:
+            tell(
+                "is no longer at its path (something is mounted over it, or its file system was unmounted); this run's "
+                "checkpoints still go to it, but no other run finds them: unmount what covers it, or mount it again"
+            )
+        elif not is_there:
             tell(f"was moved to {where}; this run's checkpoints go there from now on")
 
     def _lock_is_there(self) -> bool:
