@@ -11,6 +11,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,6 +21,7 @@ P = TypeVar("P", "subprocess.Popen[bytes]", "subprocess.Popen[str]")
 _RAISE = (
     signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM,
 )  # fmt: skip
+_LOOK_S = 0.1  # while one sleeps
 
 
 class _Held:
@@ -80,6 +82,14 @@ def let_through() -> None:
     """Here an interrupt may be raised. To be called where one waits in short steps."""
     if held := _ours():
         held.pass_on()
+
+
+def sleep(seconds: float) -> None:
+    """An interrupt may be raised meanwhile."""
+    until = time.monotonic() + seconds
+    while (left_s := until - time.monotonic()) > 0:
+        time.sleep(min(_LOOK_S, left_s))
+        let_through()
 
 
 @contextmanager

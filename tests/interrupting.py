@@ -24,14 +24,14 @@ PACKAGE = str(Path(__file__).parents[1] / "checkflow")
 
 
 @contextmanager
-def interrupted_at(line: int) -> Iterator[list[int]]:
-    """Within this, Ctrl-C comes when so many lines of the package were run; yields the count."""
+def interrupted_at(*lines: int) -> Iterator[list[int]]:
+    """Within this, Ctrl-C comes when so many lines of the package were run, each time; yields the count."""
     count = [0]
 
     def local(_: FrameType, event: str, __: object) -> TraceFunction:
         if event == "line":
             count[0] += 1
-            if count[0] == line:
+            if count[0] in lines:
                 signal.raise_signal(signal.SIGINT)
         return local
 

@@ -11,7 +11,7 @@ import pytest
 from interrupting import interrupted_at
 from processes import children
 
-from checkflow.interrupts import held_back, killed_at_the_end, let_through
+from checkflow.interrupts import held_back, killed_at_the_end, let_through, sleep
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -67,6 +67,13 @@ def test_a_handler_that_raises_leaves_none_of_the_others_out() -> None:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+def test_an_interrupt_ends_a_sleep_in_which_it_is_held_back() -> None:
+    with held_back(sigterm=True):
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            sleep(600)
 
 
 def _sleeper() -> subprocess.Popen[bytes]:

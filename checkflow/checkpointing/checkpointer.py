@@ -24,7 +24,7 @@ from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, overrun
 from checkflow.checkpointing.resumed import Switches, doubts, of_losses, remarks
-from checkflow.checkpointing.saving import DURABLE_DEADLINE_S, make_durable, save, save_last, telling_lost
+from checkflow.checkpointing.saving import end, make_durable, save
 from checkflow.checkpointing.step_order import StepOrder
 from checkflow.checkpointing.terminating import on_terminate, told
 from checkflow.checkpointing.together import Together
@@ -32,6 +32,7 @@ from checkflow.checkpointing.voices import Voice, raise_problems
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, PeerError, StoreError
 from checkflow.events import Doubted, Event, Resumed
+from checkflow.interrupts import held_back
 from checkflow.learning.forgotten import Forgotten
 from checkflow.runtime.executor import Executor
 from checkflow.runtime.lifecycle import Phase
@@ -139,7 +140,7 @@ class Checkpointer:
             return self._restore(iteration)
 
     def _restore(self, iteration: int | None) -> int:
-        if self._closed:
+        if self._executor.lifecycle.phase is Phase.CLOSED:
             raise InputError("restore: is closed; attach again")
         iteration = (
             None if iteration is None else whole_number(iteration, "restore: iteration", "give how many were completed")
@@ -307,16 +308,11 @@ class Checkpointer:
     def _close(self, left_by: str | None = None) -> None:
         if self._closed or self._executor.lifecycle.phase is Phase.FORKED:
             return
-        with self._narrated("close"):
-            self._closed = True
-            self._order.remove()
-            try:
-                with self._inside:
-                    self._end(left_by)
-            finally:
-                atexit.unregister(self._left_open)
-                if self._on_terminate is not None:
-                    self._on_terminate.remove()
+        with self._narrated("close"), held_back(sigterm=False), contextlib.ExitStack() as last:
+            if self._on_terminate is not None:
+                last.callback(self._on_terminate.remove)
+            last.enter_context(self._inside)
+            self._end(left_by)
         _LOG.info("%s: %s", self._store, self.stats())
 
     def _left_open(self) -> None:
@@ -329,22 +325,18 @@ class Checkpointer:
         raise_problems(self._said)
 
     def _end(self, left_by: str | None) -> None:
-        self._attached.end()
-        if self._adapting is not None:
-            self._adapting.close()
-        completed = self._executor.completed
-        try:
-            if left_by is None:
-                save_last(self._engine, self._notify, self._store, ranks=self._together is not None)
-        finally:
-            with contextlib.ExitStack() as last:
-                if (behind := self._behind) is not None:  # last: ranks need not wait for each other's uploads
-                    last.callback(lambda: behind.close(0.0 if left_by else DURABLE_DEADLINE_S))
-                if (together := self._together) is not None:  # which is complete only where nothing went wrong
-                    last.push(lambda kind, *_: together.close(completed, kind.__name__ if kind else left_by))
-                last.callback(lambda: self._handle.close(DURABLE_DEADLINE_S))
-                last.enter_context(telling_lost(self._executor, self._notify, self._store, left_by or "close"))
-                self._engine.close()
+        with contextlib.ExitStack() as last:
+            last.callback(self._ended)
+            last.callback(end, self._engine, self._together, self._behind, self._notify, self._store, left_by)
+            self._order.remove()
+            self._attached.end()
+            if self._adapting is not None:
+                self._adapting.close()
+
+    def _ended(self) -> None:
+        """Only now is it closed: where something got in the way of the steps themselves, close() takes them again."""
+        self._closed = True
+        atexit.unregister(self._left_open)
 
     def __enter__(self) -> Checkpointer:
         return self

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from checkflow.checkpointing.behind import Behind
 from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.terminating import told
+from checkflow.checkpointing.together import Together
 from checkflow.distributed.group import Group
 from checkflow.errors import InputError, StoreError
 from checkflow.given import FLAG
+from checkflow.interrupts import sleep
 from checkflow.runtime.executor import Executor
 from checkflow.store.trainer.handle import StoreHandle
 
@@ -93,7 +96,7 @@ def save_last(engine: Engine, notify: Callable[[str], None], store: Path, *, ran
         if engine.handle.saver_pid is None or time.monotonic() + pause_s > until:
             return
         once(f"{store}: close() tries the last checkpoint again, for up to {CLOSE_RETRY_S:g} s")
-        time.sleep(pause_s)
+        sleep(pause_s)
         pause_s = 2 * pause_s or 0.5
 
 
@@ -116,3 +119,28 @@ def telling_lost(executor: Executor, notify: Callable[[str], None], store: Path,
                 f"{store}: {how}: {what} in no checkpoint, {before}; call save() or close() right after the step() "
                 "that is the last"
             )
+
+
+def end(
+    engine: Engine,
+    together: Together | None,
+    behind: Behind | None,
+    notify: Callable[[str], None],
+    store: Path,
+    left_by: str | None,
+) -> None:
+    """The training ends: its last iteration becomes durable, unless `left_by` says what it was left by; all is let go.
+
+    All of it is done, whatever goes wrong in one of the steps, and whichever of their waits is interrupted.
+    """
+    completed = engine.executor.completed
+    with ExitStack() as last:
+        if behind is not None:  # last: ranks need not wait for each other's uploads
+            last.callback(behind.close, 0.0 if left_by else DURABLE_DEADLINE_S)
+        if together is not None:  # which is complete only where nothing went wrong
+            last.push(lambda kind, *_: together.close(completed, kind.__name__ if kind else left_by))
+        last.callback(lambda: engine.handle.close(DURABLE_DEADLINE_S))
+        last.enter_context(telling_lost(engine.executor, notify, store, left_by or "close"))
+        last.callback(engine.close)
+        if left_by is None:
+            save_last(engine, notify, store, ranks=together is not None)
