@@ -11,6 +11,7 @@ import torch
 from checkflow.about import Run
 from checkflow.checkpointing import arguments, voices
 from checkflow.checkpointing.adapting import Adapting
+from checkflow.checkpointing.attached_twice import refusing
 from checkflow.checkpointing.behind import bucket_behind
 from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.behind_ranks import BehindRanks
@@ -162,7 +163,7 @@ def attach(
 
     open_closed()  # before all that it opens, sockets to other ranks too
     group = Group.here(arguments.deadline_of(peers_deadline_s))  # first: what one rank is refused the others hear
-    with contextlib.nullcontext() if group is None else group.telling(for_good=True):
+    with contextlib.nullcontext() if group is None else group.telling(for_good=True), refusing(model, store):
         arguments.check_given(locals())
         root = arguments.first(store, peers_deadline_s)
         objects_behind = bucket_behind(root, bucket)

@@ -80,7 +80,7 @@ class Checkpointer:
         self._behind = behind
         self._training = training
         self._objects = objects
-        self._attached = Attached(training, {**objects.objects, **objects.generators})
+        self._attached = Attached(training, {**objects.objects, **objects.generators}, engine.handle.path, engine.doubt)
         self._forgotten = None if adapting is not None else Forgotten(training, notify, None)
         self._switches = Switches(training)
         self._computed_by = computed_by(training)
@@ -284,6 +284,7 @@ class Checkpointer:
         """
         if not self._forked("save"):
             with self._narrated("save"), self._inside:
+                self._executor.without_update.saved()
                 save(self._engine, None if self._together is None else self._together.group, keep=keep)
                 if keep and isinstance(self._behind, BehindRanks):
                     self._behind.keep(self._executor.completed)

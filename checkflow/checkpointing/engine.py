@@ -134,6 +134,10 @@ class Engine:
         finally:
             self._device.close()
 
+    def doubt(self) -> None:
+        """Another training was refused the store: whether this one is trained from now on is looked at."""
+        self.executor.without_update.doubt()
+
     def _take_hooks_off(self) -> None:
         while self._hooks:
             self._hooks.pop().remove()

@@ -76,6 +76,7 @@ class Executor(Follower):
             self.firings = Firings(self.timetable)
             self.completed = self._restored = completed
             self.bound.restored()
+            self.without_update.restored()
             if self.parts is not None:
                 self.parts.resumed()
             self._anchor, self.touched = 0, False

@@ -3,16 +3,17 @@
 Gradients are dropped then, or zeroed. Where they are written to instead, `step()` may be called for each part of a
 batch: no checkpoint has gradients, so a resume from there goes on without them. And where parameters are written all
 the same, time after time, another optimizer may make the updates, whose state is in no checkpoint. Where nothing was
-ever written, and there are no gradients, something else may be trained than what was attached.
+ever written, and there are no gradients, something else may be trained than what was attached. So it may where another
+training was refused the store of this one.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 
 import torch
 
+from checkflow.runtime.unwritten import Unwritten, address_and_version
 from checkflow.state.live import parameters_of
 from checkflow.state.names import StateName
 from checkflow.state.shards import gradient_of, local
@@ -22,6 +23,8 @@ from checkflow.wrapped import is_hookable
 
 TIMES = 3  # that parameters are written in a row
 STILL = 50  # iterations, of the first ones, without a gradient or a write: more than a scaler skips
+FEW = 5  # iterations in which nothing is written, from when another training was refused
+_OTHER = "close() this Checkpointer, and attach the model that is trained"
 
 
 class WithoutUpdate:
@@ -37,23 +40,44 @@ class WithoutUpdate:
         self._parameter: tuple[StateName, torch.nn.Parameter, int] | None = None  # as it was, and its version
         self._written = 0  # times in a row
         self._still: int | None = 0  # iterations in a row; None once there was an update
-        self._seen: list[tuple[weakref.ref[torch.Tensor], int]] = []  # all tensors and their versions, when these began
+        self._seen: Unwritten | None = None  # all of it, when these began
+        self._doubted: Unwritten | None = None  # when another training was refused; None once this one is trained
+        self._idle = 0  # iterations since
 
     def updated(self) -> None:
         """An optimizer has made an update. Its gradients are still there."""
         self._compare_gradient()
-        self._updated = True
+        self._updated, self._doubted = True, None
+
+    def doubt(self) -> None:
+        """Another training was refused, and may be trained from now on."""
+        self._doubted, self._idle = Unwritten(self._training), 0
+
+    def restored(self) -> None:
+        """What was written since, a restore has."""
+        if self._doubted is not None:
+            self.doubt()
+
+    def saved(self) -> None:
+        """The user asks for a checkpoint of what was trained."""
+        if self._doubted and self._idle:
+            self._tell(
+                "save: attach() has refused another model, and nothing that is attached had an update since: the "
+                f"checkpoint is of the model that was attached; {_OTHER}"
+            )
 
     def ended(self) -> None:
         """An iteration ended."""
         self._compare_gradient()
+        if self._doubted is not None and self._idle < FEW:
+            self._compare_doubted()
         if self._updated or not self._knows:
             self._updated, self._parameter, self._written, self._still = False, None, 0, None
             return
         self._compare_parameter()
         for name, parameter in parameters_of(self._training):
             if self._gradient is None and (gradient := gradient_of(parameter)) is not None:
-                self._gradient = name, parameter, _address_and_version(gradient)
+                self._gradient = name, parameter, address_and_version(gradient)
             if parameter.requires_grad and self._parameter is None:
                 self._parameter = name, parameter, versions([local(parameter)])[0]
         self._compare_all()
@@ -67,7 +91,7 @@ class WithoutUpdate:
         gradient = gradient_of(parameter)
         if gradient is None:
             return
-        now = _address_and_version(gradient)
+        now = address_and_version(gradient)
         if now[0] == address and now[1] > version:
             self._say_once(
                 "gradient",
@@ -88,6 +112,18 @@ class WithoutUpdate:
                 "is in no checkpoint: attach that one",
             )
 
+    def _compare_doubted(self) -> None:
+        if not self._doubted:
+            self._doubted = None
+            return
+        self._idle += 1
+        if self._idle == FEW:
+            self._tell(
+                f"{FEW} iterations have ended since attach() has refused another model, and nothing that is attached "
+                "had an update, a gradient, or a parameter that was written: what is trained is in no checkpoint; "
+                f"{_OTHER}"
+            )
+
     def _compare_all(self) -> None:
         if self._still is None:
             return
@@ -97,14 +133,9 @@ class WithoutUpdate:
         self._still += 1
         if self._still not in (1, STILL):
             return
-        parameters = (parameter for _, parameter in parameters_of(self._training))
-        now = [*parameters, *self._training.listed.tensors_seen()]
         if self._still == 1:
-            self._seen = [(weakref.ref(tensor), _version(tensor)) for tensor in now]
-        elif len(now) != len(self._seen) or any(
-            seen() is not tensor or version != _version(tensor)
-            for tensor, (seen, version) in zip(now, self._seen, strict=True)
-        ):
+            self._seen = Unwritten(self._training)
+        elif not self._seen:
             self._still = 0
         else:
             self._say_once(
@@ -118,12 +149,3 @@ class WithoutUpdate:
         if of not in self._told:
             self._told.add(of)
             self._tell(line)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """None is counted of an inference tensor, which only inference mode can write to."""
-    return 0 if tensor.is_inference() else versions([local(tensor)])[0]
-
-
-def _address_and_version(gradient: torch.Tensor) -> tuple[int, int]:
-    return gradient.data_ptr(), versions([gradient])[0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from checkflow.training import Training
 
@@ -16,10 +17,14 @@ class Attached:
     Attributes:
         training: its models, optimizers and what it lists.
         beside: schedulers, loaders, generators and the like that are attached, by name.
+        store: the directory that has its checkpoints, resolved.
+        doubt: to be called where another training was refused that store: it may be trained in the place of this one.
     """
 
     training: Training
     beside: Mapping[str, object]
+    store: Path
+    doubt: Callable[[], None]
 
     def __post_init__(self) -> None:
         _here.add(self)
