@@ -317,7 +317,7 @@ def attach(
                 undo.push(checkpointer.__exit__)
             marks = () if together is None else together.begin()
             if replicate and together is not None:
-                together.mirror(handle, warn)
+                together.mirror(handle)
             if start_over:
                 earlier = (
                     (lambda: newest(handle.path).checkpoint) if together is None else (lambda: together.part_of(marks))

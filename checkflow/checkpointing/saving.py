@@ -92,6 +92,8 @@ def save_last(engine: Engine, notify: Callable[[str], None], store: Path, *, ran
             if engine.executor.unsaved:
                 save_here(engine, keep=False, ranks=ranks)
             if engine.handle.drain(DURABLE_DEADLINE_S):
+                if ranks and (rulings := engine.handle.rulings) is not None:
+                    rulings.await_mirror(DURABLE_DEADLINE_S)  # which is to have it when this rank's machine has gone
                 return
         if engine.handle.saver_pid is None or time.monotonic() + pause_s > until:
             return

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from checkflow.checkpointing.behind_ranks import BehindRanks
 from checkflow.checkpointing.borrowed import Borrowed
+from checkflow.checkpointing.held_for_others import HeldForOthers
 from checkflow.checkpointing.known import Kept
 from checkflow.checkpointing.left_writing import await_writers
 from checkflow.checkpointing.restoring import Found, Nothing
@@ -22,7 +21,6 @@ from checkflow.distributed.fellows import fellows, gathered
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, next_attempt
 from checkflow.distributed.parts import RankPart, directories_in, marks_in, newest_part, places_in
-from checkflow.distributed.placement import address_here, host_here, machine_here, mirrors, unreachable
 from checkflow.division import Division
 from checkflow.errors import InputError, PeerError, StoreError
 from checkflow.jsonfile import digest_of
@@ -38,11 +36,9 @@ from checkflow.state.shards import give_back_gathered
 from checkflow.store.bucket.names import has_ranks
 from checkflow.store.bucket.objects import BucketError, Objects
 from checkflow.store.format.manifest import parse_directory_name
-from checkflow.store.format.ranks import COPIES, directory_of, note_whole, noted_whole, ranks_in
+from checkflow.store.format.ranks import directory_of, note_whole, noted_whole, ranks_in
 from checkflow.store.format.reader import Checkpoint, checkpoint_names
 from checkflow.store.trainer.handle import StoreHandle
-from checkflow.store.trainer.mirror_process import MirrorAddress, MirrorProcess
-from checkflow.store.trainer.sender import MirrorTarget
 from checkflow.training import Training
 
 
@@ -62,12 +58,12 @@ class Together:
         self.member = Member(group.rank, group.size)
         self.agreement = Agreement(group, lambda line: aside(f"{root}: {line}"))
         self.agreement.vouches = self.member.vouches
-        self._mirror: MirrorProcess | None = None
         self._stored: tuple[Mark, ...] = ()
         self._chosen = ""  # what is being restored
         self.root = root
         self.store = root if group.size == 1 else root / directory_of(group.rank, group.size)
         self._borrowed = Borrowed(root, self.store)
+        self._held = HeldForOthers(group, self.store, hearers)
         self._seeking = Seeking(
             group,
             root,
@@ -158,24 +154,10 @@ class Together:
         # What lies in one storage is saved by one rank, so that another one may be left with nothing after all.
         return divided if all(self.group.gather("attach()", bool(saved_here(divided)))) else training
 
-    def mirror(self, handle: StoreHandle, notify: Callable[[str], None]) -> None:
-        """Each rank's checkpoints go to the memory of another one's machine, too.
-
-        Raises StoreError, PeerError, InputError where that machine says no address at which this one reaches it.
-        """
-        self._mirror = handle.start_mirror(address_here(self.group.met_at))
-        address = self._mirror.address
-        said = self.group.gather("attach()", [machine_here(), address.host, address.port, address.key, host_here()])
-        everyone = [each for each in said if isinstance(each, list)]
-        machines = [str(each[0]) for each in everyone]
-        if self.is_first and len(set(machines)) == 1:
-            notify("replicate: all ranks run on one machine, which is lost with what they hold of each other")
-        rank = mirrors(machines)[self.group.rank]
-        _, host, port, key, name = everyone[rank]
-        if why := unreachable(str(host), str(name)):
-            raise InputError(f"replicate: rank {rank} cannot have the mirror of rank {self.group.rank}: {why}")
-        target = MirrorTarget(self.group.rank, self.group.size, rank, MirrorAddress(str(host), int(port), str(key)))
-        handle.mirror_at(target)
+    def mirror(self, handle: StoreHandle) -> None:
+        """See HeldForOthers.start. What counts from now on is where copies of earlier ones were for."""
+        self._held.start(handle)
+        self.agreement.on_counted = self._held.drop_copies
 
     def begin(self) -> tuple[Mark, ...]:
         """This rank's store is open: the checkpoints that all ranks have, newest first. A new attempt begins."""
@@ -259,12 +241,7 @@ class Together:
         """Every rank's part fits its training: they may be changed. Raises PeerError where another's does not, or is of
         another checkpoint."""
         self.group.same("restore()", {"restored checkpoint": self._chosen})
-        if not (self.store / COPIES).is_dir():
-            return
-        if self._mirror is None:
-            self._drop_copies()  # whoever lacked a part has it now
-        else:
-            self.agreement.on_counted = self._drop_copies  # a mirror has another one of each part by then
+        self._held.restored()
 
     def require_alike(self, training: Training, restored: Restored) -> None:
         """Every rank calls this once it has restored. Raises PeerError, on each, where ranks do not have the same bytes
@@ -287,14 +264,11 @@ class Together:
                     )
 
     def _give_back(self, mark: Mark, _serial: int) -> None:
+        """It is on every rank's disk."""
+        if mark.attempt == self.agreement.attempt:  # of this run: also where it starts over, and restores nothing
+            self._held.drop_copies()
         with contextlib.suppress(RuntimeError):  # no thread is to be had; a later run does it
             self._borrowed.give_back(mark.attempt)
-
-    def _drop_copies(self) -> None:
-        """In a thread, for who agrees has no time for a slow disk. What is left where that is cut does not verify."""
-        self.agreement.on_counted = lambda: None
-        removing = partial(shutil.rmtree, self.store / COPIES, ignore_errors=True)
-        threading.Thread(target=removing, name="checkflow-copies", daemon=True).start()
 
     def close(self, completed: int | None = None, left_by: str | None = None) -> None:
         """Agree on nothing more. `completed`: so many iterations, of which this rank has its last checkpoint on disk,
@@ -311,12 +285,12 @@ class Together:
         said = [each for _, each in left]
         if self.is_first and len({each for each, _ in left}) > 1:
             self._notify(f"{self.root}: {_uneven([each for each, _ in left])}")
-        if mark is not None and said and all(each == list(mark) for each in said):
+        alike = bool(said) and all(each == (None if mark is None else list(mark)) for each in said)
+        if mark is not None and alike:
             self._note_whole(newest)
             self._give_back(mark, 0)
         self._borrowed.close()
-        if self._mirror is not None:
-            self._mirror.close(orderly=bool(said))
+        self._held.close(orderly=alike)
 
     def _note_whole(self, part: RankPart | None) -> None:
         """As its saver does, which may have ended before it heard of it."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ports import free_port
 from test_group import groups, together
 
-from checkflow.checkpointing import together as together_module
+from checkflow.checkpointing import held_for_others
 from checkflow.checkpointing.together import Together
 from checkflow.distributed import adopting, placement
 from checkflow.distributed.adopting import Places, adopt
@@ -37,7 +37,7 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> None:
             names.own = f"machine of {threading.current_thread().name}"
         return str(names.own)
 
-    for module in (placement, adopting, together_module):
+    for module in (placement, adopting, held_for_others):
         monkeypatch.setattr(module, "host_here", host_here)
 
 
@@ -92,7 +92,7 @@ def test_a_mirror_is_refused(tmp_path: Path) -> None:
     handle = SimpleNamespace(start_mirror=lambda _: SimpleNamespace(address=address))
 
     def mirror(group: Group) -> None:
-        Together(group, tmp_path, print).mirror(handle, lambda _: None)  # type: ignore[arg-type]
+        Together(group, tmp_path, print).mirror(handle)  # type: ignore[arg-type]
 
     errors = together(groups(2), mirror)
     assert any(isinstance(error, InputError) for error in errors)

@@ -16,6 +16,7 @@ from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -24,9 +25,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_of_ranks import Job
 from processes import children, command, runs, until
+from test_group import groups
 
+from checkflow.checkpointing.saving import save_last
+from checkflow.checkpointing.together import Together
 from checkflow.distributed import adopting
-from checkflow.distributed.marks import common
+from checkflow.distributed.marks import Mark, common
 from checkflow.distributed.parts import marks_in
 from checkflow.distributed.placement import mirrors
 from checkflow.store.both.config import SaverConfig
@@ -45,6 +49,7 @@ from checkflow.store.mirror.slots import MirroredSlots, greeted
 from checkflow.store.saver import persister as persister_module
 from checkflow.store.trainer import sender as sender_module
 from checkflow.store.trainer.mirror_process import MirrorAddress
+from checkflow.store.trainer.rulings import Rulings
 from checkflow.store.trainer.sender import MirrorTarget, Sender
 
 NO_END = 1_000_000
@@ -70,6 +75,14 @@ def end(job: Job, lost: int) -> None:
     time.sleep(0.3)
     job.kill()
     job.wait()
+
+
+def copied(root: Path, size: int) -> dict[int, list[int]]:
+    """Of each rank the iterations, oldest first, of which others' disks have its part."""
+    places = {rank: sorted(root.rglob(str(copy_of(rank, size)))) for rank in range(size)}
+    return {
+        rank: [e.iteration for place in held for e in list_checkpoints(place)] for rank, held in places.items() if held
+    }
 
 
 def mirrored(job: Job, least: int = 1) -> None:
@@ -101,12 +114,44 @@ def test_a_lost_machine_costs_what_a_killed_process_does(
         (now,) = {iteration for iteration, _ in found.values()}
         assert resumed < promised <= now <= begun
         resumed = begun + 1
-    assert not [path for path in tmp_path.rglob(COPIES) if any(path.iterdir())]
+    assert {rank: held[-1:] for rank, held in copied(tmp_path, size).items()} == {
+        rank: [resumed] for rank in range(size)
+    }
     ends = []
     for place in (store, tmp_path / "uninterrupted"):
         with Job(size, kind, place, resumed + 3, 0) as job:
             ends.append({rank: digest for rank, (_, digest) in job.done().items()})
     assert ends[0] == ends[1]
+    assert not copied(tmp_path, size), "without mirrors they are needed for nothing once each rank has its own"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_who_ends_as_it_should_leaves_each_part_on_two_machines(size: int, tmp_path: Path) -> None:
+    """A disk may be lost while nothing runs; and of the copies of the run before none is taken for a newer one."""
+    store, every = tmp_path / "disk-{rank}", ("persist_every=5", "when_full=wait", "replicate=1")
+    for iterations in (7, 9):
+        with Job(size, "ddp", store, iterations, 0, *every) as job:
+            found = job.done()
+        assert {resumed for resumed, _ in found.values()} == {0 if iterations == 7 else 7}
+        assert copied(tmp_path, size) == {rank: [iterations] for rank in range(size)}
+        shutil.rmtree(tmp_path / "disk-1")
+    with Job(size, "ddp", store, 0, 0, *every) as job:
+        assert {rank: (9, digest) for rank, (_, digest) in found.items()} == job.done()
+
+
+def test_copies_go_once_a_checkpoint_of_this_run_is_on_every_disk(tmp_path: Path) -> None:
+    """Also where it starts over, and restores nothing."""
+    first, _ = groups(2)
+    together = Together(first, tmp_path, print)
+    held = together.store / COPIES / directory_of(1, 2)
+    held.mkdir(parents=True)
+    together.agreement.attempt = 3
+    together.agreement.on_whole(Mark(2, 7), 1)
+    together._held.close(orderly=True)
+    assert held.is_dir()
+    together.agreement.on_whole(Mark(3, 1), 2)
+    together._held.close(orderly=True)
+    assert not (together.store / COPIES).exists()
 
 
 def test_copies_stay_until_a_mirror_has_others(tmp_path: Path) -> None:
@@ -122,7 +167,7 @@ def test_copies_stay_until_a_mirror_has_others(tmp_path: Path) -> None:
         with Job(2, "ddp", store, iterations, 0, "replicate=1") as job:
             found.append({iteration for iteration, _ in job.done().values()})
     assert found[0] == found[1] == found[2] and min(found[0]) >= promised
-    until(lambda: not [path for path in tmp_path.rglob(COPIES) if any(path.iterdir())])
+    assert copied(tmp_path, 2) == {rank: [promised + 20] for rank in range(2)}, "and no older ones"
 
 
 def test_a_copy_that_does_not_verify_is_missed_by_all(tmp_path: Path) -> None:
@@ -428,6 +473,29 @@ def mirror_that_stops() -> Iterator[tuple[Sender, list[int]]]:
     shared.close()
 
 
+def test_an_orderly_end_waits_until_a_mirror_has_the_last_checkpoint(tmp_path: Path) -> None:
+    """However long that takes; where it has nothing at all, nobody waits."""
+    with mirror_that_stops() as (sender, _):
+        rulings, waits = Rulings.__new__(Rulings), list[bool]()
+        rulings._sender = None
+        rulings.await_mirror(600.0)
+        rulings._sender = sender
+
+        def wait(_: float) -> None:
+            waits.append(sender.pending)
+            if len(waits) == 3:
+                assert sender._connection is not None
+                sender._connection.hang_up()  # what was not sent never will be
+
+        rulings._saver = SimpleNamespace(wait=wait)  # type: ignore[assignment]
+        rulings.await_mirror(600.0)
+        assert waits[:3] == [True] * 3 and not sender.pending
+    executor, asked = SimpleNamespace(unsaved=False), list[float]()
+    handle = SimpleNamespace(drain=lambda _: True, rulings=SimpleNamespace(await_mirror=asked.append))
+    save_last(SimpleNamespace(executor=executor, handle=handle), pytest.fail, tmp_path, ranks=True)  # type: ignore[arg-type]
+    assert len(asked) == 1
+
+
 def test_a_mirror_that_does_not_answer_is_an_error_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender_module, "ANSWER_S", 0.2)
     with mirror_that_stops() as (sender, told):
@@ -477,12 +545,41 @@ def test_nor_does_who_comes_to_a_rank_that_hands_out_parts(monkeypatch: pytest.M
     assert time.monotonic() < began + 30
 
 
+@pytest.mark.parametrize("listens", [True, False])
+def test_where_all_ranks_ended_the_last_checkpoint_alone_is_written_and_the_trainer_hears_of_it(
+    listens: bool, rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does not hear, because it is gone since, the next one is told."""
+    monkeypatch.chdir(tmp_path)
+    assert [sent(rank, 1), sent(rank, 2)] == ["", ""]
+    with socket.create_server(("localhost", 0)) as listener:
+        mirror, heard = Mirror(listener, "key"), list[str]()
+        mirror._add(rank.slots)
+
+    def hears(line: str) -> bool:
+        heard.append(line)
+        return listens
+
+    directory = os.open(tmp_path, os.O_RDONLY)
+    mirror.write_down(directory, hears)
+    assert [found.iteration for found in list_checkpoints(tmp_path / copy_of(1, 2))] == [2]
+    rank.slots._shared.durable_sequence = 0
+    rank.slots._shared.unseal(1)
+    rank.slots._shared.slot_bytes(1)[5_000_000] ^= 1
+    mirror.write_down(directory, hears)
+    log = take_log(tmp_path, directory)
+    os.close(directory)
+    (line,) = heard
+    assert "the copy of rank 1's iteration 2 is not what was received" in line
+    assert [line in each for each in log] == ([] if listens else [True])
+
+
 def test_a_bug_in_writing_down_is_told_to_the_next_trainer(
     rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mirror has nobody else to tell, and goes on with what other slots hold."""
 
-    def fails(*_: object) -> None:
+    def fails(*_: object, **_named: object) -> None:
         raise TypeError("not foreseen")
 
     monkeypatch.chdir(tmp_path)

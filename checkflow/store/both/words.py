@@ -16,6 +16,7 @@ with its serial: every rank has verified its part, so what is older may be prune
 this rank's disk: every rank uploads its part next; the bucket has every rank's part, so what is older may be removed
 there; it never will, so nobody needs this."""
 MAX_WORD_BYTES = 64
+MAX_LINE_BYTES = 2**16  # of what a mirror says to a trainer that waits for its end
 
 
 def numbered(word: bytes, number: int) -> bytes:

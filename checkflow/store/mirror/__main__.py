@@ -3,7 +3,8 @@
     python -m checkflow.store.mirror HOST SOCKET DIRECTORY LOCK TRAINER
 
 It listens on the host's address, for the one rank that knows the key that the trainer says first, and tells the trainer
-on which port. Where the trainer dies, or says nothing more, what it holds is written down; where it says "close", not.
+on which port. Where the trainer dies, or says nothing more, all that it holds is written down; where it says "close",
+for every rank has ended, the last checkpoint alone, and the trainer is told what fails.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from multiprocessing import AuthenticationError
 
 from checkflow.background import give_way
 from checkflow.errors import StoreError, internal, reason
 from checkflow.store.both.connections import Patient, answer, prove
 from checkflow.store.both.lock import path_of
-from checkflow.store.both.messages import FailedReport, Message
+from checkflow.store.both.messages import FailedReport, Message, Notice
 from checkflow.store.both.saver_log import write_log
-from checkflow.store.both.words import CLOSE, IGNORED
+from checkflow.store.both.words import CLOSE, IGNORED, MAX_LINE_BYTES
 from checkflow.store.mirror.slots import MirroredSlots, greeted
 
 PROOF_S = 30.0  # for whoever comes, to prove that it knows the key
@@ -75,28 +78,45 @@ class Mirror:
         for former in before:
             former.close()
 
-    def write_down(self, directory: int) -> None:
-        """What there is, in the store's directory; what fails is told to the next trainer there."""
+    def write_down(self, directory: int, hears: Callable[[str], bool] | None = None) -> None:
+        """What there is, in the store's directory. `hears`: the trainer, for which the last checkpoint will do, since
+        all ranks have it on their disks; False where it is gone. What it does not hear the next trainer there is told.
+        """
         with self._lock:
             self._ended, held = True, self._slots
         store, failures = path_of(directory), list[str]()
 
+        def fails(line: str) -> None:
+            if hears is None or not hears(line):
+                failures.append(line)
+
         def report(message: Message) -> None:
             if isinstance(message, FailedReport):
-                failures.append(message.message)
+                fails(message.message)
+            elif isinstance(message, Notice) and hears is not None:
+                hears(message.message)
 
         for slots in held:
             try:
-                slots.write_down(store, report)
+                slots.write_down(store, report, last_alone=hears is not None)
             except Exception as error:  # noqa: BLE001 (nobody else would hear of it, and others' are still to be written)
                 why = reason(error) if isinstance(error, OSError) else internal(error)
-                failures.append(f"{store}: the copies of rank {slots.rank} cannot be written ({why})")
+                fails(f"{store}: the copies of rank {slots.rank} cannot be written ({why})")
         if failures:
             write_log(store, directory, failures)
 
 
+def _hears(end: socket.socket, line: str) -> bool:
+    """The trainer waits, and reads."""
+    try:
+        end.send(line.encode()[:MAX_LINE_BYTES])
+    except OSError:
+        return False
+    return True
+
+
 def main(arguments: list[str]) -> None:
-    """Run until the trainer is gone and what is held is durable, or until it is told to end."""
+    """Run until the trainer is gone, or says that it ends, and what is held is durable."""
     host, (end_fd, directory, _lock, trainer) = arguments[0], map(int, arguments[1:])
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
@@ -116,8 +136,7 @@ def main(arguments: list[str]) -> None:
         said = b""
         with contextlib.suppress(OSError):
             said = end.recv(64, socket.MSG_DONTWAIT)
-        if said != CLOSE:
-            mirror.write_down(directory)
+        mirror.write_down(directory, partial(_hears, end) if said == CLOSE else None)
     sys.stdout.flush()
     os._exit(0)  # its thread waits for what nobody says
 

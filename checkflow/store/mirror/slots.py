@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,7 +20,7 @@ from checkflow.store.format.layout import Layout
 from checkflow.store.format.manifest import MAX_RECORD_BYTES
 from checkflow.store.format.ranks import copy_of
 from checkflow.store.format.writer import hash_blocks
-from checkflow.store.memory.saver_slots import Taken, give_up, is_whole, take_due, take_left
+from checkflow.store.memory.saver_slots import Taken, give_up, is_whole, take_due, take_last, take_left
 from checkflow.store.memory.shared_memory import NOT_YET_WHOLE, SharedMemory, SlotState, Word
 from checkflow.store.saver.persister import Persister, Written
 
@@ -89,16 +89,15 @@ class MirroredSlots:
         self._shared.seal(begin.slot)
         return ""
 
-    def write_down(self, store: Path, report: Callable[[Message], None]) -> None:
+    def write_down(self, store: Path, report: Callable[[Message], None], *, last_alone: bool = False) -> None:
         """Make all that is whole durable, in a directory of its own in the store. Nothing more is received."""
         with self._lock:
             self._ended = True
-        config, place = replace(self.config, store=store), copy_of(self.rank, self.size)
+        place = copy_of(self.rank, self.size)
+        config = replace(self.config, store=store / place)
         persister = Persister(self._shared, config, LocalDisk(), report, place)
-        done: set[int] = set()
         written: list[Written] = []
-        while (taken := take_left(self._shared, done)) is not None:
-            done.add(taken.sequence)
+        for taken in self._last() if last_alone else self._all():
             if not self._is_sound(taken):
                 where = f"{store}: the copy of rank {self.rank}'s iteration {taken.iteration}"
                 report(FailedReport(sequence=0, message=f"{where} is not what was received, and is not written"))
@@ -111,6 +110,17 @@ class MirroredSlots:
                 durable = persister.write(again)
             written += [] if durable is None else [durable]
         persister.settle(written)
+
+    def _all(self) -> Iterator[Taken]:
+        """Oldest first."""
+        done: set[int] = set()
+        while (taken := take_left(self._shared, done)) is not None:
+            done.add(taken.sequence)
+            yield taken
+
+    def _last(self) -> Iterator[Taken]:
+        if (taken := take_last(self._shared)) is not None:
+            yield taken
 
     def _is_sound(self, taken: Taken) -> bool:
         return all(self._blocks.get(slot) == hash_blocks(self._shared.slot_bytes(slot)) for slot in taken.slots)

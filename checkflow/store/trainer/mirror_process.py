@@ -6,15 +6,19 @@ import contextlib
 import os
 import secrets
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from checkflow.errors import StoreError
 from checkflow.store.both.beside import socket_ends, start_beside, unstarted
 from checkflow.store.both.lock import StoreLock
-from checkflow.store.both.words import CLOSE
+from checkflow.store.both.words import CLOSE, MAX_LINE_BYTES
+from checkflow.store.trainer.lingering import Lingering
 
 START_S = 60.0
-END_S = 10.0
+END_S = 600.0  # for a slow disk; then it goes on alone
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,24 @@ class MirrorProcess:
             self.address = MirrorAddress(host, int(port), key)
             kept.pop_all()
 
-    def close(self, *, orderly: bool) -> None:
-        """End it; where that is not `orderly` it writes down what it holds, and is not waited for."""
+    def end(self, notify: Callable[[str], None], tell: Callable[[str], None]) -> None:
+        """Every rank has ended: what it holds of the last checkpoint is written down. Waits for that, and tells."""
+        lingering, deadline = Lingering("replicate", tell), time.monotonic() + END_S
         with contextlib.suppress(OSError):
-            if orderly:
-                self._end.send(CLOSE)
-                self._process.wait(END_S)
+            self._end.send(CLOSE)
+            self._end.settimeout(_LOOK_S)
+            while time.monotonic() < deadline:
+                try:
+                    line = self._end.recv(MAX_LINE_BYTES)
+                except TimeoutError:
+                    lingering.until("what this machine holds of another rank's last checkpoint is on disk")
+                    continue
+                if not line:  # it has ended
+                    break
+                notify(line.decode(errors="replace"))
+        self._process.wait(max(0.0, deadline - time.monotonic()))
+        self._end.close()
+
+    def let_go(self) -> None:
+        """It writes down all that it holds, and is not waited for."""
         self._end.close()

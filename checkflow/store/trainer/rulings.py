@@ -125,6 +125,12 @@ class Rulings:
         while self._slots.awaits_agreement and time.monotonic() < until:
             self._saver.wait(0.002)
 
+    def await_mirror(self, limit_s: float) -> None:
+        """Until the mirror has what was staged, or it is known that it never will: a large checkpoint takes a while."""
+        until = time.monotonic() + limit_s
+        while self._sender is not None and self._sender.pending and time.monotonic() < until:
+            self._saver.wait(0.01)
+
     def newest_is_void(self) -> bool:
         """Whether some rank never will have its part of what was staged last. Waits a moment where that is open."""
         self.wait(math.inf)

@@ -68,6 +68,7 @@ class Sender:
         self._broken = self._closing = False
         self._parts_bytes = self._parts_ns = 0  # of what was sent of the next checkpoint, which is not whole yet
         self._there: deque[int] = deque(maxlen=MAX_SLOTS)  # sequence numbers of what the mirror has had
+        self._asked = self._done = 0  # counted in one thread each
         self.agreed = False  # every rank has staged its part of a checkpoint in these slots
         self._thread = threading.Thread(target=self._run, name="checkflow-mirror", daemon=True)
         self._thread.start()
@@ -75,7 +76,13 @@ class Sender:
     def send(self, slot: int, sequence: int, iteration: int, then: Callable[[], None] | None) -> None:
         """A slot was staged; `then` is called in the thread once the mirror has it, or will never have it. None: its
         checkpoint is not whole with it."""
+        self._asked += 1
         self._staged.put(_Staged(slot, sequence, iteration, then))
+
+    @property
+    def pending(self) -> bool:
+        """Whether the mirror has not yet all that was staged, and may still get it."""
+        return self._done < self._asked
 
     def close(self) -> None:
         """Send nothing more; the slots are not touched any more."""
@@ -101,6 +108,7 @@ class Sender:
                     )
             if staged.then is not None:
                 staged.then()
+            self._done += 1
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.close()
