@@ -124,7 +124,11 @@ class Engine:
     def _tell_peers(self) -> None:
         """Before anything is staged by the schedule. Raises PeerError."""
         if self.handle.rulings is not None:
-            self.handle.rulings.lags(self.executor.lag)
+            self.handle.rulings.follows(self.executor.lag, self.executor.timetable.whole_every)
+
+    def _whole_every(self) -> int:
+        """The greatest of any rank's; 0 of one process."""
+        return 0 if self.handle.rulings is None else self.handle.rulings.whole_every()
 
     def close(self) -> None:
         """Let the training go, and the slots; the store is still to be closed. Raises what no step() has raised."""
@@ -174,7 +178,10 @@ class Engine:
         )
 
     def _parts_of(self, fitting: Fitting, bound: Bound, pipeline: Pipeline) -> Parts:
-        others = fitting.schedule, self._training, bound, pipeline, fitting.host, self._prove, self._notify
+        others = (
+            fitting.schedule, self._training, bound, pipeline, fitting.host, self._prove, self._notify,
+            self._whole_every,
+        )  # fmt: skip
         if fitting.schedule.replica:
             return Replicated(*others, on_host=self._on_host)
         return Rolling(*others) if fitting.schedule.lanes > 1 else Parts(*others)

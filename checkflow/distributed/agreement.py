@@ -39,6 +39,7 @@ _CLOSE_S = 30.0  # for a store that does not answer
 _VOID = "null"  # a ruling is JSON, and none of them rules nothing
 _NO_RULING = "?"  # no JSON
 _LAG = "lag"  # the greatest that any rank ever had; "lag/3": rank 3's
+_WHOLE_EVERY = "whole every"  # the greatest that any rank ever had
 _PARTED = "parted"  # a ruling: what one rank saves for others some rank lacks
 _OWN = "attach what DistributedDataParallel wraps (ddp.module), so that each rank saves all of its own"
 _WHY_PARTED = (
@@ -107,17 +108,30 @@ class Agreement:
 
     def lags(self, iterations: int) -> None:
         """See there."""
-        values, before = self._group.values, self._read(_LAG)
         with reached():
-            values.set(f"{_LAG}/{self._group.rank}", str(iterations))
-            while before < iterations:
-                before = int(values.compare_set(_LAG, str(before) if before else "", str(iterations)))
+            self._group.values.set(f"{_LAG}/{self._group.rank}", str(iterations))
+        self._raise(_LAG, iterations)
 
     def any_lags_more(self, iterations: int) -> bool:
         """See there. Ranks are asked one by one only where some rank ever was as late."""
         if self._read(_LAG) <= iterations:
             return False
         return any(self._read(f"{_LAG}/{rank}") > iterations for rank in range(self._group.size))
+
+    def reads_whole(self, every: int) -> None:
+        """See there."""
+        self._raise(_WHOLE_EVERY, every)
+
+    def whole_every(self) -> int:
+        """See there."""
+        return self._read(_WHOLE_EVERY)
+
+    def _raise(self, name: str, number: int) -> None:
+        """A number that ranks have set is at least this."""
+        before = self._read(name)
+        with reached():
+            while before < number:
+                before = int(self._group.values.compare_set(name, str(before) if before else "", str(number)))
 
     def _read(self, name: str) -> int:
         """A number that ranks have set, or 0."""

@@ -164,14 +164,16 @@ class Executor(Follower):
             self._advance(self.completed, self.timetable.anchor_count)
             self.firings.end()
             self.bound.vouch()
-        if self.completed % self.interval == 0:
+        is_due = self.completed % self.interval == 0
+        if is_due:
             self._begin(wait=self._settings.wait_when_full)
         elif self.pipeline.parted is not None:
             self._part_ended()
         if interval != self.interval:
             self.interval, self._paced = interval, None
-        if self.parts is not None and self.parts.refused:  # what is read as a whole is more than a link carries at once
-            self.interval = max(self.interval, self.timetable.whole_every)
+        if is_due and self.parts is not None and self.parts.refused:  # a whole is more than a link carries at once
+            self.interval = max(self.interval, self.parts.whole_every())
+            next_is_due = next_is_due or self._due(self.completed + 1) is not None
         self.bound.distrust()
         self._anchor, self.touched = 0, False
         self._device.collect()

@@ -62,6 +62,7 @@ class Parts:
         host: texts for the record.
         prove: compares a first checkpoint with what is live.
         tell: told, once, why checkpoints are read as a whole.
+        others_every: the greatest number of iterations in which any rank would read one so, or 0.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Parts:
         host: HostTexts,
         prove: Prove,
         tell: Callable[[str], None],
+        others_every: Callable[[], int],
     ) -> None:
         self.refused = ""  # why no checkpoint has parts any more
         self._bound = bound
@@ -80,6 +82,7 @@ class Parts:
         self._host = host
         self._prove = prove
         self._tell = tell
+        self._others_every = others_every
         self._proven = False
         self._proven_s = 0.0  # time.monotonic, when that was last found
         self._names = {id_: str(name) for id_, name in parameter_names(training).items()}
@@ -284,11 +287,16 @@ class Parts:
         self._pipeline.parts_allowed = False
         if not self.refused:
             self.refused = why
-            every = self._pipeline.timetable.whole_every
+            every = self.whole_every()
             on_host, in_parts = "the host makes no updates beside the training:", "checkpoints are not saved in parts:"
             what = on_host if self._pipeline.replica else in_parts
             line = f"{what} {why}; each is read as a whole when its iteration ends"
             self._tell(line + (f", every {every} iterations" if every > 1 else ""))
+
+    def whole_every(self) -> int:
+        """Iterations from one checkpoint that is read as a whole to the next: the same on all ranks, for a checkpoint
+        counts where each has its part, and no oftener than the slowest link carries."""
+        return max(self._pipeline.timetable.whole_every, self._others_every())
 
     def _compare(self, number: int) -> bool:
         """With what an update left: nothing else may have written it. Whether something has."""

@@ -2,9 +2,9 @@
 
     python rank_to_reshard.py KIND STORE ITERATIONS [SCHEDULE [MEDDLES [SAVES]]]
 
-SCHEDULE has a % where the rank's number goes. In iteration MEDDLES rank 1 writes parameters by itself; after SAVES
-each rank saves, and skips what finds no slot. It says "restored ITERATION DIGEST" and "done ITERATION DIGEST", of all
-state as if one rank had it whole.
+SCHEDULE has a % where the rank's number goes. MEDDLES has an iteration of each rank, or nothing, with commas: then it
+writes parameters by itself. After SAVES each rank saves, and skips what finds no slot. It says "staged ITERATION",
+"restored ITERATION DIGEST" and "done ITERATION DIGEST", of all state as if one rank had it whole.
 """
 
 from __future__ import annotations
@@ -114,6 +114,11 @@ def training(kind: str) -> checkflow.Training:
     return checkflow.Training(model_divided, optimizer, iteration)
 
 
+def told(event: checkflow.Event) -> None:
+    if isinstance(event, checkflow.Staged):
+        say("staged", event.iteration)
+
+
 def main(
     kind: str, store: Path, iterations: int, schedule: str | None = None, meddles: str = "", saves: str = ""
 ) -> None:
@@ -124,19 +129,20 @@ def main(
     made = training(kind)
     (model_divided,), (optimizer,) = made.models, made.optimizers
     schedule = None if schedule is None else schedule.replace("%", os.environ["RANK"])
+    meddles = meddles.split(",")[int(os.environ["RANK"])] if meddles else ""
     with checkflow.attach(
         model_divided, optimizer, store=store, schedule=schedule, when_full="skip" if saves else "wait",
-        peers_deadline_s=late_s,
+        peers_deadline_s=late_s, on_event=told,
     ) as checkpointer:  # fmt: skip
         resumed = checkpointer.restore()
         say("restored", resumed, digest(model_divided, optimizer))
         for iteration in range(resumed, iterations):
             made.iteration()
-            if str(iteration) == meddles and os.environ["RANK"] == "1":
+            if str(iteration) == meddles:
                 with torch.no_grad():
                     for parameter in model_divided.parameters():
                         parameter.mul_(1.0)
-            time.sleep(0.1 * late_s if meddles else 0)
+            time.sleep(0.1 * late_s if late_s < 600 else 0)
             checkpointer.step()
             if str(iteration + 1) == saves:
                 checkpointer.save()

@@ -310,6 +310,16 @@ def test_the_latest_of_all_is_known_to_each() -> None:
     all_say(2)
 
 
+def test_ranks_that_read_as_a_whole_know_who_does_so_most_seldom() -> None:
+    """Whoever says so first or last; and for good, for another rank may be at it."""
+    ranks = groups(3)
+    agreed = {each.rank: Agreement(each) for each in ranks}
+    assert [each.whole_every() for each in agreed.values()] == [0, 0, 0]
+    together(ranks, lambda each: agreed[each.rank].reads_whole([5, 4, 12][each.rank]))
+    agreed[2].reads_whole(1)
+    assert [each.whole_every() for each in agreed.values()] == [12, 12, 12]
+
+
 def test_nobody_waits_for_what_another_rank_has_forgotten() -> None:
     """Of two matters of one name that wait for one ruling, the first makes this rank through, maybe as the last."""
     store = HashStore()

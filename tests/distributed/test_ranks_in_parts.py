@@ -172,7 +172,7 @@ def in_lanes(folder: Path, *, divided: bool = False) -> Path:
     return folder / "schedule-%.json"
 
 
-@pytest.mark.parametrize(("meddles", "saves"), [("", 6), ("6", 9)])
+@pytest.mark.parametrize(("meddles", "saves"), [("", 6), (",6", 9)])
 def test_what_is_saved_by_hand_is_on_disk_in_the_end(meddles: str, saves: int, tmp_path: Path) -> None:
     """Also what was read at once, right after a start; and where one rank reads as a whole, less often."""
     script, given, store = Path(rank_to_reshard.__file__), in_lanes(tmp_path), tmp_path / "store"
@@ -190,12 +190,23 @@ def test_what_is_saved_by_hand_is_on_disk_in_the_end(meddles: str, saves: int, t
 def test_where_one_rank_reads_as_a_whole_the_others_go_on(divided: bool, tmp_path: Path) -> None:
     """It does so less often: what the others have in between counts no more, and nobody waits for it, or says so."""
     script, given = Path(rank_to_reshard.__file__), in_lanes(tmp_path, divided=divided)
-    with Job(2, "ddp", tmp_path / "store", 20, given, 4, script=script) as job:
+    with Job(2, "ddp", tmp_path / "store", 20, given, ",4", script=script) as job:
         assert set(job.wait().values()) == {0}, job.errors
         assert any("is written by something else than its optimizer's update" in line for line in job.errors[1])
         assert not any("in parts" in line for line in job.errors[0])
+        assert any(f"every {3 if divided else 2} iterations" in line for line in job.errors[1])  # as rank 0 would
         assert not any("no part of every rank" in line for lines in job.errors.values() for line in lines)
     with Job(2, "ddp", tmp_path / "store", 20, script=script) as job:
         assert set(job.wait().values()) == {0}, job.errors
         restored = {line for said in job.said.values() for line in said if line.startswith("restored 20 ")}
         assert len(restored) == 1
+
+
+def test_ranks_that_read_as_a_whole_do_so_in_the_same_iterations(tmp_path: Path) -> None:
+    """One would each 3 iterations and one each 2: a checkpoint of both would come every 6."""
+    script, given = Path(rank_to_reshard.__file__), in_lanes(tmp_path, divided=True)
+    with Job(2, "ddp", tmp_path / "store", 20, given, "5,4", script=script) as job:
+        assert set(job.wait().values()) == {0}, job.errors
+    for rank in range(2):
+        assert {each for each in job.numbers(rank, "staged") if 6 < each < 20} == {9, 12, 15, 18}
+        assert any("when its iteration ends, every 3 iterations" in line for line in job.errors[rank])

@@ -263,6 +263,12 @@ class Alone:
     def any_lags_more(self, iterations: int) -> bool:
         return iterations < 1
 
+    def reads_whole(self, every: int) -> None:
+        raise AssertionError(every)
+
+    def whole_every(self) -> int:
+        return 0
+
     def skipped(self, iteration: int) -> None:
         raise AssertionError(iteration)
 

@@ -22,6 +22,12 @@ class Peers(Protocol):
         """Whether any rank now stages its part more than so many iterations after the checkpoint's own. Raises
         PeerError."""
 
+    def reads_whole(self, every: int) -> None:
+        """From now on this rank reads none as a whole oftener than each so many iterations. Raises PeerError."""
+
+    def whole_every(self) -> int:
+        """The greatest that any rank ever said so, or 0. Raises PeerError."""
+
     def staging(
         self, iteration: int, rules: Callable[[], bool], agreed: Callable[[bool | None], None]
     ) -> Callable[[], None]:

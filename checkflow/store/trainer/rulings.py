@@ -62,9 +62,18 @@ class Rulings:
                 "and see whether all run"
             )
 
-    def lags(self, iterations: int) -> None:
-        """From now on this rank has its part of a checkpoint so many iterations after that one. Raises PeerError."""
-        self._peers.lags(iterations)
+    def follows(self, lag: int, whole_every: int) -> None:
+        """From now on this rank has its part of a checkpoint `lag` iterations after that one, and reads none as a whole
+        oftener than each so many iterations. Raises PeerError."""
+        self._peers.lags(lag)
+        self._peers.reads_whole(whole_every)
+
+    def whole_every(self) -> int:
+        """The greatest that any rank has said; 0 where the others cannot be reached, which is told elsewhere."""
+        try:
+            return self._peers.whole_every()
+        except PeerError:
+            return 0
 
     def awaits_this_rank(self, completed: int) -> bool:
         """Whether no ruling comes before this rank goes on: all end iterations together, and some rank has its part of
