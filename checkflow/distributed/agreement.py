@@ -49,7 +49,8 @@ _WHY_PARTED = (
 _WHY_DIFFER = (
     "ranks that train the same parameters have other values of them, of which a checkpoint takes one rank's, so that a "
     "resumed run will differ: gradients that are not summed (no_sync() around the last backward pass, a layer that was "
-    f"frozen when it was wrapped), step() left out on a rank, or within Join, do that; {_OWN}"
+    "frozen when it was wrapped), updates that only some ranks make (Join, where some have fewer batches), step() left "
+    f"out on a rank, or within Join, do that; {_OWN}"
 )
 
 

@@ -19,12 +19,14 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from slow_link import asking
+from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -208,6 +210,7 @@ KINDS: dict[str, Callable[[], torch.nn.Module]] = {
     "even": even,
     "fused": fused,
     "pairs": pairs,
+    "joined": views,
     "synced": synced,
     "fsdp": fsdp,
     "hsdp": hsdp,
@@ -306,14 +309,17 @@ def main(kind: str, store: str, iterations: int, pause_s: float, options: dict[s
     options |= {"extra": {"losses": losses}, "on_event": told}
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99) if kind.startswith("zero") else None
     options |= {"scheduler": scheduler}
-    with checkflow.attach(model, optimizer, store=store.format(rank=rank), **options) as checkpointer:  # type: ignore[arg-type]
+    own = model.module if kind == "joined" else model
+    with checkflow.attach(own, optimizer, store=store.format(rank=rank), **options) as checkpointer:  # type: ignore[arg-type]
         resumed = iteration = checkpointer.restore()
         say("resumed", resumed)
         while iteration < iterations:
-            loss = model(torch.randn(8, 16, device=device)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            with Join([model]) if kind == "joined" else nullcontext():  # type: ignore[list-item]
+                for _ in range(1 + (iteration + rank) % 3 if kind == "joined" else 1):
+                    loss = model(torch.randn(8, 16, device=device)).square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
             if scheduler is not None:
                 scheduler.step()
             losses += loss.detach()

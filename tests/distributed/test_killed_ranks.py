@@ -24,6 +24,7 @@ NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 KILLS = int(os.environ.get("CHECKFLOW_KILLS", 5 if NIGHTLY else 1))  # of each kind of training and of victim
 KINDS = [("ddp", 2), ("ddp", 4), ("synced", 2), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("tp", 2), ("both", 4)]
 KINDS += [
+    ("joined", 2),
     ("gpt2", 2),
     ("gpt2_fsdp", 2),
     ("gpt2_fsdp", 4),
@@ -39,6 +40,7 @@ OFTEN = [
     ("gpt2_fsdp", 2, "all"),
     ("zero_late", 2, "one"),
     ("zero", 4, "all"),
+    ("joined", 2, "all"),
 ]
 CASES = [(*kind, who) for kind in KINDS for who in WHO] if NIGHTLY else OFTEN
 
