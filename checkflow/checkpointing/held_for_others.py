@@ -12,10 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from checkflow.checkpointing.voices import Hearers
+from checkflow.distributed.adopting import seen_in
 from checkflow.distributed.group import Group
+from checkflow.distributed.marks import Mark
 from checkflow.distributed.placement import address_here, host_here, machine_here, mirrors, unreachable
 from checkflow.errors import InputError
-from checkflow.store.format.ranks import COPIES
+from checkflow.store.format.ranks import COPIES, ranks_have
 from checkflow.store.trainer.handle import StoreHandle
 from checkflow.store.trainer.mirror_process import MirrorAddress, MirrorProcess
 from checkflow.store.trainer.sender import MirrorTarget
@@ -30,6 +32,7 @@ class HeldForOthers:
         self._hearers = hearers
         self._mirror: MirrorProcess | None = None
         self._removing: threading.Thread | None = None
+        self._counted = False  # some checkpoint of this run has, so that mirrors have it
 
     def start(self, handle: StoreHandle) -> None:
         """Each rank's checkpoints go to the memory of another one's machine, too; every rank calls this.
@@ -56,6 +59,26 @@ class HeldForOthers:
         """Every rank has its part of what is restored on its own disk, all that is promised without mirrors."""
         if self._mirror is None:
             self.drop_copies()
+
+    def counted(self) -> None:
+        """Called whenever a checkpoint counts, which mirrors have by then."""
+        self._counted = True
+        self.drop_copies()
+
+    def tell_what_is_in_one_place(self, root: Path, mark: Mark) -> None:
+        """Of what is restored some rank's part may be on no other one's disk, as the one that held it was lost. Every
+        rank calls this."""
+        if self._mirror is None or self._counted:
+            return
+        rank, size = self._group.rank, self._group.size
+        seen = seen_in(root, size, set(range(size)) - {rank})
+        said = self._group.gather("restore()", [other for other, parts in seen.items() if mark in parts])
+        held = {other for each in said if isinstance(each, list) for other in each}
+        if (alone := [each for each in range(size) if each not in held]) and rank == 0:
+            self._hearers.notify(
+                f"{root}: replicate: no other rank's disk has what {ranks_have(alone)} of iteration {mark.iteration}; "
+                "until a checkpoint of this run counts, a machine that is lost with it costs all"
+            )
 
     def drop_copies(self) -> None:
         """A later checkpoint is where these were for, or nobody needs them. In a thread, for who agrees has no time for

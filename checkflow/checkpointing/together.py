@@ -157,7 +157,7 @@ class Together:
     def mirror(self, handle: StoreHandle) -> None:
         """See HeldForOthers.start. What counts from now on is where copies of earlier ones were for."""
         self._held.start(handle)
-        self.agreement.on_counted = self._held.drop_copies
+        self.agreement.on_counted = self._held.counted
 
     def begin(self) -> tuple[Mark, ...]:
         """This rank's store is open: the checkpoints that all ranks have, newest first. A new attempt begins."""
@@ -204,6 +204,8 @@ class Together:
             return found
         (mark, (files, record), apart), checkpoint, skipped = found
         self._chosen = _content_of(mark, checkpoint)
+        if self._seeking.behind is None and apart is None and iteration is None and self.group.size > 1:
+            self._held.tell_what_is_in_one_place(self.root, mark)
         if apart is not None:
             lines = apart.remarks(self.group.gather("restore()", apart.said()))
             for line in lines if self.is_first else ():

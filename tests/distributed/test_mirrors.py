@@ -139,6 +139,20 @@ def test_who_ends_as_it_should_leaves_each_part_on_two_machines(size: int, tmp_p
         assert {rank: (9, digest) for rank, (_, digest) in found.items()} == job.done()
 
 
+def test_what_is_in_one_place_after_a_restart_is_told_until_a_checkpoint_counts(tmp_path: Path) -> None:
+    """The machine that was lost held the part of another one, too. Where nothing was lost nothing is told."""
+    store, every = tmp_path / "disk-{rank}", ("persist_every=5", "when_full=wait", "replicate=1")
+    told = []
+    for iterations in (7, 7, 7, 9, 9):
+        with Job(2, "fsdp", store, iterations, 0, *every) as job:
+            job.done()
+            told.append([line for line in job.errors[0] if "no other rank's disk" in line])
+        if len(told) == 2:
+            shutil.rmtree(tmp_path / "disk-1")
+    assert [len(lines) for lines in told] == [0, 0, 1, 1, 0]
+    assert "has what rank 0 has of iteration 7; until a checkpoint of this run counts" in told[2][0]
+
+
 def test_copies_go_once_a_checkpoint_of_this_run_is_on_every_disk(tmp_path: Path) -> None:
     """Also where it starts over, and restores nothing."""
     first, _ = groups(2)
