@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from interrupting import assert_nothing_is_left, interrupted_at, plain_saver
+from interrupting import assert_nothing_is_left, interrupted_at, others, plain_saver
 from test_attach import attached, compiled, small
 
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 RETURN = 6  # lines at the end, the Checkpointer is made: to return it, and to let the collector work again
+
+__all__ = ["others"]  # a fixture of every test here
 
 
 def test_an_interrupt_at_any_line_of_attach_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

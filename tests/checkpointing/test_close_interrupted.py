@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from interrupting import assert_nothing_is_left, interrupted_at, plain_saver
+from interrupting import assert_nothing_is_left, interrupted_at, others, plain_saver
 
 import checkflow
 from checkflow.checkpointing.checkpointer import Checkpointer
@@ -23,6 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:R
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 MODEL = torch.nn.Linear(8, 8)
+
+__all__ = ["others"]  # a fixture of every test here
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from interrupting import assert_nothing_is_left, interrupted_at, plain_saver
+from interrupting import assert_nothing_is_left, interrupted_at, others, plain_saver
 from small_store import SMALL, newest_whole, silent, stage, stop
 
 from checkflow.store.both.lock import StoreLock
@@ -22,6 +22,8 @@ from checkflow.store.trainer.persist_every import PersistEvery
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as it should
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+
+__all__ = ["others"]  # a fixture of every test here
 
 
 def test_an_interrupt_at_any_line_of_open_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
