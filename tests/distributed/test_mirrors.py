@@ -33,6 +33,7 @@ from checkflow.distributed import adopting
 from checkflow.distributed.marks import Mark, common
 from checkflow.distributed.parts import marks_in
 from checkflow.distributed.placement import mirrors
+from checkflow.store.both.beside import socket_ends
 from checkflow.store.both.config import SaverConfig
 from checkflow.store.both.connections import Patient, accepted, connected, prove
 from checkflow.store.both.messages import FailedReport, Message
@@ -47,8 +48,9 @@ from checkflow.store.memory.shared_memory import NOT_YET_WHOLE, SharedMemory, Sl
 from checkflow.store.mirror.__main__ import Mirror
 from checkflow.store.mirror.slots import MirroredSlots, greeted
 from checkflow.store.saver import persister as persister_module
+from checkflow.store.trainer import mirror_process
 from checkflow.store.trainer import sender as sender_module
-from checkflow.store.trainer.mirror_process import MirrorAddress
+from checkflow.store.trainer.mirror_process import MirrorAddress, MirrorProcess
 from checkflow.store.trainer.rulings import Rulings
 from checkflow.store.trainer.sender import MirrorTarget, Sender
 
@@ -508,6 +510,18 @@ def test_an_orderly_end_waits_until_a_mirror_has_the_last_checkpoint(tmp_path: P
     handle = SimpleNamespace(drain=lambda _: True, rulings=SimpleNamespace(await_mirror=asked.append))
     save_last(SimpleNamespace(executor=executor, handle=handle), pytest.fail, tmp_path, ranks=True)  # type: ignore[arg-type]
     assert len(asked) == 1
+
+
+def test_who_waits_for_a_mirror_to_write_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mirror_process, "let_through", interrupted)
+    mirror = MirrorProcess.__new__(MirrorProcess)
+    mirror._end, theirs = socket_ends()
+    with theirs, pytest.raises(KeyboardInterrupt):
+        mirror.end(pytest.fail, pytest.fail)
+    assert mirror._end.fileno() == -1
 
 
 def test_a_mirror_that_does_not_answer_is_an_error_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

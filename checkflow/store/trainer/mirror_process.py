@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from checkflow.errors import StoreError
+from checkflow.interrupts import let_through
 from checkflow.store.both.beside import socket_ends, start_beside, unstarted
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.words import CLOSE, MAX_LINE_BYTES
@@ -66,7 +67,7 @@ class MirrorProcess:
     def end(self, notify: Callable[[str], None], tell: Callable[[str], None]) -> None:
         """Every rank has ended: what it holds of the last checkpoint is written down. Waits for that, and tells."""
         lingering, deadline = Lingering("replicate", tell), time.monotonic() + END_S
-        with contextlib.suppress(OSError):
+        with self._end, contextlib.suppress(OSError):
             self._end.send(CLOSE)
             self._end.settimeout(_LOOK_S)
             while time.monotonic() < deadline:
@@ -74,12 +75,12 @@ class MirrorProcess:
                     line = self._end.recv(MAX_LINE_BYTES)
                 except TimeoutError:
                     lingering.until("what this machine holds of another rank's last checkpoint is on disk")
+                    let_through()
                     continue
                 if not line:  # it has ended
                     break
                 notify(line.decode(errors="replace"))
         self._process.wait(max(0.0, deadline - time.monotonic()))
-        self._end.close()
 
     def let_go(self) -> None:
         """It writes down all that it holds, and is not waited for."""
