@@ -181,12 +181,15 @@ class Extra:
                     found.modules[holder] = value
             elif isinstance(value, torch.Tensor):
                 found.tensors[holder] = value
-            elif isinstance(value, dict):
-                found.objects[holder] = Holder(value)
             elif isinstance(value, Stateful) and not isinstance(value, type):
                 found.objects[holder] = value
-            elif isinstance(value, (list, deque)):
-                found.objects[holder] = Items(holder, value)
+            elif isinstance(value, (dict, list, deque)):
+                if more := _beside_items(value):
+                    raise InputError(
+                        f"{holder}: a {type(value).__name__} has more than its items ({more!r:.80}); give its class "
+                        "state_dict and load_state_dict"
+                    )
+                found.objects[holder] = Holder(value) if isinstance(value, dict) else Items(holder, value)
             elif is_random(value):
                 found.objects[holder] = RandomState(holder, value)
             else:
@@ -218,6 +221,15 @@ class Extra:
 def key_of(holder: str) -> str | None:
     """What the user calls it: "ema" for "extra.ema"; None for what was not listed."""
     return holder.removeprefix(_PREFIX) if holder.startswith(_PREFIX) else None
+
+
+def _beside_items(value: dict[object, object] | list[object] | deque[object]) -> str:
+    """An attribute of an object of a class of one's own, which is none of its items; "" where it has none."""
+    slots = (kind.__dict__.get("__slots__", ()) for kind in type(value).__mro__)
+    named = (name for names in slots for name in ([names] if isinstance(names, str) else names))
+    items = value if isinstance(value, dict) else {}
+    own = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in named if hasattr(value, name)}}
+    return next((name for name, it in own.items() if name[:2] != "__" and items.get(name, own) is not it), "")
 
 
 def _refusal(value: object) -> str:

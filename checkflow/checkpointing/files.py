@@ -10,6 +10,7 @@ from checkflow.dtypes import CODES
 from checkflow.lanes import lane_file
 from checkflow.runtime.binding import Binding, Target
 from checkflow.state import refused
+from checkflow.state.memory import as_bytes
 from checkflow.state.names import StateName, file_of
 from checkflow.state.restore.files import DTYPES, FileTensor, TensorFile
 from checkflow.state.restore.lanes import gathered
@@ -87,7 +88,7 @@ def in_slot(targets: Iterable[Target], view: Callable[[StateName], memoryview]) 
             if target.order != tuple(range(len(target.shape))):
                 lying = FileTensor(dtype, tuple(target.shape[dim] for dim in target.order), data).view()
                 back = [target.order.index(dim) for dim in range(len(target.shape))]
-                data = memoryview(lying.permute(back).contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+                data = memoryview(as_bytes(lying.permute(back)).numpy())  # type: ignore[arg-type]
             found.setdefault(file, {})[name] = FileTensor(dtype, target.shape, data)
     return {file: TensorFile(tensors, {}) for file, tensors in found.items()}
 

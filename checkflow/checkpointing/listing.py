@@ -114,24 +114,28 @@ def _is_anything(name: str, member: Stateful) -> bool:
 
 
 def shared_by_dicts(training: Training) -> Iterator[str]:
-    """Tensors in listed containers that have bytes in common with others that are saved, a line for each."""
+    """Tensors in listed containers that have bytes in common with others that are saved, a line for each container."""
     of_dicts = {name: member for name, member in training.listed.objects.items() if isinstance(member, Holder)}
     if not of_dicts:
         return
     known: dict[int, list[tuple[int, int, StateName]]] = {}  # by storage
     for live in live_state(training):
         known.setdefault(live.tensor.untyped_storage().data_ptr(), []).append((*extent(live.tensor), live.name))
+    found: dict[str, list[tuple[StateName, StateName]]] = {}
     for name, tensor in asked_state(of_dicts):
         if tensor.layout is not torch.strided or not tensor.numel():
             continue
         begin, end = extent(tensor)
         others = known.setdefault(tensor.untyped_storage().data_ptr(), [])
-        if found := next((other for first, last, other in others if begin < last and first < end), None):
-            yield (
-                f"{name}: has memory in common with {found}, and will not after a restore, which gives it memory of "
-                "its own; list one of them, and take the other from it"
-            )
+        if other := next((other for first, last, other in others if begin < last and first < end), None):
+            found.setdefault(name.holder, []).append((name, other))
         others.append((begin, end, name))
+    for shared in found.values():
+        (name, other), more = shared[0], f" ({len(shared) - 1} more have so)" if len(shared) > 1 else ""
+        yield (
+            f"{name}: has memory in common with {other}{more}, and will not after a restore, which gives it memory of "
+            "its own; list one of them, and take the other from it"
+        )
 
 
 def added(models: Mapping[str, torch.nn.Module], extra: Extra) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from checkflow.state.live import live_state, parameter_names
+from checkflow.state.memory import as_bytes
 from checkflow.state.names import StateName, holder_of
 from checkflow.state.restore.files import FileTensor
 from checkflow.state.restore.replay import Replay
@@ -62,4 +63,4 @@ class UpdatesOnHost:
         for file, place in only_in_whole(self._handle().layouts):
             tensor = lives[StateName.of(holder_of(file), place.spec.name)].detach()
             lying = tensor.permute(place.spec.order or tuple(range(tensor.dim())))
-            yield memoryview(lying.contiguous().cpu().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+            yield memoryview(as_bytes(lying.cpu()).numpy())  # type: ignore[arg-type]

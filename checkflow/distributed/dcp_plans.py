@@ -28,6 +28,7 @@ from checkflow.state.host.record import (
     parse_record,
 )
 from checkflow.state.host.rng import RngReader
+from checkflow.state.memory import as_bytes
 from checkflow.state.names import StateName
 from checkflow.state.refused import check_dtype, check_stored
 from checkflow.store.format.begun import NewFile
@@ -205,6 +206,5 @@ def _bytes(planner: SavePlanner, item: WriteItem, spec: TensorSpec) -> memoryvie
     check_stored(name, tensor)
     if tuple(tensor.shape) != spec.shape or CODES.get(name_of(tensor.dtype)) != spec.dtype:
         raise InputError(f"{name}: is {tensor.dtype} {tuple(tensor.shape)}, which its plan does not say; plan it anew")
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    flat = plain.as_strided((plain.numel(),), (1,))  # a single element may have any stride, which view refuses
-    return memoryview(flat.view(torch.uint8).numpy()) if plain.numel() else memoryview(b"")  # type: ignore[arg-type]
+    flat = as_bytes(tensor.detach().resolve_conj().resolve_neg().cpu())
+    return memoryview(flat.numpy()) if flat.numel() else memoryview(b"")  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import torch
 
 from checkflow.errors import InputError, StoreError
 from checkflow.state.host.record import Record, parse_record
+from checkflow.state.memory import as_bytes
 from checkflow.state.names import StateName, file_of
 from checkflow.state.restore.files import DTYPES, FileTensor, TensorFile
 from checkflow.state.restore.rebuild import record_of_whole, updated
@@ -143,5 +144,5 @@ def _as_in_a_file(place: PlacedTensor, slot: memoryview) -> FileTensor:
     """A tensor whose elements are in logical order; in memory of its own where they lie in another one in the slot."""
     data = _bytes(place, slot)
     if place.spec.order is not None:
-        data = memoryview(_lying(place, slot).contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        data = memoryview(as_bytes(_lying(place, slot)).numpy())  # type: ignore[arg-type]
     return FileTensor(DTYPES[place.spec.dtype], place.spec.shape, data)

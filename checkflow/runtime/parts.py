@@ -28,7 +28,7 @@ from checkflow.schedule import Schedule
 from checkflow.state.groups import IMPLEMENTATION
 from checkflow.state.host.updates import Updates
 from checkflow.state.live import parameter_names
-from checkflow.state.memory import is_lent
+from checkflow.state.memory import as_bytes, is_lent
 from checkflow.state.names import gradient_name
 from checkflow.state.shards import are_shared_alike, local
 from checkflow.torch_internals import grad_scale_of, versions
@@ -161,7 +161,7 @@ class Parts:
                     return
                 lying = part.detach().permute(order)
                 lying = lying.clone() if is_lent(lying) else lying
-                pieces = (lying.reshape(-1).view(torch.uint8),)
+                pieces = (as_bytes(lying),)
                 if lying.data_ptr() != part.data_ptr():  # it was copied
                     found[row] = Leaving(pieces, ())
                     continue
@@ -181,7 +181,7 @@ class Parts:
         """A gradient was made, of these factors, and no update has consumed it. More than planned are not taken."""
         checkpoint = self._pipeline.parted
         if checkpoint is not None and name in self._wanted(running, checkpoint.iteration - running):
-            pieces = tuple(each.detach().reshape(-1).view(torch.uint8) for each in (left, right))
+            pieces = tuple(map(as_bytes, (left, right)))
             leaving = Leaving(pieces, (left, right))
             if sum(piece.numel() for piece in pieces) <= self._row_bytes[name]:
                 checkpoint.consume(checkpoint.iteration - running, {self._rows[name]: leaving})

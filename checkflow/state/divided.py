@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from checkflow.division import Division
 from checkflow.errors import InputError
 from checkflow.state.live import Live, in_models, listed_state, live_state, parameter_names, parameters_of
+from checkflow.state.memory import as_bytes
 from checkflow.state.names import StateName
 from checkflow.state.shards import is_shared, local, ranks_alike
 from checkflow.torch_internals import storage_id
@@ -105,7 +106,7 @@ def content_of(parameters: Container[str], training: Training) -> str:
             flat = live.tensor.detach().reshape(-1)
             found.update(live.name.encode())
             for start in range(0, flat.numel(), _STRETCH):
-                found.update(flat[start : start + _STRETCH].cpu().view(torch.uint8).numpy())  # type: ignore[arg-type]
+                found.update(as_bytes(flat[start : start + _STRETCH].cpu()).numpy())  # type: ignore[arg-type]
     return found.hexdigest()
 
 

@@ -31,6 +31,13 @@ def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return tuple(dims)
 
 
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements in logical order: its own memory where they lie so, else a copy. One dimension may have strides that
+    `reshape` keeps, and a single element any; `view` refuses both."""
+    plain = tensor.detach().contiguous()
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+
+
 def identity(tensor: torch.Tensor) -> tuple[object, ...]:
     """Two tensors that have elements, with the same one, are the same memory, read the same way."""
     return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()

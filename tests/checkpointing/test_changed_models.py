@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,13 @@ def test_tensors_of_a_dict_that_share_memory_are_named(other: str, tmp_path: Pat
     (line,) = told(tmp_path, extra=of)
     with_what = "model/weight" if other == "weight" else "extra.held/a"
     assert line.startswith(f"extra.held/b: has memory in common with {with_what}, and will not after a restore")
+
+
+def test_a_memory_whose_items_share_rows_is_named_once(tmp_path: Path) -> None:
+    """As one of what was seen before and after each step."""
+    rows = [torch.zeros(2) for _ in range(9)]
+    (line,) = told(tmp_path, extra={"buf": list(pairwise(rows))})
+    assert line.startswith("extra.buf/1.0: has memory in common with extra.buf/0.1 (6 more have so), and will not")
 
 
 def test_what_shares_a_storage_and_no_byte_is_not(tmp_path: Path) -> None:

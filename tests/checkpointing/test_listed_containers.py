@@ -113,6 +113,74 @@ def test_what_is_named_can_be_listed_and_goes_on(kind: str, tmp_path: Path) -> N
         assert torch.equal(second.model.weight, whole.model.weight)
 
 
+class Memory(deque[int]):
+    def __init__(self) -> None:
+        super().__init__(maxlen=4)
+        self.seen = 0
+
+
+class Slotted(list[int]):
+    __slots__ = ("place",)
+
+    def __init__(self) -> None:
+        self.place = 0
+
+
+class Noted(dict[str, int]):
+    def __init__(self) -> None:
+        super().__init__(a=1)
+        self.best = 0.0
+
+
+class ByName(dict[str, object]):
+    """Its attributes are its items."""
+
+    def __init__(self) -> None:
+        super().__init__(a=1)
+        self.__dict__ = self
+
+
+class Plain(deque[int]):
+    pass
+
+
+class Giving(Memory):
+    def state_dict(self) -> dict[str, object]:
+        return {"items": list(self), "seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.clear()
+        self.extend(state["items"])
+        self.seen = state["seen"]
+
+
+@pytest.mark.parametrize(("kind", "more"), [(Memory, "seen"), (Slotted, "place"), (Noted, "best")])
+def test_a_container_that_has_more_than_its_items_is_refused(kind: type, more: str, tmp_path: Path) -> None:
+    """A restore would leave that out."""
+    with pytest.raises(
+        InputError, match=rf"^extra\.kept: a {kind.__name__} has more than its items \('{more}'\); give"
+    ):
+        Life("list").attach(compiled("list"), tmp_path / "store", {"kept": kind()})
+
+
+@pytest.mark.parametrize("kind", [ByName, Plain, Giving])
+def test_one_of_a_class_of_its_own_is_taken_where_that_is_all(kind: type, tmp_path: Path) -> None:
+    life, bare, kept, found = Life("list"), compiled("list"), kind(), kind()
+    with life.attach(bare, tmp_path / "store", {"rows": life.kept, "kept": kept}) as ckpt:
+        life.iteration()
+        if isinstance(kept, deque):
+            kept.append(3)
+        else:
+            kept["b"] = 2
+        if isinstance(kept, Giving):
+            kept.seen = 5
+        ckpt.step()
+    again = Life("list")
+    with again.attach(bare, tmp_path / "store", {"rows": again.kept, "kept": found}) as ckpt:
+        assert ckpt.restore() == 1
+    assert found == kept and getattr(found, "seen", 5) == 5 and getattr(found, "b", 2) == 2
+
+
 def test_a_deque_that_takes_fewer_items_is_refused(tmp_path: Path) -> None:
     """None is dropped unsaid. One that takes more is the user's own choice."""
     life, bare = Life("deque"), compiled("deque")

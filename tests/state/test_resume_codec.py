@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import Counter, OrderedDict, deque
-from typing import Any
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from checkflow.errors import FormatError, InputError
 from checkflow.state.host.decode import decode, load
 from checkflow.state.host.encode import encode
 from checkflow.state.host.json_values import MAX_DEPTH, MAX_TENSOR_BYTES, Json, Stored, dump
+from checkflow.state.memory import as_bytes
 
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.binary()
@@ -201,6 +202,11 @@ class Custom:
     """Something with no form."""
 
 
+class Pair(NamedTuple):
+    one: int
+    other: int
+
+
 REFUSED: list[tuple[object, str]] = [
     ({"lr_lambdas": [lambda epoch: epoch]}, r"^s\.lr_lambdas\[0\]: a function cannot be saved"),
     ({"a": (1, {2: Custom()})}, r"^s\.a\[1\]\[2\]: a test_resume_codec\.Custom cannot be saved"),
@@ -215,6 +221,8 @@ REFUSED: list[tuple[object, str]] = [
     ({"a": torch.Size([1])}, r"^s\.a: a torch\.Size"),
     ({"a": {1, Custom}}, r"^s\.a: member <class"),
     ({"a": iter([])}, r"^s\.a: a list_iterator"),
+    ({"a": [Pair(1, 2)]}, r"^s\.a\[0\]: a test_resume_codec\.Pair cannot be saved; keep a plain tuple in its place"),
+    ({"a": defaultdict(int)}, r"^s\.a: a collections\.defaultdict cannot be saved; keep a plain dict in its place"),
     ({"a": {torch.zeros(1): 1}}, r"^s\.a: a Tensor cannot be a key"),
     ({"a": {1: {(2, torch.zeros(1))}}}, r"^s\.a\[1\]: a Tensor cannot be a key"),
     ({"a": torch.zeros((1,) * 33)}, r"^s\.a: a tensor has more than 32 dimensions"),
@@ -230,6 +238,27 @@ def test_what_cannot_be_saved_is_named_with_its_path(value: object, message: str
     """The message begins with the path that a user would write."""
     with pytest.raises(InputError, match=message):
         encode(value, "s")
+
+
+STRIDED = {
+    "a column": torch.arange(12.0).reshape(4, 3)[:, 0],
+    "one column of two dimensions": torch.arange(12.0).reshape(4, 3)[:, :1],
+    "one number at many places": torch.tensor(0.5).expand(5),
+    "one element of a column": torch.arange(8.0)[::8],
+    "nothing of a column": torch.zeros(0)[::2],
+    "backwards": torch.arange(6.0).reshape(2, 3).t(),
+    "an imaginary part": torch.tensor([1 + 2j, 3 + 4j]).imag,
+}
+
+
+@pytest.mark.parametrize("kind", STRIDED)
+def test_a_tensor_may_lie_as_it_likes(kind: str) -> None:
+    value = STRIDED[kind]
+    found = decode(encode(value, "v"), "v")
+    assert isinstance(found, torch.Tensor) and torch.equal(found, value) and found.shape == value.shape
+    data = as_bytes(value)
+    assert data.numpy().tobytes() == value.clone(memory_format=torch.contiguous_format).numpy().tobytes()
+    assert not value.is_contiguous() or data.data_ptr() == value.data_ptr()
 
 
 def test_a_stored_tensor_is_a_name() -> None:

@@ -31,7 +31,9 @@ from checkflow.state.host.json_values import (
     dump,
     is_utf8,
 )
-from checkflow.state.memory import unusual_order
+from checkflow.state.memory import as_bytes, unusual_order
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
 def encode(value: object, path: str) -> Json:
@@ -70,6 +72,8 @@ def _reason(value: object) -> str:
         return f"a {name} cannot be saved here; list it by itself, extra={{'rng': rng}}"
     if isinstance(value, torch.Tensor):
         return f"a {name} cannot be saved here; keep a plain detached tensor"
+    if (base := next((base for base in _CONTAINERS if isinstance(value, base)), None)) is not None:
+        return f"a {name} cannot be saved; keep a plain {base.__name__} in its place"
     return f"a {name} cannot be saved; keep numbers, text, small tensors, arrays and plain containers of them"
 
 
@@ -111,7 +115,7 @@ def tensor_parts(value: torch.Tensor, max_bytes: int | None = MAX_TENSOR_BYTES) 
     if max_bytes is not None and size_bytes > max_bytes:
         raise RefusedError(f"a tensor of {size_bytes} bytes cannot be saved here; keep at most {max_bytes}")
     check_shape(value.shape)
-    data = value.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy().tobytes()
+    data = as_bytes(value.resolve_conj().resolve_neg()).numpy().tobytes()
     if value.dtype == torch.bool:
         check_bool(data)
     parts: dict[str, Json] = {"dtype": name, "shape": list(value.shape), "data": base64_of(data)}

@@ -19,7 +19,7 @@ from checkflow.state.host.encode import encode, tensor_parts
 from checkflow.state.host.json_values import MAX_TENSOR_BYTES, Json, RefusedError, Stored, base64_of, dump
 from checkflow.state.host.own import OwnReader
 from checkflow.state.live import entries
-from checkflow.state.memory import identity, memory_order
+from checkflow.state.memory import as_bytes, identity, memory_order
 from checkflow.state.names import StateName, file_of, stems
 from checkflow.state.own import kind_of, state_of
 from checkflow.state.shards import local
@@ -62,8 +62,8 @@ class _Column:
             parts = tensor_parts(torch.stack(self._tensors).detach().cpu())
             assert isinstance(parts, dict)
             self._head = f'{dump(self.entry)}:{{"dtype":{dump(parts["dtype"])},"shape":{dump(parts["shape"])},"data":"'
-            flat = [tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1) for tensor in self._tensors]
-            self._views = [memoryview(tensor.view(torch.uint8).numpy()) for tensor in flat]  # type: ignore[arg-type]
+            flat = [as_bytes(tensor.detach().cpu().resolve_conj().resolve_neg()) for tensor in self._tensors]
+            self._views = [memoryview(tensor.numpy()) for tensor in flat]  # type: ignore[arg-type]
             copied = [tensor.data_ptr() for tensor in flat] != addresses
             self._addresses = [] if copied else addresses
         return f'{self._head}{base64_of(b"".join(self._views))}"}}'

@@ -19,7 +19,7 @@ from checkflow.errors import FormatError, InputError
 from checkflow.safetensorsfile import header_of
 from checkflow.state.host.capture import versions
 from checkflow.state.host.record import OptimizerRecord, Record, parse_record
-from checkflow.state.memory import laid
+from checkflow.state.memory import as_bytes, laid
 from checkflow.state.names import StateName, file_of, holder_of, is_of_kind, stems
 from checkflow.state.restore.files import DTYPES, FileTensor, TensorFile
 from checkflow.state.restore.match import files_of
@@ -186,8 +186,7 @@ def _optimizer(record: OptimizerRecord, parameters: Mapping[StateName, torch.nn.
 def _with_bytes(tensor: FileTensor, now: torch.Tensor | None) -> FileTensor:
     if now is None:
         return tensor
-    flat = now.detach().contiguous().reshape(-1).view(torch.uint8)
-    return replace(tensor, data=memoryview(flat.numpy()), order=None)  # type: ignore[arg-type]
+    return replace(tensor, data=memoryview(as_bytes(now).numpy()), order=None)  # type: ignore[arg-type]
 
 
 def written(file: TensorFile) -> memoryview:

@@ -19,6 +19,7 @@ from checkflow.errors import FormatError, InputError
 from checkflow.state.groups import IMPLEMENTATION
 from checkflow.state.host.decode import decode
 from checkflow.state.host.record import GroupRecord, ReplayRecord, UpdateRecord
+from checkflow.state.memory import as_bytes
 from checkflow.state.names import StateName, file_of, gradient_name
 from checkflow.state.restore.files import FileTensor, TensorFile, Tied
 from checkflow.state.restore.of_some import state_of_some
@@ -332,5 +333,5 @@ def same(one: object, other: object) -> bool:
         return type(one) is type(other) and one == other
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    first, second = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
+    first, second = map(as_bytes, (one, other))
     return torch.equal(first, second.to(first.device))
