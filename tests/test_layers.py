@@ -164,7 +164,7 @@ ALLOWED_WITHIN: dict[str, dict[str, set[str]]] = {
         "own": {"names", "refused"},
         "members": {"holders"},
         "live": {"names", "groups", "holders", "refused", "shards", "own"},
-        "divided": {"names", "live", "shards"},
+        "divided": {"names", "memory", "live", "shards"},
         "host": {"names", "memory", "holders", "refused", "live", "divided", "shards", "own"},
         "restore": {"names", "memory", "groups", "holders", "live", "host", "divided", "shards", "own"},
         "__init__": set(),

@@ -111,6 +111,7 @@ class OptimizerReader:
         self._stale = False
         self._places = ""  # JSON of what ties and orders there are
         self._seen: list[_Seen] = []
+        self._keys: tuple[object, ...] = ()
         self._part: tuple[tuple[int, ...] | None, str] = (None, "")  # ids of this rank's parameters, and the text
 
     @property
@@ -196,7 +197,7 @@ class OptimizerReader:
 
     def _changed(self) -> bool:
         state = updater(self._optimizer).state
-        if sum(type(key) is not str for key in state_of(self._optimizer)) != len(self._seen) or self._own.changed():
+        if not _identical(self._keys_now(), self._keys) or self._own.changed():
             return True
         for seen in self._seen:
             now = state.get(seen.parameter)
@@ -204,8 +205,12 @@ class OptimizerReader:
                 return True
         return False
 
+    def _keys_now(self) -> tuple[object, ...]:
+        """What has state, in its order."""
+        return tuple(key for key in state_of(self._optimizer) if type(key) is not str)
+
     def _form(self) -> list[_Cohort]:
-        self._seen = []
+        self._seen, self._keys = [], self._keys_now()
         members: dict[tuple[tuple[str, str], ...], list[tuple[StateName, dict[str, object]]]] = {}
         parameters = dict.fromkeys(p for group in self._optimizer.param_groups for p in group["params"])
         self._stems = stems(self._prefix, map(self._name, parameters))
@@ -222,8 +227,18 @@ class OptimizerReader:
                 name = self._name(parameter)
                 kinds = tuple((entry, self._kind(parameter, name, entry, value)) for entry, value in state.items())
                 members.setdefault(kinds, []).append((name, state))
-        self._places = self._ties_and_orders(parameters)
+        self._places = self._ties_and_orders(parameters) + self._order_of_state(parameters)
         return [self._cohort_of(kinds, found) for kinds, found in members.items()]
+
+    def _order_of_state(self, parameters: Iterable[torch.Tensor]) -> str:
+        """The order in which it was made, if that is not the groups': a training may walk it."""
+        held = updater(self._optimizer).state
+        usual = [parameter for parameter in parameters if held.get(parameter)]
+        of_state = set(usual)
+        made = [parameter for parameter in held if parameter in of_state]
+        if all(map(is_, made, usual)):
+            return ""
+        return f',"made":{dump(list(map(self._name, made)))}'
 
     def _ties_and_orders(self, parameters: Iterable[torch.Tensor]) -> str:
         """What a restore needs to make the state's tensors anew as they are: one for all who share it, in its order."""

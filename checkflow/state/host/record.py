@@ -103,6 +103,7 @@ class OptimizerRecord(BaseModel):
     laid: dict[str, tuple[Count, ...]] = {}
     partition: PartitionRecord | None = None
     own: OwnRecord | None = None  # where it keeps something so; older versions refused it
+    made: tuple[str, ...] = ()  # parameters as its state has them, where that is not the groups' order; likewise
 
 
 class PartRecord(BaseModel):

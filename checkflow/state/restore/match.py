@@ -152,6 +152,8 @@ class _Matched:
             (plan if self.replay is None else self.replay.begun(plan)).apply()
         if self.replay is not None:
             replay_seconds = self.replay.timed()
+        for plan in self.plans:
+            plan.arrange()
         for found in self.objects:
             if not found.is_loader:
                 found.load()

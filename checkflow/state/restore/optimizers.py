@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import is_
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class OptimizerPlan:
     apart: Mapping[torch.Tensor, frozenset[str]]  # entries that lay on the CPU while the parameter did not
     own: OwnPlan = NOTHING  # under a text, of no parameter
     takes_all: bool = True  # of the checkpoint's state; another rank takes the rest
+    order: tuple[torch.Tensor, ...] = ()  # of parameters, in the optimizer's dict of state
 
     def apply(self) -> None:
         """Copy into the tensors that exist, create the others."""
@@ -49,6 +51,16 @@ class OptimizerPlan:
         parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
         beside = next((parameter.device for parameter in parameters), torch.device("cpu"))
         self.own.apply(self.optimizer, placing.placed, beside)
+
+    def arrange(self) -> None:
+        """Bring state, once all of it is there, into the order that it had: a training may walk it."""
+        state: dict[object, Any] = updater(self.optimizer).state  # type: ignore[assignment]
+        wanted = [parameter for parameter in self.order if parameter in state]
+        known = set(wanted)
+        if all(map(is_, wanted, (key for key in state if key in known))):
+            return
+        for key in (*wanted, *(key for key in tuple(state) if type(key) is str)):
+            state[key] = state.pop(key)
 
     def _can_be_as_read(self) -> bool:
         """Whether all state is new and lies as in the file. One tensor alone would keep all of the file in memory."""
@@ -127,7 +139,16 @@ def match_optimizer(
     under_text = match_own(record, parameters, lambda value: _resolved(prefix, value, file))
     _check_existing(f"{prefix}.state", own_of(optimizer), under_text.values)
     kept = {parameter: values for parameter, values in states.items() if parameter in own}
-    return OptimizerPlan(optimizer, groups, kept, apart, under_text, takes_all=len(kept) == len(states))
+    order = tuple(parameters[name] for name in (*record.made, *parameters) if name in parameters)
+    return OptimizerPlan(
+        optimizer,
+        groups,
+        kept,
+        apart,
+        under_text,
+        takes_all=len(kept) == len(states),
+        order=tuple(dict.fromkeys(order)),
+    )
 
 
 def stored_in(record: OptimizerRecord) -> Iterator[str]:
