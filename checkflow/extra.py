@@ -226,10 +226,11 @@ def key_of(holder: str) -> str | None:
 def _beside_items(value: dict[object, object] | list[object] | deque[object]) -> str:
     """An attribute of an object of a class of one's own, which is none of its items; "" where it has none."""
     slots = (kind.__dict__.get("__slots__", ()) for kind in type(value).__mro__)
-    named = (name for names in slots for name in ([names] if isinstance(names, str) else names))
-    items = value if isinstance(value, dict) else {}
+    named = [name for names in slots for name in ([names] if isinstance(names, str) else names)]
     own = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in named if hasattr(value, name)}}
-    return next((name for name, it in own.items() if name[:2] != "__" and items.get(name, own) is not it), "")
+    items = value if isinstance(value, dict) else {}
+    alone = (name for name, held in own.items() if name not in items or items[name] is not held)
+    return next((name for name in alone if not name.startswith("__")), "")
 
 
 def _refusal(value: object) -> str:

@@ -37,8 +37,8 @@ class BehindOne(Behind):
     def start(self, handle: StoreHandle, retention: Retention, retry_s: float) -> None:
         """What is durable from now on is uploaded. Raises StoreError where no process can be started, InputError."""
         self._objects.make()
-        found = max(map(serial_of, checkpoint_names(self._store)), default=0)
-        self._process = handle.start_uploader(BucketConfig(self._store, self.url, retention, retry_s, found=found))
+        before = max(map(serial_of, checkpoint_names(self._store)), default=0)
+        self._process = handle.start_uploader(BucketConfig(self._store, self.url, retention, retry_s, before=before))
 
     def bring(self, iteration: int | None, than: Manifest | None) -> bool:
         """Download the newest checkpoint that verifies (of that iteration, if given) if it is newer than this one.

@@ -60,7 +60,7 @@ def untaken(training: Training, objects: Mapping[str, Stateful]) -> Iterator[str
     yield from kept_by_hooks(models, training.listed)
     yield from added_by_wrappers(training)
     yield from unscheduled(training, objects)
-    yield from shared_by_dicts(training)
+    yield from shared_by_containers(training)
 
 
 def kept_by_hooks(models: Mapping[str, torch.nn.Module], extra: Extra) -> Iterator[str]:
@@ -113,16 +113,16 @@ def _is_anything(name: str, member: Stateful) -> bool:
     return key_of(name) is not None and type(member).__module__.partition(".")[0] != "checkflow"
 
 
-def shared_by_dicts(training: Training) -> Iterator[str]:
+def shared_by_containers(training: Training) -> Iterator[str]:
     """Tensors in listed containers that have bytes in common with others that are saved, a line for each container."""
-    of_dicts = {name: member for name, member in training.listed.objects.items() if isinstance(member, Holder)}
-    if not of_dicts:
+    containers = {name: member for name, member in training.listed.objects.items() if isinstance(member, Holder)}
+    if not containers:
         return
     known: dict[int, list[tuple[int, int, StateName]]] = {}  # by storage
     for live in live_state(training):
         known.setdefault(live.tensor.untyped_storage().data_ptr(), []).append((*extent(live.tensor), live.name))
     found: dict[str, list[tuple[StateName, StateName]]] = {}
-    for name, tensor in asked_state(of_dicts):
+    for name, tensor in asked_state(containers):
         if tensor.layout is not torch.strided or not tensor.numel():
             continue
         begin, end = extent(tensor)

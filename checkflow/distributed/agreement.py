@@ -111,7 +111,7 @@ class Agreement:
         """See there."""
         with reached():
             self._group.values.set(f"{_LAG}/{self._group.rank}", str(iterations))
-        self._raise(_LAG, iterations)
+        self._at_least(_LAG, iterations)
 
     def any_lags_more(self, iterations: int) -> bool:
         """See there. Ranks are asked one by one only where some rank ever was as late."""
@@ -121,14 +121,14 @@ class Agreement:
 
     def reads_whole(self, every: int) -> None:
         """See there."""
-        self._raise(_WHOLE_EVERY, every)
+        self._at_least(_WHOLE_EVERY, every)
 
     def whole_every(self) -> int:
         """See there."""
         return self._read(_WHOLE_EVERY)
 
-    def _raise(self, name: str, number: int) -> None:
-        """A number that ranks have set is at least this."""
+    def _at_least(self, name: str, number: int) -> None:
+        """From now on a number that all ranks set is no less than this."""
         before = self._read(name)
         with reached():
             while before < number:

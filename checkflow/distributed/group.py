@@ -26,7 +26,7 @@ from checkflow.torch_ranks import KeyValues, is_in_group, meeting_place, own_val
 
 DEADLINE_S = 600.0
 LEAVING_S = 10.0
-_HEARD_S = 3.0
+_HEARD_S = 3.0  # for which the first rank stays after an error
 _FAILED = "failed"
 _PAUSE_S = (0.001, 0.05)  # between looks, at first and at most
 
@@ -197,12 +197,9 @@ class Group:
     def _part(self, error: BaseException | None) -> None:
         """The occasion is over for this rank. The first one stays for a little after an error, until it is for all: the
         store of all may be in its process, which may end now."""
-        key, until = f"{self._occasion}/parted", time.monotonic() + _HEARD_S
-        with suppress(RuntimeError):
-            parted = self.values.add(key, 1)
-            while self.rank == 0 and isinstance(error, Exception) and parted < self.size and time.monotonic() < until:
-                time.sleep(_PAUSE_S[1])
-                parted = self.values.add(key, 0)
+        stays = self.rank == 0 and isinstance(error, Exception)
+        with suppress(RuntimeError):  # the store is gone already
+            self._all_say(f"{self._occasion}/parted", "", time.monotonic() + _HEARD_S if stays else 0.0)
 
     def _fail(self, message: str, *, for_good: bool) -> None:
         """The first message counts."""

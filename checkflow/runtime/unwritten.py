@@ -20,8 +20,8 @@ class Unwritten:
         self._tensors = [(weakref.ref(tensor), _version(tensor)) for tensor in self._tensors_now()]
         self._gradients = self._gradients_now()
 
-    def __bool__(self) -> bool:
-        """Whether it still is."""
+    def still(self) -> bool:
+        """Whether nothing was written since."""
         now = self._tensors_now()
         return (
             len(now) == len(self._tensors)

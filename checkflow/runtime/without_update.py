@@ -60,7 +60,7 @@ class WithoutUpdate:
 
     def saved(self) -> None:
         """The user asks for a checkpoint of what was trained."""
-        if self._doubted and self._idle:
+        if self._doubted is not None and self._doubted.still() and self._idle:
             self._tell(
                 "save: attach() has refused another model, and nothing that is attached had an update since: the "
                 f"checkpoint is of the model that was attached; {_OTHER}"
@@ -70,7 +70,7 @@ class WithoutUpdate:
         """An iteration ended."""
         self._compare_gradient()
         if self._doubted is not None and self._idle < FEW:
-            self._compare_doubted()
+            self._compare_doubted(self._doubted)
         if self._updated or not self._knows:
             self._updated, self._parameter, self._written, self._still = False, None, 0, None
             return
@@ -112,8 +112,8 @@ class WithoutUpdate:
                 "is in no checkpoint: attach that one",
             )
 
-    def _compare_doubted(self) -> None:
-        if not self._doubted:
+    def _compare_doubted(self, then: Unwritten) -> None:
+        if not then.still():
             self._doubted = None
             return
         self._idle += 1
@@ -135,7 +135,7 @@ class WithoutUpdate:
             return
         if self._still == 1:
             self._seen = Unwritten(self._training)
-        elif not self._seen:
+        elif self._seen is None or not self._seen.still():
             self._still = 0
         else:
             self._say_once(

@@ -116,13 +116,20 @@ def test_shares_of_very_different_sizes_are_not_made_where_gradients_go_along(
     assert [bool(part.record.elsewhere) for part in all_in(tmp_path)[0].ranks] == [divides] * 2
 
 
-def test_a_share_in_parts_that_does_not_verify_is_missed_by_all(tmp_path: Path) -> None:
-    """A gradient of what another rank has alike, which both would make updates with."""
+def killed_in_parts(folder: Path) -> list[str]:
+    """The options of two ranks that were killed once each checkpoint was in parts, so that a restore makes updates
+    again."""
     options = [*POLICIES["rolling"], "persist_every=1", "when_full=wait"]
-    with Job(2, "even", tmp_path, NO_END, PAUSE_S, *options) as job:
+    with Job(2, "even", folder, NO_END, PAUSE_S, *options) as job:
         job.learned()
         job.reach(job.iteration(0) + 20)
         job.end("all", 0)
+    return options
+
+
+def test_a_share_in_parts_that_does_not_verify_is_missed_by_all(tmp_path: Path) -> None:
+    """A gradient of what another rank has alike, which both would make updates with."""
+    options = killed_in_parts(tmp_path)
     for rank in range(2):
         StoreLock.acquire(tmp_path / f"rank-{rank}-of-2", print, timeout_s=60).close()  # its saver has ended
     newest, before = all_in(tmp_path)[:2]
@@ -140,11 +147,7 @@ def test_a_share_in_parts_that_does_not_verify_is_missed_by_all(tmp_path: Path) 
 
 def test_updates_that_a_rank_makes_again_otherwise_are_refused_on_each(tmp_path: Path) -> None:
     """What each read was verified, and is right; what one made of it is not what the others have."""
-    options = [*POLICIES["lowdiff"], "persist_every=1", "when_full=wait"]
-    with Job(2, "even", tmp_path, NO_END, PAUSE_S, *options) as job:
-        job.learned()
-        job.reach(job.iteration(0) + 12)
-        job.end("all", 0)
+    options = killed_in_parts(tmp_path)
     with Job(2, "even", tmp_path, NO_END, 0, *options, "off=1") as job:
         assert set(job.wait().values()) == {1}
         for rank in range(2):

@@ -139,7 +139,7 @@ def match_optimizer(
     under_text = match_own(record, parameters, lambda value: _resolved(prefix, value, file))
     _check_existing(f"{prefix}.state", own_of(optimizer), under_text.values)
     kept = {parameter: values for parameter, values in states.items() if parameter in own}
-    order = tuple(parameters[name] for name in (*record.made, *parameters) if name in parameters)
+    names_in_order = dict.fromkeys((*record.made, *parameters))
     return OptimizerPlan(
         optimizer,
         groups,
@@ -147,7 +147,7 @@ def match_optimizer(
         apart,
         under_text,
         takes_all=len(kept) == len(states),
-        order=tuple(dict.fromkeys(order)),
+        order=tuple(parameters[name] for name in names_in_order if name in parameters),
     )
 
 

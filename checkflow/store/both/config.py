@@ -57,7 +57,7 @@ class BucketConfig:
     url: str
     retention: Retention
     retry_s: float = RETRY_S  # how long what cannot be uploaded is tried again once nobody trains
-    found: int = 0  # serial of the newest that was on disk when it was attached
+    before: int = 0  # serial of the newest that was on disk when it was attached
     in_doubt: int = 0  # of several ranks: how many of the newest on disk may not be on the others' when they end
 
     @property

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     end = socket.socket(fileno=end_fd)
     config = BucketConfig.parse(end.recv(MAX_PACKET_BYTES))
     uploads = Uploads(
-        Objects.open(config.url), config.retention, config.store, None if config.grouped else config.found
+        Objects.open(config.url), config.retention, config.store, None if config.grouped else config.before
     )
     return 0 if Uploader(config, uploads, end, trainer, directory).run() else 1
 

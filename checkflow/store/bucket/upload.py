@@ -59,14 +59,14 @@ class OlderError(Exception):
 
 class Uploads:
     """Of one run, which is one attempt: begun with its first upload. `where`: this run, for messages of another;
-    `found`: serial of the newest that its store had before it; None for a rank, whose parts have their age in their
+    `before`: serial of the newest that its store had before it; None for a rank, whose parts have their age in their
     records."""
 
-    def __init__(self, objects: Objects, retention: Retention, where: Path, found: int | None = 0) -> None:
+    def __init__(self, objects: Objects, retention: Retention, where: Path, before: int | None = 0) -> None:
         self._objects = objects
         self._retention = retention
         self._where = where
-        self._found = found
+        self._before = before
         self._attempt = 0  # until it is begun
         self._number = 0  # of the last upload that was begun
         self._last_serial = 0  # on disk, of the last one that the bucket has
@@ -242,20 +242,21 @@ class Uploads:
         found: list[Manifest] = []
         for name in contents.newest_first:
             with contextlib.suppress(CorruptStoreError):
-                found.append(read_manifest(self._objects, name, contents.checkpoints[name]))
+                found.append(manifest := read_manifest(self._objects, name, contents.checkpoints[name]))
+                self._known[name] = _as_retained(manifest, contents, name)
         self._there = {content_of(manifest): manifest.serial for manifest in found}
         self._newest_there = next(iter(found), None)
 
     def _is_older(self, checkpoint: Checkpoint) -> bool:
         """Than the newest that was there: by its place on disk, or where the disk has that no more, by when it was
         written; but what this run has written is not older than what another one has."""
-        if self._newest_there is None or self._found is None:
+        if self._newest_there is None or self._before is None:
             return False
         content = content_of(self._newest_there)
         same = (each for each in self._sound(checkpoint.path.parent, 0) if content_of(each.manifest) == content)
         if (on_disk := next(same, None)) is not None:
             return checkpoint.serial < on_disk.serial
-        return checkpoint.serial <= self._found and age(checkpoint.manifest) <= age(self._newest_there)
+        return checkpoint.serial <= self._before and age(checkpoint.manifest) <= age(self._newest_there)
 
     def _put(
         self, checkpoint: Checkpoint, files: list[tuple[FileEntry, BinaryIO]], *, is_kept: bool, to_cache: bool
@@ -306,7 +307,11 @@ class Uploads:
             manifest = read_manifest(self._objects, name, contents.checkpoints[name])
         except CorruptStoreError:
             return Retained(serial_of(name), 0, keep=False, sound=False)
-        return Retained(manifest.serial, manifest.iteration, manifest.keep or contents.is_kept(name))
+        return _as_retained(manifest, contents, name)
+
+
+def _as_retained(manifest: Manifest, contents: BucketContents, name: str) -> Retained:
+    return Retained(manifest.serial, manifest.iteration, manifest.keep or contents.is_kept(name))
 
 
 def _verified(entry: FileEntry, file: BinaryIO) -> Iterator[bytes]:
