@@ -211,6 +211,8 @@ class Checkpointer:
             for line in doubts(restored.iteration, self._training, self._objects):
                 self._engine.events.append(Doubted(restored.iteration, line))
             self._order.begins()
+            if self._together is not None and self._together.lacks_copies():
+                self._executor.save()
             return restored.iteration
 
     def _begin_restore(self) -> None:

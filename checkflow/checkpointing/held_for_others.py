@@ -65,11 +65,11 @@ class HeldForOthers:
         self._counted = True
         self.drop_copies()
 
-    def tell_what_is_in_one_place(self, root: Path, mark: Mark) -> None:
-        """Of what is restored some rank's part may be on no other one's disk, as the one that held it was lost. Every
-        rank calls this."""
+    def lacks_copies(self, root: Path, mark: Mark) -> bool:
+        """Whether of what was restored some rank's part is on no other one's disk, as the one that held it was lost;
+        that is told. Every rank calls this, and hears the same."""
         if self._mirror is None or self._counted:
-            return
+            return False
         rank, size = self._group.rank, self._group.size
         seen = seen_in(root, size, set(range(size)) - {rank})
         said = self._group.gather("restore()", [other for other, parts in seen.items() if mark in parts])
@@ -77,8 +77,9 @@ class HeldForOthers:
         if (alone := [each for each in range(size) if each not in held]) and rank == 0:
             self._hearers.notify(
                 f"{root}: replicate: no other rank's disk has what {ranks_have(alone)} of iteration {mark.iteration}; "
-                "until a checkpoint of this run counts, a machine that is lost with it costs all"
+                "it goes to the mirrors now, and until it is there a machine that is lost with it costs all"
             )
+        return bool(alone)
 
     def drop_copies(self) -> None:
         """A later checkpoint is where these were for, or nobody needs them. In a thread, for who agrees has no time for

@@ -60,6 +60,7 @@ class Together:
         self.agreement.vouches = self.member.vouches
         self._stored: tuple[Mark, ...] = ()
         self._chosen = ""  # what is being restored
+        self._to_mirror: Mark | None = None  # that, where mirrors are to have what is restored
         self.root = root
         self.store = root if group.size == 1 else root / directory_of(group.rank, group.size)
         self._borrowed = Borrowed(root, self.store)
@@ -204,8 +205,8 @@ class Together:
             return found
         (mark, (files, record), apart), checkpoint, skipped = found
         self._chosen = _content_of(mark, checkpoint)
-        if self._seeking.behind is None and apart is None and iteration is None and self.group.size > 1:
-            self._held.tell_what_is_in_one_place(self.root, mark)
+        is_as_it_was = self._seeking.behind is None and apart is None and iteration is None and self.group.size > 1
+        self._to_mirror = mark if is_as_it_was else None
         if apart is not None:
             lines = apart.remarks(self.group.gather("restore()", apart.said()))
             for line in lines if self.is_first else ():
@@ -244,6 +245,11 @@ class Together:
         another checkpoint."""
         self.group.same("restore()", {"restored checkpoint": self._chosen})
         self._held.restored()
+
+    def lacks_copies(self) -> bool:
+        """Whether the newest checkpoint was restored, and some rank's part of it is on one machine alone, though all go
+        to mirrors. Every rank calls this once it has restored."""
+        return self._to_mirror is not None and self._held.lacks_copies(self.root, self._to_mirror)
 
     def require_alike(self, training: Training, restored: Restored) -> None:
         """Every rank calls this once it has restored. Raises PeerError, on each, where ranks do not have the same bytes

@@ -141,18 +141,22 @@ def test_who_ends_as_it_should_leaves_each_part_on_two_machines(size: int, tmp_p
         assert {rank: (9, digest) for rank, (_, digest) in found.items()} == job.done()
 
 
-def test_what_is_in_one_place_after_a_restart_is_told_until_a_checkpoint_counts(tmp_path: Path) -> None:
-    """The machine that was lost held the part of another one, too. Where nothing was lost nothing is told."""
-    store, every = tmp_path / "disk-{rank}", ("persist_every=5", "when_full=wait", "replicate=1")
-    told = []
-    for iterations in (7, 7, 7, 9, 9):
+@pytest.mark.parametrize("policy", ["whole", "rolling"])
+def test_what_is_in_one_place_after_a_restart_is_told_and_goes_to_mirrors(policy: str, tmp_path: Path) -> None:
+    """The machine that was lost held the part of another one, too. So the next one may be lost before anything was
+    trained. Where nothing was lost nothing is told."""
+    store, every = tmp_path / "disk-{rank}", ["persist_every=5", "when_full=wait", "replicate=1", *POLICIES[policy]]
+    told, found = [], []
+    for iterations in (7, 7, 7, 7, 9):
         with Job(2, "fsdp", store, iterations, 0, *every) as job:
-            job.done()
+            found.append(job.done())
             told.append([line for line in job.errors[0] if "no other rank's disk" in line])
-        if len(told) == 2:
-            shutil.rmtree(tmp_path / "disk-1")
+        if len(told) in (2, 3):
+            shutil.rmtree(tmp_path / f"disk-{3 - len(told)}")
     assert [len(lines) for lines in told] == [0, 0, 1, 1, 0]
-    assert "has what rank 0 has of iteration 7; until a checkpoint of this run counts" in told[2][0]
+    assert "has what rank 0 has of iteration 7; it goes to the mirrors now" in told[2][0]
+    assert [{iteration for iteration, _ in each.values()} for each in found] == [{0}, {7}, {7}, {7}, {7}]
+    assert found[1] == found[2] == found[3]
 
 
 def test_copies_go_once_a_checkpoint_of_this_run_is_on_every_disk(tmp_path: Path) -> None:
