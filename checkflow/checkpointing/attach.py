@@ -278,11 +278,14 @@ def attach(
                     fitting = planned or fit(learner.provisional(), training, objects)
                 else:
                     fitting = planned = fit(schedule, training, objects)
+                    if what := unplanned(schedule, training.listed):
+                        warn(
+                            f"{what}, so read when each iteration ends, which training waits for; to have it planned, "
+                            "list it in Training(extra={...}) and compile again"
+                        )
                 lacks(carried(fitting.schedule), fitting.schedule)
                 for beside in (*untaken(training, objects.objects), *not_met()):
                     warn(beside)
-                if planned and (line := unplanned(planned.schedule, training.listed)):
-                    warn(line)
                 handle = open_store(fitting)
                 undo.callback(_close, handle)
                 behind: BehindOne | BehindRanks | None = None

@@ -9,6 +9,7 @@ import torch
 
 from checkflow.checkpointing.earlier import of_now
 from checkflow.checkpointing.files import layouts_of
+from checkflow.checkpointing.listing import unplanned
 from checkflow.errors import InputError, StoreError
 from checkflow.learning.learner import Learner
 from checkflow.runtime.binding import Binding, add_gradient_rooms, add_rooms
@@ -77,7 +78,8 @@ def kept_still(learner: Learner, training: Training, objects: HostObjects, slots
         fitting = fit(learner.kept, training, objects)
         if learner.kept.slot_lanes > 1:
             fitting.room(slots).check()
-        return fitting
+        if not (why := unplanned(learner.kept, training.listed)):
+            return fitting
     except InputError as error:
         why = str(error)
     except StoreError as error:

@@ -166,16 +166,11 @@ def drawn_by_cudnn(models: Mapping[str, torch.nn.Module]) -> Iterator[str]:
             )
 
 
-def unplanned(schedule: Schedule, extra: Extra) -> str | None:
-    """Of modules, tensors and dicts that are listed: those that the schedule does not know."""
+def unplanned(schedule: Schedule, extra: Extra) -> str:
+    """Of modules, tensors and dicts that are listed: those that the schedule does not know, or ""."""
     asked = {holder for holder, member in extra.objects.items() if not isinstance(member, Holder)}
     holders = {name.holder for name in _tensors(extra)} - _planned(schedule) - asked
-    if not holders:
-        return None
-    return (
-        f"{', '.join(sorted(holders))}: not in the schedule, so read when each iteration ends, which training waits "
-        "for; to have it planned, list it in Training(extra={...}) and compile again"
-    )
+    return f"{', '.join(sorted(holders))}: not in the schedule" if holders else ""
 
 
 def _planned(schedule: Schedule) -> set[str]:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,24 @@ def test_a_kept_schedule_that_is_damaged_is_learned_anew(tmp_path: Path) -> None
     with attached(loop, tmp_path / "store", told) as ckpt:
         assert any("learning anew" in line and "is not JSON" in line for line in told), told
         until_learned(ckpt, loop.iterate)
+
+
+@pytest.mark.parametrize("policy", ["checkflow", "rolling", "lowdiff"])
+def test_what_is_listed_since_a_schedule_was_learned_is_learned(policy: str, tmp_path: Path) -> None:
+    """Once: of a schedule that knows all that is listed nothing is learned again."""
+    average, loss = torch.optim.swa_utils.AveragedModel(Loop().model), torch.zeros(())
+    extra = {"average": average, "seen": {"rows": torch.zeros(300, 2), "none": torch.zeros(0)}, "loss": loss}
+    extra |= {"recent": deque([torch.zeros(9)]), "lists": [torch.zeros(9)], "count": {"of": 3}}
+    known = []
+    for listed in ({}, extra, extra):
+        loop, told = Loop(), list[str]()
+        with attached(loop, tmp_path / "store", told, policy=policy, extra=listed) as ckpt:
+            done, known_at_once = ckpt.restore(), ckpt.learning == "knowing"
+            known.append(known_at_once)
+            if not known_at_once:
+                until_learned(ckpt, loop.iterate, done)
+        assert not any("compile" in line for line in told), told
+    assert known == [False, False, True]
 
 
 def test_what_cannot_be_saved_is_no_reason_to_learn_anew(tmp_path: Path) -> None:
