@@ -129,13 +129,18 @@ class ResumableLoader(Generic[item]):
         seed = whole_number(seed, "loader: seed", "give 0 or more")
         num_workers = whole_number(num_workers, "loader: num_workers", "give 0 or more")
         timeout = seconds_to_wait(timeout, "loader: timeout", "give a number of seconds, 0 for no limit")
+        if timeout and not num_workers:
+            raise InputError("loader: timeout is how long a worker is waited for, and there is none; give num_workers")
         if batch_size < 1 or seed < 0:
             raise InputError(f"loader: batch_size {batch_size} or seed {seed} is out of range; give at least 1 and 0")
         _refuse_unseeded(batch_sampler)
         self.dataset = dataset
         self.seed = seed
         self.shuffle = shuffle
-        self._size = len(cast(Sized, dataset))
+        try:
+            self._size = len(cast(Sized, dataset))
+        except TypeError as error:  # a tensor of no dimensions
+            raise InputError(f"loader: dataset: {brief(error)}; give one that has items") from None
         self._batches = _Batches(self._size, batch_size, shuffle, seed, drop_last, batch_sampler)
         self._generator = torch.Generator()
         self._items = 0  # of the current epoch that the loop was given

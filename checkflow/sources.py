@@ -25,6 +25,7 @@ import yaml
 from checkflow import hardware, models, workdir
 from checkflow.errors import CheckflowError, InputError, ModelFileError
 from checkflow.jsonfile import is_there
+from checkflow.missing import asked_for
 from checkflow.spelling import setting
 from checkflow.text import brief, said
 
@@ -204,14 +205,16 @@ def _run_file(path: Path) -> dict[str, object]:
     try:
         with _own_arguments(str(path)):
             exec(code, module.__dict__)
-    except CheckflowError:  # it says where
+    except (CheckflowError, KeyboardInterrupt):  # it says where; it is the user's
         raise
     except SystemExit as error:
         raise ModelFileError(
             f"{where(error, path)}: importing it raised {brief(error)}; its command line is empty here: read it under "
             f"`if __name__`, and take values from {setting()} in the factory"
         ) from None
-    except Exception as error:  # noqa: BLE001 (whatever the user's file raises)
+    except BaseException as error:  # noqa: BLE001 (whatever the user's file raises)
+        if what := asked_for(error):
+            raise ModelFileError(f"{where(error, path)}: {what}") from None
         relative = isinstance(error, ImportError) and "relative import" in said(error)
         by = "its name alone" if root == folder else f"its whole name, {'.'.join(folder.relative_to(root).parts)}.NAME"
         advice = f"import what lies beside it by {by}" if relative else "correct the file"

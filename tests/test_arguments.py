@@ -135,7 +135,7 @@ RIGHT: dict[str, set[str]] = {
     "ResumableLoader.num_workers": {"0", "2.0"},
     "ResumableLoader.collate_fn": {"class", "None"},
     "ResumableLoader.pin_memory": {"True"},
-    "ResumableLoader.timeout": {"0", "1.5", "2.0"},
+    "ResumableLoader.timeout": {"0"},  # of workers, and there are none
     "ResumableLoader.worker_init_fn": {"class", "None"},
     "ResumableLoader.multiprocessing_context": {"None"},
     "ResumableLoader.prefetch_factor": {"None"},

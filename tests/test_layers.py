@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
         "errors", "events", "extra", "frontend", "runtime", "schedule", "store",
     },
     "__main__": {"cli", "errors", "missing"},
-    "missing": set(),
+    "missing": {"spelling", "text"},
     "spelling": set(),
     "collector": set(),
     "text": set(),
@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     "module_hook": set(),
     "trace": {
         "collector", "foreach", "errors", "units", "graph", "training", "extra", "unlisted", "wrapped", "state",
-        "dtypes", "spelling", "text", "torch_internals", "torch_ranks", "module_hook",
+        "dtypes", "missing", "spelling", "text", "torch_internals", "torch_ranks", "module_hook",
     },
     "version1": {"counts", "errors", "jsonfile"},
     "schedule": {"counts", "errors", "jsonfile", "version1"},
@@ -72,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
         "choice", "errors", "text", "units", "graph", "plan", "policies", "schedule", "jsonfile", "compiler",
         "simulation",
     },
-    "sources": {"spelling", "errors", "hardware", "jsonfile", "text", "training", "models", "workdir"},
+    "sources": {"spelling", "errors", "hardware", "jsonfile", "missing", "text", "training", "models", "workdir"},
     "timedgraph": {
         "spelling", "state", "errors", "unlisted", "graph", "graphfile", "hardware", "trace", "training", "sources",
         "workdir",

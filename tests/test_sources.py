@@ -127,6 +127,28 @@ def test_a_value_error_on_import_is_told_as_such(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        ("import os\nos.environ['NOT_SET']", "asks for the environment variable NOT_SET, which is not set; set it"),
+        ("x = 1\nraise GeneratorExit('x')", "importing it raised GeneratorExit: x; correct the file"),
+        (
+            "from torch import distributed\ndistributed.init_process_group('gloo')",
+            "asks for torch.distributed's processes; give --world-size",
+        ),
+    ],
+)
+def test_what_importing_it_asks_for_is_named(
+    text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    path = tmp_path / "model.py"
+    path.write_text(text)
+    with pytest.raises(ModelFileError) as caught:
+        sources.load(str(path), {})
+    assert str(caught.value).startswith(f"{path}:2: {why}")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
         (b"a\0b", r"model\.py: is not Python source"),
         (
             b"x = 1\nfrom .other import y\n",

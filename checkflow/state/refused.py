@@ -80,7 +80,7 @@ def check_training(value: object, model: str, *, ranks: bool = False) -> Trainin
 
 def _no_parts(training: Training) -> Iterator[tuple[str, str, str]]:
     """Why something is no model or optimizer that can be checkpointed: after its holder's name, and by itself."""
-    several = isinstance(training.model, (torch.nn.Module, Collection))
+    several = _are_several(training.model, torch.nn.Module)
     for holder, model in models_of(training).items() if several else [("model", training.model)]:
         if not isinstance(model, torch.nn.Module):
             reason = f"is {type(model).__name__}; give an nn.Module or a list of them"
@@ -91,12 +91,15 @@ def _no_parts(training: Training) -> Iterator[tuple[str, str, str]]:
                 reason = "is TorchScript, whose code runs without hooks; train the module that was scripted"
                 subject = subject_of(holder, path)
                 yield subject, reason, f"{subject} {reason}"
-    several = isinstance(training.optimizer, (torch.optim.Optimizer, Collection)) and not isinstance(
-        training.optimizer, str
-    )
+    several = _are_several(training.optimizer, torch.optim.Optimizer)
     for holder, optimizer in optimizers_of(training).items() if several else [("optimizer", training.optimizer)]:
         if (text := _no_optimizer(optimizer)) is not None:
             yield holder, text, text
+
+
+def _are_several(value: object, kind: type) -> bool:
+    """Or one, of the right kind, that may hold some."""
+    return isinstance(value, kind) or (isinstance(value, Collection) and not isinstance(value, (str, torch.Tensor)))
 
 
 def _no_optimizer(value: object) -> str | None:
@@ -189,6 +192,8 @@ def check_tensor(name: StateName, tensor: torch.Tensor) -> None:
 
 def check_stored(name: StateName, tensor: torch.Tensor) -> None:
     """The same of one that is handed over element by element."""
+    if (text := str(name).encode(errors="backslashreplace").decode()) != name:  # files have their names in UTF-8
+        raise InputError(f"{text}: its name is no text (a lone surrogate); rename it")
     if is_lazy(tensor):
         raise InputError(f"{name}: has no shape yet (a lazy module); run the model once first")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:

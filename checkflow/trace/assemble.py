@@ -116,7 +116,8 @@ def assemble(
     if not any(tensors[i].role is Role.PARAMETER for i in graph.writes):
         if not any(math.prod(view.shape) for t in graph.tensors if t.role is Role.PARAMETER for view in t.views):
             raise NoUpdateError(
-                f"{model}: this rank has no element of any parameter; compile another {option('rank')}'s schedule"
+                f"{model}: no parameter has an element; give its layers a size, or, where ranks share them, another "
+                f"{option('rank')}"
             )
         raise NoUpdateError(
             f"{model}: the iteration writes no parameter; let it call optimizer.step() after backward(), and where the "

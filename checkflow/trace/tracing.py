@@ -15,7 +15,7 @@ import torch
 from checkflow.collector import paused_collector
 from checkflow.errors import CheckflowError, InputError, ModelFileError, TraceError
 from checkflow.graph import Graph
-from checkflow.spelling import option
+from checkflow.missing import asked_for
 from checkflow.state.live import parameters_of
 from checkflow.state.refused import check_training
 from checkflow.text import brief, said
@@ -41,9 +41,7 @@ from checkflow.units import format_bytes
 
 # What a fake tensor raises is none of these, unless it says so: code that does is wrong on real tensors, too.
 _OF_CODE = (NameError, ImportError, SyntaxError, OSError, SystemExit)
-_NO_GROUP = ("environment variable RANK expected", "Default process group has not been initialized")
 _TOO_LARGE = ("allocate memory", "out of memory", "overflow when unpacking", "unable to allocate")
-_NO_CUDA = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
 
 
 @dataclass(frozen=True)
@@ -158,18 +156,11 @@ def _is_internal(value: object) -> bool:
 def _users_code(stage: str) -> Iterator[None]:
     try:
         yield
-    except CheckflowError:
+    except (CheckflowError, DataDependent, OutOfRoom, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
-        if any(text in said(error) for text in _NO_CUDA):
-            raise ModelFileError(
-                f"{raised_at(error.__traceback__)}: asks for CUDA, which this machine does not have; choose the device "
-                "with torch.cuda.is_available(), or compile on the machine that trains"
-            ) from None
-        if any(text in said(error) for text in _NO_GROUP):
-            raise ModelFileError(
-                f"{raised_at(error.__traceback__)}: asks for torch.distributed's processes; give {option('world_size')}"
-            ) from None
+    except BaseException as error:
+        if what := asked_for(error):
+            raise ModelFileError(f"{raised_at(error.__traceback__)}: {what}") from None
         raise _CodeRaised(stage, error) from error
 
 

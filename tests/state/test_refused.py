@@ -82,6 +82,11 @@ def nested_in_one_slot(model: nn.Sequential, sgd: torch.optim.Optimizer) -> dict
     return {}
 
 
+def no_text(model: nn.Sequential, _sgd: torch.optim.Optimizer) -> dict[str, object]:
+    model.register_buffer("\udc80", torch.zeros(3))
+    return {}
+
+
 def lazy(model: nn.Sequential, sgd: torch.optim.Optimizer) -> dict[str, object]:
     model.append(nn.LazyLinear(2))
     sgd.add_param_group({"params": list(model[3].parameters())})
@@ -144,6 +149,11 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "dtype": (listed(doubled), f"extra.odd/tensor: {DTYPE}"),
     "dtype, in a dict": (in_dict(doubled), f"extra.held/odd: {DTYPE}"),
     "one name": (nested_in_one_slot, "optimizer/0.bias.a.b: two tensors of this training have that name; rename one"),
+    "no text": (no_text, r"model/\udc80: its name is no text (a lone surrogate); rename it"),
+    "no text, in a dict": (
+        lambda *_: {"held": {"\udc80": torch.zeros(3)}},
+        r"extra.held/\udc80: its name is no text (a lone surrogate); rename it",
+    ),
     "lazy": (lazy, "model/3.weight: has no shape yet (a lazy module); run the model once first"),
 }
 

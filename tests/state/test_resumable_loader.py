@@ -280,6 +280,10 @@ def test_what_cannot_be_resumed_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=message):
             ResumableLoader(data, **{argument: 1})  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^loader: dataset: TypeError: .* of a 0-d tensor; give one that has items"):
+        ResumableLoader(torch.tensor(3))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^loader: timeout is how long a worker is waited for, and there is none"):
+        ResumableLoader(data, timeout=1)
     loader = ResumableLoader(Numbers(6), 2)
     first = iter(loader)
     next(first)

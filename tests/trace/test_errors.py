@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -240,6 +242,29 @@ def test_an_optimizer_of_a_parameter_outside_the_models() -> None:
         return classify(model, optim.SGD([*model.parameters(), prompt], 0.1))
 
     assert "optimizer updates parameter 6 of group 0, shape (4,), which belongs to no model" in refused(factory)
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_what_a_factory_asks_for_or_leaves_by_is_told(real: bool) -> None:
+    """A variable that is not set is no mistake of the file; and not all that is raised is an Exception."""
+
+    def asks() -> Training:
+        return classify(mlp(int(os.environ["NOT_SET"])), [])
+
+    def leaves() -> Training:
+        raise asyncio.CancelledError("x")
+
+    def empty() -> Training:
+        model = nn.ParameterList([nn.Parameter(torch.zeros(0))])
+        return Training(model, optim.SGD(model.parameters(), 0.1), lambda: None)
+
+    def zero() -> Training:
+        return Training(torch.tensor(3), optim.SGD(mlp().parameters(), 0.1), lambda: None)  # type: ignore[arg-type]
+
+    assert "asks for the environment variable NOT_SET, which is not set" in refused(asks, real=real)
+    assert "the factory raised CancelledError: x" in refused(leaves, real=real)
+    assert "no parameter has an element; give its layers a size" in refused(empty, real=real)
+    assert "model is Tensor; give an nn.Module or a list of them" in refused(zero, real=real)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has CUDA")
