@@ -96,8 +96,8 @@ ALLOWED: dict[str, set[str]] = {
     "simulation": {"errors", "jsonfile", "graph", "plan", "schedule", "runtime"},
     "data": {"errors", "epochs", "given", "text", "units"},
     "distributed": {
-        "dtypes", "errors", "interrupts", "jsonfile", "strictjson", "torch_ranks", "state", "store", "training",
-        "workdir",
+        "dtypes", "errors", "extra", "interrupts", "jsonfile", "strictjson", "torch_ranks", "state", "store",
+        "training", "workdir",
     },
     "learning": {
         "collector", "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state",

@@ -13,6 +13,7 @@ from checkflow.checkpointing.left_behind import named, remains_of, seen_here
 from checkflow.checkpointing.left_writing import await_writers
 from checkflow.checkpointing.restoring import Nothing, iterations_in
 from checkflow.distributed.adopting import Places, Seen, adopt, seen_in
+from checkflow.distributed.apart import only_listed
 from checkflow.distributed.fellows import strangers
 from checkflow.distributed.group import Group
 from checkflow.distributed.marks import Mark, common, newest_first
@@ -243,7 +244,8 @@ class Seeking:
                 "directory can be seen here; put them into one directory"
             )
         found = reshaped(whole, self._group.rank, needed_by(training))
-        return found.files, found.record
+        is_of_others = whole.size != self._group.size
+        return found.files, only_listed(found.record, training) if is_of_others else found.record
 
     def verified(self, mark: Mark, kept: Kept) -> Checkpoint:
         """Verify it: of other ranks than there are now, all that this one may need. Raises CorruptStoreError."""

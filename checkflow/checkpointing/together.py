@@ -219,7 +219,7 @@ class Together:
         """What is restored of it; and of another number of ranks what is to be told of each one's own."""
         found = self._seeking.read(mark, kept, training)
         parts = kept.others.get(mark)
-        return mark, found, None if parts is None else Apart.of(parts, self.group.rank, self.group.size, self.root)
+        return mark, found, None if parts is None else Apart.of(parts, training, self.group, self.root)
 
     def foreseen(self) -> Checkpoint | None:
         """This rank's part of what `load` would find; None where that is nothing. Raises as it does."""

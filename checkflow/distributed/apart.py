@@ -1,8 +1,9 @@
-"""Parameters that ranks had each for itself, as experts, and what becomes of them on another number of ranks.
+"""Parameters that ranks had each for itself, as experts, or a set of them, and what becomes of them on another number.
 
-Rank r takes what the earlier rank of that number modulo theirs had by itself. So where there are fewer now, some of it
-is taken by nobody, and where there are more, some is taken twice; either is told. What all had alike is no such thing:
-one saved it for all, each a part of it, or their bytes are the same.
+Rank r takes what the earlier rank of that number modulo theirs had by itself, and ranks that have it in common now what
+the first of them would. So where there are fewer now, some of it is taken by nobody, and where there are more, some is
+taken twice; either is told. What all had alike is no such thing: one saved it for all, each a part of it, or they have
+the same bytes.
 """
 
 from __future__ import annotations
@@ -14,17 +15,26 @@ from pathlib import Path
 
 import xxhash
 
+from checkflow.distributed.group import Group
 from checkflow.distributed.joining import files_of_all, parameters_in
 from checkflow.distributed.parts import Complete, RankPart, all_in
 from checkflow.distributed.reading import tensors_of
+from checkflow.distributed.resharding import needed_by
+from checkflow.distributed.sharing import savers_of
 from checkflow.errors import CorruptStoreError, FormatError, InputError, StoreError
+from checkflow.extra import key_of
+from checkflow.jsonfile import digest_of
+from checkflow.state.host.record import Record
 from checkflow.state.names import StateName, file_of, holder_of, owner, stems
 from checkflow.state.restore.files import TensorFile
 from checkflow.state.restore.rebuild import brought_together, is_in_parts
+from checkflow.training import Training
 
 _NAMED = 2  # parameters, in a message
 Digests = dict[int, dict[str, str]]
 """By earlier rank, of each parameter that is its own: of the bytes of that, and of its optimizer's state."""
+Leads = Mapping[str, int]
+"""Of parameters that a rank has in common with others now: the lowest of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,75 +46,135 @@ class Apart:
 
     parts: Complete
     size: int
+    leads: Leads
+    unlisted: Sequence[str]
     digests: Digests
     before: Complete | None
     digests_before: Digests
 
     @classmethod
-    def of(cls, parts: Complete, rank: int, size: int, store: Path) -> Apart:
+    def of(cls, parts: Complete, training: Training, group: Group, store: Path) -> Apart:
         """Each rank reads some of the earlier ones' parts. Raises as `tensors_of`."""
+        rank, size = group.rank, group.size
         digests = _digests(parts, range(rank, parts.size, size))
+        common, where = _in_common(parts), needed_by(training)
+        leads = {
+            str(name): lowest
+            for part in parts.ranks
+            for name in parameters_in(part.record)
+            if name not in common and (lowest := where(name, _shape(part, name)).lowest) is not None
+        }
+        unlisted = _unlisted(parts.ranks[rank % parts.size].record, training)
         with contextlib.suppress(CorruptStoreError, FormatError, InputError, StoreError):  # is not what is restored
             of_size = (found for found in all_in(store) if found.size == size > parts.size)
             if (before := next(of_size, None)) is not None:
-                return cls(parts, size, digests, before, _digests(before, (rank,)))
-        return cls(parts, size, digests, None, {})
+                return cls(parts, size, leads, unlisted, digests, before, _digests(before, (rank,)))
+        return cls(parts, size, leads, unlisted, digests, None, {})
 
     def said(self) -> list[object]:
         """For the other ranks, in JSON."""
         mark = None if self.before is None else [*self.before.mark]
-        return [list(self.digests.items()), mark, list(self.digests_before.items())]
+        return [
+            list(self.digests.items()),
+            mark,
+            list(self.digests_before.items()),
+            dict(self.leads),
+            list(self.unlisted),
+        ]
 
     def remarks(self, said: Sequence[object]) -> Iterator[str]:
         """Lines that a person should read, of what all ranks said."""
         digests: Digests = {}
         before: Digests = {}
         marks: list[object] = []
-        for each in said:
+        leads: list[Leads] = []
+        unlisted: dict[int, list[str]] = {}
+        for rank, each in enumerate(said):
             assert isinstance(each, list)
-            theirs, mark, theirs_before = each
+            theirs, mark, theirs_before, its_leads, its_unlisted = each
+            leads.append(its_leads)
+            unlisted |= {rank: its_unlisted} if its_unlisted else {}
             digests |= {int(number): dict(names) for number, names in theirs}
             before |= {int(number): dict(names) for number, names in theirs_before}
             marks.append(mark)
         is_known = self.before is not None and all(mark == [*self.before.mark] for mark in marks)
-        if self.before is not None and is_known and (lost := _lost(self.before, self.parts.size, before)):
+        if unlisted:
+            rank = min(unlisted)
+            yield (
+                f"rank {rank} leaves out {_names(unlisted[rank])}, which rank {rank % self.parts.size} of iteration "
+                f"{self.parts.mark.iteration} listed and it does not{_likewise(unlisted)}"
+            )
+        digests = _of_sets(self.parts, digests)
+        if self.before is not None and is_known and (lost := _lost_between(self.before, self.parts, before)):
             yield (
                 f"iteration {self.parts.mark.iteration} was saved by {_ranks(self.parts.size)}, and has not "
                 f"{_of_whom(lost)}, which iteration {self.before.mark.iteration} of {_ranks(self.size)} has: "
                 f"restore({self.before.mark.iteration}) takes it from there"
             )
             return
-        if lost := _lost(self.parts, self.size, digests):
+        if lost := _lost(self.parts, leads, digests):
             yield (
                 f"no rank restores {_of_whom(lost)}: as many ranks as saved iteration {self.parts.mark.iteration} "
                 f"would ({self.parts.size})"
             )
-        if copied := _copied(self.parts.size, self.size, digests):
+        if copied := _copied(self.parts.size, leads, digests):
             rank = min(copied)
-            more = f", and {_more(len(copied) - 1)} likewise" if len(copied) > 1 else ""
             yield (
-                f"rank {rank} restores a copy of rank {rank % self.parts.size}'s own {_names(copied[rank])}{more}: "
+                f"rank {rank} restores a copy of rank {rank % self.parts.size}'s own {_names(copied[rank])}"
+                f"{_likewise(copied)}: "
                 f"iteration {self.parts.mark.iteration} has them of {_ranks(self.parts.size)}, not of {self.size}"
             )
 
 
-def _lost(parts: Complete, size: int, digests: Digests) -> dict[int, list[str]]:
-    """What nobody has where so many ranks restore it, by earlier rank."""
+def only_listed(record: Record, training: Training) -> Record:
+    """Of another number of ranks the record without what was listed as extra, and is not by this one."""
+    unlisted = _unlisted(record, training)
+    models = tuple(each for each in record.models if each.name not in unlisted)
+    return record.model_copy(
+        update={"models": models, "objects": tuple(each for each in record.objects if each.name not in unlisted)}
+    )
+
+
+def _unlisted(record: Record, training: Training) -> list[str]:
+    names = [*(each.name for each in record.models), *(each.name for each in record.objects)]
+    return [name for name in names if key_of(name) is not None and name not in training.listed.holders]
+
+
+def _lost(parts: Complete, leads: Sequence[Leads], digests: Digests) -> dict[int, list[str]]:
+    """What nobody has where so many ranks restore it, by earlier rank. `leads`: of each of these ranks."""
 
     def held(number: int) -> list[tuple[str, str | None]]:
         own = digests.get(number, {})
         return [(name, own.get(name)) for name in parameters_in(parts.ranks[number].record)]
 
-    taken = {each for number in range(min(size, parts.size)) for each in held(number)}
-    found = {number: [each[0] for each in held(number) if each not in taken] for number in range(size, parts.size)}
+    taken = {
+        (name, digests.get(its.get(name, rank) % parts.size, {}).get(name))
+        for rank, its in enumerate(leads)
+        for name, _ in held(rank % parts.size)
+    }
+    found = {number: [each[0] for each in held(number) if each not in taken] for number in range(parts.size)}
     return {number: names for number, names in found.items() if names}
 
 
-def _copied(earlier: int, size: int, digests: Digests) -> dict[int, list[str]]:
+def _lost_between(before: Complete, parts: Complete, digests: Digests) -> dict[int, list[str]]:
+    """What the ranks of a later checkpoint did not have of an earlier one's."""
+    leads = [
+        {name: shard.lowest for name, shard in part.record.shards.items() if shard.lowest is not None}
+        for part in parts.ranks
+    ]
+    return _lost(before, leads, _of_sets(before, digests))
+
+
+def _copied(earlier: int, leads: Sequence[Leads], digests: Digests) -> dict[int, list[str]]:
     """What a rank has as another one has it, though earlier ranks had different ones."""
     different = {name: len({own[name] for own in digests.values() if name in own}) > 1 for name in _all(digests)}
     found = {
-        rank: [name for name in digests.get(rank % earlier, {}) if different[name]] for rank in range(earlier, size)
+        rank: [
+            name
+            for name in digests.get(rank % earlier, {})
+            if different[name] and leads[rank].get(name, rank) >= earlier
+        ]
+        for rank in range(earlier, len(leads))
     }
     return {rank: names for rank, names in found.items() if names}
 
@@ -113,8 +183,40 @@ def _all(digests: Digests) -> set[str]:
     return set().union(*digests.values())
 
 
+def _in_common(parts: Complete) -> set[str]:
+    """What ranks save for each other, or share, all that have it in one set."""
+    sets: dict[str, set[int | None]] = {}
+    for part in parts.ranks:
+        for name, shard in part.record.shards.items():
+            sets.setdefault(name, set()).add(shard.lowest)
+    elsewhere = {name for part in parts.ranks for name in part.record.elsewhere if name not in sets}
+    return elsewhere | {name for name, found in sets.items() if len(found) == 1}
+
+
+def _of_sets(parts: Complete, digests: Digests) -> Digests:
+    """The same where what a rank shares with others of its set is of all that these have of it."""
+    found: dict[tuple[str, int | None], str] = {}
+
+    def of_set(rank: int, name: str, own: str) -> str:
+        shard = parts.ranks[rank].record.shards.get(name)
+        if shard is None:
+            return own
+        if (key := (name, shard.lowest)) not in found:
+            savers = savers_of(parts, rank, StateName(name)).items()
+            pieces = {str(place.offsets): digests.get(numbers[0], {}).get(name) for place, numbers in savers}
+            found[key] = digest_of(pieces)
+        return found[key]
+
+    return {rank: {name: of_set(rank, name, own) for name, own in its.items()} for rank, its in digests.items()}
+
+
+def _shape(part: RankPart, name: StateName) -> tuple[int, ...]:
+    shard = part.record.shards.get(name)
+    return () if shard is None else shard.shape
+
+
 def _digests(parts: Complete, numbers: Collection[int]) -> Digests:
-    together = {name for part in parts.ranks for name in (*part.record.shards, *part.record.elsewhere)}
+    together = _in_common(parts)
     first = parts.ranks[0].record
     alike = all(
         is_in_parts(part.record) == is_in_parts(first) and part.record.lanes == first.lanes for part in parts.ranks
@@ -163,6 +265,10 @@ def _ranks(count: int) -> str:
 
 def _more(count: int) -> str:
     return "one more rank" if count == 1 else f"{count} more ranks"
+
+
+def _likewise(by_rank: Mapping[int, Sequence[str]]) -> str:
+    return f", and {_more(len(by_rank) - 1)} likewise" if len(by_rank) > 1 else ""
 
 
 def _of_whom(lost: Mapping[int, Sequence[str]]) -> str:

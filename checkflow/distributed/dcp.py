@@ -35,6 +35,7 @@ from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in, unread_in
 from checkflow.distributed.reading import file_names, whole_file
 from checkflow.distributed.resharding import owners_of
+from checkflow.distributed.sharing import require_copies_alike
 from checkflow.distributed.state_dicts import FILE, chunk_of, index_of, rank_with_index, value_of
 from checkflow.dtypes import name_of
 from checkflow.errors import CheckflowError, CorruptStoreError, StoreError
@@ -249,6 +250,7 @@ def _metadata_of_training(parts: Complete) -> Metadata:
         if rank and not has_more(part.record, known):
             continue
         names = file_names(part)
+        require_copies_alike(parts, rank)
         for file_name in names if not rank else sorted(files_of_all(part.record).intersection(names)):
             file = _file(parts, rank, file_name)
             for name in (*file.tensors, *file.aliases):

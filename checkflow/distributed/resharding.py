@@ -1,15 +1,15 @@
 """A checkpoint of any number of ranks as one rank of another training has it.
 
-Each tensor that this rank needs a part of is put together from the parts of those who had it. Which overlap is what
+Each tensor that this rank needs a part of is put together from the parts of those who shared it. Which overlap is what
 torch.distributed.checkpoint's planner says. All else (what every rank had whole, the host's state) is that of one of
-the earlier ranks: of the same number, modulo how many there were.
+the earlier ranks: of the same number, modulo how many there were. What ranks have in common now they take of one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,21 +20,28 @@ from checkflow.distributed.own_alike import require_own_alike
 from checkflow.distributed.partitions import with_whole_optimizers
 from checkflow.distributed.parts import Complete, all_in, lost_in, unread_in
 from checkflow.distributed.reading import file_names, tensors_of, whole_file
+from checkflow.distributed.sharing import (
+    Wanted,
+    Where,
+    is_whole,
+    place_in,
+    require_copies_alike,
+    savers_of,
+    taken_from,
+)
 from checkflow.distributed.state_dicts import FILE, assembled, values_of
 from checkflow.errors import CorruptStoreError, FormatError, StoreError
+from checkflow.state.divided import alike_in
 from checkflow.state.host.record import Record, ShardRecord
 from checkflow.state.live import entry_stems, live_state
 from checkflow.state.names import StateName, file_of, holder_of, owner
 from checkflow.state.restore.files import FileTensor, TensorFile
 from checkflow.state.restore.match import check_is_of_training
 from checkflow.state.restore.rebuild import record_of_whole, what_was_made, written
-from checkflow.state.shards import Place, fill, is_shared, place_of
+from checkflow.state.shards import Place, fill, is_shared, lowest_of, place_of
 from checkflow.store.format.manifest import RECORD
 from checkflow.store.format.reader import Loaded, SkippedCheckpoint
 from checkflow.training import Training
-
-Where = Callable[[StateName, tuple[int, ...]], Place]
-"""The part that is wanted of a tensor, by its name and the shape of the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +57,24 @@ def reshaped(parts: Complete, rank: int, where: Where) -> Reshaped:
 
     Updates that are to be made again are made on the host. Raises CorruptStoreError where a part does not verify,
     FormatError where parts do not fill the whole, InputError where only the training that saved it can make them, or
-    where nothing says whose an optimizer's own state is.
+    where nothing says whose an optimizer's own state is, or which parts belong together.
     """
-    number = rank % parts.size
+    number = taken_from(parts, rank, where)
     parts = with_whole_optimizers(parts, number)
     first = parts.ranks[number]
     record = first.record
     check_is_of_training(record)
     require_own_alike(parts)
+    require_copies_alike(parts, number)
     by_file: dict[str, dict[StateName, ShardRecord]] = {}
     for name, shard in record.shards.items():
         by_file.setdefault(file_of(StateName(name).holder), {})[StateName(name)] = shard
     files = {name: _file(parts, number, name, by_file.get(name, {}), where) for name in file_names(first)}
-    return Reshaped(files, record.model_copy(update={"replay": None, "lanes": ()}))
+    own = parts.ranks[rank % parts.size]
+    if own is not parts.ranks[number]:
+        files |= {each.file: tensors_of(own, each.file) for each in own.record.objects if each.file}
+    its_own = {field: getattr(own.record, field) for field in ("objects", "rng", "metadata", "losses")}
+    return Reshaped(files, record.model_copy(update={**its_own, "replay": None, "lanes": ()}))
 
 
 def of_all(parts: Complete) -> Reshaped:
@@ -152,31 +164,39 @@ def _of(iteration: int | None) -> str:
     return "" if iteration is None else f"of iteration {iteration} "
 
 
-def whole(_name: StateName, shape: tuple[int, ...]) -> Place:
+def whole(_name: StateName, shape: tuple[int, ...]) -> Wanted:
     """All of it."""
-    return Place(shape, (0,) * len(shape), shape)
+    return Wanted(Place(shape, (0,) * len(shape), shape))
 
 
 def needed_by(training: Training) -> Where:
     """What a rank's training needs: its part of what ranks share now, all of the rest."""
     held = {live.name: live.held for live in live_state(training)}
     parameters = {stem: parameter for of_one in entry_stems(training) for stem, parameter in of_one.items()}
+    replicas = {StateName(name): alike.ranks[0] for alike in alike_in(training) for name in alike.sizes_bytes}
+    lowest = {id(held[name]): rank for name, rank in replicas.items()}  # of DistributedDataParallel's
 
-    def where(name: StateName, shape: tuple[int, ...]) -> Place:
+    def where(name: StateName, shape: tuple[int, ...]) -> Wanted:
+        parameter = owner(name, parameters)
         tensor = held.get(name)
         if tensor is None:  # an entry that the optimizer makes in its first update, as its parameter is
-            parameter = owner(name, parameters)
             tensor = parameter if parameter is not None and tuple(parameter.shape) == shape else None
-        place = None if tensor is None or not is_shared(tensor) else place_of(tensor)
-        return whole(name, shape) if place is None else place
+        if tensor is not None and (place := place_of(tensor)) is not None:
+            return Wanted(place, lowest_of(tensor))
+        return replace(whole(name, shape), lowest=lowest.get(id(tensor if parameter is None else parameter)))
 
     return where
 
 
 def is_shared_alike(record: Record, training: Training) -> bool:
-    """Whether a rank's part has what this rank needs of what ranks share."""
+    """Whether a rank's part has what this rank needs of what ranks share, and those share it who did."""
     where = needed_by(training)
-    alike = all(_place(shard) == where(StateName(name), shard.shape) for name, shard in record.shards.items())
+
+    def is_alike(shard: ShardRecord, wanted: Wanted) -> bool:
+        by_itself = is_whole(wanted.place) and wanted.lowest is None
+        return place_in(shard) == wanted.place and (by_itself or shard.lowest in (None, wanted.lowest))
+
+    alike = all(is_alike(shard, where(StateName(name), shard.shape)) for name, shard in record.shards.items())
     return alike and all(live.name in record.shards for live in live_state(training) if is_shared(live.held))
 
 
@@ -184,26 +204,40 @@ def _file(parts: Complete, first: int, name: str, shards: Mapping[StateName, Sha
     base = whole_file(parts.ranks[first], name, dict(enumerate(parts.ranks)))
     tensors = dict(base.tensors)
     wanted: dict[StateName, Place] = {}
+    savers: dict[StateName, int] = {}  # of those that ranks had whole
     for path, tensor in base.tensors.items():
         state = StateName.of(holder_of(name), path)
         shard = shards.get(state)
-        place = where(state, tensor.shape if shard is None else shard.shape)
-        if place != (whole(state, tensor.shape) if shard is None else _place(shard)):
-            wanted[state] = place
+        found = where(state, tensor.shape if shard is None else shard.shape)
+        if found.place != (whole(state, tensor.shape).place if shard is None else place_in(shard)):
+            wanted[state] = found.place
+        if shard is None and found.lowest is not None and (saver := _saver(parts, first, state, found.lowest)) != first:
+            savers[state], wanted[state] = saver, found.place
     made = {state: torch.empty(place.sizes, dtype=tensors[state.path].dtype) for state, place in wanted.items()}
-    for number, pieces in sorted(_pieces(parts, first, wanted).items()):
-        found = base if number == first else tensors_of(parts.ranks[number], name)
+    for number, pieces in sorted(_pieces(parts, first, wanted, savers).items()):
+        file = base if number == first else tensors_of(parts.ranks[number], name)
         for piece in pieces:
-            path = found.aliases.get(piece.state.path, piece.state.path)
-            if path not in found.tensors:
+            path = file.aliases.get(piece.state.path, piece.state.path)
+            if path not in file.tensors:
                 raise CorruptStoreError(f"{parts.ranks[number].checkpoint.path / name}: lacks {piece.state.path}")
-            source = _narrowed(found.tensors[path].view(), piece.source, piece.sizes)
+            source = _narrowed(file.tensors[path].view(), piece.source, piece.sizes)
             _narrowed(made[piece.state], piece.target, piece.sizes).copy_(source)
     for state, ours in made.items():
         flat = ours.reshape(-1).view(torch.uint8)
         data = memoryview(flat.numpy()) if ours.numel() else memoryview(b"")  # type: ignore[arg-type]
         tensors[state.path] = FileTensor(ours.dtype, tuple(ours.shape), data)
     return TensorFile(tensors, base.aliases)
+
+
+def _saver(parts: Complete, first: int, state: StateName, lowest: int) -> int:
+    """Whose file has what each rank had whole: all that have it in common now take it of one rank, which is `first`
+    where that had the same, as where ranks divided an optimizer's state."""
+    lead = lowest % parts.size
+    optimizers = parts.ranks[lead].record.optimizers
+    if any(each.name == state.holder and each.partition is not None for each in optimizers):
+        return first
+    whose = [parts.ranks[rank].record.elsewhere.get(state, rank) for rank in (lead, first)]
+    return first if whose[0] == whose[1] else whose[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +250,13 @@ class _Piece:
     sizes: tuple[int, ...]
 
 
-def _pieces(parts: Complete, first: int, wanted: Mapping[StateName, Place]) -> dict[int, list[_Piece]]:
-    """By the rank that has them: of several that have the same part the lowest, and `first` of what is whole."""
+def _pieces(
+    parts: Complete, first: int, wanted: Mapping[StateName, Place], savers: Mapping[StateName, int]
+) -> dict[int, list[_Piece]]:
+    """By the rank that has them: see `owners_of`, of the set of `first`; of what is whole that is its saver."""
     found: dict[int, list[_Piece]] = {}
     for state, place in wanted.items():
-        owners = owners_of(parts, first, state, place.shape)
+        owners = owners_of(parts, savers.get(state, first), state, place.shape)
         chunks = list(owners)
         for index, source, target, sizes in _overlaps(chunks, place):
             found.setdefault(owners[chunks[index]], []).append(_Piece(state, source, target, sizes))
@@ -228,22 +264,15 @@ def _pieces(parts: Complete, first: int, wanted: Mapping[StateName, Place]) -> d
 
 
 def owners_of(parts: Complete, first: int, state: StateName, shape: tuple[int, ...]) -> dict[Place, int]:
-    """The parts of a tensor of this shape, each with the rank that has it.
+    """The parts of a tensor of this shape, each with the rank that has it: of the set that shares it with `first`.
 
     Of several that have the same part it is the lowest that saved it, and `first` of what is whole: others saved that
     in its place. Those without elements are left out, unless the whole has none. Raises FormatError where they do not
     have each element once.
     """
     if state not in parts.ranks[first].record.shards:
-        return {whole(state, shape): first}
-    owners: dict[Place, int] = {}
-    for rank, part in enumerate(parts.ranks):
-        shard = part.record.shards.get(state)  # there is none where a rank has no part of it, as in another stage
-        if shard is None or state in part.record.elsewhere:
-            continue
-        place = _place(shard)
-        if 0 not in place.sizes or 0 in place.shape:
-            owners.setdefault(place, rank)
+        return {whole(state, shape).place: first}
+    owners = {place: savers[0] for place, savers in savers_of(parts, first, state).items()}
     if not fill(shape, owners):
         raise FormatError(
             f"{state:.200}: its ranks' parts do not fill it, each element once (as where a part is no block); take "
@@ -268,10 +297,6 @@ def _overlaps(
         index = item.storage_index.index
         assert index is not None
         yield index, tuple(item.storage_offsets), tuple(item.dest_offsets), tuple(item.lengths)
-
-
-def _place(shard: ShardRecord) -> Place:
-    return Place(shard.shape, shard.offsets, shard.sizes)
 
 
 def _narrowed(tensor: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:

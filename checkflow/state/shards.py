@@ -53,6 +53,11 @@ def place_of(tensor: torch.Tensor) -> Place | None:
     return Place(tuple(tensor.shape), place_in_whole(tensor), tuple(part_of(tensor).shape))
 
 
+def lowest_of(tensor: torch.Tensor) -> int | None:
+    """The lowest of the ranks that share it; None of a plain tensor."""
+    return int(tensor.device_mesh.mesh.min()) if is_shared(tensor) else None
+
+
 def is_block(tensor: torch.Tensor) -> bool:
     """Whether this rank's part is one block of the whole, and as large as its placements say; of a plain tensor, true.
 

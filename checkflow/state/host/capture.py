@@ -37,7 +37,7 @@ from checkflow.state.host.rng import RngReader
 from checkflow.state.host.tensors import Room, split
 from checkflow.state.live import in_models, listed_state, parameters_of, walk
 from checkflow.state.names import StateName, file_of, is_of_kind, subject_of
-from checkflow.state.shards import place_of, tie_of
+from checkflow.state.shards import lowest_of, place_of, tie_of
 from checkflow.training import Training
 from checkflow.wrapped import updater
 
@@ -198,11 +198,15 @@ class HostState:
             lives = list(walk(self._training))
             self._elsewhere = elsewhere(self._training, lives)
             self._names = vouched(self._training, lives, content=False)
-            places = {live.name: place_of(live.held) for live in lives}
+            shared = ((live, place) for live in lives if (place := place_of(live.held)) is not None)
             found = {
-                name: {"shape": list(place.shape), "offsets": list(place.offsets), "sizes": list(place.sizes)}
-                for name, place in places.items()
-                if place is not None
+                live.name: {
+                    "shape": list(place.shape),
+                    "offsets": list(place.offsets),
+                    "sizes": list(place.sizes),
+                    "lowest": lowest_of(live.held),
+                }
+                for live, place in shared
             }
             shards = f',"shards":{dump(found)}' if found else ""  # type: ignore[arg-type]
             others = f',"elsewhere":{dump(dict(self._elsewhere))}' if self._elsewhere else ""  # type: ignore[arg-type]

@@ -191,13 +191,17 @@ class MemberRecord(BaseModel):
 
 
 class ShardRecord(BaseModel):
-    """Where a rank's part of a tensor lies in the whole: by dimension, its first element there, and how many it has."""
+    """Where a rank's part of a tensor lies in the whole: by dimension, its first element there, and how many it has.
+
+    `lowest`: of the ranks whose parts fill that whole, for another set of them may have another one of this name.
+    """
 
     model_config = _STRICT
 
     shape: tuple[Count, ...]  # of the whole
     offsets: tuple[Count, ...]
     sizes: tuple[Count, ...]
+    lowest: Count | None = None  # None: older records did not say
 
 
 class ChunkRecord(BaseModel):
