@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -57,3 +59,15 @@ def descendants(pid: int) -> set[int]:
     """Its children that run, theirs, and so on."""
     found = children(pid)
     return found.union(*(descendants(child) for child in found))
+
+
+@contextmanager
+def refusing(saver: int) -> Iterator[None]:
+    """The disk takes not a byte from this saver here, as if it were full."""
+    before = resource.prlimit(saver, resource.RLIMIT_FSIZE)
+    resource.prlimit(saver, resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        if runs(saver):
+            resource.prlimit(saver, resource.RLIMIT_FSIZE, before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -12,8 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from processes import runs
 
 from checkflow.lanes import lane_file
 from checkflow.store.both.config import SaverConfig
@@ -227,15 +224,3 @@ def stopped(handle: StoreHandle) -> Iterator[None]:
         yield
     finally:
         os.kill(saver, signal.SIGCONT)
-
-
-@contextmanager
-def refusing(saver: int) -> Iterator[None]:
-    """The disk takes not a byte from this saver here, as if it were full."""
-    before = resource.prlimit(saver, resource.RLIMIT_FSIZE)
-    resource.prlimit(saver, resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        yield
-    finally:
-        if runs(saver):
-            resource.prlimit(saver, resource.RLIMIT_FSIZE, before)

@@ -11,13 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import runs
+from processes import refusing, runs
 from small_store import (
     SMALL,
     fill,
     newest_whole,
     record_of,
-    refusing,
     saver_of,
     silent,
     stage,

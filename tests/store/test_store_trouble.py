@@ -17,12 +17,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from processes import children, runs
+from processes import children, refusing, runs
 from small_store import (
     SMALL,
     InProcess,
     newest_whole,
-    refusing,
     saver_of,
     silent,
     stage,

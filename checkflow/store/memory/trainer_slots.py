@@ -259,6 +259,14 @@ class Slots:
             for word in self._words()
         )
 
+    @property
+    def most_due(self) -> int | None:
+        """How many checkpoints may be due at a time: so many that one slot is left to fill beside the newest that all
+        ranks have staged. None where they are waited for."""
+        if self._when_full == "wait" or self._single:
+            return None
+        return max(1, self._shared.slots // len(self._layouts) - 2)
+
     def _words(self) -> Sequence[Word]:
         """As they are at one moment: a checkpoint may go from one slot to another."""
         with self._shared.locked():

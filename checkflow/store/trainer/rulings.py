@@ -18,7 +18,7 @@ from checkflow.store.both.words import AGREED, RESTORED, WAKE, numbered
 from checkflow.store.memory.shared_memory import SharedMemory
 from checkflow.store.memory.trainer_slots import Slots
 from checkflow.store.trainer.peers import Peers
-from checkflow.store.trainer.persist_every import Pace
+from checkflow.store.trainer.persist_every import MOST_S, Pace
 from checkflow.store.trainer.sender import MirrorTarget, Sender
 from checkflow.store.trainer.status import Tally
 from checkflow.store.trainer.supervisor import Supervisor
@@ -42,6 +42,7 @@ class Rulings:
         self._tally = tally
         self._attempts: OrderedDict[int, int] = OrderedDict()  # of what was staged, by its sequence number
         self._unruled: dict[int, tuple[int, int]] = {}  # attempt and iteration, by sequence number
+        self._owed: dict[int, float] = {}  # when it was ruled due, by sequence number, until all have verified it
         self._closed = False
         self._lock = threading.Lock()
 
@@ -111,6 +112,7 @@ class Rulings:
 
     def restored(self, serial: int) -> None:
         """Every rank has verified its part of this checkpoint, which is on this rank's disk."""
+        self._owed.clear()
         self._tell(numbered(RESTORED, serial))
 
     def read_back(self) -> str | None:
@@ -153,14 +155,23 @@ class Rulings:
             self._closed = True
 
     def _is_due(self, iteration: int) -> bool:
-        return self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
+        return not self._owes_enough and self._pace.due(iteration, time.monotonic(), self._tally.last_persist_s)
+
+    @property
+    def _owes_enough(self) -> bool:
+        """Whether one more that is due would take the slot that the next checkpoint is to fill: some rank's disk is
+        slow, or refuses. What is not verified after so long is given up, or will not be."""
+        most, now = self._slots.most_due, time.monotonic()
+        return most is not None and sum(now - ruled < MOST_S for ruled in tuple(self._owed.values())) >= most
 
     def _was_ruled(self, sequence: int, iteration: int, due: bool | None) -> None:
         """Every rank has staged its part, or some rank never will."""
         self._unruled.pop(sequence, None)
-        if due is not None:
+        if due is not None and (due or not self._owes_enough):  # else the next one may be due in its place
             self._pace.ruled(iteration, time.monotonic(), due=due)
-        else:
+        if due:
+            self._owed[sequence] = time.monotonic()
+        if due is None:
             self._attempts.pop(sequence, None)  # that this rank has verified its part is nothing to the others
         with self._lock:
             if self._closed:
@@ -187,6 +198,8 @@ class Rulings:
         )
 
     def _may_prune(self, sequence: int) -> None:
+        for older in [each for each in tuple(self._owed) if each <= sequence]:
+            self._owed.pop(older, None)
         with self._lock:
             if not self._closed:
                 self._tell(numbered(AGREED, sequence))
