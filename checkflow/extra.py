@@ -46,6 +46,11 @@ class Holder:  # checkpoints have this name as the type of such an object
     def __init__(self, held: dict[object, object]) -> None:
         self._held = held
 
+    @property
+    def held(self) -> object:
+        """What the user listed."""
+        return self._held
+
     def state_dict(self) -> dict[str, object]:
         return dict(self._held)  # type: ignore[arg-type]
 
@@ -60,6 +65,10 @@ class Items(Holder):  # checkpoints have this name as the type of such an object
     def __init__(self, name: str, held: list[object] | deque[object]) -> None:
         self._name = name
         self._items = held
+
+    @property
+    def held(self) -> object:
+        return self._items
 
     def state_dict(self) -> dict[str, object]:
         return {str(index): item for index, item in enumerate(tuple(self._items))}
@@ -275,8 +284,12 @@ def is_empty(module: torch.nn.Module) -> bool:
 
 
 def with_leaves(state: object, kinds: tuple[type, ...], change: Callable[[str, object], object]) -> object:
-    """The same containers with each leaf of these kinds changed, by its path, which no two of them share."""
+    """The same containers with each leaf of these kinds changed, by its path, which no two of them share.
+
+    A list, dict or deque that is met twice is one again, and what contains itself is left as it is.
+    """
     used = {"__metadata__"}  # safetensors' own
+    met: dict[int, tuple[object, object]] = {}  # by id: it, so that the id stays its own, and what was made of it
 
     def walk(value: object, path: str, depth: int) -> object:
         if isinstance(value, kinds):
@@ -287,6 +300,14 @@ def with_leaves(state: object, kinds: tuple[type, ...], change: Callable[[str, o
             return change(name, value)
         if not depth:
             return value
+        if type(value) is tuple:  # which cannot be changed through one of its names and read through another
+            return made_of(value, path, depth)
+        if id(value) not in met:
+            met[id(value)] = value, value
+            met[id(value)] = value, made_of(value, path, depth)
+        return met[id(value)][1]
+
+    def made_of(value: object, path: str, depth: int) -> object:
         start = f"{path}." if path else ""
         if type(value) is dict or type(value) is OrderedDict:
             pairs = [(key, walk(item, f"{start}{key}", depth - 1)) for key, item in value.items()]

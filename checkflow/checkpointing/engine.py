@@ -12,6 +12,7 @@ from typing import Protocol
 
 from checkflow.checkpointing.files import in_slot, saved_in, targets_in, with_others, without_bytes
 from checkflow.checkpointing.fitting import Fitting
+from checkflow.checkpointing.in_common import Since
 from checkflow.checkpointing.replicated import UpdatesOnHost
 from checkflow.checkpointing.sink import StoreSink
 from checkflow.errors import CheckflowError, InputError
@@ -81,6 +82,7 @@ class Engine:
         self._on_host = UpdatesOnHost(
             training, lambda: self.handle, settings.approximate, lambda line: notify(f"{store}: {line}")
         )
+        self._since = Since(training)
         self._restorable: object = None  # the structure of host state that was found to match the files
         self._bound: Binding | None = None  # what the host's state knows the tensors by
         self._hooks: list[Removable] = []
@@ -215,6 +217,8 @@ class Engine:
             self._bound = self.executor.bound.binding
             self.fitting.host.found_anew()
         captured = self.fitting.host.capture(iteration)
+        for line in self._since.ended():
+            self._notify(f"{self._store}: {line}")
         if self.fitting.host.structure == self._restorable:
             return captured.record
         self._restorable = self.fitting.host.structure

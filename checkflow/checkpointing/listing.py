@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
+from checkflow.checkpointing.in_common import in_common
 from checkflow.extra import Extra, Holder, Stateful, Variables, added_entries, key_of
 from checkflow.schedule import Schedule
 from checkflow.state.holders import models_of, optimizers_of, parts_of
-from checkflow.state.live import asked_state, listed_state, live_state
-from checkflow.state.memory import extent
+from checkflow.state.live import asked_state, listed_state
 from checkflow.state.names import StateName, is_of_kind
 from checkflow.torch_ranks import hook_states
 from checkflow.training import Training
@@ -60,7 +60,7 @@ def untaken(training: Training, objects: Mapping[str, Stateful]) -> Iterator[str
     yield from kept_by_hooks(models, training.listed)
     yield from added_by_wrappers(training)
     yield from unscheduled(training, objects)
-    yield from shared_by_containers(training)
+    yield from in_common(training)
 
 
 def kept_by_hooks(models: Mapping[str, torch.nn.Module], extra: Extra) -> Iterator[str]:
@@ -111,31 +111,6 @@ def _variables_of(member: Stateful) -> Mapping[str, object]:
 def _is_anything(name: str, member: Stateful) -> bool:
     """Whether it is an object of the user's own, which may have a scheduler."""
     return key_of(name) is not None and type(member).__module__.partition(".")[0] != "checkflow"
-
-
-def shared_by_containers(training: Training) -> Iterator[str]:
-    """Tensors in listed containers that have bytes in common with others that are saved, a line for each container."""
-    containers = {name: member for name, member in training.listed.objects.items() if isinstance(member, Holder)}
-    if not containers:
-        return
-    known: dict[int, list[tuple[int, int, StateName]]] = {}  # by storage
-    for live in live_state(training):
-        known.setdefault(live.tensor.untyped_storage().data_ptr(), []).append((*extent(live.tensor), live.name))
-    found: dict[str, list[tuple[StateName, StateName]]] = {}
-    for name, tensor in asked_state(containers):
-        if tensor.layout is not torch.strided or not tensor.numel():
-            continue
-        begin, end = extent(tensor)
-        others = known.setdefault(tensor.untyped_storage().data_ptr(), [])
-        if other := next((other for first, last, other in others if begin < last and first < end), None):
-            found.setdefault(name.holder, []).append((name, other))
-        others.append((begin, end, name))
-    for shared in found.values():
-        (name, other), more = shared[0], f" ({len(shared) - 1} more have so)" if len(shared) > 1 else ""
-        yield (
-            f"{name}: has memory in common with {other}{more}, and will not after a restore, which gives it memory of "
-            "its own; list one of them, and take the other from it"
-        )
 
 
 def added(models: Mapping[str, torch.nn.Module], extra: Extra) -> Iterator[str]:

@@ -28,6 +28,11 @@ def remarks(restored: Restored, now: Mapping[str, str]) -> Iterator[str]:
     """What a checkpoint lacks, or has otherwise than training had it. `now`: what this process is computed by."""
     for name in restored.missing:
         yield f"{name} is not in this checkpoint; it stays as it is"
+    for name in restored.sets_otherwise:
+        yield (
+            f"{name}: a set in it has its members in another order than when it was saved; where the loop walks it, "
+            "let it walk sorted(...), or keep a dict instead, dict.fromkeys(...)"
+        )
     if (about := restored.approximate) is not None:
         yield (
             f"iteration {restored.iteration} is approximate: the host made its last {about.updates} updates, the first "

@@ -43,12 +43,6 @@ def identity(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses of its first byte and of the one after its last; of a tensor that has elements."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-
 def is_lent(tensor: torch.Tensor) -> bool:
     """Whether its memory is NumPy's, another process's or anybody's in the host, who may write there uncounted."""
     if tensor.device.type != "cpu":

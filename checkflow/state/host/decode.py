@@ -7,6 +7,8 @@ import math
 import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from operator import is_not
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -33,11 +35,23 @@ from checkflow.state.host.json_values import (
 )
 from checkflow.state.memory import laid
 
+_SetT = TypeVar("_SetT", set[object], frozenset[object])
+_CHANGING = frozenset({"$set", "$dict", "$ordered", "$counter", "$deque", "$array"})  # beside lists and JSON's objects
+
 
 def decode(value: Json, path: str) -> object:
     """The value that was encoded. Raises FormatError for what `encode` could not have written."""
+    return decode_noting(value, path)[0]
+
+
+def decode_noting(value: Json, path: str) -> tuple[object, bool]:
+    """The same, and whether a set in it iterates otherwise than what was encoded.
+
+    Text has another hash in each process, and a set that was larger once has its members elsewhere.
+    """
+    made = _Whole()
     try:
-        return _decode(value, MAX_DEPTH)
+        return _decode(value, MAX_DEPTH, made), made.otherwise
     except RefusedError as refused:
         raise FormatError(f"{path}: {refused}; take another checkpoint") from None
 
@@ -50,7 +64,17 @@ def load(data: bytes, path: str) -> Json:
         raise FormatError(f"{path}: is not JSON ({error}); take another checkpoint") from None
 
 
-def _decode(value: Json, depth: int) -> object:
+class _Whole:
+    """Of one value: what can be changed, in the order in which it was whole; and sets that iterate otherwise."""
+
+    __slots__ = ("otherwise", "whole")
+
+    def __init__(self) -> None:
+        self.whole: list[object] = []
+        self.otherwise = False
+
+
+def _decode(value: Json, depth: int, made: _Whole) -> object:
     if isinstance(value, float) and not math.isfinite(value):  # 1e999
         raise RefusedError("a float is not as it was written")
     if not isinstance(value, (list, dict)):
@@ -58,24 +82,39 @@ def _decode(value: Json, depth: int) -> object:
     tag = next((key for key in value if key.startswith("$")), None) if isinstance(value, dict) else None
     if depth == 0 and tag not in LEAVES:
         raise RefusedError("is nested too deeply")
-    if isinstance(value, list):
-        return [_decode(item, depth - 1) for item in value]
     if tag is None:
-        return {key: _decode(item, depth - 1) for key, item in value.items()}
+        found: object = (
+            [_decode(item, depth - 1, made) for item in value]
+            if isinstance(value, list)
+            else {key: _decode(item, depth - 1, made) for key, item in value.items()}
+        )
+        made.whole.append(found)
+        return found
+    assert isinstance(value, dict)
     decoder = _DECODERS.get(tag)
     if decoder is None or len(value) != 1:
         raise RefusedError(f"has the unknown tag {tag!r:.80}")
-    return decoder(value[tag], depth - 1)
+    found = decoder(value[tag], depth - 1, made)
+    if tag in _CHANGING:
+        made.whole.append(found)
+    return found
 
 
-def _items(value: Json, depth: int) -> list[object]:
+def _same(value: Json, made: _Whole) -> object:
+    """What was met before."""
+    if type(value) is not int or not 0 <= value < len(made.whole):
+        raise RefusedError("names a part that was not there before")
+    return made.whole[value]
+
+
+def _items(value: Json, depth: int, made: _Whole) -> list[object]:
     if not isinstance(value, list):
         raise RefusedError("a container's members are no list")
-    return [_decode(item, depth) for item in value]
+    return [_decode(item, depth, made) for item in value]
 
 
-def _mapping(value: Json, depth: int) -> dict[object, object]:
-    pairs = [_items(pair, depth) for pair in value] if isinstance(value, list) else [[]]
+def _mapping(value: Json, depth: int, made: _Whole) -> dict[object, object]:
+    pairs = [_items(pair, depth, made) for pair in value] if isinstance(value, list) else [[]]
     found: dict[object, object] = {}
     for pair in pairs:
         if len(pair) != 2:
@@ -87,27 +126,29 @@ def _mapping(value: Json, depth: int) -> dict[object, object]:
     return found
 
 
-def _members(value: Json, depth: int) -> list[object]:
-    items = _items(value, depth)
+def _members(value: Json, depth: int, made: _Whole, kind: type[_SetT]) -> _SetT:
+    items = _items(value, depth, made)
     for item in items:
         check_key(item)
-    if len(set(items)) != len(items):
+    found = kind(items)
+    if len(found) != len(items):
         raise RefusedError("a member stands twice in one set")
-    return items
+    made.otherwise |= any(map(is_not, found, items))
+    return found
 
 
-def _counter(value: Json, depth: int) -> Counter[object]:
+def _counter(value: Json, depth: int, made: _Whole) -> Counter[object]:
     """Counts of any kind: a class's share, or an array of NumPy's."""
     found: Counter[object] = Counter()
-    for key, count in _mapping(value, depth).items():
+    for key, count in _mapping(value, depth, made).items():
         found[key] = count  # type: ignore[assignment]
     return found
 
 
-def _deque(value: Json, depth: int) -> deque[object]:
+def _deque(value: Json, depth: int, made: _Whole) -> deque[object]:
     if not isinstance(value, dict) or value.keys() != {"maxlen", "items"}:
         raise RefusedError("a deque has other fields than maxlen, items")
-    items, most = _items(value["items"], depth), value["maxlen"]
+    items, most = _items(value["items"], depth, made), value["maxlen"]
     if most is not None and (type(most) is not int or not len(items) <= most <= sys.maxsize):
         raise RefusedError("a deque's maxlen is not as it was written")
     return deque(items, most)
@@ -228,22 +269,23 @@ def _scalar(value: Json) -> object:
     return array[()]
 
 
-_DECODERS: dict[str, Callable[[Json, int], object]] = {
-    "$tuple": lambda value, depth: tuple(_items(value, depth)),
-    "$set": lambda value, depth: set(_members(value, depth)),
-    "$frozenset": lambda value, depth: frozenset(_members(value, depth)),
+_DECODERS: dict[str, Callable[[Json, int, _Whole], object]] = {
+    "$tuple": lambda value, depth, made: tuple(_items(value, depth, made)),
+    "$set": lambda value, depth, made: _members(value, depth, made, set),
+    "$frozenset": lambda value, depth, made: _members(value, depth, made, frozenset),
     "$dict": _mapping,
-    "$ordered": lambda value, depth: OrderedDict(_mapping(value, depth)),
+    "$ordered": lambda value, depth, made: OrderedDict(_mapping(value, depth, made)),
     "$counter": _counter,
     "$deque": _deque,
-    "$bytes": lambda value, _: bytes_of(value),
-    "$int": lambda value, _: _int(value),
-    "$float": lambda value, _: _float(value),
-    "$dtype": lambda value, _: _dtype(value),
-    "$text": lambda value, _: _text(value),
-    "$tensor": lambda value, _: tensor_of(value),
-    "$array": lambda value, _: _array(value),
-    "$scalar": lambda value, _: _scalar(value),
-    "$stored": lambda value, _: _stored(value),
-    "$parameter": lambda value, _: _named(value),
+    "$bytes": lambda value, *_: bytes_of(value),
+    "$int": lambda value, *_: _int(value),
+    "$float": lambda value, *_: _float(value),
+    "$dtype": lambda value, *_: _dtype(value),
+    "$text": lambda value, *_: _text(value),
+    "$tensor": lambda value, *_: tensor_of(value),
+    "$array": lambda value, *_: _array(value),
+    "$scalar": lambda value, *_: _scalar(value),
+    "$stored": lambda value, *_: _stored(value),
+    "$same": lambda value, _, made: _same(value, made),
+    "$parameter": lambda value, *_: _named(value),
 }

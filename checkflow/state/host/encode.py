@@ -28,23 +28,39 @@ from checkflow.state.host.json_values import (
     check_bool,
     check_key,
     check_shape,
-    dump,
     is_utf8,
 )
 from checkflow.state.memory import as_bytes, unusual_order
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_CHANGING = frozenset({list, dict, set, OrderedDict, Counter, deque, np.ndarray})  # of which it matters which one it is
+_OPEN = -1  # the number of what is being encoded
+_LOOP = "contains itself; keep what it contains without it"
 
 
 def encode(value: object, path: str) -> Json:
     """The value as JSON. Raises InputError that names the first part that cannot be saved, and why."""
     try:
-        return _encode(value, MAX_DEPTH)
+        return _encode(value, MAX_DEPTH, _Met())
     except RefusedError as refused:  # paths are found only now: keeping them on the way costs more than the encoding
-        raise InputError(_locate(value, path, refused, MAX_DEPTH)) from None
+        raise InputError(_locate(value, path, refused, ())) from None
 
 
-def _encode(value: object, depth: int) -> Json:
+class _Met:
+    """What can be changed and was met in one value: where it is met again, it is named by its number.
+
+    `numbers`: by id, in the order in which they were whole; _OPEN of what is not yet. `whole`: keeps them, so that an
+    id stays its object's.
+    """
+
+    __slots__ = ("numbers", "whole")
+
+    def __init__(self, around: Iterable[object] = ()) -> None:
+        self.numbers = {id(value): _OPEN for value in around}
+        self.whole: list[object] = []
+
+
+def _encode(value: object, depth: int, met: _Met) -> Json:
     if value is None or type(value) is bool:
         return value
     if type(value) is str:
@@ -59,8 +75,19 @@ def _encode(value: object, depth: int) -> Json:
             return {"$scalar": _array_parts(np.asarray(value))}
         raise RefusedError(_reason(value))
     if depth == 0:
-        raise RefusedError("is nested too deeply, or contains itself; flatten it")
-    return encoder(value, depth - 1)
+        raise RefusedError("is nested too deeply; flatten it")
+    if type(value) not in _CHANGING:
+        return encoder(value, depth - 1, met)
+    number = met.numbers.get(id(value))
+    if number == _OPEN:
+        raise RefusedError(_LOOP)
+    if number is not None:
+        return {"$same": number}
+    met.numbers[id(value)] = _OPEN
+    found = encoder(value, depth - 1, met)
+    met.numbers[id(value)] = len(met.whole)
+    met.whole.append(value)
+    return found
 
 
 def _reason(value: object) -> str:
@@ -77,29 +104,27 @@ def _reason(value: object) -> str:
     return f"a {name} cannot be saved; keep numbers, text, small tensors, arrays and plain containers of them"
 
 
-def _list(value: Iterable[object], depth: int) -> list[Json]:
-    return [_encode(item, depth) for item in value]
+def _list(value: Iterable[object], depth: int, met: _Met) -> list[Json]:
+    return [_encode(item, depth, met) for item in value]
 
 
-def _dict(value: dict[object, object], depth: int) -> Json:
-    found: dict[str, Json] = {}
-    for key, item in value.items():
-        if type(key) is not str or key.startswith("$") or not is_utf8(key):
-            return {"$dict": _pairs(value, depth)}
-        found[key] = _encode(item, depth)
-    return found
+def _dict(value: dict[object, object], depth: int, met: _Met) -> Json:
+    if all(type(key) is str and not key.startswith("$") and is_utf8(key) for key in value):
+        return {str(key): _encode(item, depth, met) for key, item in value.items()}
+    return {"$dict": _pairs(value, depth, met)}
 
 
-def _pairs(value: dict[object, object], depth: int) -> list[Json]:
+def _pairs(value: dict[object, object], depth: int, met: _Met) -> list[Json]:
     for key in value:
         check_key(key)
-    return [[_encode(key, depth), _encode(item, depth)] for key, item in value.items()]
+    return [[_encode(key, depth, met), _encode(item, depth, met)] for key, item in value.items()]
 
 
-def _members(value: Iterable[object], depth: int) -> Json:
+def _members(value: Iterable[object], depth: int, met: _Met) -> list[Json]:
+    """In the order in which the loop meets them, which a restore compares with."""
     for member in value:
         check_key(member)
-    return list(sorted(_list(value, depth), key=dump))  # noqa: C413 (mypy: list is invariant)
+    return _list(value, depth, met)
 
 
 def tensor_parts(value: torch.Tensor, max_bytes: int | None = MAX_TENSOR_BYTES) -> Json:
@@ -150,31 +175,34 @@ def _array_order(value: Array) -> tuple[int, ...] | None:
 _ENCODERS: dict[type, Callable[..., Json]] = {
     list: _list,
     dict: _dict,
-    tuple: lambda value, depth: {"$tuple": _list(value, depth)},
-    set: lambda value, depth: {"$set": _members(value, depth)},
-    frozenset: lambda value, depth: {"$frozenset": _members(value, depth)},
-    OrderedDict: lambda value, depth: {"$ordered": _pairs(value, depth)},
-    Counter: lambda value, depth: {"$counter": _pairs(value, depth)},
-    deque: lambda value, depth: {"$deque": {"maxlen": value.maxlen, "items": _list(value, depth)}},
-    bytes: lambda value, _: {"$bytes": base64_of(value)},
-    torch.dtype: lambda value, _: {"$dtype": name_of(value)},
-    torch.Tensor: lambda value, _: {"$tensor": tensor_parts(value)},
-    np.ndarray: lambda value, _: {"$array": _array_parts(value)},
-    Named: lambda value, _: {"$parameter": value.name},
-    Recorded: lambda value, _: {"$tensor": tensor_parts(value.tensor, None)},
-    Stored: lambda value, _: {
+    tuple: lambda value, depth, met: {"$tuple": _list(value, depth, met)},
+    set: lambda value, depth, met: {"$set": _members(value, depth, met)},
+    frozenset: lambda value, depth, met: {"$frozenset": _members(value, depth, met)},
+    OrderedDict: lambda value, depth, met: {"$ordered": _pairs(value, depth, met)},
+    Counter: lambda value, depth, met: {"$counter": _pairs(value, depth, met)},
+    deque: lambda value, depth, met: {"$deque": {"maxlen": value.maxlen, "items": _list(value, depth, met)}},
+    bytes: lambda value, *_: {"$bytes": base64_of(value)},
+    torch.dtype: lambda value, *_: {"$dtype": name_of(value)},
+    torch.Tensor: lambda value, *_: {"$tensor": tensor_parts(value)},
+    np.ndarray: lambda value, *_: {"$array": _array_parts(value)},
+    Named: lambda value, *_: {"$parameter": value.name},
+    Recorded: lambda value, *_: {"$tensor": tensor_parts(value.tensor, None)},
+    Stored: lambda value, *_: {
         "$stored": value.name if value.order is None else {"name": value.name} | _order(value.order)
     },
 }
 
 
-def _locate(value: object, path: str, refused: RefusedError, depth: int) -> str:
+def _locate(value: object, path: str, refused: RefusedError, around: tuple[object, ...]) -> str:
     """Path and reason of the first part that is refused."""
-    for where, part in _parts(value, path) if depth else ():
+    within = (*around, value)
+    for where, part in _parts(value, path) if len(around) < MAX_DEPTH else ():
         try:
-            _encode(part, depth - 1)
+            _encode(part, MAX_DEPTH - len(within), _Met(within))
         except RefusedError as inner:
-            return _locate(part, where, inner, depth - 1)
+            if any(part is each for each in within):
+                return f"{where}: {inner}"
+            return _locate(part, where, inner, within)
     return f"{path}: {refused}"
 
 

@@ -9,7 +9,10 @@ JSON's own values stand for themselves. Everything else is an object with one ke
     {"$array": {...}}  {"$scalar": {...}}                            the same for NumPy's arrays and scalars
     {"$stored": name | {"name", "order"}}                            a tensor that a file of the checkpoint holds
     {"$text": base64}                                                text with surrogates, as of a name that is no UTF-8
+    {"$same": number}                                                a list, dict, set, deque or array met before
 
+Such parts are numbered from 0 in the order in which they end in the text of one value; versions before `$same` was
+there refuse it. Members of a set stand in the order in which it was walked.
 Of what does not lie in memory in the order of its dimensions "order" has them, outermost first.
 A dict whose keys are all text that JSON has, without a leading "$", is a JSON object; any other is {"$dict": ...}.
 What has a form and what a form has are decided here once: nothing is saved that no restore would take.

@@ -43,6 +43,7 @@ class Restored:
     """What a restored checkpoint said: iterations completed, fingerprints, and the user's own JSON.
 
     `missing`: what is listed as extra and was not when the checkpoint was taken; it stays as it is.
+    `sets_otherwise`: objects with a set that iterates otherwise than it did.
     """
 
     iteration: int
@@ -55,6 +56,7 @@ class Restored:
     approximate: ApproximateRecord | None = None  # what the host's updates made, where that is not the training's
     frozen: tuple[str, ...] | None = None  # parameters that required no gradient; None where that is not known
     replay_seconds: float | None = None  # what making updates again took; None where there were none to make
+    sets_otherwise: tuple[str, ...] = ()
 
 
 def restore(
@@ -111,6 +113,7 @@ def restore_parsed(
     return Restored(
         parsed.iteration, parsed.fingerprints, matched.metadata, matched.missing, parsed.about,
         parsed.versions | parsed.computed_by, parsed.losses, parsed.approximate, parsed.frozen, replay_seconds,
+        tuple(found.name for found in matched.objects if found.sets_otherwise),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import torch
 
 from checkflow.errors import FormatError, InputError
 from checkflow.extra import Stateful, with_leaves
-from checkflow.state.host.decode import decode
+from checkflow.state.host.decode import decode_noting
 from checkflow.state.host.json_values import Stored
 from checkflow.state.host.objects import state_of
 from checkflow.state.host.passes import own_type
@@ -22,7 +22,10 @@ _LOAD_ERRORS = (KeyError, ValueError, TypeError, RuntimeError, AssertionError, I
 
 @dataclass(frozen=True, slots=True)
 class ObjectPlan:
-    """What an object is to be given; `state` has FileTensors where the file has its tensors."""
+    """What an object is to be given; `state` has FileTensors where the file has its tensors.
+
+    `sets_otherwise`: whether a set in it iterates otherwise than when it was saved.
+    """
 
     name: str
     member: Stateful
@@ -30,6 +33,7 @@ class ObjectPlan:
     on_device: frozenset[str]
     leaves: frozenset[str]
     device: torch.device
+    sets_otherwise: bool
 
     @property
     def is_loader(self) -> bool:
@@ -62,7 +66,7 @@ def match_object(member: Stateful, record: ObjectRecord, file: TensorFile, devic
     ours = own_type(member)
     if ours.lstrip("_") != record.type.lstrip("_"):  # who may use a class can change between versions
         raise InputError(f"{record.name}: is {ours}, {record.type} in the checkpoint; attach what was saved")
-    state = decode(record.state, record.name)
+    state, sets_otherwise = decode_noting(record.state, record.name)
     if not isinstance(state, dict):
         raise FormatError(f"{record.name}: its state is no object; take another checkpoint")
     if isinstance(member, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)):
@@ -81,4 +85,6 @@ def match_object(member: Stateful, record: ObjectRecord, file: TensorFile, devic
 
     resolved = with_leaves(state, (Stored,), found)
     assert isinstance(resolved, dict)
-    return ObjectPlan(record.name, member, resolved, frozenset(record.on_device), frozenset(record.leaves), device)
+    return ObjectPlan(
+        record.name, member, resolved, frozenset(record.on_device), frozenset(record.leaves), device, sets_otherwise
+    )
