@@ -215,16 +215,13 @@ def attach(
         give_back_gathered(training.models)
         live_state(training)  # what has no shape is refused here, before anything asks for that
 
-        lacking = set[str]()  # as was told
+        lacking = set[str]()  # what was told
 
         def lacks(found: Iterable[Unlisted], schedule: Schedule | None = None) -> None:
-            lines = missing(found, training.listed, scaler=scaler is not None, schedule=schedule)
-            if lines and audit:
-                raise AuditError(f"audit: {lines[0]}")
-            for line in lines:
-                if line not in lacking:
-                    lacking.add(line)
-                    warn(line)
+            for line in missing(found, training.listed, lacking, scaler=scaler is not None, schedule=schedule):
+                if audit:
+                    raise AuditError(f"audit: {line}")
+                warn(line)
 
         objects = HostObjects.of(
             scheduler=scheduler,

@@ -30,9 +30,11 @@ def carried(schedule: Schedule) -> tuple[Unlisted, ...]:
 
 
 def missing(
-    found: Iterable[Unlisted], extra: Extra, *, scaler: bool, schedule: Schedule | None = None
+    found: Iterable[Unlisted], extra: Extra, told: set[str], *, scaler: bool, schedule: Schedule | None = None
 ) -> tuple[str, ...]:
     """What an iteration carries and the attached training does not list, a line for each place.
+
+    `told`: what was, which is left out; what is new is added.
 
     Of the training itself that is what was found. A schedule may be of one that listed less: there, something counts as
     listed where a part of its name is a key of `extra`, or a tensor has its size; but not for what the schedule has.
@@ -49,7 +51,9 @@ def missing(
             sizes[one.size_bytes] -= 1
         elif not (one.scaler and scaler) and keys.isdisjoint(one.name.split(".")):
             left.append(one)
-    return lines_of(left, _ADVICE)
+    new = [one for one in left if (one.name or one.where) not in told]
+    told |= {one.name or one.where for one in new}
+    return lines_of(new, _ADVICE)
 
 
 def untaken(training: Training, objects: Mapping[str, Stateful]) -> Iterator[str]:

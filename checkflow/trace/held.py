@@ -16,6 +16,7 @@ from checkflow.state.attached import attached_here
 from checkflow.state.holders import extra_state_of, models_of, modules_of
 from checkflow.state.live import asked_state
 from checkflow.state.memory import has_storage
+from checkflow.state.own import state_of
 from checkflow.state.shards import local
 from checkflow.torch_internals import storage_id
 from checkflow.trace.reachable import objects_in, reach
@@ -25,11 +26,13 @@ Roots = list[tuple[str, object]]
 
 
 def storages_held(training: Training, *, own: bool) -> frozenset[int]:
-    """Identities of storages: of objects that are asked, and of what other trainings have; with `own`, also of this
-    one's models, optimizers and listed modules and tensors."""
+    """Identities of storages: of objects that are asked, of what optimizers' state and groups have in containers of any
+    kind, and of what other trainings have; with `own`, also of this one's models, optimizers and listed modules and
+    tensors."""
     others = [one.training for one in attached_here() if one.training is not training]
     listed = [one.listed.objects for one in (training, *others)]
-    found = [tensor for objects in listed for tensor in _given_by(objects)] + _tensors_in(_beside())
+    found = [tensor for objects in listed for tensor in _given_by(objects)]
+    found += _tensors_in(_beside()) + _in_optimizers(training)
     for one in (training, *others) if own else others:
         found += _tensors_of(one)
     return frozenset(storage_id(each.untyped_storage()) for each in map(local, found) if has_storage(each))
@@ -76,7 +79,15 @@ def _tensors_of(training: Training) -> list[torch.Tensor]:
     found: list[torch.Tensor] = list(training.listed.tensors.values())
     for module in modules_of(training).values():
         found += _with_gradients([*module.parameters(), *module.buffers()])
-    return found + _tensors_in([("optimizer", dict(each.state)) for each in training.optimizers])
+    return found + _in_optimizers(training)
+
+
+def _in_optimizers(training: Training) -> list[torch.Tensor]:
+    """All of it is saved, in files or in the record, or refused."""
+    roots: Roots = [("optimizer", dict(state_of(each))) for each in training.optimizers]
+    for group in (group for each in training.optimizers for group in each.param_groups):
+        roots += [item for item in group.items() if item[0] != "params"]
+    return _tensors_in(roots)
 
 
 def _with_gradients(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -275,6 +277,53 @@ def test_a_gradient_that_the_next_iteration_uses_is_named(
     carried = [] if loop_of.startswith("dropped") else [f"model/{name}.grad" for name, _ in mlp().named_parameters()]
     assert [one.name for one in found] == carried
     assert all(one.is_gradient for one in found)
+
+
+CONTAINERS: dict[str, Callable[[Tensor], Any]] = {
+    "deque": lambda mean: deque([mean], maxlen=1),
+    "list": lambda mean: [mean],
+    "tuple": lambda mean: (mean,),
+    "dict": lambda mean: {0: mean},
+}
+
+
+class Averaging(optim.Optimizer):
+    """Keeps a mean of the gradients in a container."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], container: str, where: str) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        beside = self.beside = dict[Any, Any]()
+        (group,) = self.param_groups
+        self.weights: list[nn.Parameter] = group["params"]
+        self.contained = CONTAINERS[container]
+        places = {"state": [self.state[each] for each in self.weights], "own": [self.state] * len(self.weights)}
+        places |= {"group": [group] * len(self.weights), "beside": [beside] * len(self.weights)}
+        self.places = [(place, f"kept{number}") for number, place in enumerate(places[where])]
+        if where == "state":
+            self.places = [(place, "kept") for place, _ in self.places]
+        for weight, (place, key) in zip(self.weights, self.places, strict=True):
+            place[key] = self.contained(torch.zeros_like(weight))
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        for weight, (place, key) in zip(self.weights, self.places, strict=True):
+            assert weight.grad is not None
+            place[key] = self.contained(place[key][0] * 0.9 + weight.grad)
+            weight.sub_(place[key][0] * 0.1)
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
+@pytest.mark.parametrize("where", ["state", "own", "group", "beside"])
+@pytest.mark.parametrize("container", sorted(CONTAINERS))
+def test_what_an_optimizer_keeps_in_a_container_is_saved(container: str, where: str, real: bool) -> None:
+    """And not what it keeps elsewhere."""
+
+    def factory() -> Training:
+        model, (x, y) = mlp(), batch()
+        optimizer = Averaging(model.parameters(), container, where)
+        return loop(model, optimizer, lambda: F.cross_entropy(model(x), y))
+
+    assert bool(names(factory, real=real)) is (where == "beside")
 
 
 class Feedback:
