@@ -15,6 +15,7 @@ fetched ahead. Nothing is drawn from the global random generators in the trainin
 from __future__ import annotations
 
 import random
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
@@ -180,6 +181,7 @@ class ResumableLoader(Generic[item]):
         return len(self._batches)
 
     def __iter__(self) -> Iterator[item]:
+        _begun.add(self)
         loaded, self._loaded = self._loaded, False  # also where nobody asks for the first batch, as zip may not
         return self._pass_from_here(loaded)
 
@@ -234,6 +236,14 @@ class ResumableLoader(Generic[item]):
         self._batches.check(epoch, items)
         self._move(epoch, items)
         self._loaded = True
+
+
+_begun: weakref.WeakSet[ResumableLoader[Any]] = weakref.WeakSet()
+
+
+def begun_loaders() -> list[ResumableLoader[Any]]:
+    """Those that were iterated in this process and are there."""
+    return list(_begun)
 
 
 class _Batches:

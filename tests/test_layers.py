@@ -100,7 +100,7 @@ ALLOWED: dict[str, set[str]] = {
         "training", "workdir",
     },
     "learning": {
-        "collector", "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state",
+        "collector", "data", "dtypes", "errors", "extra", "graph", "graphfile", "jsonfile", "schedule", "state",
         "torch_internals", "torch_ranks", "trace", "training", "unlisted", "wrapped", "compiler", "background",
         "streams", "units", "module_hook",
     },

@@ -19,9 +19,8 @@ from types import FrameType
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
-from checkflow.learning.loaders import Loaders
+from checkflow.learning.loaders import LOADERS, Loaders
 from checkflow.state.memory import has_storage
 from checkflow.state.shards import local
 from checkflow.torch_internals import generator_id, is_persistent, own_buffers, own_parameters, storage_id, versions
@@ -103,14 +102,14 @@ class Forgotten:
         drew: list[tuple[str, object]] = []
         hooks: dict[int, tuple[str, object]] = {}
         with contextlib.suppress(Exception):  # code of the user's objects runs when they are looked at
-            kinds = (DistributedDataParallel if self._found is None else torch.nn.Module, DataLoader, *_GENERATORS)
+            kinds = (DistributedDataParallel if self._found is None else torch.nn.Module, *LOADERS, *_GENERATORS)
             reached = objects_from(self._training, frame, kinds).items()
             modules = [(path, each) for path, each in reached if isinstance(each, torch.nn.Module)]
             hooks = _kept_by_hooks(modules, self._training)
             if self._found is not None:
                 self._look_at_modules(modules)
             drew = self._drew((path, each) for path, each in reached if isinstance(each, _GENERATORS))
-            self._loaders.look((path, each) for path, each in reached if isinstance(each, DataLoader))
+            self._loaders.look((path, each) for path, each in reached if isinstance(each, LOADERS))
         self._spent_s += time.monotonic() - started_s
         for line in _lines_of_generators(drew):
             self._notify(line)

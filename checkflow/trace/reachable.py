@@ -61,7 +61,9 @@ def reachable_from(training: Training, frame: types.FrameType | None) -> dict[st
 
 
 def objects_from(training: Training, frame: types.FrameType | None, kinds: tuple[type, ...]) -> dict[str, object]:
-    """The same of objects of these kinds, without those that an iterator of a library's has for itself."""
+    """The same of objects of these kinds, without those that an iterator of a library's has for itself.
+
+    A class of checkflow's that is one of `kinds` is found, and not followed."""
     return _walk(_roots_of(training, frame), None, kinds, of_ours=False, most=_MOST, in_libraries=False)
 
 
@@ -118,6 +120,8 @@ def _walk(
                     found[path] = local(value) if isinstance(value, torch.Tensor) else value
                 continue
             if not of_ours and f"{type(value).__module__}.".startswith("checkflow."):
+                if type(value) in kinds:  # a script made it
+                    found.setdefault(path, value)
                 continue
             seen.add(id(value))
             keep.append(value)

@@ -138,3 +138,74 @@ def test_one_that_iterations_begin_anew_or_leave_alone_is_not_named(tmp_path: Pa
             assert len(list(evaluation)) == 4 and fixed
             ckpt.step()
     assert not [line for line in told if LACKING in line]
+
+
+class Shuffled(checkflow.ResumableLoader[Any]):
+    """A script's own."""
+
+
+class Around:
+    """One that is given by the two methods alone."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.inner = DataLoader(*arguments, **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.inner)
+
+    state_dict, load_state_dict = Draws.state_dict, Draws.load_state_dict
+
+
+ACCEPTED: dict[str, Callable[..., Any]] = {
+    "ResumableLoader": checkflow.ResumableLoader,
+    "Shuffled": Shuffled,
+    "StatefulDataLoader": StatefulDataLoader,
+    "DataLoader": Around,
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", ACCEPTED)
+def test_each_kind_that_is_accepted_is_named_where_it_is_not_given(tmp_path: Path, kind: str, workers: int) -> None:
+    loop, told = Loop(), list[str]()
+    loader = ACCEPTED[kind](DATA, batch_size=4, num_workers=workers)
+    with attached(Loop(), tmp_path / "given", loader=loader):
+        pass  # it is accepted
+    with attached(loop, tmp_path / "store", told) as ckpt:
+        train(loop, ckpt, loader)
+    (line,) = [line for line in told if LACKING in line]
+    name = "loader.inner" if kind == "DataLoader" else "loader"
+    assert f"store: {name} ({kind}): its pass goes on as training does" in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_name"), [("ResumableLoader", True), ("ResumableLoader", False), ("StatefulDataLoader", True)]
+)
+def test_one_that_takes_the_place_of_the_one_that_was_given_is_named(tmp_path: Path, kind: str, has_name: bool) -> None:
+    """As where each epoch makes its own, of another batch size."""
+    loop, told = Loop(), list[str]()
+    loader = ACCEPTED[kind](DATA, batch_size=16)
+    with attached(loop, tmp_path / "store", told, loader=loader) as ckpt:
+        train(loop, ckpt, loader, 4)
+        assert not [line for line in told if LACKING in line]
+        if has_name:
+            loader = ACCEPTED[kind](DATA, batch_size=2)
+        for _ in loader if has_name else ACCEPTED[kind](DATA, batch_size=2):
+            loop.iterate(0)
+            ckpt.step()
+    (line,) = [line for line in told if LACKING in line]
+    assert f"store: {'loader' if has_name else 'a loader that no name leads to'} ({kind}): its pass goes on" in line
+
+
+def test_ones_of_ours_that_are_evaluated_with_are_not_named(tmp_path: Path) -> None:
+    """Whole passes within an iteration, whatever is left of the last; nor one that another object gives."""
+    loop, told = Loop(), list[str]()
+    evaluation, begun = (checkflow.ResumableLoader(DATA, batch_size=16) for _ in range(2))
+    inner = checkflow.ResumableLoader(DATA, batch_size=2)
+    assert next(iter(begun)) is not None
+    with attached(loop, tmp_path / "store", told, extra={"position": Draws(inner)}) as ckpt:
+        for number, _ in enumerate(inner):
+            loop.iterate(number)
+            assert len(list(evaluation)) == 4
+            ckpt.step()
+    assert not [line for line in told if LACKING in line]
