@@ -279,6 +279,18 @@ def innermost_mode() -> object:
     return _get_current_dispatch_mode()
 
 
+def block_around() -> str:
+    """What the caller is within that, when it ends, sets this thread's dispatch back to how it began, or takes off
+    whatever mode is the innermost one: a mode that is entered or left inside it may not outlive it. "" for none.
+
+    inference_mode(False) does so, too, and nothing tells that it is there.
+    """
+    if torch.is_inference_mode_enabled():
+        return "torch.inference_mode()"
+    mode = innermost_mode()
+    return "" if mode is None else f"{type(mode).__name__}(), a dispatch mode"
+
+
 def sees_this_thread(mode: TorchDispatchMode) -> bool:
     """Whether a dispatch mode sees operators of this thread: modes are of a thread, and of autograd's own for it."""
     return any(each is mode for each in _get_current_dispatch_mode_stack())

@@ -13,8 +13,9 @@ from checkflow.checkpointing.engine import Engine
 from checkflow.checkpointing.fitting import fit
 from checkflow.errors import InputError, StoreError
 from checkflow.events import Learned
-from checkflow.learning.learner import Learner, Running
+from checkflow.learning.learner import Learner
 from checkflow.learning.link import Copied
+from checkflow.learning.running import Running
 from checkflow.runtime.binding import sizes_of
 from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects

@@ -20,20 +20,20 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
 
 from checkflow.errors import TraceError
 from checkflow.graph import Graph
 from checkflow.learning.forgotten import Forgotten
 from checkflow.learning.kept import kept_schedule, place_of
 from checkflow.learning.kinds import Kinds
-from checkflow.learning.link import Copied, LinkWatch
+from checkflow.learning.link import LinkWatch
 from checkflow.learning.messages import DEFAULT_POLICY, Planned, Request
 from checkflow.learning.planner import Planner
 from checkflow.learning.provisional import provisional
+from checkflow.learning.running import Running
 from checkflow.schedule import Schedule
 from checkflow.state.live import parameters_of
-from checkflow.torch_internals import compiled_from
+from checkflow.torch_internals import block_around, compiled_from
 from checkflow.trace.assemble import NoUpdateError
 from checkflow.trace.live import LiveIteration
 from checkflow.trace.reachable import Reached, reachable_from
@@ -47,6 +47,7 @@ _RECORDED = 4  # at most, before a plan for one that is not common is better tha
 _WINDOW = 20  # iterations after which it is looked whether the plan is still of most of them; then twice as many
 _AGAIN = 50  # iterations after which it is tried again where there was no plan; then twice as many
 _AWAITS = 50  # iterations, at most, until copies have told what the link carries
+_WITHIN = 50  # iterations that cannot be recorded for a block of the caller's, until that is told
 _UPDATELESS = 16  # recorded, at most, where others make updates
 _OTHER_CODE = "other code runs"  # the calls are the same, but what is planned at an anchor waits for one that is gone
 _UNSEEN = (
@@ -62,29 +63,6 @@ class Stage(StrEnum):
     PLANNED = "planned"  # it has answered, which the next iteration's end will see
     KNOWING = "knowing"  # a plan is in force, or there is none to be had
     CLOSED = "closed"
-
-
-class Running(Protocol):
-    """What the runtime knows of the iterations so far. Few of them need to know it."""
-
-    @property
-    def copied(self) -> Copied: ...
-
-    @property
-    def waited_ns(self) -> int:
-        """Training, for copies, so far."""
-
-    @property
-    def state_bytes(self) -> int:
-        """Of a checkpoint."""
-
-    @property
-    def opaque(self) -> bool:
-        """Whether code runs that no operator of can be seen: compiled, or captured as a CUDA graph."""
-
-    @property
-    def silent(self) -> bool:
-        """Whether anchors of the schedule did not fire."""
 
 
 class Learner:
@@ -141,6 +119,7 @@ class Learner:
         self._updateless = 0  # of these, where there were updates
         self._pause = 0  # iterations to let pass after an update was seen
         self._waits = self._patience = _AGAIN  # those to let pass without one, and how many of them are left
+        self._within = 0  # those that could not be, since one was
         self._earlier: Mapping[str, Reached] = {}
         self._live: LiveIteration | None = None
         self._planner: Planner | None = None  # is started, plans, or has answered
@@ -209,10 +188,10 @@ class Learner:
                 self._awaited += 1
             elif self._opaque(running):
                 self._give_up("code runs that was compiled, or captured as a CUDA graph, whose operators nobody sees")
-            elif not self._awaits_update() and self._has_planner():
+            elif not self._awaits_update() and self._is_outside() and self._has_planner():
                 self._earlier = reachable_from(self._training, frame)
                 self._stage = Stage.WATCHING
-        elif self._stage is Stage.WATCHING and self._live is None:
+        elif self._stage is Stage.WATCHING and self._live is None and self._is_outside():
             try:
                 reached = reachable_from(self._training, frame)
                 name = Path(frame.f_code.co_filename).name
@@ -247,6 +226,16 @@ class Learner:
             return True
         return False
 
+    def _is_outside(self) -> bool:
+        """Whether a recording, which outlives this call, may begin or end: no block of the caller's is around it."""
+        if not (block := block_around()):
+            return True
+        self._stage, self._within = Stage.SETTLING, self._within + 1
+        if self._within >= _WITHIN:
+            self._within = 0
+            self._give_up(f"step() is called within {block}, where no recording can begin or end; call it outside")
+        return False
+
     def _recorded_updateless(self) -> None:
         self._stop_recording()
         self._stage = Stage.SETTLING
@@ -278,7 +267,11 @@ class Learner:
             return
         self._stage = Stage.SETTLING
         self._stop_recording()
-        if graph is None or self._opaque(running) or self._planner is None:
+        if graph is None:
+            self._is_outside()
+            return
+        self._within = 0
+        if self._opaque(running) or self._planner is None:
             return
         common, _ = Counter(self._recent).most_common(1)[0]
         if kind == common or self._recorded >= _RECORDED:

@@ -162,5 +162,6 @@ class SlotMap:
     def _target(self, slot: NamedSlot, name: StateName) -> torch.Tensor:
         key = slot.index, name
         if key not in self._targets:
-            self._targets[key] = torch.frombuffer(slot.view(name), dtype=torch.uint8)
+            with torch.inference_mode(mode=False):  # what is made in it can be written in it alone
+                self._targets[key] = torch.frombuffer(slot.view(name), dtype=torch.uint8)
         return self._targets[key]

@@ -86,7 +86,7 @@ class LiveIteration:
     def end(self, reached: Mapping[str, Reached], arguments: tuple[tuple[str, str], ...] = ()) -> Graph | None:
         """The iteration has ended, and this can be reached: its graph.
 
-        None where code is still within a dispatch mode that it entered since.
+        None where code is still within a dispatch mode that it entered since, or in inference mode.
         Raises TraceError where no checkpoint has room for what it made of its state, or it cannot be recorded.
         """
         if not self.abandon():
@@ -103,10 +103,11 @@ class LiveIteration:
         return self._record.constants()
 
     def abandon(self) -> bool:
-        """Look on no longer. False where that has to be tried again, when the loop has left a mode that it is in."""
+        """Look on no longer. False where that has to be tried again, when the loop has left a block that it is in."""
         self._over = True
         self._entered.close()
-        if not self._left and innermost_mode() is self._recorder:
+        is_ours_to_leave = innermost_mode() is self._recorder and not torch.is_inference_mode_enabled()
+        if not self._left and is_ours_to_leave:
             self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._left = True
         if self._left:
