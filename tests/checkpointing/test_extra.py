@@ -124,6 +124,17 @@ def test_what_a_schedule_has_hides_nothing_that_is_like_it(bare: Schedule, full:
     assert line.startswith("self.slow.")
 
 
+def test_what_is_found_again_is_told_once(bare: Schedule) -> None:
+    """As where an iteration is recorded again, and another line writes it."""
+    life, told = Life(), set[str]()
+    listed = Training(life.model, life.optimizer, life.iteration).listed
+    found = carried(bare)
+    assert len(missing(found, listed, told, scaler=False)) == 1
+    again = [*(replace(one, where="") for one in found), replace(found[0], name="self.ema.other")]
+    [line] = missing(again, listed, told, scaler=False)
+    assert line.startswith("self.ema.other (") and not missing(again, listed, told, scaler=False)
+
+
 @pytest.mark.parametrize("key", ["ema", "renamed"])
 def test_what_is_listed_only_at_attach_is_read_at_the_end_and_said(bare: Schedule, key: str, tmp_path: Path) -> None:
     told: list[str] = []
