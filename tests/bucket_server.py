@@ -5,14 +5,17 @@ python bucket_server.py: prints its port; "out" and "back" on its standard input
 
 from __future__ import annotations
 
+import http.client
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -27,6 +30,7 @@ class BucketServer:
 
     def __init__(self, process: subprocess.Popen[str], port: int) -> None:
         self._process = process
+        self.port = port
         self.environment = {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
             "AWS_ACCESS_KEY_ID": "key",
@@ -39,6 +43,14 @@ class BucketServer:
 
     def anew(self) -> None:
         self.url = f"s3://{BUCKET}/{uuid.uuid4().hex}/run"
+
+    def put_as_is(self, name: str) -> None:
+        """An empty object of this name below `url`, which no client may take for a path."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        connection.request("PUT", f"/{self.url.removeprefix('s3://')}/{name}", body=b"")
+        with connection.getresponse() as answer:
+            assert answer.status == 200, (name, answer.status)
+        connection.close()
 
     def out(self) -> None:
         """Nobody listens any more; what it holds stays in its memory."""
@@ -89,6 +101,68 @@ def bucket_server(**environment: str) -> Iterator[BucketServer]:
             os.environ.clear()
             os.environ.update(before)
             process.stdin.close()
+
+
+Fault = Callable[[str, str, int, bytes], tuple[int, bytes]]
+"""What comes back instead, of a method, a path with its query, and what the server has answered."""
+
+
+class Between:
+    """Between a client and a server: `fault`, if there is one, makes another answer of each that comes."""
+
+    def __init__(self) -> None:
+        self.fault: Fault | None = None
+        self.asked: list[str] = []  # methods and paths, since somebody has cleared it
+
+
+@contextmanager
+def between(server: BucketServer) -> Iterator[Between]:
+    """What this process asks goes through it."""
+    here = Between()
+
+    class Relay(BaseHTTPRequestHandler):
+        def _relay(self) -> None:
+            data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            connection = http.client.HTTPConnection("127.0.0.1", server.port)
+            drop = ("host", "connection", "transfer-encoding")
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in drop}
+            connection.request(self.command, self.path, body=data, headers=headers)
+            with connection.getresponse() as answer:
+                status, body = answer.status, answer.read()
+                headers = dict(answer.getheaders())
+            connection.close()
+            here.asked.append(f"{self.command} {self.path}")
+            if here.fault is not None:
+                status, body = here.fault(self.command, self.path, status, body)
+            self.send_response(status)
+            for name, value in headers.items():
+                if name.lower() not in ("connection", "transfer-encoding", "server", "date", "content-length"):
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = do_DELETE = _relay
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Relay) as relay:
+        thread = threading.Thread(target=relay.serve_forever)
+        thread.start()
+        before = os.environ["AWS_ENDPOINT_URL"]
+        os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{relay.server_port}"
+        try:
+            yield here
+        finally:
+            os.environ["AWS_ENDPOINT_URL"] = before
+            relay.shutdown()
+            thread.join()
+
+
+def refused(code: str, status: int) -> tuple[int, bytes]:
+    """As S3 says no."""
+    return status, f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode()
 
 
 def main() -> None:

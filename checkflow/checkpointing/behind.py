@@ -108,8 +108,7 @@ class Behind:
             return self._objects.sizes()
         except BucketError as error:
             if error.is_refused:
-                where = " in the environment" if self._objects.folder is None else ""
-                raise InputError(f"bucket: {self.url}: {error}; check {self._objects.to_check}{where}") from None
+                raise InputError(f"bucket: {self.url}: {error}; {self._objects.remedy(error)}") from None
             if not (may_be_out and checkpoint_names(self._store)):
                 raise StoreError(
                     f"bucket: {self.url} cannot be reached ({error}), so it is not known whether it has a "

@@ -77,7 +77,7 @@ class BehindRanks(Behind):
         own = self._objects_of(self._rank)
         own.make()
         one_more = replace(retention, last=retention.last + 1)  # a part may be there of what not all have
-        config = BucketConfig(self._store, own.url, one_more, retry_s, in_doubt=slots)
+        config = BucketConfig(self._store, own.url, one_more, retry_s, in_doubt=slots, whole_url=self.url)
         self._process = handle.start_uploader(config)
         self._turns = Turns(self._agreement, self._process, lambda line: self._hearers.notify(f"{self.url}: {line}"))
 

@@ -29,7 +29,7 @@ def opened(url: str) -> Iterator[Objects]:
         objects.check_there()
         yield objects
     except BucketError as error:
-        raise StoreError(f"{url}: cannot be read ({error}); check {objects.to_check}") from None
+        raise StoreError(f"{url}: cannot be read ({error}); {objects.remedy(error)}") from None
 
 
 def compared(url: str, progress: Callable[[str], None]) -> tuple[dict[str, str | None], list[int] | None]:

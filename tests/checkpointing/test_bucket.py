@@ -24,7 +24,7 @@ from checkflow.errors import CorruptStoreError, InputError, StoreError
 from checkflow.events import Event, Uploaded
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.bucket.names import iteration_of
-from checkflow.store.bucket.objects import SMALL_S
+from checkflow.store.bucket.objects import SMALL_S, WRITTEN
 from checkflow.store.format.manifest import MANIFEST
 from checkflow.store.format.reader import Checkpoint, list_checkpoints, newest
 from checkflow.store.format.retention import Retention
@@ -280,7 +280,7 @@ def test_retention_is_as_on_disk(server: BucketServer, tmp_path: Path) -> None:
     kept = {"iteration-1", *(name.partition("-")[2] for name in server.names()[:2])}
     assert {name.partition("-")[2] for name in server.names()} == kept
     objects = {path.partition("/")[0] for path in server.objects.sizes()}
-    assert objects == {*server.names(), "00000001.attempt"}
+    assert objects == {*server.names(), "00000001.attempt", WRITTEN}
 
 
 def test_two_runs_with_one_bucket_do_each_other_no_harm(server: BucketServer, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ class BucketConfig:
     retry_s: float = RETRY_S  # how long what cannot be uploaded is tried again once nobody trains
     before: int = 0  # serial of the newest that was on disk when it was attached
     in_doubt: int = 0  # of several ranks: how many of the newest on disk may not be on the others' when they end
+    whole_url: str | None = None  # of several ranks: where the parts of all lie
 
     @property
     def grouped(self) -> bool:

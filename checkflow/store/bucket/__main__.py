@@ -33,7 +33,11 @@ def main(arguments: list[str]) -> int:
     end = socket.socket(fileno=end_fd)
     config = BucketConfig.parse(end.recv(MAX_PACKET_BYTES))
     uploads = Uploads(
-        Objects.open(config.url), config.retention, config.store, None if config.grouped else config.before
+        Objects.open(config.url),
+        config.retention,
+        config.store,
+        None if config.grouped else config.before,
+        Objects.open(config.whole_url) if config.whole_url is not None else None,
     )
     return 0 if Uploader(config, uploads, end, trainer, directory).run() else 1
 

@@ -182,7 +182,8 @@ class Uploader:
         except BucketError as error:
             self._unpruned = PATIENT_UPLOADS if error.is_refused and not self._unpruned else self._unpruned + 1
             if self._unpruned == PATIENT_UPLOADS:
-                self._tell(f"old checkpoints cannot be removed ({error}); give the right to list and delete objects")
+                remedy = error.remedy or "give the right to list and delete objects"
+                self._tell(f"old checkpoints cannot be removed ({error}); {remedy}")
         else:
             self._unpruned = 0
 

@@ -3,6 +3,7 @@
     00000003.attempt                        the third run that uploads here, and who it is
     30000012-iteration-340/model.safetensors    its twelfth checkpoint: the same files as on disk
     30000012-iteration-340/manifest.json    with this serial, the last one: without it there is no checkpoint
+    written                                 something was uploaded: last of all names, so a whole listing shows it
     rank-3-of-8/00000003.attempt            where several processes train, the same for each below its directory's name
     rank-3-of-8/whole                       each of them once had its part of a checkpoint there
 

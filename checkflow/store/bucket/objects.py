@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from checkflow.errors import InputError, remedy
 from checkflow.store.bucket.folder import folder_of
-from checkflow.store.format.manifest import BLOCK_BYTES
+from checkflow.store.format.manifest import BLOCK_BYTES, parse_directory_name
+from checkflow.store.format.ranks import parse_directory
 from checkflow.text import plain
 
 if TYPE_CHECKING:
@@ -29,11 +29,13 @@ SMALL_S = 20.0  # of any other request
 PART_BYTES = 2 * BLOCK_BYTES
 MOST_PARTS = 9_000  # S3 takes 10 000
 PARTS_AT_ONCE = 4
-BLOCKS_AT_ONCE = 16  # of a download, that many are in memory
+BLOCKS_AT_ONCE = 8  # of a download, by one request: that many are in memory
+WRITTEN = "written"  # sorts behind every other name of ours
+BEFORE_OURS = "0"  # no name of ours sorts before it
 _NOISE = re.compile(r"^Generic \w+ error: |\?[^\s:]+| in [\d.]+\w*s(?=[, ])|, after \d+ retries, [^-]*?\s*(?= - )")
 _NO = re.compile(
-    r"NoSuchBucket|status code: 4(?!04|08|12|29)\d\d"
-)  # not: no such object, too slow, is there, too often
+    r"NoSuchBucket|AccessDenied|status code: 4(?!04|08|12|16|29)\d\d"
+)  # not: no such object, too slow, is there, too short, too often
 
 _SAY_NO = (PermissionError, NotADirectoryError, FileExistsError)  # of the directory of a bucket
 
@@ -44,12 +46,14 @@ class BucketError(Exception):
     Attributes:
         is_refused: the bucket answers, and says no: there is none of this name, or it is not for us.
         is_missing: there is no such object.
+        remedy: what to do about it; "" where it is what helps against any refusal, or outage.
     """
 
-    def __init__(self, message: str, *, is_refused: bool = False, is_missing: bool = False) -> None:
+    def __init__(self, message: str, *, is_refused: bool = False, is_missing: bool = False, remedy: str = "") -> None:
         super().__init__(plain(message, 300))
         self.is_refused = is_refused
         self.is_missing = is_missing
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +93,13 @@ class Objects:
             raise InputError(f"bucket: {url}: {first_line(error)}; give a URL such as s3://bucket/prefix") from None
         return cls(url, None, (small, large))
 
-    @property
-    def to_check(self) -> str:
-        """What is looked at first where it says no."""
-        return "its name, and the credentials" if self.folder is None else "its path, and who may read what is below it"
+    def remedy(self, error: BucketError) -> str:
+        """What to do about a failure."""
+        if error.remedy:
+            return error.remedy
+        if self.folder is not None:
+            return "check its path, and who may read what is below it"
+        return "check its name, and the credentials in the environment" if error.is_refused else "try again"
 
     def make(self) -> None:
         """What is uploaded has a place from here on. Raises InputError."""
@@ -126,30 +133,67 @@ class Objects:
         return Objects.open(f"{self.url.rstrip('/')}/{name}")
 
     def sizes(self) -> dict[str, int]:
-        """Every object and its size in bytes, none where there is no directory yet. Whoever asks after an object was
-        put sees it.
+        """Every object that may be ours and its size in bytes, none where there is no directory yet. Whoever asks after
+        an object was put sees it.
 
-        An answer of somebody else, such as a login page, reads as a listing of nothing; it raises BucketError, too.
+        An answer that is no listing, such as a login page, reads as one of nothing, and one that breaks off as a whole
+        one. So what is uploaded to has an object with the last of all names: a listing without it is neither whole nor
+        empty, and raises BucketError.
         """
+        for _ in range(2):  # an uploader may put it between the two questions
+            found = self._listed()
+            if WRITTEN in found or not self._has(WRITTEN):
+                return found
+        raise BucketError(
+            f"its listing does not show {WRITTEN}, which can be read: it is not whole, or what answers is no bucket",
+            remedy="try again, and see what answers at its endpoint",
+        )
+
+    def _listed(self) -> dict[str, int]:
         import obstore
+        from obstore.exceptions import InvalidPathError
 
         try:
             with _told():
-                found = {meta["path"]: meta["size"] for page in obstore.list(self._at()) for meta in page}
+                try:
+                    pages = obstore.list(self._at(), offset=BEFORE_OURS)
+                    return {meta["path"]: meta["size"] for page in pages for meta in page}
+                except InvalidPathError:  # of somebody else's object, which may lie where nothing is ours
+                    return self._walked("")
         except BucketError as error:
             if error.is_missing and self.folder is not None:
                 return {}
             raise
-        if not found and self._has(f"{secrets.token_hex(8)}.absent"):
-            raise BucketError(f"{self.url}: has even what nobody put there, so that it is no bucket")
+
+    def _walked(self, directory: str) -> dict[str, int]:
+        """The same, by a request for each directory that may be ours: no other is looked into."""
+        import obstore
+        from obstore.exceptions import InvalidPathError
+
+        try:
+            listed = obstore.list_with_delimiter(self._at(), directory)
+        except InvalidPathError as error:
+            raise BucketError(
+                f"has an object whose name cannot be read ({first_line(error)})",
+                is_refused=True,
+                remedy="remove or rename that object",
+            ) from None
+        found = {meta["path"]: meta["size"] for meta in listed["objects"]}
+        for path in listed["common_prefixes"]:
+            name = path.rpartition("/")[2]
+            if parse_directory_name(name) is not None or parse_directory(name) is not None:
+                found |= self._walked(path)
         return found
 
     def _has(self, name: str) -> bool:
-        """Whether it can be read: what is refused cannot."""
-        with contextlib.suppress(BucketError):
+        """Whether it can be read: what is refused cannot, as where the right to list is for a prefix alone."""
+        try:
             self.read(name)
-            return True
-        return False
+        except BucketError as error:
+            if error.is_missing or error.is_refused:
+                return False
+            raise
+        return True
 
     def read(self, name: str) -> bytes:
         """A small object whole."""
@@ -159,30 +203,25 @@ class Objects:
             return bytes(obstore.get(self._at(), name).bytes())
 
     def blocks(self, name: str, size_bytes: int) -> Iterator[bytes]:
-        """A large one in blocks of 4 MiB, the last one shorter."""
-        import obstore
-
-        starts = range(0, size_bytes, BLOCK_BYTES)
-        for first in range(0, len(starts), BLOCKS_AT_ONCE):
-            some = starts[first : first + BLOCKS_AT_ONCE]
-            with _told():
-                found = obstore.get_ranges(
-                    self._at(in_parts=True),
-                    name,
-                    starts=some,
-                    ends=[min(start + BLOCK_BYTES, size_bytes) for start in some],
-                )
-            yield from map(bytes, found)
+        """A large one in blocks of 4 MiB, the last one shorter. One may come short, or empty, where a server sends less
+        than was asked for: each is compared with its hash."""
+        step_bytes = BLOCKS_AT_ONCE * BLOCK_BYTES
+        for first in range(0, size_bytes, step_bytes):
+            some = self._range(name, first, min(first + step_bytes, size_bytes))
+            for start in range(first, min(first + step_bytes, size_bytes), BLOCK_BYTES):
+                yield bytes(some[start - first : start - first + BLOCK_BYTES])
 
     def block(self, name: str, number: int, size_bytes: int) -> bytes:
         """One of them by itself."""
+        start = number * BLOCK_BYTES
+        return bytes(self._range(name, start, min(start + BLOCK_BYTES, size_bytes)))
+
+    def _range(self, name: str, start: int, end: int) -> memoryview:
+        """One range by a request: obstore would cut several out of what it gets, and panic where that is short."""
         import obstore
 
-        start = number * BLOCK_BYTES
         with _told():
-            return bytes(
-                obstore.get_range(self._at(in_parts=True), name, start=start, end=min(start + BLOCK_BYTES, size_bytes))
-            )
+            return memoryview(obstore.get_range(self._at(in_parts=True), name, start=start, end=end))
 
     def put(self, name: str, blocks: Iterator[bytes], size_bytes: int) -> None:
         """Whole or not at all; in parts where it is larger than one. What `blocks` raises is raised."""
@@ -237,9 +276,18 @@ def _told() -> Iterator[None]:
         no = isinstance(error, (*_SAY_NO, PermissionDeniedError, UnauthenticatedError)) or _NO.search(said) is not None
         is_missing = isinstance(error, FileNotFoundError) and not no
         raise BucketError(said, is_refused=no, is_missing=is_missing) from None
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        raise BucketError(f"obstore has panicked ({first_line(error)})") from None
 
 
-def first_line(error: Exception) -> str:
+def _is_panic(error: BaseException) -> bool:
+    """Of Rust below obstore: it is no Exception, and its class can be had in no other way."""
+    return type(error).__module__ == "pyo3_runtime"
+
+
+def first_line(error: BaseException) -> str:
     """Of several paragraphs, the last for obstore's developers. Left out are queries, how long it took and how often it
     was tried, and the XML that a server sent, but for its code."""
     line = str(error).split("\n\nDebug source")[0]

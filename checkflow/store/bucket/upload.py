@@ -34,7 +34,7 @@ from checkflow.store.bucket.names import (
     serial_of,
     uploaded_as,
 )
-from checkflow.store.bucket.objects import BucketError, Objects
+from checkflow.store.bucket.objects import WRITTEN, BucketError, Objects
 from checkflow.store.format.manifest import BLOCK_BYTES, KEPT, MANIFEST, FileEntry, Manifest
 from checkflow.store.format.ranks import WHOLE
 from checkflow.store.format.reader import Checkpoint, checkpoint_names, examine, is_gone
@@ -60,10 +60,18 @@ class OlderError(Exception):
 class Uploads:
     """Of one run, which is one attempt: begun with its first upload. `where`: this run, for messages of another;
     `before`: serial of the newest that its store had before it; None for a rank, whose parts have their age in their
-    records."""
+    records; `whole`: of a rank, the bucket of all."""
 
-    def __init__(self, objects: Objects, retention: Retention, where: Path, before: int | None = 0) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        retention: Retention,
+        where: Path,
+        before: int | None = 0,
+        whole: Objects | None = None,
+    ) -> None:
         self._objects = objects
+        self._whole = whole
         self._retention = retention
         self._where = where
         self._before = before
@@ -228,6 +236,8 @@ class Uploads:
             return
         contents = self._contents()
         self._learn(contents)
+        for objects in filter(None, (self._whole, self._objects)):  # before there is anything that a listing may lack
+            objects.put(WRITTEN, iter([b""]), 0)
         host, store = plain(socket.gethostname()), plain(os.fspath(self._where))
         who = render({"host": host, "store": store, "run": secrets.token_hex(16)}).encode()
         attempt = contents.attempt + 1
