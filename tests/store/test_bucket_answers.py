@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import obstore
 import pytest
 import torch
-from bucket_server import BUCKET, BucketServer, between, refused
-from small_store import DIRECT, silent, stage
+from bucket_server import BUCKET, Between, BucketServer, between, refused
+from small_store import DIRECT, silent, stage, until
 
 import checkflow
 from checkflow.cli import run
@@ -160,6 +161,49 @@ def test_of_several_ranks_the_bucket_of_all_is_seen_to_be_written(server: Bucket
         uploader.close(60)
     assert len(BucketContents.of(below.sizes()).checkpoints) == 1
     assert {WRITTEN, f"{directory_of(0, 2)}/{WRITTEN}"} <= server.objects.sizes().keys()
+
+
+def gone(_: str, path: str, status: int, body: bytes) -> tuple[int, bytes]:
+    return refused("NoSuchBucket", 404) if is_listing(path) else (status, body)
+
+
+def uploaded_behind(here: Between, server: BucketServer, store: Path, told: list[str], *, ends: bool) -> bool:
+    """One is uploaded, the bucket goes, and it is waited for the last one. Whether it was said to be there."""
+    with StoreHandle.open(store, [DIRECT], notify=told.append, persist_every=PersistEvery(iterations=1)) as handle:
+        uploader = handle.start_uploader(BucketConfig(store, server.url, Retention(), 0.0))
+        stage(handle, DIRECT, 1)
+
+        def uploaded() -> bool:
+            handle.poll()
+            uploader.poll()
+            return handle.status().uploaded_iteration == 1
+
+        until(uploaded, "it is uploaded")
+        here.fault = gone
+        if not ends:
+            has_all = uploader.wait(time.monotonic() + 5)
+            here.fault = None
+            uploader.close(60)
+            return has_all
+        uploader.close(60)
+        return not uploader.is_over
+
+
+def test_a_bucket_that_goes_after_the_last_upload_is_told(server: BucketServer, tmp_path: Path) -> None:
+    told: list[str] = []
+    with between(server) as here:
+        assert not uploaded_behind(here, server, tmp_path / "store", told, ends=True)
+    assert f"{server.url}: it cannot be seen whether the last checkpoint is still there (" in told[-1]
+    assert told[-1].endswith("NoSuchBucket), and was tried for 0 s; the disk has it")
+
+
+def test_a_bucket_that_was_not_seen_is_not_said_to_have_all(server: BucketServer, tmp_path: Path) -> None:
+    """And is looked at again: it has, when it ends."""
+    told: list[str] = []
+    with between(server) as here:
+        assert not uploaded_behind(here, server, tmp_path / "store", told, ends=False)
+    assert any("it cannot be seen whether the last checkpoint is still there" in line for line in told)
+    assert any(line.startswith(f"{server.url}: it answers again, after") for line in told)
 
 
 def test_a_server_that_is_down_is_not_taken_for_a_wrong_name(

@@ -93,13 +93,12 @@ class Uploader:
             try:
                 due = self._due(all_the_same=ending or self._hurries)
             except OSError as error:
-                self._put_off(None, error.strerror or str(error))
+                self._put_off("the store cannot be read", error.strerror or str(error))
                 return True
             if due is not None:
                 self._upload(due)
                 return not succeeded
-            if (self._hurries or (ending and not more)) and not self._uploads.is_there():
-                self._last_done = 0  # of a group what is left is due again
+            if (self._hurries or (ending and not more)) and not self._is_there():
                 return True
             if ending and not more:
                 self._has_all = True
@@ -114,6 +113,19 @@ class Uploader:
                 self._drop(self._dropped)
         self._listen(math.ceil(1000 * min(LOOK_S, self._patience.wait_s or LOOK_S)))
         return True
+
+    def _is_there(self) -> bool:
+        """Whether the bucket was seen to have what it was said to have."""
+        try:
+            is_there = self._uploads.is_there()
+        except BucketError as error:
+            self._put_off("it cannot be seen whether the last checkpoint is still there", str(error))
+            return False
+        if is_there:
+            self._recovers("it answers again")
+        else:
+            self._last_done = 0  # of a group what is left is due again
+        return is_there
 
     def _due(self, *, all_the_same: bool) -> Checkpoint | None:
         """What is next; in a group, until there is no time for all to have the same, what was asked for."""
@@ -154,20 +166,22 @@ class Uploader:
             raise
         except Exception as error:  # noqa: BLE001 (one uploader after the other would die of it, and nobody hear why)
             why = str(error) if isinstance(error, BucketError | OSError) else internal(error)
-            self._put_off(checkpoint.iteration, why)
+            self._put_off(f"iteration {checkpoint.iteration} cannot be uploaded", why)
             return
-        lasted_s = self._patience.succeeds()
-        if lasted_s is not None:
-            self._tell(f"checkpoints are uploaded again, after {lasted_s:.0f} s")
+        self._recovers("checkpoints are uploaded again")
         self._report(report)
         if self._asked == checkpoint.serial:
             self._done()
         if not self._config.grouped:
             self._prune(None)
 
-    def _put_off(self, iteration: int | None, why: str) -> None:
+    def _recovers(self, what: str) -> None:
+        lasted_s = self._patience.succeeds()
+        if lasted_s is not None:
+            self._tell(f"{what}, after {lasted_s:.0f} s")
+
+    def _put_off(self, what: str, why: str) -> None:
         begins = self._patience.fails()
-        what = "the store cannot be read" if iteration is None else f"iteration {iteration} cannot be uploaded"
         if (self._closing or self._orphan) and self._patience.exhausted:
             self._uploads.clear()
             self._fail(f"{what} ({why}), and was tried for {self._config.retry_s:g} s; the disk has it")

@@ -161,17 +161,14 @@ class Uploads:
         )
 
     def is_there(self) -> bool:
-        """Whether the bucket still has what it was last said to have; where it has not, that is due again. Yes where it
-        cannot be asked. Raises OvertakenError, StoreThereError."""
+        """Whether the bucket still has what it was last said to have; where it has not, that is due again. Raises
+        BucketError, to be asked again; OvertakenError, StoreThereError."""
         if not self._newest_serial:
             return True
-        try:
-            contents = self._look()
-            if self._newest_serial in map(serial_of, contents.checkpoints):
-                return True
-            self._learn(contents)
-        except BucketError:
+        contents = self._look()
+        if self._newest_serial in map(serial_of, contents.checkpoints):
             return True
+        self._learn(contents)
         self._last_serial = self._newest_serial = 0
         self._uploaded.clear()
         return False
