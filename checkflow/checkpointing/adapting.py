@@ -116,7 +116,7 @@ class Adapting:
             self._learner.without_parts(str(error), factored=False)
             return
         self._engine.change_over(fitting)
-        self.learned_in = self._engine.executor.completed + 1
+        self.learned_in = self._engine.executor.completed
         claims = schedule.certificate
         learned = Learned(
             self.learned_in,
@@ -137,6 +137,10 @@ class Adapting:
     def begins(self, frame: FrameType) -> None:
         """The next iteration begins."""
         self._learner.begins(frame, self._running)
+
+    def interrupted(self) -> None:
+        """The iteration's end was not seen."""
+        self._learner.interrupted()
 
     def restored(self) -> None:
         """The state is another iteration's; optimizers may have state that they had not."""

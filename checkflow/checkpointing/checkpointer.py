@@ -10,11 +10,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import torch
 
-from checkflow.about import About, changes
 from checkflow.checkpointing.adapting import Adapting
 from checkflow.checkpointing.behind_one import BehindOne
 from checkflow.checkpointing.behind_ranks import BehindRanks
@@ -23,7 +22,7 @@ from checkflow.checkpointing.first_shapes import FirstShapes
 from checkflow.checkpointing.narrator import Narrator
 from checkflow.checkpointing.pacing import Pacing
 from checkflow.checkpointing.restoring import Nothing, iterations_in, newest_in, newest_of, overrun
-from checkflow.checkpointing.resumed import Switches, doubts, of_losses, remarks
+from checkflow.checkpointing.resumed import Switches, doubts, event_of, of_losses, remarks
 from checkflow.checkpointing.saving import end, make_durable, save
 from checkflow.checkpointing.step_order import StepOrder
 from checkflow.checkpointing.terminating import on_terminate, told
@@ -31,7 +30,7 @@ from checkflow.checkpointing.together import Together
 from checkflow.checkpointing.voices import Voice, raise_problems
 from checkflow.collector import paused_collector
 from checkflow.errors import InputError, PeerError, StoreError
-from checkflow.events import Doubted, Event, Resumed
+from checkflow.events import Doubted, Event
 from checkflow.interrupts import held_back
 from checkflow.learning.forgotten import Forgotten
 from checkflow.runtime.executor import Executor
@@ -39,7 +38,6 @@ from checkflow.runtime.lifecycle import Phase
 from checkflow.runtime.stats import Meter, Stats
 from checkflow.schedule import Schedule
 from checkflow.state.attached import Attached
-from checkflow.state.host.capture import versions
 from checkflow.state.host.computed_by import computed_by
 from checkflow.state.host.objects import HostObjects
 from checkflow.state.restore import restore_parsed
@@ -48,7 +46,6 @@ from checkflow.store.trainer.status import Status
 from checkflow.training import Training
 from checkflow.units import whole_number
 
-GIT_S = 1.0  # that a restore waits for git, to compare
 _LOG = logging.getLogger("checkflow")
 
 
@@ -97,7 +94,10 @@ class Checkpointer:
         self._narrator = Narrator(store, engine.events, on_event, engine.counters)
         self._closed = self._warned = False
         self._metadata: Mapping[str, object] = {}
-        if not start_over and (refused := overrun(self._left())):
+        left = [(str(store), lambda: iterations_in([engine.handle.path]))]
+        left += [] if together is None else [(str(store), together.iterations)]
+        left += [] if behind is None else [(behind.url, lambda: behind.iterations)]
+        if not start_over and (refused := overrun(left)):
             engine.executor.await_restore(refused)
         engine.start()
         self._order.begins()
@@ -113,14 +113,6 @@ class Checkpointer:
     @property
     def _handle(self) -> StoreHandle:
         return self._engine.handle
-
-    def _left(self) -> Iterator[tuple[str, Callable[[], list[int]]]]:
-        """Where an earlier run may have left checkpoints, and how their iterations are found."""
-        yield str(self._store), lambda: iterations_in([self._handle.path])
-        if self._together is not None:
-            yield str(self._store), self._together.iterations
-        if (behind := self._behind) is not None:
-            yield behind.url, lambda: behind.iterations
 
     def restore(self, iteration: int | None = None) -> int:
         """Bring everything back to the newest checkpoint that verifies, or to that of an iteration.
@@ -196,16 +188,7 @@ class Checkpointer:
             self._handle.restored(found.checkpoint)
             if self._pacing is not None:
                 self._pacing.restored()
-            seconds, run = time.monotonic() - started, self._objects.run
-            about = About() if run is None else run.about(wait_s=GIT_S)
-            resumed = Resumed(
-                restored.iteration,
-                found.checkpoint.path.name,
-                seconds,
-                tuple(map(str, found.skipped)),
-                changes(restored.about, about, restored.versions, versions() | self._computed_by),
-                restored.replay_seconds,
-            )
+            resumed = event_of(restored, found, time.monotonic() - started, self._objects.run, self._computed_by)
             self._tell(f"{self._store}: resumed iteration {restored.iteration} in {resumed.took}")
             self._engine.events.append(resumed)
             for line in doubts(restored.iteration, self._training, self._objects):
@@ -234,36 +217,55 @@ class Checkpointer:
 
         Raises InputError where the store holds checkpoints and nothing was restored, and for a loss that is none.
         """
-        adapting = None if self._executor.lifecycle.refusal is not None else self._adapting  # no step is taken then
-        with self._narrated("step"):
-            try:
+        try:
+            executor = self._engine.executor  # until it is counted nothing is called: no handler of a signal runs
+            before = executor.completed, executor.touched, executor.ending
+            if executor.lifecycle.refusal is None and not self._narrator.telling:
+                executor.completed, executor.touched, executor.ending = before[0] + 1, False, True
+            if self._forked("step"):
+                return
+            with self._narrated("step"):
                 if loss is not None:
                     self._objects.losses.add(loss)
-                if adapting is not None:
-                    with self._inside:
-                        adapting.ended(sys._getframe(1))
-                self._executor.step()
-            except InputError:
-                if not self._forked("step"):
-                    raise
-                return
-            finally:
-                if self._on_terminate is not None and self._on_terminate.pending:
-                    self._on_terminate.reached_step()
-            self._meter.step()
-            if self._behind is not None:
-                self._behind.poll()
-            if self._pacing is not None:
-                self._pacing.ended()
-            if (compared := self._objects.losses.compared()) is not None:
-                self._engine.events.append(of_losses(self._executor.completed, compared))
-            for line in (*self._switches.ended(), *self._first_shapes.ended(), *self._order.ended()):
-                self._notify(f"{self._store}: {line}")
-            self._narrator.ended(self._executor.completed)
-        if adapting is not None:  # what the callback did is no part of the iteration
-            adapting.begins(sys._getframe(1))
+                self._follow(sys._getframe(1))
+        except BaseException as error:
+            executor = self._engine.executor
+            if isinstance(error, InputError) and executor.ending:  # refused: of the call, or of the state as it is now
+                executor.completed, executor.touched, executor.ending = before
+            else:
+                self._leave()
+            raise
+        if self._adapting is not None:  # what the callback did is no part of the iteration
+            self._adapting.begins(sys._getframe(1))
         elif self._forgotten is not None:
             self._forgotten.begins(sys._getframe(1))
+
+    def _follow(self, loop: FrameType) -> None:
+        """An iteration, which is counted already, has ended in this frame."""
+        try:
+            if self._adapting is not None and self._executor.lifecycle.refusal is None:
+                with self._inside:
+                    self._adapting.ended(loop)
+            self._executor.step()
+        finally:
+            if self._on_terminate is not None and self._on_terminate.pending:
+                self._leave()  # if an exception is on its way
+                self._on_terminate.reached_step()
+        self._meter.step()
+        if self._behind is not None:
+            self._behind.poll()
+        if self._pacing is not None:
+            self._pacing.ended()
+        if (compared := self._objects.losses.compared()) is not None:
+            self._engine.events.append(of_losses(self._executor.completed, compared))
+        for line in (*self._switches.ended(), *self._first_shapes.ended(), *self._order.ended()):
+            self._notify(f"{self._store}: {line}")
+        self._narrator.ended(self._executor.completed)
+
+    def _leave(self) -> None:
+        """An exception leaves step(): what was being copied is given up if the iteration's end was not followed."""
+        if self._engine.executor.leave() and self._adapting is not None:
+            self._adapting.interrupted()
 
     @property
     def schedule(self) -> Schedule:

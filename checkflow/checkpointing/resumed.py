@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from checkflow.about import other_values
+from checkflow.about import About, Run, changes, other_values
+from checkflow.checkpointing.restoring import Found
 from checkflow.data import ResumableLoader
-from checkflow.events import Continued, Doubted
+from checkflow.events import Continued, Doubted, Resumed
+from checkflow.state.host.capture import versions
 from checkflow.state.host.losses import Compared
 from checkflow.state.host.modes import mode_in, modes_of, noted
 from checkflow.state.host.objects import HostObjects
@@ -18,10 +20,27 @@ from checkflow.state.restore.match import Restored
 from checkflow.training import Training
 from checkflow.wrapped import updater
 
+GIT_S = 1.0  # that a restore waits for git, to compare
+
 
 def doubts(iteration: int, training: Training, objects: HostObjects) -> tuple[str, ...]:
     """Of optimizers' state, learning rates and loaders' positions. Each may be meant; none is refused."""
     return (*_of_optimizers(training), *_of_schedulers(objects), *_of_loaders(iteration, objects))
+
+
+def event_of(
+    restored: Restored, found: Found, seconds: float, run: Run | None, computed_by: Mapping[str, str]
+) -> Resumed:
+    """What to tell of a restore that took so long. `computed_by`: what this process is."""
+    about = About() if run is None else run.about(wait_s=GIT_S)
+    return Resumed(
+        restored.iteration,
+        found.checkpoint.path.name,
+        seconds,
+        tuple(map(str, found.skipped)),
+        changes(restored.about, about, restored.versions, {**versions(), **computed_by}),
+        restored.replay_seconds,
+    )
 
 
 def remarks(restored: Restored, now: Mapping[str, str]) -> Iterator[str]:

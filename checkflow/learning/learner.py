@@ -205,6 +205,7 @@ class Learner:
     def interrupted(self) -> None:
         """Something else than an iteration happened since the last one ended."""
         self._stop_recording()
+        self._timed = False
         if self._stage in (Stage.WATCHING, Stage.RECORDING):
             self._stage = Stage.SETTLING
 

@@ -25,17 +25,29 @@ class Executor(Follower):
     def step(self) -> None:
         """An iteration ended: its state is the next checkpoint's, if one is due.
 
-        Raises what cost a checkpoint since, and InputError where the state is that of no iteration.
+        It is counted here, unless whoever asks has done so. Raises what cost a checkpoint since, and InputError where
+        the state is that of no iteration.
         """
         if self.lifecycle.refusal is not None:
             raise InputError(f"step: {self.lifecycle.refusal}")
+        if not self.ending:
+            self.completed, self.touched, self.ending = self.completed + 1, False, True
+        try:
+            self._follow()
+        except BaseException:
+            self.leave()
+            raise
+        self._sink.poll()
+
+    def _follow(self) -> None:
         if not self.bound.opaque:  # else updates may be made without hooks
             self.without_update.ended()
-        if self.behind and self.completed % self._first_interval == 0:  # read as a whole, it is not due each time
-            self._sink.pass_over(self.completed)
-        is_due = (self.completed + 1) % self.interval == 0
+        before = self.completed - 1
+        if self._lacks(before) and before % self._first_interval == 0:  # read as a whole, it is not due each time
+            self._sink.pass_over(before)
+        is_due = self.completed % self.interval == 0
         interval = self._paced if is_due and self._paced else self.interval
-        next_is_due = self._due(self.completed + 2, interval) is not None
+        next_is_due = self._due(self.completed + 1, interval) is not None
         if self.awake or is_due or next_is_due:
             with self._entered():
                 self._end(interval, next_is_due=next_is_due)
@@ -45,11 +57,19 @@ class Executor(Follower):
         else:
             started = time.perf_counter_ns()
             self._device.check()
-            self.completed += 1
-            self.touched = False
             self._device.collect()
+            self.ending = False
             self._counters.issue_ns += time.perf_counter_ns() - started
-        self._sink.poll()
+
+    def leave(self) -> bool:
+        """An exception leaves step(). Whether it does so before the iteration's end was followed: then nothing that is
+        in flight can be vouched for."""
+        if not self.ending:
+            return False
+        with self.inside:
+            self._break()
+            self.ending = False
+        return True
 
     def pace(self, interval: int) -> None:
         """Another interval, from the end of the next iteration on that a checkpoint is due at: hooks know of that."""
@@ -75,6 +95,7 @@ class Executor(Follower):
             self.pipeline.forget()
             self.firings = Firings(self.timetable)
             self.completed = self._restored = completed
+            self.ending = False
             self.bound.restored()
             self.without_update.restored()
             if self.parts is not None:
@@ -91,9 +112,7 @@ class Executor(Follower):
     @property
     def behind(self) -> bool:
         """Whether the last completed iteration is in no checkpoint, nor was restored."""
-        self._mend()
-        known = self.completed in (0, self._restored) or self.pipeline.has(self.completed)
-        return not known and self.lifecycle.refusal is None
+        return self._lacks(self.completed)
 
     @property
     def unsaved(self) -> bool:
@@ -140,7 +159,7 @@ class Executor(Follower):
 
     def succeed(self, before: Executor) -> None:
         """Go on where another one, which has retired, left off: it was told of all that was done until now."""
-        self.completed, self._restored = before.completed, before._restored
+        self.completed, self._restored, self.ending = before.completed, before._restored, before.ending
         self.without_update = before.without_update
         self.pipeline.succeed(before.pipeline)
 
@@ -156,8 +175,6 @@ class Executor(Follower):
 
     def _end(self, interval: int, *, next_is_due: bool) -> None:
         """An iteration ended that a checkpoint was filled or due in, or after which one is, `interval` from then on."""
-        self.completed += 1  # first, so that it is counted whatever interrupts the rest
-        self.touched = False
         self._mend()
         self._device.check()
         if self.awake:
@@ -185,6 +202,13 @@ class Executor(Follower):
         filling = next_is_due or self.pipeline.busy or self._audit is not None
         self.bound.ended(self._armed if filling else ())
         self._to(Phase.FILLING if filling else Phase.IDLE)
+        self.ending = False
+
+    def _lacks(self, iteration: int) -> bool:
+        """Whether an iteration that ended is in no checkpoint, nor was restored."""
+        self._mend()
+        known = iteration in (0, self._restored) or self.pipeline.has(iteration)
+        return not known and self.lifecycle.refusal is None
 
     def _keep_up(self) -> None:
         """What has left of a checkpoint is there when the next one is due: copies may get no time beside training, and

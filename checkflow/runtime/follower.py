@@ -92,6 +92,7 @@ class Follower:
         self.awake = self.lifecycle.phase is Phase.FILLING  # as hooks ask for it
         self.listens = self.awake and self._planned  # something is done at anchors, or waits to be staged at one
         self.touched = False  # something ran since the last iteration ended
+        self.ending = False  # its end is counted, and not followed yet
         self.bound = Bound(schedule, training, binding, self.pipeline, device, tell)
         self.pipeline.vouched_by.append(self.bound.vouch)
         self.without_update = WithoutUpdate(training, tell)
@@ -244,9 +245,7 @@ class Follower:
             try:
                 yield
             except BaseException:
-                if self.lifecycle.phase in (Phase.IDLE, Phase.FILLING):
-                    self._to(Phase.BROKEN)
-                    self._mend()
+                self._break()
                 raise
             finally:
                 self.listens = self.awake and bool(self._planned or self.pipeline.waiting)
@@ -257,6 +256,12 @@ class Follower:
         self.lifecycle.to(phase, refusal)
         self.awake = phase is Phase.FILLING
         self.listens = self.awake and bool(self._planned or self.pipeline.waiting)
+
+    def _break(self) -> None:
+        """Something left undone what belongs together."""
+        if self.lifecycle.phase in (Phase.IDLE, Phase.FILLING):
+            self._to(Phase.BROKEN)
+            self._mend()
 
     def _mend(self) -> None:
         """After an interruption nothing that was in flight, or lies in a slot, can be vouched for."""
