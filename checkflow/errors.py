@@ -40,8 +40,6 @@ _REMEDIES = {
     errno.ENFILE: "allow more open files on this machine",
     errno.ENOMEM: "free memory",
     errno.EROFS: "mount it writable",
-    errno.EACCES: "give this user the right to write there",
-    errno.EPERM: "give this user the right to write there",
 }
 
 
@@ -138,8 +136,10 @@ def reason(error: OSError) -> str:
     return f"{error.strerror or error}{where}"
 
 
-def remedy(error: OSError, otherwise: str) -> str:
-    """What to do about an error of the system; `otherwise` where the error has no usual one."""
+def remedy(error: OSError, otherwise: str, to: str = "write") -> str:
+    """What to do about an error of the system; `otherwise` where the error has no usual one; `to`: what was tried."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"give this user the right to {to} there"
     return _REMEDIES.get(error.errno or 0, otherwise)
 
 

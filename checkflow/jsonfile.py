@@ -20,7 +20,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from checkflow import strictjson
-from checkflow.errors import FormatError, InputError
+from checkflow.errors import FormatError, InputError, remedy
 
 type_of = TypeVar("type_of")
 _BEGUN = ".checkflow-"  # a file that is not whole yet: with the whole name of the user's, its own could be too long
@@ -173,7 +173,9 @@ def read_text(path: Path) -> str:
         check_no_device(path)
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); {remedy(error, 'check the path', 'read')}"
+        ) from None
     except UnicodeDecodeError:
         raise FormatError(f"{path}: is not UTF-8 text; give a JSON or YAML file that checkflow wrote") from None
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
 from checkflow.errors import remedy
 from checkflow.store.both.beside import unstarted
+from checkflow.store.format.ranks import no_store
 
 
 def system(number: int) -> OSError:
@@ -35,3 +37,10 @@ def test_a_process_that_cannot_be_started_is_told_with_what_would_do() -> None:
         "saver: cannot be started (Too many open files); allow more open files (ulimit -n)",
         "saver: cannot be started (Exec format error); free processes or memory",
     ]
+
+
+def test_who_may_not_read_a_store_is_told_so() -> None:
+    """A path that is wrong is another matter."""
+    line = str(no_store(Path("store"), system(errno.EACCES)))
+    assert line == "store: is no store that can be read (Permission denied); give this user the right to read there"
+    assert str(no_store(Path("store"), system(errno.ENOTDIR))).endswith("(Not a directory); check the path")

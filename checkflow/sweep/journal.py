@@ -50,7 +50,9 @@ def read_journal(path: Path, questions: Iterable[Question], profiles: Profiles) 
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); give another --journal") from None
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); {remedy(error, 'give another --journal', 'read')}"
+        ) from None
     wanted, now = set(questions), cache(digest)
     found: dict[Question, Answer] = {}
     for line in lines:
@@ -93,7 +95,9 @@ class Journal:
                 if self._stream.read(1) != b"\n":  # a line torn by a kill stays alone
                     self._stream.write(b"\n")
         except OSError as error:
-            raise InputError(f"{self._path}: cannot be written ({error.strerror}); give another --journal") from None
+            raise InputError(
+                f"{self._path}: cannot be written ({error.strerror}); {remedy(error, 'give another --journal')}"
+            ) from None
         return self
 
     def _check(self, beginning: bytes) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from checkflow.errors import StoreError
+from checkflow.errors import StoreError, remedy
 from checkflow.store.format.regular_file import open_regular, read_at
 
 WHOLE = "whole"  # a file in a rank's directory: every rank had all its part of a checkpoint on disk; its serial here
@@ -40,13 +40,20 @@ def ranks_in(store: Path) -> dict[int, tuple[int, ...]]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise StoreError(f"{store}: is no store that can be read ({why}); check the path") from None
+        raise no_store(store, error) from None
     found: dict[int, list[int]] = {}
     for name in names:
         if (parsed := parse_directory(name)) is not None:
             found.setdefault(parsed[1], []).append(parsed[0])
     return {size: tuple(sorted(ranks)) for size, ranks in sorted(found.items())}
+
+
+def no_store(store: Path, error: OSError | ValueError) -> StoreError:
+    """What is to be raised where what is in a store cannot be listed; ValueError: there is no such path."""
+    why, what = str(error), "check the path"
+    if isinstance(error, OSError):
+        why, what = error.strerror or why, remedy(error, what, to="read")
+    return StoreError(f"{store}: is no store that can be read ({why}); {what}")
 
 
 def ranks_have(ranks: Sequence[int]) -> str:

@@ -23,6 +23,7 @@ from checkflow.store.format.manifest import (
     parse_directory_name,
     parse_manifest,
 )
+from checkflow.store.format.ranks import no_store
 from checkflow.store.format.regular_file import is_scarcity, read_at
 from checkflow.store.format.tensor_file import check_header, contents_of, header_bytes
 
@@ -262,8 +263,7 @@ def checkpoint_names(store: Path) -> list[str]:
     try:
         found = [(parse_directory_name(name), name) for name in os.listdir(store)]  # noqa: PTH208 (only the names)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise StoreError(f"{store}: is no store that can be read ({why}); check the path") from None
+        raise no_store(store, error) from None
     if parse_directory_name(store.name) is not None and (store / MANIFEST).is_file():
         raise StoreError(f"{store}: is one checkpoint of a store; give the store, {store.parent}")
     return [name for parsed, name in sorted(((p.serial, n) for p, n in found if p is not None), reverse=True)]

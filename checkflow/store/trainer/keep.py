@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checkflow.errors import StoreError
+from checkflow.errors import StoreError, remedy
 from checkflow.store.format.disk import LocalDisk
 from checkflow.store.format.manifest import KEPT
 from checkflow.store.format.reader import Checkpoint
@@ -15,4 +15,6 @@ def keep(checkpoint: Checkpoint) -> None:
         (checkpoint.path / KEPT).touch()
         disk.sync_directory(checkpoint.path)
     except OSError as error:
-        raise StoreError(f"{checkpoint.path}: cannot be marked as kept ({error.strerror}); use a new store") from None
+        raise StoreError(
+            f"{checkpoint.path}: cannot be marked as kept ({error.strerror}); {remedy(error, 'use a new store')}"
+        ) from None
