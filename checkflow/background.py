@@ -10,6 +10,16 @@ from pathlib import Path
 
 NICENESS = 10
 _TRIES = 100
+# By which somebody looks into the program: they make Python many times slower, or write all that it does to stderr.
+_DEBUGGING = frozenset({
+    "PYTHONASYNCIODEBUG", "PYTHONDEBUG", "PYTHONDEVMODE", "PYTHONDUMPREFS", "PYTHONDUMPREFSFILE", "PYTHONINSPECT",
+    "PYTHONMALLOC", "PYTHONMALLOCSTATS", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC", "PYTHONVERBOSE",
+})  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    """Of a Python process that nobody looks into, and that finds modules where this one does."""
+    return {name: value for name, value in os.environ.items() if name not in _DEBUGGING} | {"PYTHONPATH": python_path()}
 
 
 def python_path() -> str:

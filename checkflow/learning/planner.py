@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import subprocess
 import sys
 import threading
 
-from checkflow.background import python_path
+from checkflow.background import environment
 from checkflow.learning.messages import Answer, Planned, Request, Unplanned
 from checkflow.streams import open_closed
 
@@ -21,11 +20,7 @@ class Planner:
 
     def __init__(self) -> None:
         """Start the process. Raises OSError where none can be started."""
-        environment = os.environ | {
-            "PYTHONPATH": python_path(),
-            "CUDA_VISIBLE_DEVICES": "",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
+        settings = {"CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1"}
         open_closed()  # else what prints would write into its pipes
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "checkflow.learning"],
@@ -33,7 +28,7 @@ class Planner:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env=environment,
+            env=environment() | settings,
         )
         self._thread: threading.Thread | None = None
         self._answer: Answer | None = None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 
-from checkflow.background import python_path
+from checkflow.background import environment
 from checkflow.errors import CheckflowError
 from checkflow.interrupts import held_back
 from checkflow.sweep.isolated import how_it_ended
@@ -99,12 +99,7 @@ class _Worker:
         if not sys.executable:
             raise CheckflowError("sweep: this Python does not know its own program; start it with a python command")
         ours, theirs = socket.socketpair()
-        environment = os.environ | {
-            "PYTHONPATH": python_path(),
-            "TMPDIR": folder,
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
+        settings = {"TMPDIR": folder, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         said = None if os.environ.get("CHECKFLOW_DEBUG") else subprocess.DEVNULL
         with theirs:
             self._process = subprocess.Popen(
@@ -114,7 +109,7 @@ class _Worker:
                 stderr=said,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env=environment,
+                env=environment() | settings,
             )
         self.connection = Connection(ours.detach())
 

@@ -24,7 +24,7 @@ from small_store import (
     until_verified,
 )
 
-from checkflow.background import NICENESS
+from checkflow.background import NICENESS, environment
 from checkflow.errors import StoreBusyError, StoreError
 from checkflow.store.both.lock import StoreLock
 from checkflow.store.both.saver_log import LOG
@@ -159,6 +159,17 @@ def test_a_trainer_that_is_looked_into_has_a_saver(name: str, tmp_path: Path, mo
     with StoreHandle.open(tmp_path, [SMALL], notify=silent, persist_every=PersistEvery(iterations=1)) as handle:
         assert stage(handle, SMALL, 1) and handle.drain(60)
         assert not handle.status().restarts
+
+
+def test_nothing_beside_the_trainer_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's variables for that make it many times slower."""
+    names = ("PYTHONTRACEMALLOC", "PYTHONDEVMODE", "PYTHONASYNCIODEBUG", "PYTHONMALLOC", "PYTHONVERBOSE")
+    for name in names:
+        monkeypatch.setenv(name, "debug" if name == "PYTHONMALLOC" else "1")
+    with StoreHandle.open(tmp_path, [SMALL], notify=silent) as handle:
+        given = Path(f"/proc/{saver_of(handle)}/environ").read_text()
+    assert "PYTHONPATH=" in given
+    assert not [name for name in names if name in given or name in environment()]
 
 
 def test_the_saver_has_no_descriptor_but_its_own_and_no_torch(tmp_path: Path) -> None:

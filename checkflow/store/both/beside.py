@@ -10,12 +10,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from checkflow.background import python_path
+from checkflow.background import environment
 from checkflow.errors import StoreError, remedy
 from checkflow.store.both.words import IGNORED
 from checkflow.streams import open_closed
 
-_TALKATIVE = ("PYTHONVERBOSE", "PYTHONPROFILEIMPORTTIME")  # its standard error is small, and closed once it is full
 _LOOK_S = 0.01
 
 
@@ -79,8 +78,7 @@ def socket_ends() -> tuple[socket.socket, socket.socket]:
 def start_beside(module: str, arguments: Sequence[str], inherited: Sequence[int], stderr: int) -> Beside:
     """`python -m module arguments descriptors`, in its own session. Raises OSError."""
     command = [sys.executable, "-P", "-m", module, *arguments, *map(str, inherited)]
-    environment = {name: value for name, value in os.environ.items() if name not in _TALKATIVE} | {
-        "PYTHONPATH": python_path(),
+    settings = {
         "OPENBLAS_NUM_THREADS": "1",  # numpy starts one for each core
         "PYDANTIC_DISABLE_PLUGINS": "__all__",  # the trainer's: they may import anything, and fail
     }
@@ -93,7 +91,7 @@ def start_beside(module: str, arguments: Sequence[str], inherited: Sequence[int]
             stderr=stderr,
             pass_fds=inherited,
             start_new_session=True,
-            env=environment,
+            env=environment() | settings,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)

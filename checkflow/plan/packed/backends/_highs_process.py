@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from checkflow.background import python_path, remove_written
+from checkflow.background import environment, remove_written
 from checkflow.errors import SolverError
 from checkflow.interrupts import killed_at_the_end
 from checkflow.plan.packed.backends._highs_here import solve_here
@@ -59,7 +59,7 @@ def solve_in_process(
                 stdin=subprocess.PIPE,
                 stdout=said,
                 stderr=said,
-                env=os.environ | {"PYTHONPATH": python_path()},
+                env=environment(),
             )
             with killed_at_the_end(start) as child, suppress(subprocess.TimeoutExpired):
                 child.wait(patience_s)
