@@ -26,6 +26,7 @@ from checkflow.errors import StoreBusyError, StoreError, remedy
 from checkflow.interrupts import let_through
 from checkflow.store.both.bytelocks import is_held, take, take_of_directory
 from checkflow.store.both.filesystem import refuse_or_tell
+from checkflow.store.both.held import FileId, file_id, is_still
 from checkflow.store.format.disk import LocalDisk
 from checkflow.store.format.regular_file import open_regular
 from checkflow.streams import open_closed
@@ -111,14 +112,16 @@ class StoreLock:
     def name_holder(self, saver_pid: int | None) -> None:
         """Write who holds the store; a message's detail only, so that failing to is no error."""
         text = _HOLDER.dump_json(LockHolder(socket.gethostname(), os.getpid(), saver_pid))
-        with contextlib.suppress(OSError):
-            os.pwrite(self._trainer.file_fd, text, 0)
-            os.ftruncate(self._trainer.file_fd, len(text))
+        if self._trainer.has_file:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._trainer.file_fd, text, 0)
+                os.ftruncate(self._trainer.file_fd, len(text))
 
     def close(self) -> None:
         """Release the trainer's lock, and the saver's unless one runs."""
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._trainer.file_fd, 0)
+        if self._trainer.has_file:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._trainer.file_fd, 0)
         self.disown()
 
     def disown(self) -> None:
@@ -133,6 +136,7 @@ class _Descriptors:
 
     directory_fd: int
     file_fd: int
+    _files: tuple[FileId, FileId]  # which they are of
 
     @classmethod
     def open(cls, store: Path) -> _Descriptors:
@@ -143,7 +147,8 @@ class _Descriptors:
                 f"{store}: cannot be opened ({error.strerror}); {remedy(error, 'choose another store')}"
             ) from None
         try:
-            return cls(directory_fd, open_lock(directory_fd))
+            file_fd = open_lock(directory_fd)
+            return cls(directory_fd, file_fd, (file_id(directory_fd), file_id(file_fd)))
         except OSError as error:
             os.close(directory_fd)
             if error.errno in (errno.ELOOP, errno.ENOTSUP, errno.ENXIO, errno.EISDIR):
@@ -170,9 +175,14 @@ class _Descriptors:
         except OSError:
             return False
 
+    @property
+    def has_file(self) -> bool:
+        """Whether nobody closed it, and opened another file that has its number now."""
+        return is_still(self.file_fd, self._files[1])
+
     def close(self) -> None:
-        for fd in (self.directory_fd, self.file_fd):
-            if fd >= 0:
+        for fd, file in zip((self.directory_fd, self.file_fd), self._files, strict=True):
+            if fd >= 0 and is_still(fd, file):
                 os.close(fd)
         self.directory_fd = self.file_fd = -1
 

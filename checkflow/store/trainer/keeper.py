@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from checkflow.errors import StoreError, internal
+from checkflow.store.both.held import file_id, is_still
 from checkflow.store.both.retry import Patience
 from checkflow.store.both.words import WAKE
 from checkflow.store.trainer.saver_process import SaverProcess
@@ -52,6 +53,7 @@ class Keeper:
         self._ending = False
         self._owner = os.getpid()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakes = file_id(self._wake)
         try:
             self.saver: SaverProcess | None = start()
         except BaseException:
@@ -83,9 +85,9 @@ class Keeper:
                 while self._thread.is_alive():
                     self._thread.join(1.0)
                     self._stir()  # the system may have refused the one before
-                os.close(self._wake)
+                self._close_wake()
         else:
-            os.close(self._wake)
+            self._close_wake()
 
     def disown(self) -> None:
         """End, and close what is open to savers."""
@@ -94,9 +96,14 @@ class Keeper:
             if saver is not None:
                 saver.close()
 
+    def _close_wake(self) -> None:
+        if is_still(self._wake, self._wakes):
+            os.close(self._wake)
+
     def _stir(self) -> None:
-        with contextlib.suppress(OSError):  # so often unheard that it is awake anyway
-            os.eventfd_write(self._wake, 1)
+        if is_still(self._wake, self._wakes):
+            with contextlib.suppress(OSError):  # so often unheard that it is awake anyway
+                os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
         try:
