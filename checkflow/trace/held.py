@@ -19,7 +19,7 @@ from checkflow.state.memory import has_storage
 from checkflow.state.own import state_of
 from checkflow.state.shards import local
 from checkflow.torch_internals import storage_id
-from checkflow.trace.reachable import objects_in, reach
+from checkflow.trace.reachable import objects_in
 from checkflow.training import Training
 
 Roots = list[tuple[str, object]]
@@ -40,8 +40,10 @@ def storages_held(training: Training, *, own: bool) -> frozenset[int]:
 
 def objects_held(training: Training, kinds: tuple[type, ...]) -> list[object]:
     """What the objects of these kinds are that objects have which are asked, or that are attached themselves."""
-    own_state: Roots = [found for model in models_of(training).values() for found in extra_state_of(model).items()]
-    listed = [_named_in(found) for found in training.listed.objects.items()]
+    trainings = (training, *(one.training for one in attached_here()))
+    models = [model for one in trainings for model in models_of(one).values()]
+    own_state: Roots = [found for model in models for found in extra_state_of(model).items()]
+    listed = [_named_in(found) for one in trainings for found in one.listed.objects.items()]
     return objects_in(listed + _beside() + own_state, kinds)
 
 
@@ -98,4 +100,4 @@ def _with_gradients(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def _tensors_in(roots: Roots) -> list[torch.Tensor]:
-    return [value for value in reach(roots, None).values() if isinstance(value, torch.Tensor)]
+    return [value for value in objects_in(roots, (torch.Tensor,)) if isinstance(value, torch.Tensor)]

@@ -68,8 +68,9 @@ def objects_from(training: Training, frame: types.FrameType | None, kinds: tuple
 
 
 def objects_in(roots: list[tuple[str, object]], kinds: tuple[type, ...]) -> list[object]:
-    """What these roots have of these kinds."""
-    return list(_walk(roots, None, kinds, of_ours=True, most=None).values())
+    """What each of these roots has of these kinds: two trainings may name two things alike."""
+    found = [_walk([root], None, kinds, of_ours=True, most=None) for root in roots]
+    return [value for each in found for value in each.values()]
 
 
 def _roots_of(training: Training, frame: types.FrameType | None) -> list[tuple[str, object]]:
