@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import re
+import sys
 import types
 from collections import deque
 from collections.abc import Iterator
@@ -24,13 +25,14 @@ from checkflow.trace.execution import is_library
 from checkflow.trace.state import state_of
 from checkflow.training import Training
 
-_MOST = 200_000  # objects, of a loop that runs: it waits for this
+_MOST = 200_000  # objects, of a loop that runs, which waits for this, and of what is shared
 _MANY = 4096  # longer containers are data sets of Python objects, not inputs
-_LEAVES = (str, bytes, int, float, complex, type, types.ModuleType, torch.dtype, torch.device, torch.Size)
+_LEAVES = (str, bytes, int, float, complex, torch.dtype, torch.device, torch.Size)
 
 Reached = torch.Tensor | torch.Generator
 _QUEUED = re.compile(r"\[[0-9]+\]")  # a deque's item in a path
 _REACHED = (torch.Tensor, torch.Generator)
+_CLASS = "__class__"  # in a path, from an object to what its class has
 
 
 def sources_of(training: Training, model: str) -> dict[str, Reached]:
@@ -43,13 +45,16 @@ def sources_of(training: Training, model: str) -> dict[str, Reached]:
 
 
 def reachable(training: Training) -> dict[str, Reached]:
-    """Name -> tensor or generator; each object under the first name that a walk meets, and where it is in a deque."""
+    """Name -> tensor or generator; each object under the first name that a walk meets, and where it is in a deque.
+
+    Also what users' classes, functions and modules have, wherever a walk meets one.
+    """
     roots: list[tuple[str, object]] = [
         ("optimizer", training.optimizers),
         ("model", training.models),
         ("iteration", training.iteration),
     ]
-    return reach(roots, getattr(inspect.unwrap(training.iteration), "__globals__", None))
+    return reach(roots, getattr(inspect.unwrap(training.iteration), "__globals__", None), shared=True)
 
 
 def reachable_from(training: Training, frame: types.FrameType | None) -> dict[str, Reached]:
@@ -57,7 +62,7 @@ def reachable_from(training: Training, frame: types.FrameType | None) -> dict[st
 
     Objects of checkflow's are left out: what they hold is no training's.
     """
-    return reach(_roots_of(training, frame), None, of_ours=False, most=_MOST)
+    return reach(_roots_of(training, frame), None, shared=True, of_ours=False, most=_MOST)
 
 
 def objects_from(training: Training, frame: types.FrameType | None, kinds: tuple[type, ...]) -> dict[str, object]:
@@ -69,7 +74,7 @@ def objects_from(training: Training, frame: types.FrameType | None, kinds: tuple
 
 def objects_in(roots: list[tuple[str, object]], kinds: tuple[type, ...]) -> list[object]:
     """What each of these roots has of these kinds: two trainings may name two things alike."""
-    found = [_walk([root], None, kinds, of_ours=True, most=None) for root in roots]
+    found = [_walk([root], None, kinds, shared=False, of_ours=True, most=None) for root in roots]
     return [value for each in found for value in each.values()]
 
 
@@ -88,13 +93,19 @@ def _named_globals(frame: types.FrameType) -> dict[str, object]:
 
 
 def reach(
-    roots: list[tuple[str, object]], module: object, *, of_ours: bool = True, most: int | None = None
+    roots: list[tuple[str, object]],
+    module: object,
+    *,
+    shared: bool = False,
+    of_ours: bool = True,
+    most: int | None = None,
 ) -> dict[str, Reached]:
     """The same from these roots, the last one first. `module`: the globals that functions may be followed to.
 
-    Without `of_ours` objects of checkflow's are left out; `most`: how many are looked at.
+    With `shared` also what `_shared` gives. Without `of_ours` objects of checkflow's are left out; `most`: how many are
+    looked at.
     """
-    return cast(dict[str, Reached], _walk(roots, module, _REACHED, of_ours=of_ours, most=most))
+    return cast(dict[str, Reached], _walk(roots, module, _REACHED, shared=shared, of_ours=of_ours, most=most))
 
 
 def _walk(
@@ -102,6 +113,7 @@ def _walk(
     module: object,
     kinds: tuple[type, ...],
     *,
+    shared: bool = True,
     of_ours: bool,
     most: int | None,
     in_libraries: bool = True,
@@ -111,8 +123,11 @@ def _walk(
     keep: list[object] = []  # ids stay unique while what they name is alive
     todo = list(roots)
     queues: list[tuple[str, object]] = []  # come last: what a variable has as well is known by that
-    while (todo or queues) and (most is None or len(keep) < most):
-        path, value = (todo or queues).pop()
+    apart = deque[tuple[str, object]]()  # what is shared, at the very last: what is found without it keeps its name
+    while (todo or queues or apart) and (most is None or len(keep) < most):
+        if most is None and not (todo or queues):
+            most = len(keep) + _MOST  # what is shared may lead to all of a program
+        path, value = (todo or queues or apart).pop()
         with contextlib.suppress(Exception):  # an object's own code may raise when it is looked at, as a proxy's does
             if value is None or isinstance(value, _LEAVES):
                 continue
@@ -136,6 +151,8 @@ def _walk(
             elif not isinstance(value, torch.Generator):
                 onto = queues if isinstance(value, deque) else todo
                 onto += reversed([(f"{path}.{key}", item) for key, item in _children(value, module)])
+                if shared:
+                    apart.extendleft((f"{path}.{key}", item) for key, item in _shared(value))
     return found
 
 
@@ -159,7 +176,7 @@ def _children(value: object, module: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, types.GeneratorType):
         if value.gi_frame is not None:
             yield from dict(value.gi_frame.f_locals).items()
-    else:
+    elif not isinstance(value, (type, types.ModuleType)):
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             yield from list(attributes.items())
@@ -168,6 +185,33 @@ def _children(value: object, module: object) -> Iterator[tuple[str, object]]:
             for slot in (slots,) if isinstance(slots, str) else slots:
                 if hasattr(value, slot):
                     yield slot, getattr(value, slot)
+
+
+def _shared(value: object) -> Iterator[tuple[str, object]]:
+    """What a user's class, function or module has, or a function names; and of an object its class."""
+    if isinstance(value, types.FunctionType):
+        yield from value.__dict__.items()
+        if _is_users(value.__globals__.get("__name__", "")):
+            names = tuple(_names(value.__code__))
+            yield from [(name, value.__globals__[name]) for name in names if name in value.__globals__]
+    elif isinstance(value, (classmethod, staticmethod)):
+        yield "func", value.__func__
+    elif isinstance(value, types.ModuleType):
+        if _is_users(value.__name__):
+            yield from list(vars(value).items())
+    elif isinstance(value, type):
+        for base in filter(lambda base: _is_users(base.__module__), value.__mro__):
+            yield from list(vars(base).items())
+    elif _is_users(type(value).__module__):
+        yield _CLASS, type(value)
+
+
+@functools.cache
+def _is_users(module: str) -> bool:
+    """Whether this name is of a script, of a notebook's cells, or of a file that is no library's."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    is_ours = module.partition(".")[0] == "checkflow"
+    return module == "__main__" or (file is not None and not is_ours and not is_library(file))
 
 
 def _variables(function: types.FunctionType, *, with_globals: bool) -> Iterator[tuple[str, object]]:
@@ -203,4 +247,5 @@ def to_list(path: str) -> str:
 def shown(path: str) -> str:
     """As code would have it: what the walk begins with and where modules keep things is left out."""
     parts = (part.strip("[]") if _QUEUED.fullmatch(part) else part for part in path.split("."))
-    return ".".join(part for part in parts if part not in MODULE_DICTS).removeprefix("iteration.")
+    left_out = {*MODULE_DICTS, _CLASS}
+    return ".".join(part for part in parts if part not in left_out).removeprefix("iteration.")
