@@ -32,6 +32,7 @@ _LEAVES = (str, bytes, int, float, complex, torch.dtype, torch.device, torch.Siz
 Reached = torch.Tensor | torch.Generator
 _QUEUED = re.compile(r"\[[0-9]+\]")  # a deque's item in a path
 _REACHED = (torch.Tensor, torch.Generator)
+_OUTER = "\N{PRIME}"  # behind a path, of what would have it, too
 _CLASS = "__class__"  # in a path, from an object to what its class has
 
 
@@ -144,6 +145,8 @@ def _walk(
             if not in_libraries and isinstance(value, types.GeneratorType) and is_library(value.gi_code.co_filename):
                 continue
             if isinstance(value, kinds):
+                while path in found:  # another function that runs has a variable of this name
+                    path += _OUTER
                 found[path] = local(value) if isinstance(value, torch.Tensor) else value
             if isinstance(value, torch.Tensor):
                 if value.is_leaf and value.grad is not None:
@@ -246,6 +249,6 @@ def to_list(path: str) -> str:
 
 def shown(path: str) -> str:
     """As code would have it: what the walk begins with and where modules keep things is left out."""
-    parts = (part.strip("[]") if _QUEUED.fullmatch(part) else part for part in path.split("."))
-    left_out = {*MODULE_DICTS, _CLASS}
+    plain, left_out = path.replace(_OUTER, ""), {*MODULE_DICTS, _CLASS}
+    parts = (part.strip("[]") if _QUEUED.fullmatch(part) else part for part in plain.split("."))
     return ".".join(part for part in parts if part not in left_out).removeprefix("iteration.")
