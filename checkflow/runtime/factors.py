@@ -2,9 +2,9 @@
 
 The layer's weight has the product of both as its gradient, as long as the layer ran once, nothing else uses the weight,
 nothing was there to be added to, and nothing changes the gradient or puts another in its place before its update. Each
-of that is looked at in each iteration: the gradient lies where the product was made, nobody has written there, and it
-has not been freed since. That the product has the same bits is proven with the first checkpoint, as all that is made
-again.
+of that is looked at in each iteration: the gradient lies where the product was made, nobody has written there, as far
+as counters and a few of its elements tell (sampled.py), and it has not been freed since. That the product has the same
+bits is proven with the first checkpoint, as all that is made again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from checkflow.module_hook import ModuleHook
 from checkflow.state.memory import is_lent
 from checkflow.torch_internals import freed_since, multiplied_by, others_hooks, versions, watch_unscaling
 
-Take = Callable[[str, torch.Tensor, torch.Tensor], None]  # a parameter's name, and its gradient's factors
+# A parameter's name, its gradient, and the factors of that.
+Take = Callable[[str, torch.Tensor, tuple[torch.Tensor, torch.Tensor]], None]
 
 
 @dataclass(slots=True)
@@ -110,12 +111,12 @@ class FactorHooks:
                 return
             if gradient.data_ptr() != made.product or versions([gradient]) != [0]:  # other products are added to it
                 return
-            given = given.clone() if is_lent(given) else given
+            given, returned = (each.clone() if is_lent(each) else each for each in (given, returned))
             left, right = (returned, given) if transposed else (given, returned)
             rows = left.numel() // weight.shape[0]
             if _are_factors(left, right, weight, rows):
                 made.is_gone, made.rows = freed_since(gradient), rows
-                take(name, left, right)
+                take(name, gradient, (left, right))
 
         handles = [layer.register_forward_hook(ModuleHook(ran))]
         if weight.requires_grad:  # one that is frozen may be thawed: then its gradient is not known to be the product

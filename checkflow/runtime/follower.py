@@ -188,11 +188,11 @@ class Follower:
             with self._entered():
                 self.parts.consumes(self.completed + 1, number, arguments)
 
-    def factored(self, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
+    def factored(self, name: str, gradient: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor]) -> None:
         """The gradient of a parameter was made of these factors."""
         if self.parts is not None and self.awake and not self.lifecycle.deaf and not self._captured():
             with self._entered():
-                self.parts.factored(self.completed + 1, name, left, right)
+                self.parts.factored(self.completed + 1, name, gradient, factors)
 
     def consult(self, update: Update) -> None:
         """One that asks before anything is staged whether state was written unseen."""

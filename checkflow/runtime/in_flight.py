@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -12,10 +12,12 @@ from checkflow.errors import DeviceError
 from checkflow.runtime.binding import BoundStorage
 from checkflow.runtime.counters import Cause
 from checkflow.runtime.device import Batch, Copy, CopyEvent, Device, Snapshot
+from checkflow.runtime.sampled import Glance
 from checkflow.runtime.sink import NamedSlot
 from checkflow.runtime.slot_map import SlotMap
 from checkflow.runtime.timetable import ActionKind, Timetable
 from checkflow.state.host.updates import Updates
+from checkflow.state.names import StateName
 from checkflow.torch_internals import versions
 
 
@@ -68,6 +70,7 @@ class InFlight:
         self.last: CopyEvent | None = None  # of everything issued so far
         self.checks: dict[BoundStorage, tuple[int, ...]] = {}  # static state being copied: no write until it is staged
         self.written_unseen = False  # some of it, before a guard waited for the copy
+        self.glances: list[Glance] = []  # at gradients that it has, as updates consumed them
         self._timetable = timetable
         self._slots = slots
         self._device = device
@@ -180,6 +183,10 @@ class InFlight:
         """Whether all of a gradient is held, or on its way."""
         its = (index for index in self._timetable.moves_of.get(row, ()) if self._timetable.moves[index].back == back)
         return all(self._progress[index] is not Progress.PENDING for index in its)
+
+    def arrives(self, name: StateName, pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Where a gradient's pieces are in the slot, once they have left."""
+        return [copy.destination for copy in self._slots.end_to_end(self.slot, name, 0, pieces)]
 
     def let_go(self, *, ended: bool = False) -> None:
         """Of gradients that have left. `ended`: all of it has."""

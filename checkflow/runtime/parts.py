@@ -1,17 +1,18 @@
 """Several iterations for one checkpoint: gradients go along, and what would make a part no longer exact ends it.
 
-A parameter and its entries may be saved as they were some iterations before, for the updates since then are made
-again when the checkpoint is restored. That is exact only while nothing else writes them. So their version counters are
+A parameter and its entries may be saved as they were some iterations before, for the updates since then are made again
+when the checkpoint is restored. That is exact only while nothing else writes them. So their version counters are
 compared between updates, and a few of their bytes (sampled.py); what an update consumes must stay as it was until it
-has left; and the first checkpoint of a training is proven: its updates are made again beside it, and compared byte for
-byte. So is one now and then, for no counter tells of every write. Where any of this fails it is told once, and each
-checkpoint is read as a whole when its iteration ends.
+has left, which counters and a few of its elements tell; and the first checkpoint of a training is proven: its updates
+are made again beside it, and compared byte for byte. So is one now and then, for no counter tells of every write. Where
+any of this fails it is told once, and each checkpoint is read as a whole when its iteration ends.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -23,7 +24,7 @@ from checkflow.runtime.counters import Cause
 from checkflow.runtime.factors import FactorHooks
 from checkflow.runtime.in_flight import InFlight, Leaving
 from checkflow.runtime.pipeline import Pipeline
-from checkflow.runtime.sampled import Sampled
+from checkflow.runtime.sampled import Glance, Sampled, TakenGradient, few_of
 from checkflow.schedule import Schedule
 from checkflow.state.groups import IMPLEMENTATION
 from checkflow.state.host.updates import Updates
@@ -96,6 +97,9 @@ class Parts:
         self._scalars: dict[int, list[object]] = {}  # likewise, of what its state has beside what is bound
         self._groups: dict[int, list[object]] = {}  # likewise, whose parameters its groups have, and how they compute
         self._sampled = Sampled()
+        self._turn = 0  # of iterations: which elements of gradients are looked at
+        self._made_of: dict[str, TakenGradient] = {}  # gradients whose factors left, and that no update consumed yet
+        pipeline.vouched_by.append(self._vouch)
         self._is_making = False  # an update has begun, and is recorded
         self.overtaken = False  # a hook that was registered since the last iteration ended runs after `consumes`
         self._prepare(schedule)
@@ -141,6 +145,7 @@ class Parts:
         self, checkpoint: InFlight, back: int, number: int, optimizer: torch.optim.Optimizer, wanted: frozenset[str]
     ) -> None:
         found: dict[int, Leaving] = {}
+        live: list[TakenGradient] = []
         names: list[str] = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -151,8 +156,9 @@ class Parts:
                 names.append(name)
                 if name in self.factors.names:
                     if not (self.factors.are_exact(name, parameter) and checkpoint.consumed(back, row)):
-                        self.refuse(f"the gradient of {name} is not the product of its factors")
+                        self._refuse_product(name)
                         return
+                    live.append(replace(self._made_of[name], consumed=few_of(as_bytes(gradient), self._turn)))
                     continue
                 order = self._bound.binding.targets[gradient_name(back, name)].order
                 part = local(gradient)
@@ -168,6 +174,10 @@ class Parts:
                 counted = dict.fromkeys((gradient, part))  # some writes count in the one alone
                 shares = name in self._written_again or lying.untyped_storage().nbytes() > part.nbytes
                 found[row] = Leaving(pieces, tuple(counted), shares)
+                few = few_of(pieces[0], self._turn)
+                live.append(TakenGradient(name, few, checkpoint.arrives(gradient_name(back, name), pieces)))
+        if live and not self._looked(checkpoint, Glance(live, self._turn)):
+            return
         try:
             text = self._host.update(number, tuple(names), self.factors.rows(names))
         except CheckflowError as error:
@@ -177,14 +187,44 @@ class Parts:
         if not checkpoint.consume(back, found):
             self.refuse("an optimizer makes several updates in one iteration")
 
-    def factored(self, running: int, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
+    def _looked(self, checkpoint: InFlight, glance: Glance) -> bool:
+        """False where it is known already that a gradient is no product."""
+        checkpoint.glances.append(glance)
+        name = glance.no_product() if glance.is_here else ""
+        if name:
+            self._refuse_product(name)
+        return not name
+
+    def _refuse_product(self, name: str) -> None:
+        self.refuse(f"the gradient of {name} is not the product of its factors")
+
+    def _vouch(self) -> None:
+        """Its copies have ended, and it is staged next: it has what its updates consumed."""
+        checkpoint = self._pipeline.waiting[0]
+        glances, checkpoint.glances = checkpoint.glances, []
+        for glance in () if checkpoint.written_unseen else glances:
+            if not (name := glance.no_product()) and glance.has_arrived():
+                continue
+            self._pipeline.doubt()
+            if name:
+                self._refuse_product(name)
+            else:
+                self.refuse("gradients or their factors are written before they have left")
+            return
+
+    def factored(
+        self, running: int, name: str, gradient: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
         """A gradient was made, of these factors, and no update has consumed it. More than planned are not taken."""
         checkpoint = self._pipeline.parted
         if checkpoint is not None and name in self._wanted(running, checkpoint.iteration - running):
-            pieces = tuple(map(as_bytes, (left, right)))
-            leaving = Leaving(pieces, (left, right))
+            back, pieces = checkpoint.iteration - running, tuple(map(as_bytes, factors))
             if sum(piece.numel() for piece in pieces) <= self._row_bytes[name]:
-                checkpoint.consume(checkpoint.iteration - running, {self._rows[name]: leaving})
+                made = few_of(as_bytes(gradient), self._turn)
+                few = torch.cat([made, *(few_of(piece, self._turn) for piece in pieces)])  # a copy
+                arrives = checkpoint.arrives(gradient_name(back, name), pieces)
+                self._made_of[name] = TakenGradient(name, few[made.numel() :], arrives, made=few[: made.numel()])
+                checkpoint.consume(back, {self._rows[name]: Leaving(pieces, factors)})
 
     def _texts(self, checkpoint: InFlight) -> Updates:
         assert checkpoint.updates is not None
@@ -234,7 +274,7 @@ class Parts:
 
     def _iteration_ended(self) -> None:
         self._check_made()
-        self.factors.forget()
+        self._next_turn()
         for number in tuple(self._after):
             self._compare(number)
 
@@ -247,10 +287,15 @@ class Parts:
 
     def resumed(self) -> None:
         """The state is another iteration's: what restoring has written is no update's to have left."""
-        self.factors.forget()
+        self._next_turn()
         self._after.clear()
         self._sampled.forget()
         self._is_making = False
+
+    def _next_turn(self) -> None:
+        self.factors.forget()
+        self._made_of.clear()
+        self._turn += 1
 
     def prove(self) -> bool:
         """A checkpoint has begun: the first one is proven, and one now and then, which training waits for.

@@ -122,11 +122,12 @@ class Pipeline:
         if self._open is None and self._tried_to_open != iteration:
             self._tried_to_open = iteration
             lane = self.lane(iteration)
-            slot = self._free_slot(lane)
-            if slot is None:  # without one the copies are made when the iteration ends
+            if (slot := self._free_slot(lane)) is None:  # without one the copies are made when the iteration ends
                 slot = self._demanded_slot(lane, iteration - 1, wait=True) if wait else self._freed_meanwhile(lane)
             if slot is not None:
                 self._open = InFlight(iteration, slot, self._timetables[lane], self._slots[lane], self._device)
+            if not (self.goes_on(iteration) if self.lanes > 1 else self.parts_allowed or self.timetable.parts == 1):
+                self.drop_open()  # others were staged for its slot, and that has found why not
 
     def _may_open(self, running: int, anchor: int, due: int) -> bool:
         """Before the iteration's end; of several, in the first one, and while all state is where it is planned."""
@@ -356,8 +357,7 @@ class Pipeline:
         self._slots = self._maps()
 
     def _free_slot(self, lane: int) -> NamedSlot | None:
-        slot = self._spares.pop(lane, None)
-        return slot if slot is not None else self._sink.try_acquire(lane)
+        return self._spares.pop(lane, None) or self._sink.try_acquire(lane)
 
     def _demanded_slot(self, lane: int, completed: int, *, wait: bool) -> NamedSlot | None:
         """What is in flight has to be staged before anything is waited for: the sink frees only what is older."""

@@ -40,10 +40,12 @@ class Rolling(Parts):
             self._pipeline.open(running)
         super().consumes(running, number, arguments)
 
-    def factored(self, running: int, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
+    def factored(
+        self, running: int, name: str, gradient: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
         if self._pipeline.goes_on(running):
             self._pipeline.open(running)
-        super().factored(running, name, left, right)
+        super().factored(running, name, gradient, factors)
 
     def part_ended(self, completed: int) -> None:
         self._iteration_ended()

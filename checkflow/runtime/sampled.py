@@ -1,8 +1,13 @@
-"""A few bytes of what each update has left, looked at again before the next one: for writes that no counter tells of.
+"""A few bytes of what each update has left, and of the gradients that it consumed: for writes that no counter tells of.
 
-Collectives and `.data` write so. Who averages weights over ranks, or takes other ones in, writes all of them: a few
-bytes of a few parameters, in turns, show it in the same iteration. What writes a few elements now and then is for the
-proof to find. On a CUDA device nothing waits for the answer: it is taken at a later update.
+Collectives and `.data` write so. What an update has left is looked at again before the next one. Who averages weights
+over ranks, or takes other ones in, writes all of them: a few bytes of a few parameters, in turns, show it in the same
+iteration. What writes a few elements now and then is for the proof to find. On a CUDA device nothing waits for the
+answer: it is taken at a later update.
+
+Of gradients, and of factors, a few elements of each are compared with what has arrived in the slot, before it is
+staged: who scales or zeroes one writes all of it. A gradient that is to be the product of its factors has to be at its
+update what it was when it was made.
 """
 
 from __future__ import annotations
@@ -18,6 +23,8 @@ from checkflow.runtime.binding import BoundStorage
 _TENSORS = 4  # of an optimizer, in an iteration
 _BYTES = 256  # of each
 _STRIDE = 4099  # between places that are looked at, a prime
+_RUNS = 16  # of a gradient
+_RUN_BYTES = 16  # whole elements of each dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,72 @@ class Sampled:
         while self._coming and self._coming[0][1].query():  # type: ignore[no-untyped-call]
             found |= bool(self._coming.popleft()[0].item())
         return found
+
+
+def few_of(data: torch.Tensor, turn: int) -> torch.Tensor:
+    """A few elements of flat bytes, evenly spread, others in each turn: a copy; or where these are few the bytes.
+
+    The stride is odd, so that they do not lie in one column of a matrix, which may be zero.
+    """
+    runs = data.numel() // _RUN_BYTES
+    stride = runs // _RUNS
+    if stride < 2:
+        return data
+    stride -= 1 - stride % 2
+    start = turn * _STRIDE % (runs - (_RUNS - 1) * stride)
+    at = data.storage_offset() + start * _RUN_BYTES
+    return data.as_strided((_RUNS, _RUN_BYTES), (stride * _RUN_BYTES, 1), at).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenGradient:
+    """A gradient that an update consumes, and that leaves from memory that something may write meanwhile."""
+
+    name: str
+    few: torch.Tensor  # of what leaves: of the gradient, or of its factors
+    arrives: Sequence[torch.Tensor]  # where that is then, in the slot
+    made: torch.Tensor | None = None  # of a gradient whose factors leave: few when it was made
+    consumed: torch.Tensor | None = None  # likewise, when the update consumes it
+
+
+class Glance:
+    """At what one update consumes. A CUDA device is not waited for, unless it has to be said."""
+
+    def __init__(self, parts: Sequence[TakenGradient], turn: int) -> None:
+        self._turn = turn
+        self._names = [part.name for part in parts if part.made is not None]
+        self._arrives = [each for part in parts for each in part.arrives]
+        both = [each for part in parts for each in (part.made, part.consumed) if each is not None]
+        few = [part.few for part in parts]
+        self._sizes = [*(each.numel() for each in both), sum(each.numel() for each in few)]
+        together = torch.cat([*both, *few])  # a copy
+        self._event: torch.cuda.Event | None = None
+        self._here = together
+        if together.is_cuda:
+            self._here = torch.empty_like(together, device="cpu", pin_memory=True)
+            self._here.copy_(together, non_blocking=True)
+            self._event = torch.cuda.current_stream(together.device).record_event()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it can be said at once."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def no_product(self) -> str:
+        """The name of a gradient that was written between its being made and its update; "" where there is none."""
+        *both, _ = self._read()
+        pairs = zip(self._names, both[::2], both[1::2], strict=True)
+        return next((name for name, made, consumed in pairs if not torch.equal(made, consumed)), "")
+
+    def has_arrived(self) -> bool:
+        """Whether the slot has what the update consumed. All copies have ended."""
+        *_, few = self._read()
+        return torch.equal(few, torch.cat([few_of(each, self._turn) for each in self._arrives]))
+
+    def _read(self) -> tuple[torch.Tensor, ...]:
+        if self._event is not None:
+            self._event.synchronize()
+        return torch.split(self._here, self._sizes)
 
 
 def _is_recorded(tensor: torch.Tensor) -> bool:

@@ -136,7 +136,11 @@ class SlotMap:
         """The copies of a move's bytes of a gradient, which are in pieces, end to end."""
         move = self._timetable.moves[index]
         assert move.gradient is not None
-        target, at = self._target(slot, move.gradient), move.offset_bytes
+        return self.end_to_end(slot, move.gradient, move.offset_bytes, pieces)
+
+    def end_to_end(self, slot: NamedSlot, name: StateName, at: int, pieces: Iterable[torch.Tensor]) -> Iterator[Copy]:
+        """The copies of pieces to a slot's bytes of a tensor, from one of these on."""
+        target = self._target(slot, name)
         for piece in pieces:
             yield Copy(target[at : at + piece.numel()], piece)
             at += piece.numel()

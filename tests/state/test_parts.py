@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from checkflow.plan import Infeasible, Problem, on_anchors, problem_of
 from checkflow.plan.rebuilt import in_lanes, over_iterations
 from checkflow.plan.streaming.planner import plan_streaming
 from checkflow.runtime import compiled, follower
-from checkflow.runtime.device import Snapshot
+from checkflow.runtime.device import Batch, Snapshot
 from checkflow.runtime.host import HostDevice
 from checkflow.schedule import Schedule
 from checkflow.state.host.objects import HostObjects
@@ -435,6 +436,40 @@ def test_gradients_zeroed_in_place_have_left_before(
     expected, told = trained(make, schedule, tmp_path / "store")
     assert not told
     assert any("replay" in record for record in records(tmp_path / "store").values())
+    check_each(make, schedule, tmp_path / "store", expected)
+
+
+@pytest.mark.parametrize("parted", [in_parts, rolling, lowdiff])
+def test_gradients_zeroed_uncounted_before_they_have_left_are_told(
+    parted: Parted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No checkpoint has what was written there."""
+    waiting: set[int] = set()  # addresses of gradients that are zeroed before they are copied
+    are_zeroed = threading.Event()
+
+    def until(batch: Batch) -> float:
+        if waiting & {copy.source.data_ptr() for copy in batch}:
+            are_zeroed.wait(60)
+        return 0.0
+
+    def held(net: nn.Module, optimizer: torch.optim.Optimizer, iteration: int) -> None:
+        if iteration == 8:
+            waiting.update(found.grad.data_ptr() for found in net.parameters() if found.grad is not None)
+        optimizer.step()
+
+    def zeroed(net: nn.Module, _optimizer: torch.optim.Optimizer, iteration: int) -> None:
+        if iteration == 8:
+            for parameter in net.parameters():
+                assert parameter.grad is not None
+                parameter.grad.data.zero_()
+            are_zeroed.set()
+            waiting.clear()
+
+    make = small(zeroed, update=held)
+    schedule = parted(traced(small(nothing)), 3)
+    copies_take(monkeypatch, until)
+    expected, told = trained(make, schedule, tmp_path / "store")
+    assert len(told) == 1 and "gradients or their factors are written before they have left" in told[0], told
     check_each(make, schedule, tmp_path / "store", expected)
 
 
