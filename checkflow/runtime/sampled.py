@@ -23,8 +23,8 @@ from checkflow.runtime.binding import BoundStorage
 _TENSORS = 4  # of an optimizer, in an iteration
 _BYTES = 256  # of each
 _STRIDE = 4099  # between places that are looked at, a prime
-_RUNS = 16  # of a gradient
-_RUN_BYTES = 16  # whole elements of each dtype
+_WORDS = 64  # of a gradient
+_WORD = torch.int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +79,24 @@ class Sampled:
 
 
 def few_of(data: torch.Tensor, turn: int) -> torch.Tensor:
-    """A few elements of flat bytes, evenly spread, others in each turn: a copy; or where these are few the bytes.
+    """A few words of flat bytes, evenly spread, others in each turn; where these are few, each. The same ones wherever
+    the bytes lie; a view of them, unless they lie where no word may.
 
     The stride is odd, so that they do not lie in one column of a matrix, which may be zero.
     """
-    runs = data.numel() // _RUN_BYTES
-    stride = runs // _RUNS
-    if stride < 2:
-        return data
+    words = data.numel() // _WORD.itemsize
+    if not words:
+        return data.to(_WORD)
+    stride = max(1, words // _WORDS)
     stride -= 1 - stride % 2
-    start = turn * _STRIDE % (runs - (_RUNS - 1) * stride)
-    at = data.storage_offset() + start * _RUN_BYTES
-    return data.as_strided((_RUNS, _RUN_BYTES), (stride * _RUN_BYTES, 1), at).reshape(-1)
+    count = min(words, _WORDS) if stride > 1 else min(words, 2 * _WORDS)
+    start = turn * _STRIDE % (words - (count - 1) * stride)
+    at = data.storage_offset() + start * _WORD.itemsize
+    if at % _WORD.itemsize:
+        spread = data.as_strided((count, _WORD.itemsize), (stride * _WORD.itemsize, 1), at)
+        return spread.clone(memory_format=torch.contiguous_format).reshape(-1).view(_WORD)
+    whole = data[: words * _WORD.itemsize].view(_WORD)
+    return whole.as_strided((count,), (stride,), at // _WORD.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
