@@ -41,16 +41,19 @@ _NO_GROUP = (
 )
 
 
-def asked_for(error: BaseException) -> str | None:
-    """What code that was right asked for, and what to do; None of an error that is another."""
+def asked_for(error: BaseException, where: str) -> str | None:
+    """What code that was right asked for, at this place, and what to do; None of an error that is another."""
     if any(text in said(error) for text in _NO_CUDA):
         return (
-            "asks for CUDA, which this machine does not have; choose the device with torch.cuda.is_available(), or "
-            "compile on the machine that trains"
+            f"{where}: asks for CUDA, which this machine does not have; choose the device with "
+            "torch.cuda.is_available(), or compile on the machine that trains"
         )
     if any(text in said(error) for text in _NO_GROUP):
-        return f"asks for torch.distributed's processes; give {option('world_size')}"
+        return f"{where}: asks for torch.distributed's processes; give {option('world_size')}"
     code = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, KeyError) and code[-1:] == [type(os.environ).__getitem__.__code__]:
-        return f"asks for the environment variable {error.args[0]}, which is not set; set it, or let it have a default"
+        return (
+            f"{where}: asks for the environment variable {error.args[0]}, which is not set; set it, or let it have a "
+            "default"
+        )
     return None

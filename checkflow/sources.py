@@ -213,8 +213,8 @@ def _run_file(path: Path) -> dict[str, object]:
             f"`if __name__`, and take values from {setting()} in the factory"
         ) from None
     except BaseException as error:  # noqa: BLE001 (whatever the user's file raises)
-        if what := asked_for(error):
-            raise ModelFileError(f"{where(error, path)}: {what}") from None
+        if line := asked_for(error, where(error, path)):
+            raise ModelFileError(line) from None
         relative = isinstance(error, ImportError) and "relative import" in said(error)
         by = "its name alone" if root == folder else f"its whole name, {'.'.join(folder.relative_to(root).parts)}.NAME"
         advice = f"import what lies beside it by {by}" if relative else "correct the file"

@@ -54,34 +54,33 @@ def _asked(training: Training) -> _Asked:
 
 def _containers(asked: _Asked) -> dict[tuple[str, str], str]:
     """What two of them have in common, a line for each two. What one alone has twice is restored so."""
-    met: dict[int, tuple[str, object]] = {}  # by id: where it was met first, and it, so that the id stays its own
+    met: dict[int, tuple[str, str, object]] = {}  # by id: whose it was met as first, its name, and it: it stays its own
     for holder, member in asked.items():
         if isinstance(member, Holder):
-            met.setdefault(id(member.held), (holder, member.held))
+            met.setdefault(id(member.held), (holder, holder, member.held))
     found: dict[tuple[str, str], str] = {}
     for holder, member in asked.items():
         within: set[int] = set()
-        for name, part in _parts(holder, member.state_dict(), within):
-            other, _ = met.setdefault(id(part), (name, part))
-            pair = (holder, other.partition("/")[0])
-            if other != name and pair not in found and pair[0] != pair[1]:
-                found[pair] = (
+        for path, part in _parts("", member.state_dict(), within):
+            name = str(StateName.of(holder, path))
+            first, other, _ = met.setdefault(id(part), (holder, name, part))
+            if first != holder and (holder, first) not in found:
+                found[holder, first] = (
                     f"{name}: is the same {type(part).__name__} as {other}, and will not be after a restore; keep both "
                     "in one dict and list that, where what is the same stays so"
                 )
     return found
 
 
-def _parts(name: str, value: object, met: set[int]) -> Iterator[tuple[str, object]]:
-    """Containers within a container, each once."""
+def _parts(path: str, value: object, met: set[int]) -> Iterator[tuple[str, object]]:
+    """Containers within a container, each once, by the path there."""
     if type(value) not in _CONTAINERS and type(value) is not tuple:
         return
-    between = "." if "/" in name else "/"
     items = value.items() if isinstance(value, dict) else enumerate(tuple(value))  # type: ignore[arg-type]
     for key, item in items:
         if id(item) not in met and (type(item) in _CONTAINERS or type(item) is tuple):
             met.add(id(item))
-            below = f"{name}{between}{key}"
+            below = f"{path}.{key}" if path else f"{key}"
             if type(item) is not tuple:
                 yield below, item
             yield from _parts(below, item, met)

@@ -89,6 +89,7 @@ def save_last(engine: Engine, notify: Callable[[str], None], store: Path, *, ran
     pause_s, until, once = 0.0, time.monotonic() + CLOSE_RETRY_S, cache(notify)
     while True:
         with told(StoreError, once, store):
+            engine.executor.drain()  # what is in flight may not be what it should, and is then in no checkpoint
             if engine.executor.unsaved:
                 save_here(engine, keep=False, ranks=ranks)
             if engine.handle.drain(DURABLE_DEADLINE_S):

@@ -159,8 +159,8 @@ def _users_code(stage: str) -> Iterator[None]:
     except (CheckflowError, DataDependent, OutOfRoom, KeyboardInterrupt):
         raise
     except BaseException as error:
-        if what := asked_for(error):
-            raise ModelFileError(f"{raised_at(error.__traceback__)}: {what}") from None
+        if line := asked_for(error, raised_at(error.__traceback__)):
+            raise ModelFileError(line) from None
         raise _CodeRaised(stage, error) from error
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from bucket_server import BucketServer, bucket_server
+from processes import until
 
 import checkflow
 from checkflow.background import remove_written
@@ -173,6 +174,8 @@ def test_what_is_lost_from_the_bucket_is_there_when_the_run_has_closed(server: B
         life.train(1)
         life.until(lambda: life.uploaded > 0)
         life.ckpt.save()
+        saved = life.ckpt.stats().iterations
+        until(lambda: iteration_of(server.names()[0]) == saved)  # nothing is uploaded after that
         server.objects.remove([path for path in server.objects.sizes() if path.endswith("manifest.json")])
         assert not server.names()
     assert server.names() and life.uploads > 1 and not life.told

@@ -88,7 +88,7 @@ def test_a_folder_as_a_bucket_has_no_credentials(
     """What is wrong with it is its path, or a folder below it that nobody may read."""
 
     def refused(_: Objects) -> dict[str, int]:
-        raise BucketError("Permission denied")
+        raise BucketError("Permission denied", is_refused=True)
 
     monkeypatch.setattr(Objects, "sizes", refused)
     for url, expected in ((f"file://{tmp_path}", "check its path"), ("s3://name/prefix", "and the credentials")):
